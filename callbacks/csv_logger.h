@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/callback.h"
+
+namespace fulgur {
+
+struct CSVLoggerOptions {
+  std::filesystem::path file{};  // empty: metrics.csv in the run's folder
+};
+
+// Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty where
+// a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row; a metric that
+// turns up later rewrites it with one more column.
+class CSVLogger final : public Callback {
+ public:
+  using Options = CSVLoggerOptions;
+  explicit CSVLogger(Options options = {});
+  static std::shared_ptr<CSVLogger> make(Options options = {});
+
+  void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;  // throws std::runtime_error
+
+  const std::filesystem::path& file() const { return options_.file; }  // empty before the first row if it was at first
+
+ private:
+  struct Row {
+    int64_t epoch, step;
+    Metrics metrics;
+  };
+
+  bool add_columns(const Metrics& metrics);  // true if there were new ones
+  std::string format(const Row& row) const;
+  void write_all() const;
+  void append(const Row& row) const;
+
+  Options options_;
+  std::vector<std::string> columns_;  // sorted
+  std::vector<Row> rows_;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <iosfwd>
+#include <memory>
+
+#include "core/callback.h"
+
+namespace fulgur {
+
+struct EvaluationTableOptions {
+  std::ostream* out = nullptr;  // null: stdout
+};
+
+// Prints the metrics of Trainer::validate and Trainer::test as a table, with all digits of a float.
+class EvaluationTable final : public Callback {
+ public:
+  using Options = EvaluationTableOptions;
+  explicit EvaluationTable(Options options = {});
+  static std::shared_ptr<EvaluationTable> make(Options options = {});
+
+  void on_validation_end(TrainerControl& trainer) override;
+  void on_test_end(TrainerControl& trainer) override;
+
+ private:
+  void print(TrainerControl& trainer) const;
+
+  Options options_;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,145 @@
+#include "callbacks/model_checkpoint.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <ranges>
+#include <utility>
+
+#include "core/error.h"
+#include "core/names.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+std::vector<std::string> names_of(const Metrics& metrics) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) names.push_back(name);
+  return names;
+}
+
+// "epoch=3", "val_acc=0.981"; a '/' in a name would make a folder, so it becomes '_'.
+std::string format_field(std::string_view field, const Metrics& values) {
+  const size_t colon = std::min(field.find(':'), field.size());
+  const std::string name(field.substr(0, colon));
+  const auto value = values.find(name);
+  if (value == values.end()) throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, names_of(values)));
+  std::string label = name;
+  std::ranges::replace(label, '/', '_');
+  return fmt::format("{}={}", label, fmt::format(fmt::runtime(fmt::format("{{{}}}", field.substr(colon))), value->second));
+}
+
+std::string format_filename(std::string_view pattern, const Metrics& values) {
+  std::string name;
+  while (!pattern.empty()) {
+    const size_t open = std::min(pattern.find('{'), pattern.size());
+    name += pattern.substr(0, open);
+    pattern.remove_prefix(open);
+    if (pattern.empty()) break;
+    const size_t close = pattern.find('}');
+    if (close == std::string_view::npos) {
+      throw UsageError(fmt::format("ModelCheckpoint: filename has a '{{' without '}}' at '{}'", pattern));
+    }
+    name += format_field(pattern.substr(1, close - 1), values);
+    pattern.remove_prefix(close + 1);
+  }
+  return name;
+}
+
+fs::path unused(const fs::path& wanted) {
+  fs::path path = wanted;
+  for (int version = 1; fs::exists(path); ++version) path = fmt::format("{}-v{}", wanted.string(), version);
+  return path;
+}
+
+}  // namespace
+
+void ModelCheckpointOptions::describe(FieldVisitor& visit) {
+  visit({.name = "filename", .help = "pattern of a checkpoint's name"}, &filename);
+  visit({.name = "monitor", .help = "metric that tells which checkpoints are best"}, &monitor);
+  visit({.name = "mode", .help = "which value of it is better", .choices = {"min", "max"}}, &mode);
+  visit({.name = "save_top_k", .help = "how many to keep; -1: all", .min = -1}, &save_top_k);
+  visit({.name = "every_n_epochs", .help = "epochs from one save to the next", .min = 1}, &every_n_epochs);
+}
+
+ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
+  check_fields("ModelCheckpoint", options_);
+  options_.mode = canonical_name(options_.mode);
+  if (options_.monitor.empty() && options_.save_top_k > 1) {
+    throw UsageError(fmt::format("ModelCheckpoint: save_top_k = {} needs a monitor that tells which are best; set it, or "
+                                 "save_top_k to 1 (the newest) or -1 (all)", options_.save_top_k));
+  }
+}
+
+std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(Options options) {
+  return std::make_shared<ModelCheckpoint>(std::move(options));
+}
+
+void ModelCheckpoint::on_fit_start(TrainerControl&) {
+  saved_.clear();
+  validated_ = false;
+}
+
+void ModelCheckpoint::on_validation_end(TrainerControl&) { validated_ = true; }
+
+void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
+  const RunState& state = trainer.state();
+  const bool due = (state.epoch + 1) % options_.every_n_epochs == 0;
+  if (options_.save_top_k == 0 || !due || (state.has_validation && !validated_)) return;
+  const double new_score = score(trainer);
+  if (!worth_saving(new_score)) return;
+  validated_ = false;
+  const Saved saved{path_for(trainer), new_score};
+  trainer.save_checkpoint(saved.path);
+  const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
+  saved_.insert(place, saved);
+  remove_surplus();
+}
+
+bool ModelCheckpoint::better(double a, double b) const {
+  if (options_.monitor.empty()) return true;  // newer
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(b) && !std::isnan(a);
+  return options_.mode == "min" ? a < b : a > b;
+}
+
+double ModelCheckpoint::score(TrainerControl& trainer) const {
+  if (options_.monitor.empty()) return kNan;
+  const Metrics metrics = trainer.metrics().callback_metrics();
+  const auto metric = metrics.find(options_.monitor);
+  if (metric != metrics.end()) return metric->second;
+  throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
+}
+
+bool ModelCheckpoint::worth_saving(double score) const {
+  const auto limit = static_cast<size_t>(options_.save_top_k);  // -1: no limit
+  return saved_.size() < limit || better(score, saved_.back().score);
+}
+
+fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
+  const fs::path folder = options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath;
+  Metrics values = trainer.metrics().callback_metrics();
+  values["epoch"] = static_cast<double>(trainer.state().epoch);
+  values["step"] = static_cast<double>(trainer.state().global_step);
+  return unused(folder / format_filename(options_.filename, values));
+}
+
+void ModelCheckpoint::remove_surplus() {
+  while (options_.save_top_k > 0 && saved_.size() > static_cast<size_t>(options_.save_top_k)) {
+    fs::remove_all(saved_.back().path);
+    saved_.pop_back();
+  }
+}
+
+const ModelCheckpoint::Saved& ModelCheckpoint::best() const {
+  static const Saved kNone{{}, kNan};
+  return saved_.empty() ? kNone : saved_.front();
+}
+
+}  // namespace fulgur

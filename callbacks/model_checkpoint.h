@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/callback.h"
+#include "core/describe.h"
+
+namespace fulgur {
+
+struct ModelCheckpointOptions {
+  std::filesystem::path dirpath{};          // empty: checkpoints/ in the run's folder
+  std::string filename = "{epoch}-{step}";  // {epoch}, {step} or a metric, as in {val_acc:.3f}; becomes epoch=3-step=120
+  std::string monitor{};                    // the metric that tells which are best; empty: the newest
+  std::string mode = "min";                 // min or max: which value of it is better
+  int64_t save_top_k = 1;                   // how many to keep; -1: all, 0: none
+  int64_t every_n_epochs = 1;
+  void describe(FieldVisitor& visit);
+};
+
+// Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and keeps the best. A
+// checkpoint is a folder with model.safetensors. Of equals the older one stays; NaN is worse than everything.
+// Options are checked in the constructor: UsageError. A monitored metric that nobody logged ends the run: SetupError.
+class ModelCheckpoint final : public Callback {
+ public:
+  using Options = ModelCheckpointOptions;
+  explicit ModelCheckpoint(Options options = {});
+  static std::shared_ptr<ModelCheckpoint> make(Options options = {});
+
+  bool runs_last() const override { return true; }
+  void on_fit_start(TrainerControl& trainer) override;
+  void on_validation_end(TrainerControl& trainer) override;
+  void on_train_epoch_end(TrainerControl& trainer) override;
+
+  const std::filesystem::path& best_model_path() const { return best().path; }  // empty before the first save
+  double best_model_score() const { return best().score; }                      // NaN without monitor
+
+ private:
+  struct Saved {
+    std::filesystem::path path;
+    double score;
+  };
+
+  bool better(double a, double b) const;
+  double score(TrainerControl& trainer) const;
+  bool worth_saving(double score) const;
+  std::filesystem::path path_for(TrainerControl& trainer) const;
+  void remove_surplus();
+  const Saved& best() const;
+
+  Options options_;
+  bool validated_ = false;    // since the last save
+  std::vector<Saved> saved_;  // best first; without monitor, newest first
+};
+
+}  // namespace fulgur

@@ -1,0 +1,88 @@
+#include "callbacks/model_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "core/module.h"
+
+namespace fulgur {
+namespace {
+
+struct Row {
+  std::string name, type, num_params;
+};
+
+struct Totals {
+  int64_t trainable = 0, frozen = 0;
+  uint64_t num_bytes = 0;
+};
+
+std::string short_count(int64_t count) {
+  if (count >= 1'000'000'000) return fmt::format("{:.1f} B", static_cast<double>(count) / 1e9);
+  if (count >= 1'000'000) return fmt::format("{:.1f} M", static_cast<double>(count) / 1e6);
+  if (count >= 1'000) return fmt::format("{:.1f} K", static_cast<double>(count) / 1e3);
+  return fmt::format("{}", count);
+}
+
+Totals count_parameters(const torch::nn::Module& module) {
+  Totals totals;
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (const at::Tensor& param : module.parameters()) {
+    if (!seen.insert(param.unsafeGetTensorImpl()).second) continue;
+    (param.requires_grad() ? totals.trainable : totals.frozen) += param.numel();
+    totals.num_bytes += param.nbytes();
+  }
+  return totals;
+}
+
+std::vector<Row> child_rows(const Module& module) {
+  std::vector<Row> rows;
+  for (const auto& child : module.named_children()) {
+    const Totals totals = count_parameters(*child.value());
+    std::string type = child.value()->name();
+    type.erase(0, type.starts_with("torch::nn::") ? std::string_view("torch::nn::").size() : 0);
+    if (type.ends_with("Impl")) type.resize(type.size() - 4);
+    rows.push_back({child.key(), type, short_count(totals.trainable + totals.frozen)});
+  }
+  return rows;
+}
+
+std::string format_table(const std::vector<Row>& rows) {
+  Row width{"name", "type", "params"};
+  size_t name = 4, type = 4, params = 6;
+  for (const Row& row : rows) {
+    name = std::max(name, row.name.size());
+    type = std::max(type, row.type.size());
+    params = std::max(params, row.num_params.size());
+  }
+  const auto line = [&](const Row& row) {
+    return fmt::format("{:<{}}  {:<{}}  {:>{}}\n", row.name, name, row.type, type, row.num_params, params);
+  };
+  const std::string rule = fmt::format("{:-<{}}\n", "", name + type + params + 4);
+  std::string table = line(width) + rule;
+  for (const Row& row : rows) table += line(row);
+  return table + rule;
+}
+
+}  // namespace
+
+ModelSummary::ModelSummary(Options options) : options_(options) {
+  if (options_.out == nullptr) options_.out = &std::cout;
+}
+
+std::shared_ptr<ModelSummary> ModelSummary::make(Options options) { return std::make_shared<ModelSummary>(options); }
+
+void ModelSummary::on_fit_start(TrainerControl& trainer) {
+  const Totals totals = count_parameters(trainer.module());
+  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen, {:.3g} MB of parameters\n\n", trainer.device_summary(),
+                               format_table(child_rows(trainer.module())), short_count(totals.trainable),
+                               short_count(totals.frozen), static_cast<double>(totals.num_bytes) / 1e6)
+                << std::flush;
+}
+
+}  // namespace fulgur

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <iosfwd>
+#include <memory>
+
+#include "core/callback.h"
+
+namespace fulgur {
+
+struct ModelSummaryOptions {
+  std::ostream* out = nullptr;  // null: stdout
+};
+
+// Prints, at the start of fit, the strategy with its devices and the module's children with their numbers of parameters
+// (a tied parameter counts once in the totals).
+class ModelSummary final : public Callback {
+ public:
+  using Options = ModelSummaryOptions;
+  explicit ModelSummary(Options options = {});
+  static std::shared_ptr<ModelSummary> make(Options options = {});
+
+  void on_fit_start(TrainerControl& trainer) override;
+
+ private:
+  Options options_;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/callback.h"
+
+namespace fulgur {
+
+struct ProgressBarOptions {
+  std::chrono::milliseconds refresh_interval{100};  // a terminal's line is drawn anew at most this often
+  std::ostream* out = nullptr;                      // null: stdout
+  std::optional<bool> is_terminal{};                // unset: asks the system about stdout
+};
+
+// One line that follows fit:
+//   Epoch 3/10  42% 394/938 | 1.9k it/s | ETA 0:21 | train_loss 0.113 | val_acc 0.981
+// On a terminal the line is redrawn in place; elsewhere there is one line at the end of each epoch. Between two drawings
+// a step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
+class ProgressBar final : public Callback {
+ public:
+  using Options = ProgressBarOptions;
+  explicit ProgressBar(Options options = {});
+  static std::shared_ptr<ProgressBar> make(Options options = {});
+
+  void on_train_epoch_start(TrainerControl& trainer) override;
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch, int64_t batch_idx) override;
+  void on_train_epoch_end(TrainerControl& trainer) override;
+  void on_exception(TrainerControl& trainer, const std::exception& error) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string line(TrainerControl& trainer, int64_t batches) const;
+  void draw(const std::string& line);
+  void end_line();
+
+  Options options_;
+  bool is_terminal_;
+  Clock::time_point epoch_start_{};
+  Clock::time_point last_drawn_{};
+  size_t width_ = 0;  // of the line that stands there
+};
+
+}  // namespace fulgur

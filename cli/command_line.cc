@@ -1,0 +1,114 @@
+#include "cli/command_line.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "core/error.h"
+#include "core/names.h"
+
+namespace fulgur {
+namespace {
+
+// "--max-epochs=5" -> "--max_epochs=5": only the name of a flag is made canonical, never its value.
+std::string canonical_flag(const std::string& argument) {
+  if (!argument.starts_with("--")) return argument;
+  const size_t end = std::min(argument.find('='), argument.size());
+  return "--" + canonical_name(std::string_view(argument).substr(2, end - 2)) + argument.substr(end);
+}
+
+std::string help_text(const Field& field) {
+  if (field.choices.empty()) return std::string(field.help);
+  return fmt::format("{} ({})", field.help, fmt::join(field.choices, ", "));
+}
+
+std::string type_name(const FieldValue& value) {
+  constexpr const char* kNames[] = {"BOOL", "INT", "NUMBER", "TEXT", "TEXT"};
+  return kNames[value.index()];
+}
+
+// Makes a flag of every field.
+class FlagAdder final : public FieldVisitor {
+ public:
+  explicit FlagAdder(CLI::App& app) : app_(app) {}
+
+  void operator()(const Field& field, FieldValue value) override {
+    const std::string flag = fmt::format("--{}", field.name);
+    names_.emplace_back(field.name);
+    const bool is_bool = std::holds_alternative<bool*>(value);
+    CLI::Option* option = app_.add_option(
+        flag,
+        [field, value, flag](const CLI::results_t& results) {
+          Field flag_field = field;
+          flag_field.name = flag;
+          set_field(flag_field, value, results.back().empty() ? "true" : results.back());
+          return true;
+        },
+        help_text(field));
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(type_name(value))->default_str(field_text(value));
+    option->expected(is_bool ? 0 : 1, 1);  // --logger is --logger=true
+  }
+
+  const std::vector<std::string>& names() const { return names_; }
+
+ private:
+  CLI::App& app_;
+  std::vector<std::string> names_;
+};
+
+[[noreturn]] void refuse(const std::vector<std::string>& extras, const std::vector<std::string>& known) {
+  for (const std::string& extra : extras) {
+    const size_t name = extra.find_first_not_of('-');
+    if (name == 0 || name == std::string::npos) continue;
+    throw UsageError(unknown_name_message("flag", extra.substr(name, extra.find('=') - name), known));
+  }
+  throw UsageError(fmt::format("unexpected argument '{}'; flags are written --name=value", extras.front()));
+}
+
+int report(int exit_code, const char* message) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s\n", message);
+  return exit_code;
+}
+
+}  // namespace
+
+bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe) {
+  CLI::App app("", std::filesystem::path(program).filename().string());
+  app.allow_extras();
+  FlagAdder adder(app);
+  describe(adder);
+  std::vector<std::string> reversed;  // as CLI11 takes them
+  std::ranges::transform(arguments.rbegin(), arguments.rend(), std::back_inserter(reversed), canonical_flag);
+  try {
+    app.parse(reversed);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError(error.what());
+  }
+  if (const auto extras = app.remaining(); !extras.empty()) refuse(extras, adder.names());
+  return true;
+}
+
+int exit_code_of(const std::function<void()>& body) {
+  try {
+    body();
+    return 0;
+  } catch (const UsageError& error) {
+    return report(2, error.what());
+  } catch (const c10::Error& error) {
+    return report(1, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return report(1, error.what());
+  }
+}
+
+}  // namespace fulgur

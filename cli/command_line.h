@@ -1,0 +1,36 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/describe.h"
+
+namespace fulgur {
+
+// Calls `describe` with a visitor; how an options struct shows its fields.
+using DescribeFields = std::function<void(FieldVisitor&)>;
+
+// Sets the described fields from flags: --lr=1e-3, --lr 1e-3, --max-epochs=5 for max_epochs; the last one wins. Returns
+// false if --help was asked for and printed. Throws UsageError for an unknown flag (with the nearest name), a value that
+// does not parse or is out of range.
+bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe);
+
+// Runs `body` and returns the exit code: 0; 2 after a UsageError; 1 after any other exception. What went wrong is printed
+// to stderr, without a stack trace.
+int exit_code_of(const std::function<void()>& body);
+
+// The whole of a main():
+//   int main(int argc, char** argv) { return run_command_line(argc, argv, [](MyOptions options) { ... }); }
+// with an options struct that has `void describe(FieldVisitor&)`.
+template <class Options>
+int run_command_line(int argc, char** argv, void (*run)(Options)) {
+  return exit_code_of([&] {
+    Options options;
+    const std::vector<std::string> arguments(argv + 1, argv + argc);
+    if (parse_flags(arguments, argv[0], [&](FieldVisitor& visit) { options.describe(visit); })) run(std::move(options));
+  });
+}
+
+}  // namespace fulgur

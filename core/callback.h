@@ -1,0 +1,98 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/batch.h"
+#include "core/metric_log.h"
+#include "core/run_state.h"
+
+namespace fulgur {
+
+class Module;
+
+// What a callback may see of a run and ask of it.
+class TrainerControl {
+ public:
+  virtual ~TrainerControl() = default;
+
+  virtual const RunState& state() const = 0;
+  virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
+  virtual const Module& module() const = 0;
+  virtual std::string device_summary() const = 0;  // "single_device on cpu"
+
+  // The folder of this run's files, runs/version_N under default_root_dir; made at the first call.
+  virtual const std::filesystem::path& run_dir() = 0;
+
+  // fit ends after the running batch.
+  virtual void request_stop(std::string_view reason) = 0;
+
+  // Writes a checkpoint: a new folder that appears whole or not at all. Throws CheckpointError.
+  virtual void save_checkpoint(const std::filesystem::path& folder) = 0;
+};
+
+// Something that observes a run, and may ask for things: logging, checkpoints, an early stop. Hooks stand here in the
+// order in which they fire (Lightning's); for each hook the callbacks come in list order, ModelCheckpoint last, then the
+// Module's hook of the same name. An exception from a hook ends the run: on_exception and teardown fire, then it goes to
+// the caller of fit.
+// Threading: the training thread only.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+
+  virtual bool runs_last() const { return false; }  // true for ModelCheckpoint: what it saves must be complete
+
+  virtual void setup(TrainerControl&, EntryPoint) {}
+
+  virtual void on_fit_start(TrainerControl&) {}
+  virtual void on_train_start(TrainerControl&) {}
+  virtual void on_train_epoch_start(TrainerControl&) {}
+  virtual void on_train_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_before_zero_grad(TrainerControl&) {}
+  virtual void on_before_backward(TrainerControl&, const at::Tensor& /*loss*/) {}
+  virtual void on_after_backward(TrainerControl&) {}
+  virtual void on_before_optimizer_step(TrainerControl&) {}
+  virtual void on_train_batch_end(TrainerControl&, const at::Tensor& /*loss, detached*/, const Batch&,
+                                  int64_t /*batch_idx*/) {}
+
+  virtual void on_validation_start(TrainerControl&) {}
+  virtual void on_validation_epoch_start(TrainerControl&) {}
+  virtual void on_validation_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_validation_batch_end(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_validation_epoch_end(TrainerControl&) {}
+  virtual void on_validation_end(TrainerControl&) {}
+
+  virtual void on_train_epoch_end(TrainerControl&) {}
+  virtual void on_train_end(TrainerControl&) {}
+  virtual void on_fit_end(TrainerControl&) {}
+
+  virtual void on_test_start(TrainerControl&) {}
+  virtual void on_test_epoch_start(TrainerControl&) {}
+  virtual void on_test_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_test_batch_end(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_test_epoch_end(TrainerControl&) {}
+  virtual void on_test_end(TrainerControl&) {}
+
+  virtual void on_predict_start(TrainerControl&) {}
+  virtual void on_predict_epoch_start(TrainerControl&) {}
+  virtual void on_predict_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual void on_predict_batch_end(TrainerControl&, const Batch& /*prediction*/, const Batch&,
+                                    int64_t /*batch_idx*/) {}
+  virtual void on_predict_epoch_end(TrainerControl&) {}
+  virtual void on_predict_end(TrainerControl&) {}
+
+  // Loggers: values of one step (every log_every_n_steps) or of an epoch that ended. `step` counts from 0 the training
+  // batches that ended in an optimizer step.
+  virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
+
+  virtual void on_exception(TrainerControl&, const std::exception&) {}
+  virtual void teardown(TrainerControl&, EntryPoint) {}
+};
+
+}  // namespace fulgur

@@ -1,0 +1,89 @@
+#include "core/describe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "core/error.h"
+#include "core/names.h"
+
+namespace fulgur {
+namespace {
+
+template <class... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
+template <class Number>
+Number parse_number(const Field& field, std::string_view text, std::string_view kind) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error == std::errc::result_out_of_range) {
+    throw UsageError(fmt::format("{}: '{}' is out of range", field.name, text));
+  }
+  if (error != std::errc{} || end != text.data() + text.size()) {
+    throw UsageError(fmt::format("{}: '{}' is not {}", field.name, text, kind));
+  }
+  return number;
+}
+
+bool parse_bool(const Field& field, std::string_view text) {
+  const std::string word = canonical_name(text);
+  if (word == "true" || word == "1" || word == "yes" || word == "on") return true;
+  if (word == "false" || word == "0" || word == "no" || word == "off") return false;
+  throw UsageError(fmt::format("{}: '{}' is not true or false", field.name, text));
+}
+
+template <class Number>
+void check_number(const Field& field, Number value) {
+  const auto x = static_cast<double>(value);
+  if (!(x >= field.min)) throw UsageError(fmt::format("{} must be at least {}; got {}", field.name, field.min, value));
+  if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
+}
+
+void check_choice(const Field& field, const std::string& value) {
+  if (field.choices.empty()) return;
+  const auto same = [&](const std::string& choice) { return canonical_name(choice) == canonical_name(value); };
+  if (std::ranges::any_of(field.choices, same)) return;
+  throw UsageError(unknown_name_message(field.name, value, field.choices));
+}
+
+}  // namespace
+
+void set_field(const Field& field, const FieldValue& value, std::string_view text) {
+  std::visit(Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
+                        [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
+                        [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
+                        [&](std::string* target) { *target = text; },
+                        [&](const TextField& target) { target.set(text); }},
+             value);
+  check_field(field, value);
+}
+
+std::string field_text(const FieldValue& value) {
+  return std::visit(Overloaded{[](const bool* source) { return std::string(*source ? "true" : "false"); },
+                               [](const std::string* source) { return *source; },
+                               [](const TextField& source) { return source.get(); },
+                               [](const auto* source) { return fmt::format("{}", *source); }},
+                    value);
+}
+
+void check_field(const Field& field, const FieldValue& value) {
+  std::visit(Overloaded{[](bool*) {}, [&](int64_t* source) { check_number(field, *source); },
+                        [&](double* source) { check_number(field, *source); },
+                        [&](std::string* source) { check_choice(field, *source); }, [](const TextField&) {}},
+             value);
+}
+
+void internal::FieldChecker::operator()(const Field& field, FieldValue value) {
+  try {
+    check_field(field, value);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}", owner_, error.what()));
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <stdexcept>
+
+namespace fulgur {
+
+// A setting that cannot be used: an unknown name, a value out of range, options that contradict each other. The message
+// says what was asked, what was found and what to write instead. Thrown before training starts; a program that runs
+// through cli/ prints it and exits with code 2 (with 1 for every other error).
+struct UsageError : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// The module and its data cannot be run as they are: a step is missing, there is no optimizer, a loader is empty, the loss
+// is not a scalar. The message says what to add or change.
+struct SetupError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+// A file or folder of a checkpoint could not be written or read. The message names the path and the reason.
+struct CheckpointError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace fulgur

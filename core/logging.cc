@@ -1,0 +1,35 @@
+#include "core/logging.h"
+
+#include <atomic>
+#include <cstdio>
+#include <string>
+
+namespace fulgur {
+namespace {
+
+std::atomic<int64_t> g_rank{0};
+std::atomic<int64_t> g_world_size{1};
+
+void write_line(std::string_view level, std::string_view message) {
+  const std::string rank = g_world_size > 1 ? fmt::format("[rank {}] ", g_rank.load()) : "";
+  const std::string line = fmt::format("{}{}{}\n", rank, level, message);
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
+
+}  // namespace
+
+void set_log_rank(int64_t rank, int64_t world_size) {
+  g_rank = rank;
+  g_world_size = world_size;
+}
+
+namespace internal {
+
+void write_info(std::string_view message) {
+  if (g_rank == 0) write_line("", message);
+}
+
+void write_warning(std::string_view message) { write_line("warning: ", message); }
+
+}  // namespace internal
+}  // namespace fulgur

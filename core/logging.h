@@ -1,0 +1,30 @@
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+namespace fulgur {
+
+// Lines for people, on stderr: "[rank 1] warning: ...". The rank stands there only when there are several. A line is
+// written in one call, so that lines of several threads or processes do not mix.
+void set_log_rank(int64_t rank, int64_t world_size);  // of this process; default: rank 0 of 1
+
+namespace internal {
+void write_info(std::string_view message);  // dropped on ranks above 0
+void write_warning(std::string_view message);
+}  // namespace internal
+
+template <class... Args>
+void log_info(fmt::format_string<Args...> format, Args&&... args) {
+  internal::write_info(fmt::format(format, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+void log_warning(fmt::format_string<Args...> format, Args&&... args) {
+  internal::write_warning(fmt::format(format, std::forward<Args>(args)...));
+}
+
+}  // namespace fulgur

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include "core/module.h"
+#include "core/overridden_hooks.h"
+
+namespace fulgur {
+
+// Makes a T that knows which hooks T overrides, so that it may travel as a shared_ptr<Module>, and, where the arguments
+// can be copied, how to make another one like it. Arguments are copied once; pass std::ref for one to be shared.
+template <class T, class... Args>
+std::shared_ptr<T> make_module(Args&&... args) {
+  std::shared_ptr<T> module;
+  if constexpr ((std::copy_constructible<std::decay_t<Args>> && ...) &&
+                std::constructible_from<T, const std::unwrap_ref_decay_t<Args>&...>) {
+    auto make = [arguments = std::tuple<std::unwrap_ref_decay_t<Args>...>(args...)] {
+      return std::apply([](auto&... argument) { return std::make_shared<T>(argument...); }, arguments);
+    };
+    module = make();
+    module->make_another_ = std::move(make);
+  } else {
+    module = std::make_shared<T>(std::forward<Args>(args)...);
+  }
+  module->overridden_hooks_ = overridden_hooks<T>();
+  return module;
+}
+
+// make_module<Net>({.hidden = 64}) for a T with an options struct T::Options.
+template <class T>
+  requires requires { typename T::Options; }
+std::shared_ptr<T> make_module(typename T::Options options) {
+  return make_module<T, typename T::Options>(std::move(options));
+}
+
+// A Module together with what is known of its type: what Trainer's entry points take. Converts from any
+// shared_ptr<T>. Throws UsageError if the pointer is null, or points to a base of an object that make_module did not make:
+// its hooks would be judged by the wrong type.
+class ModuleHandle {
+ public:
+  template <std::derived_from<Module> T>
+  ModuleHandle(std::shared_ptr<T> module)  // NOLINT: implicit, so that fit takes a shared_ptr<T>
+      : module_(std::move(module)) {
+    check_not_null(typeid(T));
+    hooks_ = module_->overridden_hooks_ ? *module_->overridden_hooks_ : hooks_of_static_type<T>();
+  }
+
+  Module& operator*() const { return *module_; }
+  Module* operator->() const { return module_.get(); }
+  const OverriddenHooks& hooks() const { return hooks_; }
+
+ private:
+  template <class T>
+  OverriddenHooks hooks_of_static_type() const {
+    check_same_type(typeid(T));
+    return overridden_hooks<T>();
+  }
+  void check_not_null(const std::type_info& static_type) const;
+  void check_same_type(const std::type_info& static_type) const;
+
+  std::shared_ptr<Module> module_;
+  OverriddenHooks hooks_;
+};
+
+}  // namespace fulgur

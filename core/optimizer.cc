@@ -1,0 +1,52 @@
+#include "core/optimizer.h"
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+
+#include "core/error.h"
+
+namespace fulgur {
+namespace {
+
+void check_not_negative(std::string_view optimizer, std::string_view setting, double value) {
+  if (!(value >= 0.0)) throw UsageError(fmt::format("{}: {} must be at least 0; got {}", optimizer, setting, value));
+}
+
+}  // namespace
+
+std::vector<ParamGroup> one_group(std::vector<at::Tensor> params) {
+  std::vector<ParamGroup> groups(1);
+  groups.front().params = std::move(params);
+  return groups;
+}
+
+Optimizer::Optimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay)
+    : name_(name) {
+  std::unordered_map<const at::TensorImpl*, size_t> group_of;
+  for (ParamGroup& given : groups) {
+    Group& group = groups_.emplace_back(Group{{}, given.lr.value_or(lr), given.weight_decay.value_or(weight_decay)});
+    check_not_negative(name, "lr", group.lr);
+    check_not_negative(name, "weight_decay", group.weight_decay);
+    for (at::Tensor& param : given.params) {
+      if (!param.defined()) throw UsageError(fmt::format("{}: a parameter is an undefined tensor", name));
+      const auto [entry, added] = group_of.emplace(param.unsafeGetTensorImpl(), groups_.size());
+      if (entry->second != groups_.size()) {
+        throw UsageError(fmt::format("{}: groups {} and {} have a parameter in common; leave it in one of them", name,
+                                     entry->second - 1, groups_.size() - 1));
+      }
+      if (added) group.params.push_back(std::move(param));
+    }
+  }
+  if (group_of.empty()) {
+    throw UsageError(fmt::format("{}: there is no parameter to update; did the module register any?", name));
+  }
+}
+
+void Optimizer::zero_grad() {
+  for (Group& group : groups_) {
+    for (at::Tensor& param : group.params) param.mutable_grad().reset();
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <concepts>
+
+#include "core/module.h"
+
+namespace fulgur {
+
+// A hook counts as inherited only if &T::hook is well-formed and is exactly Module's own; anything else (an overload, a
+// private override, a mixin's) counts as overridden, so an override is never missed.
+#define FULGUR_OVERRIDES(T, hook) \
+  (!requires { requires std::same_as<decltype(&T::hook), decltype(&Module::hook)>; })
+
+template <std::derived_from<Module> T>
+constexpr OverriddenHooks overridden_hooks() {
+  return {.training_step = FULGUR_OVERRIDES(T, training_step),
+          .configure_optimizers = FULGUR_OVERRIDES(T, configure_optimizers),
+          .validation_step = FULGUR_OVERRIDES(T, validation_step),
+          .test_step = FULGUR_OVERRIDES(T, test_step),
+          .predict_step = FULGUR_OVERRIDES(T, predict_step)};
+}
+
+#undef FULGUR_OVERRIDES
+
+}  // namespace fulgur

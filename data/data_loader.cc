@@ -1,0 +1,53 @@
+#include "data/data_loader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+
+namespace fulgur {
+namespace {
+
+std::shared_ptr<const Sampler> choose_sampler(const Dataset& dataset, const DataLoaderOptions& options) {
+  if (options.sampler) return options.sampler;
+  if (options.shuffle) return std::make_shared<RandomSampler>(dataset.size(), options.seed);
+  return std::make_shared<SequentialSampler>(dataset.size());
+}
+
+}  // namespace
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
+    : dataset_(std::move(dataset)), batch_size_(options.batch_size), drop_last_(options.drop_last) {
+  if (dataset_ == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");
+  if (batch_size_ < 1) throw UsageError(fmt::format("DataLoader: batch_size must be at least 1; got {}", batch_size_));
+  if (options.shuffle && options.sampler) {
+    throw UsageError("DataLoader: shuffle and sampler both say in which order to read; leave one of them out");
+  }
+  sampler_ = choose_sampler(*dataset_, options);
+}
+
+std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
+  return std::make_shared<DataLoader>(std::move(dataset), std::move(options));
+}
+
+void DataLoader::begin_epoch(int64_t epoch) {
+  indices_ = sampler_->indices(epoch);
+  position_ = 0;
+}
+
+std::optional<Batch> DataLoader::next() {
+  const int64_t left = indices_.defined() ? indices_.numel() - position_ : 0;
+  const int64_t count = std::min(batch_size_, left);
+  if (count == 0 || (drop_last_ && count < batch_size_)) return std::nullopt;
+  Batch batch = dataset_->get_batch(indices_.narrow(0, position_, count));
+  position_ += count;
+  return batch;
+}
+
+std::optional<int64_t> DataLoader::num_batches() const {
+  return (sampler_->size() + (drop_last_ ? 0 : batch_size_ - 1)) / batch_size_;
+}
+
+}  // namespace fulgur

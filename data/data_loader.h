@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "core/describe.h"
+#include "core/loader.h"
+#include "data/dataset.h"
+#include "data/sampler.h"
+
+namespace fulgur {
+
+struct DataLoaderOptions {
+  int64_t batch_size = 1;                        // samples
+  bool shuffle = false;                          // a new order every epoch, by `seed`
+  uint64_t seed = 0;
+  bool drop_last = false;                        // leave out a last batch that is shorter than batch_size
+  std::shared_ptr<const Sampler> sampler{};      // an order of your own; excludes shuffle
+};
+
+// Cuts a dataset into batches.
+//   auto train = DataLoader::make(dataset, {.batch_size = 32, .shuffle = true, .drop_last = true});
+class DataLoader final : public Loader {
+ public:
+  // Throws UsageError if batch_size is below 1, both shuffle and sampler are given, or the dataset is null.
+  DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options);
+  static std::shared_ptr<DataLoader> make(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options = {});
+
+  void begin_epoch(int64_t epoch) override;
+  std::optional<Batch> next() override;
+  std::optional<int64_t> num_batches() const override;
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  std::shared_ptr<const Sampler> sampler_;
+  int64_t batch_size_;
+  bool drop_last_;
+  at::Tensor indices_{};  // of the running epoch
+  int64_t position_ = 0;  // samples handed out in it
+};
+
+}  // namespace fulgur

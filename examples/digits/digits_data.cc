@@ -1,0 +1,86 @@
+#include "examples/digits/digits_data.h"
+
+#include <fmt/format.h>
+#include <zlib.h>
+
+#include <charconv>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace digits {
+namespace {
+
+constexpr int64_t kSide = 8, kPixels = kSide * kSide;
+constexpr float kMaxPixel = 16;
+
+std::string read_gzip(const std::filesystem::path& path) {
+  gzFile file = gzopen(path.c_str(), "rb");
+  if (file == nullptr) {
+    throw std::runtime_error(fmt::format("there is no data file '{}'; give its path with --data", path.string()));
+  }
+  std::string text;
+  char chunk[1 << 16];
+  int num_read = 0;
+  while ((num_read = gzread(file, chunk, sizeof(chunk))) > 0) text.append(chunk, static_cast<size_t>(num_read));
+  const int closed = gzclose(file);
+  if (num_read < 0 || closed != Z_OK) throw std::runtime_error(fmt::format("'{}' is not a whole gzip file", path.string()));
+  return text;
+}
+
+// The next number of `text`, which is left at what comes after it and its separator.
+float take_number(std::string_view& text, const std::filesystem::path& path) {
+  float number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc{}) throw std::runtime_error(fmt::format("'{}' is not the digits' CSV", path.string()));
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  const size_t next = std::min(text.find_first_of("0123456789"), text.size());
+  text.remove_prefix(next);
+  return number;
+}
+
+}  // namespace
+
+fulgur::Batch read_digits(const std::filesystem::path& file) {
+  const std::string text = read_gzip(file);
+  std::string_view rest = text;
+  std::vector<float> pixels;
+  std::vector<int64_t> labels;
+  while (!rest.empty()) {
+    for (int64_t i = 0; i < kPixels; ++i) pixels.push_back(take_number(rest, file) / kMaxPixel);
+    labels.push_back(static_cast<int64_t>(take_number(rest, file)));
+  }
+  const auto count = static_cast<int64_t>(labels.size());
+  return {{"image", torch::tensor(pixels).view({count, 1, kSide, kSide})}, {"label", torch::tensor(labels)}};
+}
+
+std::filesystem::path default_file() {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
+  return program + ".runfiles/digits/digits.csv.gz";
+}
+
+DigitsData::DigitsData(std::filesystem::path file, int64_t batch_size, uint64_t seed)
+    : file_(std::move(file)), batch_size_(batch_size), seed_(seed) {}
+
+void DigitsData::setup(fulgur::EntryPoint) {
+  if (!parts_.empty()) return;
+  const fulgur::TensorDataset all(read_digits(file_));
+  constexpr int64_t kVal = 180, kTest = 360;
+  parts_ = fulgur::random_split(all, {all.size() - kVal - kTest, kVal, kTest}, seed_);
+}
+
+std::shared_ptr<fulgur::Loader> DigitsData::train_dataloader() {
+  return fulgur::DataLoader::make(parts_[0],
+                                  {.batch_size = batch_size_, .shuffle = true, .seed = seed_, .drop_last = true});
+}
+
+std::shared_ptr<fulgur::Loader> DigitsData::val_dataloader() {
+  return fulgur::DataLoader::make(parts_[1], {.batch_size = batch_size_});
+}
+
+std::shared_ptr<fulgur::Loader> DigitsData::test_dataloader() {
+  return fulgur::DataLoader::make(parts_[2], {.batch_size = batch_size_});
+}
+
+}  // namespace digits

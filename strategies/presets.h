@@ -1,0 +1,14 @@
+#pragma once
+
+#include "core/registry.h"
+#include "strategies/strategy.h"
+
+namespace fulgur {
+
+using StrategyRegistry = Registry<Strategy>;
+
+// The built-in strategies and those that users added. Register one of your own before the first Trainer is made:
+//   strategy_registry().add("mine", [] { return std::make_unique<Mine>(); });
+StrategyRegistry& strategy_registry();
+
+}  // namespace fulgur
