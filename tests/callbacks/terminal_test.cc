@@ -1,0 +1,107 @@
+// What the callbacks that print show: ProgressBar, ModelSummary, EvaluationTable.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "callbacks/evaluation_table.h"
+#include "callbacks/model_summary.h"
+#include "callbacks/progress_bar.h"
+#include "tests/testing/fake_trainer_control.h"
+#include "tests/testing/temp_dir.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using namespace std::chrono_literals;
+
+class TerminalTest : public ::testing::Test {
+ protected:
+  testing::TempDir dir;
+  testing::FakeTrainerControl trainer{dir.path()};
+  std::ostringstream out;
+
+  void train_epoch(ProgressBar& bar) {
+    bar.on_train_epoch_start(trainer);
+    for (trainer.run_state.batch_idx = 0; trainer.run_state.batch_idx < 4; ++trainer.run_state.batch_idx) {
+      bar.on_train_batch_end(trainer, {}, {}, trainer.run_state.batch_idx);
+    }
+    bar.on_train_epoch_end(trainer);
+  }
+};
+
+TEST_F(TerminalTest, ProgressBarPrintsALineAnEpochWhereThereIsNoTerminal) {
+  trainer.run_state = {.epoch = 2, .num_batches = 4, .max_epochs = 10};
+  trainer.log_epoch(Stage::train, {{"loss", 0.125}}, {.prog_bar = true});
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = false});
+  train_epoch(bar);
+  EXPECT_THAT(out.str(), MatchesRegex("Epoch 3/10 100% 4/4 \\| [0-9.]+[kM]? it/s \\| loss 0\\.125\n"));
+}
+
+TEST_F(TerminalTest, ProgressBarRedrawsItsLineOnATerminal) {
+  trainer.run_state = {.num_batches = 4, .max_epochs = 1};
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true});
+  train_epoch(bar);
+  EXPECT_THAT(out.str(), HasSubstr("\rEpoch 1/1  25% 1/4 |"));
+  EXPECT_THAT(out.str(), HasSubstr("| ETA 0:00"));
+  EXPECT_EQ(std::ranges::count(out.str(), '\r'), 5);
+  EXPECT_EQ(std::ranges::count(out.str(), '\n'), 1);
+}
+
+TEST_F(TerminalTest, ProgressBarDrawsNoMoreOftenThanAsked) {
+  trainer.run_state = {.num_batches = 4, .max_epochs = 1};
+  ProgressBar bar({.refresh_interval = 1h, .out = &out, .is_terminal = true});
+  train_epoch(bar);
+  EXPECT_EQ(std::ranges::count(out.str(), '\r'), 1);  // the end of the epoch
+}
+
+TEST_F(TerminalTest, ProgressBarGoesWithoutAnyBounds) {
+  ProgressBar bar({.out = &out, .is_terminal = false});
+  train_epoch(bar);
+  EXPECT_THAT(out.str(), MatchesRegex("Epoch 1 4 \\| .* it/s\n"));
+}
+
+TEST_F(TerminalTest, ModelSummaryCountsParameters) {
+  trainer.tiny.out->bias.set_requires_grad(false);
+  trainer.tiny.register_module("again", trainer.tiny.hidden.ptr());
+  ModelSummary({.out = &out}).on_fit_start(trainer);
+  EXPECT_EQ(out.str(),
+            "single_device on cpu\n\n"
+            "name    type    params\n"
+            "----------------------\n"
+            "hidden  Linear      40\n"
+            "out     Linear       9\n"
+            "again   Linear      40\n"
+            "----------------------\n"
+            "48 trainable, 1 frozen, 0.000196 MB of parameters\n\n");
+}
+
+TEST_F(TerminalTest, EvaluationTableShowsAllDigitsOfAFloat) {
+  trainer.run_state = {.entry_point = EntryPoint::test, .stage = Stage::test};
+  trainer.log_epoch(Stage::test, {{"test_acc", 0.1F + 0.2F}, {"a", 1}});
+  EvaluationTable({.out = &out}).on_test_end(trainer);
+  EXPECT_EQ(out.str(),
+            "----------------------\n"
+            "metric    test\n"
+            "----------------------\n"
+            "a         1\n"
+            "test_acc  0.300000012\n"
+            "----------------------\n");
+}
+
+TEST_F(TerminalTest, EvaluationTableIsSilentAboutValidationDuringFit) {
+  trainer.log_epoch(Stage::validate, {{"val_acc", 1}});
+  trainer.run_state = {.entry_point = EntryPoint::fit, .stage = Stage::validate};
+  EvaluationTable table({.out = &out});
+  table.on_validation_end(trainer);
+  EXPECT_EQ(out.str(), "");
+  trainer.run_state.entry_point = EntryPoint::validate;
+  table.on_validation_end(trainer);
+  EXPECT_THAT(out.str(), HasSubstr("val_acc"));
+}
+
+}  // namespace
+}  // namespace fulgur

@@ -1,0 +1,65 @@
+#include "core/batch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include "tests/testing/errors.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::HasSubstr;
+
+Batch images(int64_t size) {
+  return {{"image", torch::arange(size * 3).view({size, 3})}, {"label", torch::arange(size)}, {"scale", torch::tensor(2.0)}};
+}
+
+template <class Index>
+concept IndexesBatch = requires(const Batch& batch, Index index) { batch[index]; };
+
+static_assert(IndexesBatch<const char*> && IndexesBatch<std::string>);
+static_assert(!IndexesBatch<int> && !IndexesBatch<std::nullptr_t>);
+
+TEST(Batch, KeepsNamesAndOrder) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : images(2)) names.push_back(name);
+  EXPECT_THAT(names, ::testing::ElementsAre("image", "label", "scale"));
+}
+
+TEST(Batch, SizeIsDim0OfTheTensorsThatHaveOne) { EXPECT_EQ(images(5).batch_size(), 5); }
+
+TEST(Batch, RefusesDifferentSizesByName) {
+  const Batch batch{{"image", torch::zeros({4, 2})}, {"label", torch::zeros({3})}};
+  EXPECT_THAT(testing::message_of<c10::ValueError>([&] { batch.batch_size(); }), HasSubstr("'image' has 4, 'label' has 3"));
+}
+
+TEST(Batch, UnknownNameSaysTheNearest) {
+  EXPECT_THAT(testing::message_of<c10::IndexError>([] { images(2)["lable"]; }), HasSubstr("did you mean 'label'?"));
+}
+
+TEST(Batch, RefusesANameTwiceAndAnUndefinedTensor) {
+  EXPECT_THROW((Batch{{"x", torch::zeros(1)}, {"x", torch::zeros(1)}}), c10::ValueError);
+  EXPECT_THROW((Batch{{"x", at::Tensor()}}), c10::ValueError);
+}
+
+TEST(Batch, SplitsIntoViewsAndRepeatsScalars) {
+  const Batch whole = images(5);
+  const auto parts = whole.split(2);
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].batch_size(), 3);
+  EXPECT_EQ(parts[1].batch_size(), 2);
+  EXPECT_TRUE(parts[1]["label"].equal(torch::tensor({3, 4})));
+  EXPECT_TRUE(parts[1]["label"].is_alias_of(whole["label"]));
+  EXPECT_EQ(parts[1]["scale"].item<double>(), 2.0);
+}
+
+TEST(Batch, SplitOfFewSamplesHasFewerParts) { EXPECT_EQ(images(2).split(4).size(), 2U); }
+
+TEST(Batch, ToTheSameDeviceSharesTheTensors) {
+  const Batch batch = images(2);
+  EXPECT_TRUE(batch.to(c10::kCPU)["image"].is_same(batch["image"]));
+}
+
+}  // namespace
+}  // namespace fulgur

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/callback.h"
+#include "tests/testing/tiny.h"
+
+namespace fulgur::testing {
+
+// A TrainerControl whose state and metrics a test sets by hand.
+class FakeTrainerControl final : public TrainerControl {
+ public:
+  explicit FakeTrainerControl(std::filesystem::path run_dir) : run_dir_(std::move(run_dir)) {}
+
+  RunState run_state{};
+  MetricLog metric_log;
+  TinyModule tiny;
+  std::vector<std::filesystem::path> saved;
+
+  // One epoch of the stage that logs `metrics`.
+  void log_epoch(Stage stage, const Metrics& metrics, const LogOptions& options = {}) {
+    metric_log.begin_epoch(stage);
+    metric_log.enter(stage, LogScope::epoch);
+    for (const auto& [name, value] : metrics) metric_log.log(name, value, options);
+    metric_log.end_epoch(stage);
+  }
+
+  const RunState& state() const override { return run_state; }
+  MetricLog& metrics() override { return metric_log; }
+  const Module& module() const override { return tiny; }
+  std::string device_summary() const override { return "single_device on cpu"; }
+  const std::filesystem::path& run_dir() override { return run_dir_; }
+  void request_stop(std::string_view) override {}
+  void save_checkpoint(const std::filesystem::path& folder) override {
+    std::filesystem::create_directories(folder);
+    saved.push_back(folder);
+  }
+
+ private:
+  std::filesystem::path run_dir_;
+};
+
+}  // namespace fulgur::testing

@@ -1,0 +1,3 @@
+#include "tests/tools/probe/lib.h"
+#include <ATen/ATen.h>
+at::Tensor two() { return at::ones({2}); }

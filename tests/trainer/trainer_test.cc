@@ -1,0 +1,326 @@
+#include "trainer/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+
+#include "callbacks/model_checkpoint.h"
+#include "callbacks/progress_bar.h"
+#include "core/error.h"
+#include "strategies/presets.h"
+#include "strategies/single_device.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::quiet;
+using testing::tiny_loader;
+using testing::TinyModule;
+
+TEST(Trainer, CountsEpochsAndSteps) {
+  Trainer trainer(quiet({.max_epochs = 3}));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(trainer.state().epoch, 3);
+  EXPECT_EQ(trainer.state().global_step, 15);
+}
+
+TEST(Trainer, MaxStepsEndsInTheMiddleOfAnEpoch) {
+  Trainer trainer(quiet({.max_steps = 7}));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(trainer.state().global_step, 7);
+}
+
+TEST(Trainer, TheFirstBoundThatIsReachedEndsFit) {
+  Trainer trainer(quiet({.max_epochs = 1, .max_steps = 7}));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(trainer.state().global_step, 5);
+}
+
+TEST(Trainer, ZeroEpochsTrainsNothing) {
+  Trainer trainer(quiet({.max_epochs = 0}));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_EQ(trainer.state().global_step, 0);
+}
+
+TEST(Trainer, FitStartsAnewEachTime) {
+  Trainer trainer(quiet({.max_epochs = 2}));
+  for (int i = 0; i < 2; ++i) {
+    trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+    EXPECT_EQ(trainer.state().global_step, 10);
+  }
+}
+
+TEST(Trainer, SameSeedGivesTheSameBits) {
+  std::vector<std::vector<double>> losses;
+  for (const uint64_t seed : {5, 5, 6}) {
+    seed_everything(seed);
+    const auto module = make_module<TinyModule>();
+    Trainer(quiet({.max_epochs = 3})).fit(module, {.train = tiny_loader(40, 8, /*shuffle=*/true)});
+    losses.push_back(module->train_losses);
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  EXPECT_NE(losses[0], losses[2]);
+}
+
+TEST(Trainer, ValidatesEveryNEpochs) {
+  struct Counting : TinyModule {
+    int validations = 0;
+    void on_validation_end() override { ++validations; }
+  };
+  const auto module = make_module<Counting>();
+  Trainer(quiet({.max_epochs = 5, .check_val_every_n_epoch = 2})).fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_EQ(module->validations, 2);
+}
+
+TEST(Trainer, EvaluationHasNoGradientsAndRestoresModes) {
+  struct Modes : TinyModule {
+    void on_train_epoch_start() override { hidden->eval(); }  // a part that the user froze in eval mode
+    void validation_step(const Batch& batch, int64_t) override {
+      EXPECT_FALSE(is_training() || hidden->is_training() || out->is_training());
+      EXPECT_FALSE(loss(batch).requires_grad());
+    }
+    void on_train_epoch_end() override { EXPECT_TRUE(is_training() && !hidden->is_training() && out->is_training()); }
+  };
+  Trainer(quiet({.max_epochs = 2})).fit(make_module<Modes>(), {.train = tiny_loader(), .val = tiny_loader()});
+}
+
+TEST(Trainer, TestReturnsTheMeanOverSamples) {
+  const auto module = make_module<TinyModule>();
+  const Metrics metrics = Trainer(quiet()).test(module, {.test = tiny_loader(10, 8)});  // batches of 8 and 2
+  const at::NoGradGuard no_grad;
+  const double expected = module->loss(testing::tiny_dataset(10)->samples()).item<double>();
+  EXPECT_NEAR(metrics.at("test_loss"), expected, 1e-6 * expected);
+}
+
+TEST(Trainer, PredictReturnsAResultForEachBatch) {
+  const auto module = make_module<TinyModule>();
+  const auto predictions = Trainer(quiet()).predict(module, {.predict = tiny_loader(10, 8)});
+  ASSERT_EQ(predictions.size(), 2U);
+  EXPECT_EQ(predictions[1].batch_size(), 2);
+  EXPECT_FALSE(predictions[0]["y"].requires_grad());
+}
+
+TEST(Trainer, CallbackMetricsHoldTrainingAndValidation) {
+  Trainer trainer(quiet({.max_epochs = 1}));
+  const auto module = make_module<TinyModule>();
+  trainer.fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_EQ(trainer.callback_metrics().at("train_loss"), module->train_losses.back());
+  EXPECT_TRUE(trainer.callback_metrics().contains("val_loss"));
+}
+
+// A callback that does one thing at the end of each training batch.
+struct AtBatchEnd : Callback {
+  explicit AtBatchEnd(std::function<void(TrainerControl&)> given) : action(std::move(given)) {}
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override { action(trainer); }
+  void on_exception(TrainerControl&, const std::exception& error) override { exceptions.emplace_back(error.what()); }
+  void teardown(TrainerControl&, EntryPoint) override { ++teardowns; }
+  std::function<void(TrainerControl&)> action;
+  std::vector<std::string> exceptions;
+  int teardowns = 0;
+};
+
+TEST(Trainer, ARequestedStopEndsFitAfterTheBatch) {
+  TrainerOptions options = quiet({.max_epochs = 5});
+  options.callbacks = {std::make_shared<AtBatchEnd>([](TrainerControl& trainer) { trainer.request_stop("enough"); })};
+  Trainer trainer(options);
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_EQ(trainer.state().global_step, 1);
+}
+
+TEST(Trainer, AnExceptionReachesCallbacksAndCallerAfterTeardown) {
+  const auto callback = std::make_shared<AtBatchEnd>([](TrainerControl&) { throw std::out_of_range("mine"); });
+  TrainerOptions options = quiet();
+  options.callbacks = {callback};
+  Trainer trainer(options);
+  EXPECT_EQ(message_of<std::out_of_range>([&] { trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()}); }), "mine");
+  EXPECT_THAT(callback->exceptions, ElementsAre("mine"));
+  EXPECT_EQ(callback->teardowns, 1);
+}
+
+TEST(Trainer, AFailingTeardownDoesNotHideTheFirstException) {
+  struct BadTeardown : TinyModule {
+    at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("first"); }
+    void teardown(EntryPoint) override { throw std::runtime_error("second"); }
+  };
+  EXPECT_EQ(message_of<std::runtime_error>([] { Trainer(quiet()).fit(make_module<BadTeardown>(), {.train = tiny_loader()}); }),
+            "first");
+}
+
+TEST(Trainer, WorksAgainAfterAFailedRun) {
+  bool fail = true;
+  TrainerOptions options = quiet();
+  options.callbacks = {std::make_shared<AtBatchEnd>([&](TrainerControl&) {
+    if (fail) throw std::runtime_error("once");
+  })};
+  Trainer trainer(options);
+  const auto module = make_module<TinyModule>();
+  EXPECT_THROW(trainer.fit(module, {.train = tiny_loader()}), std::runtime_error);
+  fail = false;
+  trainer.fit(module, {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(trainer.state().global_step, 5);
+}
+
+TEST(Trainer, TakesAUsersOwnStrategyByName) {
+  static int steps = 0;
+  struct Mine : Strategy {
+    SingleDevice inner;
+    std::string name() const override { return "mine"; }
+    void check_devices(const std::vector<c10::Device>&) const override {}
+    void setup(Module& module, const std::vector<c10::Device>& devices) override { inner.setup(module, devices); }
+    void setup_optimizers(Optimizers optimizers) override { inner.setup_optimizers(std::move(optimizers)); }
+    Batch to_device(const Batch& batch) override { return batch; }
+    at::Tensor training_step(const Batch& batch, int64_t i) override { return inner.training_step(batch, i); }
+    void zero_grad() override { inner.zero_grad(); }
+    void backward(const at::Tensor& loss) override { inner.backward(loss); }
+    void optimizer_step() override {
+      inner.optimizer_step();
+      ++steps;
+    }
+    std::vector<std::pair<std::string, at::Tensor>> module_state() const override { return inner.module_state(); }
+    void teardown() noexcept override { inner.teardown(); }
+  };
+  strategy_registry().add("mine", [] { return std::make_unique<Mine>(); });
+  Trainer(quiet({.strategy = "mine"})).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(steps, 5);
+}
+
+TEST(Trainer, TakesADataModule) {
+  struct Data : DataModule {
+    std::vector<std::string> calls;
+    void prepare_data() override { calls.emplace_back("prepare_data"); }
+    void setup(EntryPoint) override { calls.emplace_back("setup"); }
+    std::shared_ptr<Loader> train_dataloader() override {
+      calls.emplace_back("train_dataloader");
+      return tiny_loader(40, 8);
+    }
+    void teardown(EntryPoint) override { calls.emplace_back("teardown"); }
+  };
+  Data data;
+  Trainer trainer(quiet());
+  trainer.fit(make_module<TinyModule>(), data);
+  EXPECT_EQ(trainer.state().global_step, 5);
+  EXPECT_THAT(data.calls, ElementsAre("prepare_data", "setup", "train_dataloader", "teardown"));
+}
+
+TEST(Trainer, WritesMetricsAndCheckpointsIntoItsRunFolder) {
+  const testing::TempDir dir;
+  TrainerOptions options{.accelerator = "cpu", .max_epochs = 2, .default_root_dir = dir.path().string(),
+                         .enable_progress_bar = false, .enable_model_summary = false};
+  Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8), .val = tiny_loader()});
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_0/metrics.csv"));
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_0/checkpoints/epoch=1-step=10/model.safetensors"));
+  Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
+  EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_1"));
+}
+
+TEST(Trainer, WritesNothingThatIsTurnedOff) {
+  const testing::TempDir dir;
+  TrainerOptions options = quiet();
+  options.default_root_dir = dir.path().string();
+  Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+// Bad input, each before the first step.
+std::string fit_refusal(ModuleHandle module, Loaders loaders) {
+  Trainer trainer(quiet());
+  const std::string message = message_of<SetupError>([&] { trainer.fit(std::move(module), std::move(loaders)); });
+  EXPECT_EQ(trainer.state().global_step, 0);
+  return message;
+}
+
+TEST(TrainerRefuses, UnknownStrategy) {
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.strategy = "single-devise", .max_epochs = 1}); }),
+              HasSubstr("unknown strategy 'single-devise'; did you mean 'single_device'? known: auto, "));
+}
+
+TEST(TrainerRefuses, DevicesThatTheStrategyCannotUse) {
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.accelerator = "cpu", .devices = 0, .max_epochs = 1}); }),
+              HasSubstr("at least 1 is needed; got 0"));
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.accelerator = "cpu", .devices = 2, .max_epochs = 1}); }),
+              HasSubstr("trains on one device, but devices = 2"));
+}
+
+TEST(TrainerRefuses, OptionsOutOfRange) {
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = -2}); }), HasSubstr("max_epochs must be at least -1"));
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = 1, .log_every_n_steps = 0}); }),
+              HasSubstr("log_every_n_steps must be at least 1"));
+}
+
+TEST(TrainerRefuses, ACallbackThatAnOptionTurnsOff) {
+  TrainerOptions options = quiet();
+  options.callbacks = {ModelCheckpoint::make()};
+  EXPECT_THAT(message_of<UsageError>([&] { Trainer trainer(options); }), HasSubstr("enable_checkpointing is false"));
+}
+
+TEST(TrainerRefuses, ANullCallback) {
+  TrainerOptions options = quiet();
+  options.callbacks = {nullptr};
+  EXPECT_THAT(message_of<UsageError>([&] { Trainer trainer(options); }), HasSubstr("null"));
+}
+
+TEST(TrainerRefuses, AModuleWithoutTrainingStep) {
+  struct NoStep : Module {};
+  EXPECT_THAT(fit_refusal(make_module<NoStep>(), {.train = tiny_loader()}), HasSubstr("does not override at::Tensor training_step"));
+}
+
+TEST(TrainerRefuses, AModuleWithoutOptimizer) {
+  struct NoOptimizer : Module {
+    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
+  };
+  struct EmptyOptimizers : NoOptimizer {
+    Optimizers configure_optimizers() override { return {}; }
+  };
+  EXPECT_THAT(fit_refusal(make_module<NoOptimizer>(), {.train = tiny_loader()}), HasSubstr("has no optimizer"));
+  EXPECT_THAT(fit_refusal(make_module<EmptyOptimizers>(), {.train = tiny_loader()}), HasSubstr("has no optimizer"));
+}
+
+TEST(TrainerRefuses, ValidationDataWithoutValidationStep) {
+  struct NoValidation : Module {
+    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
+    Optimizers configure_optimizers() override { return {}; }
+  };
+  EXPECT_THAT(fit_refusal(make_module<NoValidation>(), {.train = tiny_loader(), .val = tiny_loader()}),
+              HasSubstr("there is validation data, but"));
+}
+
+TEST(TrainerRefuses, MissingAndEmptyLoaders) {
+  const auto module = make_module<TinyModule>();
+  const auto empty = DataLoader::make(testing::tiny_dataset(4), {.batch_size = 8, .drop_last = true});
+  EXPECT_THAT(fit_refusal(module, {}), HasSubstr("there is no train loader"));
+  EXPECT_THAT(fit_refusal(module, {.train = empty}), HasSubstr("the train loader is empty"));
+  EXPECT_THAT(fit_refusal(module, {.train = tiny_loader(), .val = empty}), HasSubstr("the val loader is empty"));
+}
+
+TEST(TrainerRefuses, ALossThatIsNotAScalar) {
+  struct VectorLoss : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t) override { return forward(batch["x"]).squeeze(1); }
+  };
+  EXPECT_THAT(fit_refusal(make_module<VectorLoss>(), {.train = tiny_loader(40, 8)}), HasSubstr("got a tensor of shape [8]"));
+}
+
+TEST(TrainerRefuses, ALossWithoutGraph) {
+  struct DetachedLoss : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t) override { return loss(batch).detach(); }
+  };
+  EXPECT_THAT(fit_refusal(make_module<DetachedLoss>(), {.train = tiny_loader()}), HasSubstr("does not require grad"));
+}
+
+TEST(TrainerRefuses, EvaluationWithoutItsStep) {
+  struct OnlyTrains : Module {};
+  const auto module = make_module<OnlyTrains>();
+  Trainer trainer(quiet());
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.validate(module, {.val = tiny_loader()}); }), HasSubstr("validation_step"));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.test(module, {.test = tiny_loader()}); }), HasSubstr("test_step"));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.predict(module, {.predict = tiny_loader()}); }), HasSubstr("predict_step"));
+}
+
+}  // namespace
+}  // namespace fulgur
