@@ -41,7 +41,6 @@ class FlagAdder final : public FieldVisitor {
   void operator()(const Field& field, FieldValue value) override {
     const std::string flag = fmt::format("--{}", field.name);
     names_.emplace_back(field.name);
-    const bool is_bool = std::holds_alternative<bool*>(value);
     CLI::Option* option = app_.add_option(
         flag,
         [field, value, flag](const CLI::results_t& results) {
@@ -51,8 +50,12 @@ class FlagAdder final : public FieldVisitor {
           return true;
         },
         help_text(field));
-    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(type_name(value))->default_str(field_text(value));
-    option->expected(is_bool ? 0 : 1, 1);  // --logger is --logger=true
+    option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(type_name(value));
+    if (std::holds_alternative<bool*>(value)) {
+      option->expected(0, 1)->type_name("BOOL=" + field_text(value));  // --logger is --logger=true, whatever the default
+    } else {
+      option->expected(1)->default_str(field_text(value));
+    }
   }
 
   const std::vector<std::string>& names() const { return names_; }

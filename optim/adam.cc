@@ -30,8 +30,6 @@ AdamOptions checked(AdamWOptions options) {
   return {.lr = options.lr, .betas = options.betas, .eps = options.eps, .weight_decay = options.weight_decay};
 }
 
-
-
 }  // namespace
 
 void AdamOptions::describe(FieldVisitor& visit) { describe_options(*this, visit); }

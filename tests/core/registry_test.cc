@@ -21,8 +21,8 @@ TEST(Registry, CreatesByNameHoweverItIsWritten) {
 }
 
 TEST(Registry, RefusesAnUnknownNameWithTheNearestAndTheList) {
-  EXPECT_EQ(testing::message_of<UsageError>([] { animals().create("crain"); }),
-            "unknown animal 'crain'; did you mean 'crane'? known: crane, snow_leopard");
+  EXPECT_EQ(testing::message_of<UsageError>([] { animals().create("crame"); }),
+            "unknown animal 'crame'; did you mean 'crane'? known: crane, snow_leopard");
 }
 
 TEST(Registry, RefusesANameThatIsTaken) {
