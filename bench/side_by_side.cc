@@ -1,0 +1,48 @@
+#include "bench/side_by_side.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace fulgur::bench {
+namespace {
+
+double seconds_of(const std::function<void()>& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+std::vector<double> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
+                                 int rounds) {
+  std::vector<std::vector<double>> times(contenders.size()), ratios(contenders.size());
+  for (int round = -1; round < rounds; ++round) {
+    double first = 0;
+    for (size_t i = 0; i < contenders.size(); ++i) {
+      const double time = seconds_of(contenders[i].run);
+      if (i == 0) first = time;
+      if (round < 0) continue;
+      times[i].push_back(time / units);
+      ratios[i].push_back(time / first);
+    }
+  }
+  std::vector<double> medians;
+  for (size_t i = 0; i < contenders.size(); ++i) {
+    medians.push_back(median(ratios[i]));
+    fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f})\n", contenders[i].name,
+               median(times[i]) * 1e6, unit, medians[i], *std::ranges::min_element(ratios[i]),
+               *std::ranges::max_element(ratios[i]));
+  }
+  return medians;
+}
+
+}  // namespace fulgur::bench
