@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/names.h"
+#include "core/working_directory.h"
 
 namespace fulgur {
 namespace {
@@ -100,6 +101,8 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
   if (const auto extras = app.remaining(); !extras.empty()) refuse(extras, adder.names());
   return true;
 }
+
+void enter_working_directory() { std::filesystem::current_path(working_directory()); }
 
 int exit_code_of(const std::function<void()>& body) {
   try {

@@ -17,6 +17,9 @@ using DescribeFields = std::function<void(FieldVisitor&)>;
 // does not parse or is out of range.
 bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe);
 
+// Makes relative paths mean what they meant where the command was typed, also under `bazel run`.
+void enter_working_directory();
+
 // Runs `body` and returns the exit code: 0; 2 after a UsageError; 1 after any other exception. What went wrong is printed
 // to stderr, without a stack trace.
 int exit_code_of(const std::function<void()>& body);
@@ -27,6 +30,7 @@ int exit_code_of(const std::function<void()>& body);
 template <class Options>
 int run_command_line(int argc, char** argv, void (*run)(Options)) {
   return exit_code_of([&] {
+    enter_working_directory();
     Options options;
     const std::vector<std::string> arguments(argv + 1, argv + argc);
     if (parse_flags(arguments, argv[0], [&](FieldVisitor& visit) { options.describe(visit); })) run(std::move(options));

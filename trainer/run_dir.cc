@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 #include <string_view>
+
+#include "core/working_directory.h"
 
 namespace fulgur {
 namespace {
@@ -15,11 +16,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "version_";
-
-fs::path folder_of_the_command() {
-  const char* folder = std::getenv("BUILD_WORKING_DIRECTORY");
-  return folder != nullptr ? fs::path(folder) : fs::current_path();
-}
 
 int64_t next_version(const fs::path& runs) {
   int64_t next = 0;
@@ -36,7 +32,7 @@ int64_t next_version(const fs::path& runs) {
 }  // namespace
 
 fs::path make_run_dir(const fs::path& root) {
-  const fs::path runs = (root.empty() ? folder_of_the_command() : root) / "runs";
+  const fs::path runs = (root.empty() ? working_directory() : root) / "runs";
   fs::create_directories(runs);
   for (int64_t version = next_version(runs);; ++version) {
     const fs::path folder = runs / fmt::format("{}{}", kPrefix, version);

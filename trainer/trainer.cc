@@ -210,7 +210,7 @@ std::string Trainer::device_summary() const {
   std::vector<std::string> names;
   for (const c10::Device& device : devices_) names.push_back(device.str());
   std::string summary = fmt::format("{} on {}", strategy_->name(), fmt::join(names, ", "));
-  if (devices_.front().is_cpu()) summary += fmt::format(" with {} thread(s)", at::get_num_threads());
+  if (devices_.front().is_cpu()) summary += fmt::format(" with {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
   return summary;
 }
 

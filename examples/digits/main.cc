@@ -68,7 +68,7 @@ void train(DigitsOptions options) {
   trainer.fit(digits, data);
   trainer.test(digits, data);
 
-  fmt::print("checkpoint: {}\nnext: bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n",
+  fmt::print("checkpoint: {}\nnext: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n",
              checkpoint->best_model_path().string());
 }
 
