@@ -8,6 +8,7 @@
 load("//third_party:digits.bzl", "digits_repository")
 load("//third_party:inline_repository.bzl", "inline_repository")
 load("//third_party:libtorch.bzl", "libtorch_repository")
+load("//third_party:python_env.bzl", "python_env_repository")
 
 # What Bazel itself loads for a C++ build, as Debian packages install it, so that nothing is fetched.
 _DEBIAN_REPOSITORIES = {
@@ -49,6 +50,7 @@ def fulgur_dependencies():
     for name, rule in {
         "digits": digits_repository,
         "libtorch": libtorch_repository,
+        "python_env": python_env_repository,
     }.items():
         if name not in known:
             rule(name = name)

@@ -134,7 +134,7 @@ def main():
     parser.add_argument("lock", type=pathlib.Path)
     parser.add_argument("groups", nargs="+")
     parser.add_argument("--into", required=True, help="folder below the cache folder")
-    parser.add_argument("--link", required=True, help="symbolic link to make to the folder of unpacked wheels")
+    parser.add_argument("--link", help="symbolic link to make to the folder of unpacked wheels")
     parser.add_argument("--arch", default=platform.machine())
     parser.add_argument("--only", default="", help="unpack this one file of each wheel")
     options = parser.parse_args()
@@ -148,7 +148,8 @@ def main():
         missing = [w for w in read_lock(options.lock, options.groups) if not marker(root, w).exists()]
         if missing:
             install(missing, options.arch, options.only, root)
-    os.symlink(root / "site-packages", options.link)
+    if options.link:
+        os.symlink(root / "site-packages", options.link)
 
 
 if __name__ == "__main__":

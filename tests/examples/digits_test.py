@@ -1,0 +1,103 @@
+"""The digits example as its user meets it: the program, its output, its exit codes, and its weights in Python."""
+import gzip
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+import safetensors.torch
+import torch
+
+PROGRAM = pathlib.Path("examples/digits/digits").absolute()
+DATA = pathlib.Path("../digits/digits.csv.gz").absolute()
+
+
+def run(*flags, folder):
+    """Runs the program in `folder`, as `bazel run` would for a user who is there."""
+    return subprocess.run([PROGRAM, f"--data={DATA}", *flags], capture_output=True, text=True, cwd="/",
+                          env={**os.environ, "BUILD_WORKING_DIRECTORY": folder}, timeout=300)
+
+
+def figures(output):
+    """All that must be the same for the same seed: everything but the speed and the folder of the run."""
+    return re.sub(r"[\d.]+ it/s|version_\d+", "", output)
+
+
+def mix(x):
+    """SplitMix64, from the paper (Steele, Lea, Flood 2014)."""
+    x = (x + 0x9e3779b97f4a7c15) % 2**64
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb % 2**64
+    return x ^ (x >> 31)
+
+
+def samples_for_test(seed):
+    """The last 360 samples in the order of epoch 0 of RandomSampler(seed)."""
+    with gzip.open(DATA, "rt") as file:
+        rows = torch.tensor([[float(cell) for cell in line.split(",")] for line in file])
+    generator = torch.Generator().manual_seed(mix((seed + mix(0)) % 2**64))
+    rows = rows[torch.randperm(len(rows), generator=generator)[-360:]]
+    return rows[:, :64].view(-1, 1, 8, 8) / 16, rows[:, 64].long()
+
+
+def network():
+    nn = torch.nn
+    return nn.ModuleDict({
+        "conv": nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+                              nn.MaxPool2d(2)),
+        "head": nn.Sequential(nn.Flatten(), nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Linear(128, 10)),
+    })
+
+
+class DigitsTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def test_reaches_98_percent_and_repeats_to_the_last_digit(self):
+        first, second = (run(folder=self.folder) for _ in range(2))
+        self.assertEqual((first.returncode, first.stderr), (0, ""))
+        accuracy = float(re.search(r"^test_acc +([\d.]+)", first.stdout, re.M)[1])
+        self.assertGreaterEqual(accuracy, 0.98)
+        self.assertEqual(figures(first.stdout), figures(second.stdout))
+        self.assertRegex(first.stdout, r"(?m)^next: \./bazelw run //examples/digits")
+
+    def test_python_reads_the_weights_and_gets_the_same_accuracy(self):
+        done = run("--seed=3", "--max_epochs=1", folder=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        (weights,) = pathlib.Path(self.folder).glob("runs/version_0/checkpoints/*/model.safetensors")
+        module = network()
+        module.load_state_dict(safetensors.torch.load_file(weights))  # names and shapes match, none is missing
+        images, labels = samples_for_test(seed=3)
+        accuracy = float(re.search(r"^test_acc +([\d.]+)", done.stdout, re.M)[1])
+        in_python = module["head"](module["conv"](images)).argmax(1).eq(labels).float().mean().item()
+        self.assertAlmostEqual(in_python, accuracy, places=6)
+
+    def test_bad_input_is_refused_before_training(self):
+        for flags, exit_code, message in [
+            (["--max_epohcs=3"], 2, "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'? known: "),
+            (["--strategy=singel_device"], 2, "error: unknown --strategy 'singel_device'; did you mean 'single_device'?"),
+            (["--devices=0"], 2, "error: "),
+            (["--devices=2000"], 2, "error: "),
+            (["--batch_size=0"], 2, "error: --batch_size must be at least 1; got 0"),
+            (["--data=missing.csv.gz"], 1, "error: there is no data file 'missing.csv.gz'"),
+        ]:
+            with self.subTest(flags=flags):
+                done = run(*flags, folder=self.folder)
+                self.assertEqual((done.returncode, done.stdout), (exit_code, ""))
+                self.assertTrue(done.stderr.startswith(message), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)  # one line: no stack trace
+        self.assertEqual(os.listdir(self.folder), [])
+
+    def test_a_relative_path_is_relative_to_where_the_command_was_typed(self):
+        os.symlink(DATA, f"{self.folder}/mine.csv.gz")
+        done = run("--data=mine.csv.gz", "--max_epochs=1", folder=self.folder)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
