@@ -12,9 +12,9 @@ struct Contender {
   std::function<void()> run;
 };
 
-// Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine meets all
-// alike. Prints for each the median time per unit and its ratio to the first one: the median over the rounds of the two
-// times in the same round. Returns those ratios; the first is 1.
+// Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine meets
+// all alike. Prints for each the median time per unit and its ratio to the first one: the median over the rounds of the
+// two times in the same round. Returns those ratios; the first is 1.
 std::vector<double> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
                                  int rounds = 15);
 

@@ -21,8 +21,8 @@ struct Mlp : Module {
   torch::nn::Sequential layers{nullptr};
   Mlp() {
     using namespace torch::nn;
-    layers = register_module("layers", Sequential(Linear(32, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 64), ReLU(),
-                                                  Linear(64, 2)));
+    layers = register_module(
+        "layers", Sequential(Linear(32, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 2)));
   }
   at::Tensor loss(const at::Tensor& x, const at::Tensor& y) {
     return torch::nn::functional::cross_entropy(layers->forward(x), y);
@@ -94,11 +94,8 @@ void trained(const std::vector<Batch>& pool, TrainerOptions options) {
 int main() {
   at::set_num_threads(1);
   const std::vector<Batch> pool = make_pool();
-  const TrainerOptions quiet{.enable_progress_bar = false,
-                             .enable_model_summary = false,
-                             .enable_checkpointing = false,
-                             .logger = false};
+  const TrainerOptions quiet{
+      .enable_progress_bar = false, .enable_model_summary = false, .enable_checkpointing = false, .logger = false};
   bench::side_by_side("step", kSteps,
-                      {{"hand-written loop", [&] { hand_written(pool); }},
-                       {"Trainer", [&] { trained(pool, quiet); }}});
+                      {{"hand-written loop", [&] { hand_written(pool); }}, {"Trainer", [&] { trained(pool, quiet); }}});
 }

@@ -14,9 +14,9 @@ struct CSVLoggerOptions {
   std::filesystem::path file{};  // empty: metrics.csv in the run's folder
 };
 
-// Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty where
-// a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row; a metric that
-// turns up later rewrites it with one more column.
+// Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty
+// where a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row; a
+// metric that turns up later rewrites it with one more column.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;

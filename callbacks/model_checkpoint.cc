@@ -30,10 +30,12 @@ std::string format_field(std::string_view field, const Metrics& values) {
   const size_t colon = std::min(field.find(':'), field.size());
   const std::string name(field.substr(0, colon));
   const auto value = values.find(name);
-  if (value == values.end()) throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, names_of(values)));
+  if (value == values.end())
+    throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, names_of(values)));
   std::string label = name;
   std::ranges::replace(label, '/', '_');
-  return fmt::format("{}={}", label, fmt::format(fmt::runtime(fmt::format("{{{}}}", field.substr(colon))), value->second));
+  return fmt::format("{}={}", label,
+                     fmt::format(fmt::runtime(fmt::format("{{{}}}", field.substr(colon))), value->second));
 }
 
 std::string format_filename(std::string_view pattern, const Metrics& values) {
@@ -73,8 +75,10 @@ ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options))
   check_fields("ModelCheckpoint", options_);
   options_.mode = canonical_name(options_.mode);
   if (options_.monitor.empty() && options_.save_top_k > 1) {
-    throw UsageError(fmt::format("ModelCheckpoint: save_top_k = {} needs a monitor that tells which are best; set it, or "
-                                 "save_top_k to 1 (the newest) or -1 (all)", options_.save_top_k));
+    throw UsageError(
+        fmt::format("ModelCheckpoint: save_top_k = {} needs a monitor that tells which are best; set it, or "
+                    "save_top_k to 1 (the newest) or -1 (all)",
+                    options_.save_top_k));
   }
 }
 

@@ -12,11 +12,12 @@
 namespace fulgur {
 
 struct ModelCheckpointOptions {
-  std::filesystem::path dirpath{};          // empty: checkpoints/ in the run's folder
-  std::string filename = "{epoch}-{step}";  // {epoch}, {step} or a metric, as in {val_acc:.3f}; becomes epoch=3-step=120
-  std::string monitor{};                    // the metric that tells which are best; empty: the newest
-  std::string mode = "min";                 // min or max: which value of it is better
-  int64_t save_top_k = 1;                   // how many to keep; -1: all, 0: none
+  std::filesystem::path dirpath{};  // empty: checkpoints/ in the run's folder
+  std::string filename =
+      "{epoch}-{step}";      // {epoch}, {step} or a metric, as in {val_acc:.3f}; becomes epoch=3-step=120
+  std::string monitor{};     // the metric that tells which are best; empty: the newest
+  std::string mode = "min";  // min or max: which value of it is better
+  int64_t save_top_k = 1;    // how many to keep; -1: all, 0: none
   int64_t every_n_epochs = 1;
   void describe(FieldVisitor& visit);
 };

@@ -19,8 +19,8 @@ struct ProgressBarOptions {
 
 // One line that follows fit:
 //   Epoch 3/10  42% 394/938 | 1.9k it/s | ETA 0:21 | train_loss 0.113 | val_acc 0.981
-// On a terminal the line is redrawn in place; elsewhere there is one line at the end of each epoch. Between two drawings
-// a step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
+// On a terminal the line is redrawn in place; elsewhere there is one line at the end of each epoch. Between two
+// drawings a step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
 class ProgressBar final : public Callback {
  public:
   using Options = ProgressBarOptions;
@@ -28,7 +28,8 @@ class ProgressBar final : public Callback {
   static std::shared_ptr<ProgressBar> make(Options options = {});
 
   void on_train_epoch_start(TrainerControl& trainer) override;
-  void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch, int64_t batch_idx) override;
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
+                          int64_t batch_idx) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
   void on_exception(TrainerControl& trainer, const std::exception& error) override;
 

@@ -6,7 +6,8 @@
 
 namespace fulgur {
 
-// A new file, written from start to end. Every failure is a CheckpointError that names the path and the system's reason.
+// A new file, written from start to end. Every failure is a CheckpointError that names the path and the system's
+// reason.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);  // fails if the file exists

@@ -17,19 +17,29 @@ using Json = nlohmann::ordered_json;
 
 std::string_view dtype_name(const std::filesystem::path& file, const std::string& name, at::ScalarType dtype) {
   switch (dtype) {
-    case at::kBool: return "BOOL";
-    case at::kByte: return "U8";
-    case at::kChar: return "I8";
-    case at::kShort: return "I16";
-    case at::kInt: return "I32";
-    case at::kLong: return "I64";
-    case at::kHalf: return "F16";
-    case at::kBFloat16: return "BF16";
-    case at::kFloat: return "F32";
-    case at::kDouble: return "F64";
+    case at::kBool:
+      return "BOOL";
+    case at::kByte:
+      return "U8";
+    case at::kChar:
+      return "I8";
+    case at::kShort:
+      return "I16";
+    case at::kInt:
+      return "I32";
+    case at::kLong:
+      return "I64";
+    case at::kHalf:
+      return "F16";
+    case at::kBFloat16:
+      return "BF16";
+    case at::kFloat:
+      return "F32";
+    case at::kDouble:
+      return "F64";
     default:
-      throw CheckpointError(fmt::format("{}: tensor '{}' has dtype {}, which safetensors has no name for", file.string(),
-                                        name, c10::toString(dtype)));
+      throw CheckpointError(fmt::format("{}: tensor '{}' has dtype {}, which safetensors has no name for",
+                                        file.string(), name, c10::toString(dtype)));
   }
 }
 

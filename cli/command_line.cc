@@ -53,7 +53,8 @@ class FlagAdder final : public FieldVisitor {
         help_text(field));
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(type_name(value));
     if (std::holds_alternative<bool*>(value)) {
-      option->expected(0, 1)->type_name("BOOL=" + field_text(value));  // --logger is --logger=true, whatever the default
+      option->expected(0, 1)->type_name("BOOL=" +
+                                        field_text(value));  // --logger is --logger=true, whatever the default
     } else {
       option->expected(1)->default_str(field_text(value));
     }
@@ -83,7 +84,8 @@ int report(int exit_code, const char* message) {
 
 }  // namespace
 
-bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe) {
+bool parse_flags(const std::vector<std::string>& arguments, const std::string& program,
+                 const DescribeFields& describe) {
   CLI::App app("", std::filesystem::path(program).filename().string());
   app.allow_extras();
   FlagAdder adder(app);

@@ -13,15 +13,15 @@ namespace fulgur {
 using DescribeFields = std::function<void(FieldVisitor&)>;
 
 // Sets the described fields from flags: --lr=1e-3, --lr 1e-3, --max-epochs=5 for max_epochs; the last one wins. Returns
-// false if --help was asked for and printed. Throws UsageError for an unknown flag (with the nearest name), a value that
-// does not parse or is out of range.
+// false if --help was asked for and printed. Throws UsageError for an unknown flag (with the nearest name), a value
+// that does not parse or is out of range.
 bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe);
 
 // Makes relative paths mean what they meant where the command was typed, also under `bazel run`.
 void enter_working_directory();
 
-// Runs `body` and returns the exit code: 0; 2 after a UsageError; 1 after any other exception. What went wrong is printed
-// to stderr, without a stack trace.
+// Runs `body` and returns the exit code: 0; 2 after a UsageError; 1 after any other exception. What went wrong is
+// printed to stderr, without a stack trace.
 int exit_code_of(const std::function<void()>& body);
 
 // The whole of a main():

@@ -36,8 +36,9 @@ int64_t Batch::batch_size() const {
   for (const Entry& entry : entries_) {
     if (entry.second.dim() == 0) continue;
     if (first == nullptr) first = &entry;
-    TORCH_CHECK_VALUE(entry.second.size(0) == first->second.size(0), "dim 0 of a Batch must be the number of samples: '",
-                      first->first, "' has ", first->second.size(0), ", '", entry.first, "' has ", entry.second.size(0));
+    TORCH_CHECK_VALUE(entry.second.size(0) == first->second.size(0),
+                      "dim 0 of a Batch must be the number of samples: '", first->first, "' has ",
+                      first->second.size(0), ", '", entry.first, "' has ", entry.second.size(0));
   }
   TORCH_CHECK_VALUE(first != nullptr, "a Batch without a tensor of at least one dimension has no batch size");
   return first->second.size(0);

@@ -23,8 +23,8 @@ class Batch {
   using Entry = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  Batch(std::initializer_list<Entry> entries);          // throws c10::ValueError if a name comes twice
-  explicit Batch(std::vector<Entry> entries);           // the same
+  Batch(std::initializer_list<Entry> entries);  // throws c10::ValueError if a name comes twice
+  explicit Batch(std::vector<Entry> entries);   // the same
 
   // Throws c10::IndexError that lists the names and the nearest one.
   const at::Tensor& operator[](std::string_view name) const;

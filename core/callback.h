@@ -38,10 +38,9 @@ class TrainerControl {
 };
 
 // Something that observes a run, and may ask for things: logging, checkpoints, an early stop. Hooks stand here in the
-// order in which they fire (Lightning's); for each hook the callbacks come in list order, ModelCheckpoint last, then the
-// Module's hook of the same name. An exception from a hook ends the run: on_exception and teardown fire, then it goes to
-// the caller of fit.
-// Threading: the training thread only.
+// order in which they fire (Lightning's); for each hook the callbacks come in list order, ModelCheckpoint last, then
+// the Module's hook of the same name. An exception from a hook ends the run: on_exception and teardown fire, then it
+// goes to the caller of fit. Threading: the training thread only.
 class Callback {
  public:
   virtual ~Callback() = default;
@@ -82,8 +81,8 @@ class Callback {
   virtual void on_predict_start(TrainerControl&) {}
   virtual void on_predict_epoch_start(TrainerControl&) {}
   virtual void on_predict_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
-  virtual void on_predict_batch_end(TrainerControl&, const Batch& /*prediction*/, const Batch&,
-                                    int64_t /*batch_idx*/) {}
+  virtual void on_predict_batch_end(TrainerControl&, const Batch& /*prediction*/, const Batch&, int64_t /*batch_idx*/) {
+  }
   virtual void on_predict_epoch_end(TrainerControl&) {}
   virtual void on_predict_end(TrainerControl&) {}
 

@@ -54,12 +54,12 @@ void check_choice(const Field& field, const std::string& value) {
 }  // namespace
 
 void set_field(const Field& field, const FieldValue& value, std::string_view text) {
-  std::visit(Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
-                        [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
-                        [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
-                        [&](std::string* target) { *target = text; },
-                        [&](const TextField& target) { target.set(text); }},
-             value);
+  std::visit(
+      Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
+                 [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
+                 [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
+                 [&](std::string* target) { *target = text; }, [&](const TextField& target) { target.set(text); }},
+      value);
   check_field(field, value);
 }
 

@@ -20,8 +20,8 @@ using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextFiel
 
 // What is known of a field besides its value.
 struct Field {
-  std::string_view name{};  // as in the struct
-  std::string_view help{};  // one clause; shapes and units here
+  std::string_view name{};                                // as in the struct
+  std::string_view help{};                                // one clause; shapes and units here
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices{};  // strings only; empty: any

@@ -11,8 +11,8 @@ struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The module and its data cannot be run as they are: a step is missing, there is no optimizer, a loader is empty, the loss
-// is not a scalar. The message says what to add or change.
+// The module and its data cannot be run as they are: a step is missing, there is no optimizer, a loader is empty, the
+// loss is not a scalar. The message says what to add or change.
 struct SetupError : std::logic_error {
   using std::logic_error::logic_error;
 };

@@ -17,9 +17,11 @@ void ModuleHandle::check_same_type(const std::type_info& static_type) const {
   const Module& module = *module_;
   if (typeid(module) == static_type) return;
   const std::string type = c10::demangle(typeid(module).name());
-  throw UsageError(fmt::format(
-      "a {} came as a pointer to its base {}, which hides the hooks it overrides; make it with make_module<{}>(...), or pass "
-      "a shared_ptr<{}>", type, c10::demangle(static_type.name()), type, type));
+  throw UsageError(
+      fmt::format("a {} came as a pointer to its base {}, which hides the hooks it overrides; make it with "
+                  "make_module<{}>(...), or pass "
+                  "a shared_ptr<{}>",
+                  type, c10::demangle(static_type.name()), type, type));
 }
 
 }  // namespace fulgur

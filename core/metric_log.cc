@@ -12,25 +12,34 @@ namespace {
 
 double identity_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::min: return std::numeric_limits<double>::infinity();
-    case Reduction::max: return -std::numeric_limits<double>::infinity();
-    default: return 0.0;
+    case Reduction::min:
+      return std::numeric_limits<double>::infinity();
+    case Reduction::max:
+      return -std::numeric_limits<double>::infinity();
+    default:
+      return 0.0;
   }
 }
 
 double combine(Reduction reduction, double a, double b) {
   switch (reduction) {
-    case Reduction::min: return b < a || b != b ? b : a;  // a NaN stays visible
-    case Reduction::max: return b > a || b != b ? b : a;
-    default: return a + b;
+    case Reduction::min:
+      return b < a || b != b ? b : a;  // a NaN stays visible
+    case Reduction::max:
+      return b > a || b != b ? b : a;
+    default:
+      return a + b;
   }
 }
 
 at::Tensor combine(Reduction reduction, const at::Tensor& a, const at::Tensor& b) {
   switch (reduction) {
-    case Reduction::min: return at::minimum(a, b);
-    case Reduction::max: return at::maximum(a, b);
-    default: return a.add(b);
+    case Reduction::min:
+      return at::minimum(a, b);
+    case Reduction::max:
+      return at::maximum(a, b);
+    default:
+      return a.add(b);
   }
 }
 
@@ -70,7 +79,8 @@ const Metrics& MetricLog::end_epoch(Stage stage) {
 }
 
 void MetricLog::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
-  TORCH_CHECK_VALUE(value.defined() && value.numel() == 1, "log('", name, "') takes a number or a tensor of one element; got ",
+  TORCH_CHECK_VALUE(value.defined() && value.numel() == 1, "log('", name,
+                    "') takes a number or a tensor of one element; got ",
                     value.defined() ? c10::str("a tensor of shape ", value.sizes()) : "an undefined tensor",
                     "; log its mean() or sum()");
   if (!value.is_cpu()) return record(name, {.device = value.detach().reshape({}).to(at::kFloat)}, options);
@@ -105,8 +115,9 @@ LogOptions MetricLog::resolve(std::string_view name, LogOptions options) const {
   const bool in_training_step = scope_ == LogScope::training_step;
   options.on_step = options.on_step.value_or(in_training_step);
   options.on_epoch = options.on_epoch.value_or(!in_training_step);
-  TORCH_CHECK_VALUE(scope_ != LogScope::epoch || !*options.on_step, "log('", name,
-                    "', {.on_step = true}) was called in a hook around an epoch, where there is no step; leave on_step out");
+  TORCH_CHECK_VALUE(
+      scope_ != LogScope::epoch || !*options.on_step, "log('", name,
+      "', {.on_step = true}) was called in a hook around an epoch, where there is no step; leave on_step out");
   TORCH_CHECK_VALUE(*options.on_step || *options.on_epoch, "log('", name,
                     "') has on_step and on_epoch false, so that nobody would see it; set one of them");
   return options;

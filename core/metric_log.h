@@ -21,12 +21,12 @@ enum class Reduction { mean, sum, min, max };
 
 // How one logged value is used. Semantics of Lightning's log().
 struct LogOptions {
-  bool prog_bar = false;                      // show it in the progress line
-  bool logger = true;                         // send it to loggers (callbacks that take on_metrics)
-  std::optional<bool> on_step{};              // keep each value; default: true in a training step, else false
-  std::optional<bool> on_epoch{};             // reduce over the epoch; default: false in a training step, else true
-  Reduction reduce_fx = Reduction::mean;      // over the epoch; the mean is weighted by batch_size
-  std::optional<int64_t> batch_size{};        // weight of this value in the mean; default: the batch's size
+  bool prog_bar = false;                  // show it in the progress line
+  bool logger = true;                     // send it to loggers (callbacks that take on_metrics)
+  std::optional<bool> on_step{};          // keep each value; default: true in a training step, else false
+  std::optional<bool> on_epoch{};         // reduce over the epoch; default: false in a training step, else true
+  Reduction reduce_fx = Reduction::mean;  // over the epoch; the mean is weighted by batch_size
+  std::optional<int64_t> batch_size{};    // weight of this value in the mean; default: the batch's size
   bool operator==(const LogOptions&) const = default;
 };
 

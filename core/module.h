@@ -15,8 +15,8 @@
 
 namespace fulgur {
 
-// Which of the hooks that decide how a run goes a Module type overrides. overridden_hooks<T>() (core/overridden_hooks.h)
-// finds out at compile time.
+// Which of the hooks that decide how a run goes a Module type overrides. overridden_hooks<T>()
+// (core/overridden_hooks.h) finds out at compile time.
 struct OverriddenHooks {
   bool training_step = false;
   bool configure_optimizers = false;
@@ -105,7 +105,7 @@ class Module : public torch::nn::Module {
 
   MetricLog* attached_log(std::string_view name);
 
-  std::optional<OverriddenHooks> overridden_hooks_{};     // known to make_module
+  std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas
   const RunState* state_ = nullptr;
   MetricLog* metrics_ = nullptr;

@@ -8,8 +8,7 @@ namespace fulgur {
 
 // A hook counts as inherited only if &T::hook is well-formed and is exactly Module's own; anything else (an overload, a
 // private override, a mixin's) counts as overridden, so an override is never missed.
-#define FULGUR_OVERRIDES(T, hook) \
-  (!requires { requires std::same_as<decltype(&T::hook), decltype(&Module::hook)>; })
+#define FULGUR_OVERRIDES(T, hook) (!requires { requires std::same_as<decltype(&T::hook), decltype(&Module::hook)>; })
 
 template <std::derived_from<Module> T>
 constexpr OverriddenHooks overridden_hooks() {

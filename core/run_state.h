@@ -18,10 +18,10 @@ constexpr std::string_view to_string(Stage stage) {
 struct RunState {
   EntryPoint entry_point = EntryPoint::fit;
   Stage stage = Stage::train;
-  int64_t epoch = 0;                 // 0-based; the one that is running, or the number completed between epochs
-  int64_t global_step = 0;           // optimizer steps completed
-  int64_t batch_idx = 0;             // within the epoch of the running stage
-  int64_t batches_that_stepped = 0;  // training batches that ended in an optimizer step: the x of logged metrics
+  int64_t epoch = 0;                     // 0-based; the one that is running, or the number completed between epochs
+  int64_t global_step = 0;               // optimizer steps completed
+  int64_t batch_idx = 0;                 // within the epoch of the running stage
+  int64_t batches_that_stepped = 0;      // training batches that ended in an optimizer step: the x of logged metrics
   std::optional<int64_t> num_batches{};  // of the running stage's epoch; unset if its loader has no known length
   int64_t max_epochs = -1;               // as set; -1: unbounded
   bool has_validation = false;           // fit validates now and then

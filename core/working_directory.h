@@ -4,7 +4,8 @@
 
 namespace fulgur {
 
-// The folder that the command was typed in. `bazel run` starts programs elsewhere and names it in BUILD_WORKING_DIRECTORY.
+// The folder that the command was typed in. `bazel run` starts programs elsewhere and names it in
+// BUILD_WORKING_DIRECTORY.
 std::filesystem::path working_directory();
 
 }  // namespace fulgur

@@ -12,11 +12,11 @@
 namespace fulgur {
 
 struct DataLoaderOptions {
-  int64_t batch_size = 1;                        // samples
-  bool shuffle = false;                          // a new order every epoch, by `seed`
+  int64_t batch_size = 1;  // samples
+  bool shuffle = false;    // a new order every epoch, by `seed`
   uint64_t seed = 0;
-  bool drop_last = false;                        // leave out a last batch that is shorter than batch_size
-  std::shared_ptr<const Sampler> sampler{};      // an order of your own; excludes shuffle
+  bool drop_last = false;                    // leave out a last batch that is shorter than batch_size
+  std::shared_ptr<const Sampler> sampler{};  // an order of your own; excludes shuffle
 };
 
 // Cuts a dataset into batches.

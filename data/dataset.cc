@@ -18,9 +18,10 @@ Batch Dataset::get_batch(const at::Tensor& indices) const {
     std::vector<at::Tensor> tensors;
     for (const Batch& sample : samples) {
       TORCH_CHECK_VALUE(sample.contains(name) && sample.size() == samples.front().size(),
-                        "samples of one batch differ in the names of their tensors: '", name, "' is not in all of them");
-      TORCH_CHECK_VALUE(sample[name].sizes() == first.sizes(), "samples of one batch differ in the shape of '", name, "': ",
-                        first.sizes(), " and ", sample[name].sizes(), "; pad or crop them in get()");
+                        "samples of one batch differ in the names of their tensors: '", name,
+                        "' is not in all of them");
+      TORCH_CHECK_VALUE(sample[name].sizes() == first.sizes(), "samples of one batch differ in the shape of '", name,
+                        "': ", first.sizes(), " and ", sample[name].sizes(), "; pad or crop them in get()");
       tensors.push_back(sample[name]);
     }
     entries.emplace_back(name, at::stack(tensors));

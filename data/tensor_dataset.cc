@@ -11,7 +11,8 @@ namespace fulgur {
 
 TensorDataset::TensorDataset(Batch samples) : samples_(std::move(samples)), size_(samples_.batch_size()) {
   for (const auto& [name, tensor] : samples_) {
-    TORCH_CHECK_VALUE(tensor.dim() > 0, "the tensor '", name, "' of a TensorDataset has no dimension to count samples by");
+    TORCH_CHECK_VALUE(tensor.dim() > 0, "the tensor '", name,
+                      "' of a TensorDataset has no dimension to count samples by");
   }
 }
 
@@ -31,8 +32,8 @@ Batch TensorDataset::get_batch(const at::Tensor& indices) const {
   return Batch(std::move(entries));
 }
 
-std::vector<std::shared_ptr<TensorDataset>> random_split(const TensorDataset& dataset, const std::vector<int64_t>& sizes,
-                                                         uint64_t seed) {
+std::vector<std::shared_ptr<TensorDataset>> random_split(const TensorDataset& dataset,
+                                                         const std::vector<int64_t>& sizes, uint64_t seed) {
   const int64_t total = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   TORCH_CHECK_VALUE(total == dataset.size(), "random_split: the sizes add up to ", total, ", but the dataset has ",
                     dataset.size(), " samples");

@@ -28,7 +28,7 @@ class TensorDataset final : public Dataset {
 
 // Shuffles `dataset` by `seed` and cuts it into parts of the given sizes, which must add up to its size (throws
 // c10::ValueError). The same seed gives the same parts on every machine.
-std::vector<std::shared_ptr<TensorDataset>> random_split(const TensorDataset& dataset, const std::vector<int64_t>& sizes,
-                                                         uint64_t seed);
+std::vector<std::shared_ptr<TensorDataset>> random_split(const TensorDataset& dataset,
+                                                         const std::vector<int64_t>& sizes, uint64_t seed);
 
 }  // namespace fulgur

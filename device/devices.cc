@@ -38,7 +38,8 @@ bool use_cuda(std::string_view accelerator) {
     const std::vector<std::string> known{"auto", "cpu", "cuda", "gpu"};
     throw UsageError(unknown_name_message("accelerator", accelerator, known));
   }
-  if (!exists) throw UsageError(fmt::format("accelerator '{}': this machine has no usable CUDA device; write 'cpu'", name));
+  if (!exists)
+    throw UsageError(fmt::format("accelerator '{}': this machine has no usable CUDA device; write 'cpu'", name));
   return true;
 }
 
@@ -61,7 +62,8 @@ std::vector<int64_t> choose_indices(const Devices& devices, int64_t available, s
   const int64_t count = devices.count().value_or(type == "cpu" ? 1 : available);
   if (count < 1) throw UsageError(fmt::format("devices: at least 1 is needed; got {}", count));
   if (count > available) {
-    throw UsageError(fmt::format("devices: {} were asked for, but there are only {} of type {}", count, available, type));
+    throw UsageError(
+        fmt::format("devices: {} were asked for, but there are only {} of type {}", count, available, type));
   }
   std::vector<int64_t> indices(static_cast<size_t>(count));
   std::iota(indices.begin(), indices.end(), int64_t{0});

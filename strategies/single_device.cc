@@ -11,8 +11,10 @@ namespace fulgur {
 
 void SingleDevice::check_devices(const std::vector<c10::Device>& devices) const {
   if (devices.size() == 1) return;
-  throw UsageError(fmt::format("strategy 'single_device' trains on one device, but devices = {}; set devices to 1 or "
-                               "choose a strategy for several devices", devices.size()));
+  throw UsageError(
+      fmt::format("strategy 'single_device' trains on one device, but devices = {}; set devices to 1 or "
+                  "choose a strategy for several devices",
+                  devices.size()));
 }
 
 void SingleDevice::setup(Module& module, const std::vector<c10::Device>& devices) {

@@ -14,9 +14,9 @@
 
 namespace fulgur {
 
-// How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them. The
-// loops call these members and know nothing else of it. strategies/presets.h registers the built-in ones, and yours.
-// Threading: the training thread only.
+// How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
+// The loops call these members and know nothing else of it. strategies/presets.h registers the built-in ones, and
+// yours. Threading: the training thread only.
 class Strategy {
  public:
   virtual ~Strategy() = default;

@@ -74,14 +74,13 @@ constexpr EvaluationHooks kValidationHooks{
     .end = {&Callback::on_validation_end, &Module::on_validation_end},
     .step = &Module::validation_step};
 
-constexpr EvaluationHooks kTestHooks{
-    .start = {&Callback::on_test_start, &Module::on_test_start},
-    .epoch_start = {&Callback::on_test_epoch_start, &Module::on_test_epoch_start},
-    .batch_start = {&Callback::on_test_batch_start, &Module::on_test_batch_start},
-    .batch_end = {&Callback::on_test_batch_end, &Module::on_test_batch_end},
-    .epoch_end = {&Callback::on_test_epoch_end, &Module::on_test_epoch_end},
-    .end = {&Callback::on_test_end, &Module::on_test_end},
-    .step = &Module::test_step};
+constexpr EvaluationHooks kTestHooks{.start = {&Callback::on_test_start, &Module::on_test_start},
+                                     .epoch_start = {&Callback::on_test_epoch_start, &Module::on_test_epoch_start},
+                                     .batch_start = {&Callback::on_test_batch_start, &Module::on_test_batch_start},
+                                     .batch_end = {&Callback::on_test_batch_end, &Module::on_test_batch_end},
+                                     .epoch_end = {&Callback::on_test_epoch_end, &Module::on_test_epoch_end},
+                                     .end = {&Callback::on_test_end, &Module::on_test_end},
+                                     .step = &Module::test_step};
 
 // Calls `body(batch)` for every batch of one epoch.
 template <class Body>
@@ -136,8 +135,8 @@ std::vector<Batch> run_prediction(LoopContext& context, Loader& loader) {
     const int64_t batch_idx = context.state.batch_idx;
     hooks.call(log_scope, &batch, &Callback::on_predict_batch_start, &Module::on_predict_batch_start, batch, batch_idx);
     predictions.push_back(hooks.module().predict_step(batch, batch_idx));
-    hooks.call(log_scope, &batch, &Callback::on_predict_batch_end, &Module::on_predict_batch_end, predictions.back(), batch,
-               batch_idx);
+    hooks.call(log_scope, &batch, &Callback::on_predict_batch_end, &Module::on_predict_batch_end, predictions.back(),
+               batch, batch_idx);
   });
   hooks.call(log_scope, &Callback::on_predict_epoch_end, &Module::on_predict_epoch_end);
   hooks.call(log_scope, &Callback::on_predict_end, &Module::on_predict_end);

@@ -7,9 +7,9 @@
 
 namespace fulgur {
 
-// One pass over a loader for validation, also in the middle of fit, or for test: without gradients and in eval mode. The
-// train or eval mode of every submodule, and the stage of the run, are afterwards as they were. Returns the metrics of
-// the pass.
+// One pass over a loader for validation, also in the middle of fit, or for test: without gradients and in eval mode.
+// The train or eval mode of every submodule, and the stage of the run, are afterwards as they were. Returns the metrics
+// of the pass.
 Metrics run_evaluation(LoopContext& context, Stage stage, Loader& loader);
 
 // The same for predict_step; returns its results, one for each batch.

@@ -49,8 +49,7 @@ void FitLoop::end_epoch() {
   const Metrics metrics = context_.metrics.end_epoch(Stage::train);
   hooks.call_callbacks(LogScope::forbidden, runs_last, &Callback::on_train_epoch_end);
   if (metrics.empty()) return;
-  hooks.call_callbacks(LogScope::forbidden, any_callback, &Callback::on_metrics, metrics,
-                       context_.state.last_step());
+  hooks.call_callbacks(LogScope::forbidden, any_callback, &Callback::on_metrics, metrics, context_.state.last_step());
 }
 
 }  // namespace fulgur

@@ -24,8 +24,8 @@ class HookCaller {
 
   // The hook of an entry point or around an epoch.
   template <class... Params, class... Args>
-  void call(LogScope scope, void (Callback::*callback_hook)(TrainerControl&, Params...), void (Module::*module_hook)(Params...),
-            const Args&... args) {
+  void call(LogScope scope, void (Callback::*callback_hook)(TrainerControl&, Params...),
+            void (Module::*module_hook)(Params...), const Args&... args) {
     call(scope, nullptr, callback_hook, module_hook, args...);
   }
 

@@ -17,7 +17,8 @@ void check_loss(const Module& module, const at::Tensor& loss) {
                               loss.sizes(), "; return its mean() or sum()"));
   }
   if (!loss.requires_grad()) {
-    throw SetupError(c10::str(module.name(), "::training_step returned a loss that no parameter had a part in (it does ",
+    throw SetupError(c10::str(module.name(),
+                              "::training_step returned a loss that no parameter had a part in (it does ",
                               "not require grad); was it detached, or computed under NoGradGuard?"));
   }
 }

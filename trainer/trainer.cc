@@ -60,10 +60,13 @@ void require_step(const ModuleHandle& module, bool overridden, std::string_view 
 
 // The loader, if it can give at least one batch. `name` as in Loaders.
 std::shared_ptr<Loader> require_loader(std::shared_ptr<Loader> loader, std::string_view name) {
-  require(loader != nullptr, fmt::format("there is no {0} loader; pass {{.{0} = ...}} or override {0}_dataloader()", name));
-  require(loader->num_batches().value_or(1) > 0,
-          fmt::format("the {} loader is empty: it yields no batch. Is the dataset empty, or shorter than batch_size with "
-                      "drop_last?", name));
+  require(loader != nullptr,
+          fmt::format("there is no {0} loader; pass {{.{0} = ...}} or override {0}_dataloader()", name));
+  require(
+      loader->num_batches().value_or(1) > 0,
+      fmt::format("the {} loader is empty: it yields no batch. Is the dataset empty, or shorter than batch_size with "
+                  "drop_last?",
+                  name));
   return loader;
 }
 
@@ -73,7 +76,8 @@ std::shared_ptr<Loader> validation_loader(const ModuleHandle& module, DataModule
   if (loader == nullptr) return nullptr;
   require(module.hooks().validation_step,
           fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
-                      "write it, or leave the val loader out", module->name()));
+                      "write it, or leave the val loader out",
+                      module->name()));
   return require_loader(loader, "val");
 }
 
@@ -210,7 +214,8 @@ std::string Trainer::device_summary() const {
   std::vector<std::string> names;
   for (const c10::Device& device : devices_) names.push_back(device.str());
   std::string summary = fmt::format("{} on {}", strategy_->name(), fmt::join(names, ", "));
-  if (devices_.front().is_cpu()) summary += fmt::format(" with {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
+  if (devices_.front().is_cpu())
+    summary += fmt::format(" with {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
   return summary;
 }
 

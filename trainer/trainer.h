@@ -22,21 +22,21 @@ namespace fulgur {
 
 struct LoopContext;
 
-// Runs a Module over data: the loops, the strategy and the callbacks. May be used for several runs, one after the other.
+// Runs a Module over data: the loops, the strategy and the callbacks. May be used for several runs, one after the
+// other.
 //   Trainer trainer({.strategy = "single_device", .max_epochs = 10});
 //   trainer.fit(make_module<Digits>(), {.train = train, .val = val});
-// Errors: settings that cannot be used throw UsageError from the constructor; a module and data that do not fit together
-// throw SetupError from an entry point, before its first step. An exception from a step or a hook reaches the caller as it
-// is, once on_exception and teardown have run.
-// Threading: one thread, which all hooks run on.
+// Errors: settings that cannot be used throw UsageError from the constructor; a module and data that do not fit
+// together throw SetupError from an entry point, before its first step. An exception from a step or a hook reaches the
+// caller as it is, once on_exception and teardown have run. Threading: one thread, which all hooks run on.
 class Trainer final : private TrainerControl {
  public:
   explicit Trainer(TrainerOptions options = {});
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Trains until max_epochs, max_steps or a requested stop, and validates in between if there is a validation_step and a
-  // val loader. Starts counting anew. The module is on the CPU afterwards.
+  // Trains until max_epochs, max_steps or a requested stop, and validates in between if there is a validation_step and
+  // a val loader. Starts counting anew. The module is on the CPU afterwards.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 

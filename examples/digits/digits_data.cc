@@ -25,7 +25,8 @@ std::string read_gzip(const std::filesystem::path& path) {
   int num_read = 0;
   while ((num_read = gzread(file, chunk, sizeof(chunk))) > 0) text.append(chunk, static_cast<size_t>(num_read));
   const int closed = gzclose(file);
-  if (num_read < 0 || closed != Z_OK) throw std::runtime_error(fmt::format("'{}' is not a whole gzip file", path.string()));
+  if (num_read < 0 || closed != Z_OK)
+    throw std::runtime_error(fmt::format("'{}' is not a whole gzip file", path.string()));
   return text;
 }
 

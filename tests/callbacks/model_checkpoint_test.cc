@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 using testing::message_of;
+using ::testing::UnorderedElementsAre;
 
 class ModelCheckpointTest : public ::testing::Test {
  protected:
@@ -39,7 +39,8 @@ class ModelCheckpointTest : public ::testing::Test {
   std::vector<std::string> kept() const {
     std::vector<std::string> names;
     if (!fs::exists(dir.path() / "checkpoints")) return names;
-    for (const auto& entry : fs::directory_iterator(dir.path() / "checkpoints")) names.push_back(entry.path().filename());
+    for (const auto& entry : fs::directory_iterator(dir.path() / "checkpoints"))
+      names.push_back(entry.path().filename());
     return names;
   }
 };

@@ -58,14 +58,16 @@ TEST(CreateFolderAtomically, LeavesNothingBehindAFailure) {
 TEST(CreateFolderAtomically, RefusesAFolderThatExists) {
   const TempDir dir;
   fs::create_directory(dir.path() / "a");
-  EXPECT_THAT(testing::message_of<CheckpointError>([&] { create_folder_atomically(dir.path() / "a", [](const fs::path&) {}); }),
-              HasSubstr("File exists"));
+  EXPECT_THAT(
+      testing::message_of<CheckpointError>([&] { create_folder_atomically(dir.path() / "a", [](const fs::path&) {}); }),
+      HasSubstr("File exists"));
 }
 
 TEST(FileWriter, RefusesAFileThatExists) {
   const TempDir dir;
   write(dir.path() / "f", "first");
-  EXPECT_THAT(testing::message_of<CheckpointError>([&] { write(dir.path() / "f", "second"); }), HasSubstr("File exists"));
+  EXPECT_THAT(testing::message_of<CheckpointError>([&] { write(dir.path() / "f", "second"); }),
+              HasSubstr("File exists"));
   EXPECT_EQ(testing::read_file(dir.path() / "f"), "first");
 }
 

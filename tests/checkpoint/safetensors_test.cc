@@ -48,8 +48,8 @@ TEST(Safetensors, WritesHeaderAndDataAsTheFormatSays) {
 TEST(Safetensors, KnowsEveryDtype) {
   const TempDir dir;
   NamedTensors tensors;
-  for (const auto dtype : {torch::kBool, torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong, torch::kHalf,
-                           torch::kBFloat16, torch::kFloat, torch::kDouble}) {
+  for (const auto dtype : {torch::kBool, torch::kByte, torch::kChar, torch::kShort, torch::kInt, torch::kLong,
+                           torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
     tensors.emplace_back(c10::toString(dtype), torch::ones({3}, dtype));
   }
   write_safetensors(dir.path() / "f", tensors);

@@ -102,7 +102,9 @@ Outcome outcome_of(const std::function<void()>& body) {
   return {exit_code, ::testing::internal::GetCapturedStderr()};
 }
 
-TEST(ExitCode, Is0WhenAllIsWell) { EXPECT_EQ(exit_code_of([] {}), 0); }
+TEST(ExitCode, Is0WhenAllIsWell) {
+  EXPECT_EQ(exit_code_of([] {}), 0);
+}
 
 TEST(ExitCode, Is2ForUsageAnd1ForTheRestWithoutStackTrace) {
   const Outcome usage = outcome_of([] { throw UsageError("bad flag"); });

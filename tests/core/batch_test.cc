@@ -12,7 +12,9 @@ namespace {
 using ::testing::HasSubstr;
 
 Batch images(int64_t size) {
-  return {{"image", torch::arange(size * 3).view({size, 3})}, {"label", torch::arange(size)}, {"scale", torch::tensor(2.0)}};
+  return {{"image", torch::arange(size * 3).view({size, 3})},
+          {"label", torch::arange(size)},
+          {"scale", torch::tensor(2.0)}};
 }
 
 template <class Index>
@@ -31,7 +33,8 @@ TEST(Batch, SizeIsDim0OfTheTensorsThatHaveOne) { EXPECT_EQ(images(5).batch_size(
 
 TEST(Batch, RefusesDifferentSizesByName) {
   const Batch batch{{"image", torch::zeros({4, 2})}, {"label", torch::zeros({3})}};
-  EXPECT_THAT(testing::message_of<c10::ValueError>([&] { batch.batch_size(); }), HasSubstr("'image' has 4, 'label' has 3"));
+  EXPECT_THAT(testing::message_of<c10::ValueError>([&] { batch.batch_size(); }),
+              HasSubstr("'image' has 4, 'label' has 3"));
 }
 
 TEST(Batch, UnknownNameSaysTheNearest) {

@@ -43,14 +43,16 @@ TEST(Describe, RefusesTextOfAnotherKind) {
   EXPECT_EQ(message_of<UsageError>([&] { set_field({.name = "n"}, &count, "99999999999999999999"); }),
             "n: '99999999999999999999' is out of range");
   EXPECT_EQ(message_of<UsageError>([&] { set_field({.name = "lr"}, &rate, "fast"); }), "lr: 'fast' is not a number");
-  EXPECT_EQ(message_of<UsageError>([&] { set_field({.name = "f"}, &flag, "maybe"); }), "f: 'maybe' is not true or false");
+  EXPECT_EQ(message_of<UsageError>([&] { set_field({.name = "f"}, &flag, "maybe"); }),
+            "f: 'maybe' is not true or false");
 }
 
 TEST(Describe, ChecksRangeAndChoices) {
   int64_t count = 0;
   double rate = 2;
   std::string mode = "mni";
-  EXPECT_EQ(message_of<UsageError>([&] { check_field({.name = "n", .min = 1}, &count); }), "n must be at least 1; got 0");
+  EXPECT_EQ(message_of<UsageError>([&] { check_field({.name = "n", .min = 1}, &count); }),
+            "n must be at least 1; got 0");
   EXPECT_EQ(message_of<UsageError>([&] { check_field({.name = "r", .max = 1}, &rate); }), "r must be at most 1; got 2");
   EXPECT_EQ(message_of<UsageError>([&] { check_field({.name = "mode", .choices = {"min", "max"}}, &mode); }),
             "unknown mode 'mni'; did you mean 'min'? known: min, max");
@@ -68,7 +70,8 @@ struct Options {
 
 TEST(Describe, ChecksAWholeStructAndNamesItsOwner) {
   check_fields("Thing", Options{});
-  EXPECT_EQ(message_of<UsageError>([] { check_fields("Thing", Options{.lr = -1}); }), "Thing: lr must be at least 0; got -1");
+  EXPECT_EQ(message_of<UsageError>([] { check_fields("Thing", Options{.lr = -1}); }),
+            "Thing: lr must be at least 0; got -1");
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Pair;
 using testing::message_of;
+using ::testing::Pair;
 
 Batch batch_of(int64_t size) { return {{"x", torch::zeros({size, 2})}}; }
 
@@ -130,14 +130,17 @@ TEST_F(MetricLogTest, RefusesToLogWhereThereIsNoStepOrEpoch) {
   log.enter(Stage::train, LogScope::forbidden);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0); }), HasSubstr("cannot be called in this hook"));
   log.enter(Stage::train, LogScope::epoch);
-  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = true}); }), HasSubstr("leave on_step out"));
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = true}); }),
+              HasSubstr("leave on_step out"));
 }
 
 TEST_F(MetricLogTest, RefusesContradictingOptions) {
   log.enter(Stage::train, LogScope::training_step);
-  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = false}); }), HasSubstr("nobody would see it"));
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = false}); }),
+              HasSubstr("nobody would see it"));
   log.log("m", 1.0);
-  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.prog_bar = true}); }), HasSubstr("different options"));
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.prog_bar = true}); }),
+              HasSubstr("different options"));
 }
 
 }  // namespace

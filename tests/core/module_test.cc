@@ -58,7 +58,8 @@ TEST(Module, AStepThatIsNotOverriddenSaysSo) {
 TEST(Module, LoggingWithoutATrainerDoesNothing) { std::make_shared<Plain>()->log("loss", 1); }
 
 TEST(Module, ProgressIsUnknownWithoutATrainer) {
-  EXPECT_THAT(message_of<c10::Error>([] { std::make_shared<Plain>()->current_epoch(); }), HasSubstr("while a Trainer runs"));
+  EXPECT_THAT(message_of<c10::Error>([] { std::make_shared<Plain>()->current_epoch(); }),
+              HasSubstr("while a Trainer runs"));
 }
 
 TEST(Module, LogTakesNumbersAndTensors) {

@@ -31,8 +31,9 @@ void set_gradients(const std::vector<at::Tensor>& params, int step) {
 }
 
 // Runs both over the same gradients; torch's own optimizer is the oracle.
-void expect_same_path(const std::function<Optimizers(std::vector<at::Tensor>)>& make_ours,
-                      const std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>& make_theirs) {
+void expect_same_path(
+    const std::function<Optimizers(std::vector<at::Tensor>)>& make_ours,
+    const std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>& make_theirs) {
   const auto ours = parameters(), theirs = parameters();
   const Optimizers optimizers = make_ours(ours);
   const auto oracle = make_theirs(theirs);
@@ -49,37 +50,42 @@ void expect_same_path(const std::function<Optimizers(std::vector<at::Tensor>)>& 
 }
 
 TEST(Adam, AgreesWithTorch) {
-  expect_same_path([](auto params) { return optim::Adam(params, {.lr = 0.1, .betas = {0.8, 0.95}, .weight_decay = 0.1}); },
-                   [](auto params) {
-                     return std::make_unique<torch::optim::Adam>(
-                         params, torch::optim::AdamOptions(0.1).betas({0.8, 0.95}).weight_decay(0.1));
-                   });
+  expect_same_path(
+      [](auto params) { return optim::Adam(params, {.lr = 0.1, .betas = {0.8, 0.95}, .weight_decay = 0.1}); },
+      [](auto params) {
+        return std::make_unique<torch::optim::Adam>(
+            params, torch::optim::AdamOptions(0.1).betas({0.8, 0.95}).weight_decay(0.1));
+      });
 }
 
 TEST(AdamW, AgreesWithTorch) {
   expect_same_path([](auto params) { return optim::AdamW(params, {.lr = 0.1, .weight_decay = 0.1}); },
                    [](auto params) {
-                     return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+                     return std::make_unique<torch::optim::AdamW>(params,
+                                                                  torch::optim::AdamWOptions(0.1).weight_decay(0.1));
                    });
 }
 
 TEST(SGD, AgreesWithTorch) {
-  expect_same_path([](auto params) { return optim::SGD(params, {.lr = 0.1}); },
-                   [](auto params) { return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1)); });
+  expect_same_path(
+      [](auto params) { return optim::SGD(params, {.lr = 0.1}); },
+      [](auto params) { return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1)); });
 }
 
 TEST(SGD, AgreesWithTorchWithEverythingOn) {
   expect_same_path(
-      [](auto params) { return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1}); },
+      [](auto params) {
+        return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1});
+      },
       [](auto params) {
         return std::make_unique<torch::optim::SGD>(
             params, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1));
       });
-  expect_same_path(
-      [](auto params) { return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .nesterov = true}); },
-      [](auto params) {
-        return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
-      });
+  expect_same_path([](auto params) { return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .nesterov = true}); },
+                   [](auto params) {
+                     return std::make_unique<torch::optim::SGD>(
+                         params, torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+                   });
 }
 
 // Every kind of optimizer, for what they have in common.
@@ -143,22 +149,26 @@ TEST_P(EveryOptimizer, RefusesBadParameters) {
   };
   EXPECT_THAT(refusal({}), HasSubstr("no parameter to update"));
   EXPECT_THAT(refusal(one_group({at::Tensor()})), HasSubstr("undefined"));
-  EXPECT_THAT(refusal({{.params = params}, {.params = {params[1]}}}), HasSubstr("groups 0 and 1 have a parameter in common"));
+  EXPECT_THAT(refusal({{.params = params}, {.params = {params[1]}}}),
+              HasSubstr("groups 0 and 1 have a parameter in common"));
   EXPECT_THAT(refusal({{.params = params, .lr = -1.0}}), HasSubstr("lr must be at least 0; got -1"));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    , EveryOptimizer,
-    ::testing::Values(Kind{"Adam", [](auto groups) { return optim::Adam(groups); }},
-                      Kind{"AdamW", [](auto groups) { return optim::AdamW(groups); }},
-                      Kind{"SGD", [](auto groups) { return optim::SGD(groups, {.momentum = 0.9}); }}),
-    [](const auto& kind) { return kind.param.name; });
+INSTANTIATE_TEST_SUITE_P(, EveryOptimizer,
+                         ::testing::Values(Kind{"Adam", [](auto groups) { return optim::Adam(groups); }},
+                                           Kind{"AdamW", [](auto groups) { return optim::AdamW(groups); }},
+                                           Kind{"SGD",
+                                                [](auto groups) { return optim::SGD(groups, {.momentum = 0.9}); }}),
+                         [](const auto& kind) { return kind.param.name; });
 
 TEST(Optimizers, RefuseOptionsOutOfRange) {
   const auto params = parameters();
-  EXPECT_THAT(message_of<UsageError>([&] { optim::AdamW adamw(params, {.lr = -1}); }), HasSubstr("AdamW: lr must be at least 0"));
-  EXPECT_THAT(message_of<UsageError>([&] { optim::Adam adam(params, {.betas = {0.9, 1.0}}); }), HasSubstr("beta2 must be at most"));
-  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD sgd(params, {.nesterov = true}); }), HasSubstr("nesterov needs momentum"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::AdamW adamw(params, {.lr = -1}); }),
+              HasSubstr("AdamW: lr must be at least 0"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::Adam adam(params, {.betas = {0.9, 1.0}}); }),
+              HasSubstr("beta2 must be at most"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD sgd(params, {.nesterov = true}); }),
+              HasSubstr("nesterov needs momentum"));
 }
 
 }  // namespace

@@ -71,8 +71,8 @@ struct PartlyUsed : TinyModule {
     frozen->weight.set_requires_grad(false);
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-    return TinyModule::training_step({{"x", torch::nn::functional::linear(batch["x"], frozen->weight)}, {"y", batch["y"]}},
-                                     batch_idx);
+    return TinyModule::training_step(
+        {{"x", torch::nn::functional::linear(batch["x"], frozen->weight)}, {"y", batch["y"]}}, batch_idx);
   }
 };
 
@@ -115,7 +115,8 @@ TEST_P(StrategyContract, NamesEveryTensorOnce) {
 
 TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam())->teardown(); }
 
-INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device"), [](const auto& name) { return name.param; });
+INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device"),
+                         [](const auto& name) { return name.param; });
 
 TEST(StrategyContractList, CoversEveryBuiltInStrategy) {
   EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("single_device"));

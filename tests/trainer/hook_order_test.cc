@@ -40,7 +40,9 @@ struct RecordingModule : TinyModule {
   void on_before_backward(const at::Tensor&) override { calls->push_back("M.on_before_backward"); }
   RECORD(on_after_backward)
   RECORD(on_before_optimizer_step)
-  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override { calls->push_back("M.on_train_batch_end"); }
+  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+    calls->push_back("M.on_train_batch_end");
+  }
   RECORD(on_validation_start)
   RECORD(on_validation_epoch_start)
   RECORD_BATCH(on_validation_batch_start)
@@ -65,7 +67,9 @@ struct RecordingModule : TinyModule {
     calls->push_back("M.predict_step");
     return {};
   }
-  void on_predict_batch_end(const Batch&, const Batch&, int64_t) override { calls->push_back("M.on_predict_batch_end"); }
+  void on_predict_batch_end(const Batch&, const Batch&, int64_t) override {
+    calls->push_back("M.on_predict_batch_end");
+  }
   RECORD(on_predict_epoch_end)
   RECORD(on_predict_end)
   void teardown(EntryPoint) override { calls->push_back("M.teardown"); }
@@ -77,11 +81,14 @@ struct RecordingModule : TinyModule {
 // Records a few hooks of its own, to show who comes first.
 class RecordingCallback : public Callback {
  public:
-  RecordingCallback(Calls* calls, std::string name, bool last = false) : calls_(calls), name_(std::move(name)), last_(last) {}
+  RecordingCallback(Calls* calls, std::string name, bool last = false)
+      : calls_(calls), name_(std::move(name)), last_(last) {}
   bool runs_last() const override { return last_; }
   void setup(TrainerControl&, EntryPoint) override { record("setup"); }
   void on_train_start(TrainerControl&) override { record("on_train_start"); }
-  void on_train_batch_end(TrainerControl&, const at::Tensor&, const Batch&, int64_t) override { record("on_train_batch_end"); }
+  void on_train_batch_end(TrainerControl&, const at::Tensor&, const Batch&, int64_t) override {
+    record("on_train_batch_end");
+  }
   void on_validation_end(TrainerControl&) override { record("on_validation_end"); }
   void on_train_epoch_end(TrainerControl&) override { record("on_train_epoch_end"); }
   void teardown(TrainerControl&, EntryPoint) override { record("teardown"); }
@@ -107,32 +114,43 @@ Calls join(std::initializer_list<Calls> parts) {
 TEST(HookOrder, Fit) {
   Calls calls;
   TrainerOptions options = testing::quiet({.max_epochs = 2});
-  options.callbacks = {std::make_shared<RecordingCallback>(&calls, "last", true), std::make_shared<RecordingCallback>(&calls, "A"),
+  options.callbacks = {std::make_shared<RecordingCallback>(&calls, "last", true),
+                       std::make_shared<RecordingCallback>(&calls, "A"),
                        std::make_shared<RecordingCallback>(&calls, "B")};
   Trainer(options).fit(make_module<RecordingModule>(&calls),
                        {.train = testing::tiny_loader(8, 4), .val = testing::tiny_loader(4, 4)});
   const auto all = [](const std::string& hook) { return Calls{"A." + hook, "B." + hook, "last." + hook, "M." + hook}; };
   const Calls batch = join({kTrainBatch, all("on_train_batch_end")});
   const Calls epoch =
-      join({{"M.on_train_epoch_start"}, batch, batch, kValidation, all("on_validation_end"),
+      join({{"M.on_train_epoch_start"},
+            batch,
+            batch,
+            kValidation,
+            all("on_validation_end"),
             {"A.on_train_epoch_end", "B.on_train_epoch_end", "M.on_train_epoch_end", "last.on_train_epoch_end"}});
-  EXPECT_THAT(calls, ElementsAreArray(join({{"M.prepare_data"}, all("setup"), {"M.configure_optimizers", "M.on_fit_start"},
-                                            all("on_train_start"), epoch, epoch, {"M.on_train_end", "M.on_fit_end"},
+  EXPECT_THAT(calls, ElementsAreArray(join({{"M.prepare_data"},
+                                            all("setup"),
+                                            {"M.configure_optimizers", "M.on_fit_start"},
+                                            all("on_train_start"),
+                                            epoch,
+                                            epoch,
+                                            {"M.on_train_end", "M.on_fit_end"},
                                             all("teardown")})));
 }
 
 TEST(HookOrder, Validate) {
   Calls calls;
   Trainer(testing::quiet()).validate(make_module<RecordingModule>(&calls), {.val = testing::tiny_loader(4, 4)});
-  EXPECT_THAT(calls, ElementsAreArray(join({{"M.prepare_data", "M.setup"}, kValidation, {"M.on_validation_end", "M.teardown"}})));
+  EXPECT_THAT(calls, ElementsAreArray(
+                         join({{"M.prepare_data", "M.setup"}, kValidation, {"M.on_validation_end", "M.teardown"}})));
 }
 
 TEST(HookOrder, Test) {
   Calls calls;
   Trainer(testing::quiet()).test(make_module<RecordingModule>(&calls), {.test = testing::tiny_loader(4, 4)});
   EXPECT_THAT(calls, ElementsAreArray({"M.prepare_data", "M.setup", "M.on_test_start", "M.on_test_epoch_start",
-                                       "M.on_test_batch_start", "M.test_step", "M.on_test_batch_end", "M.on_test_epoch_end",
-                                       "M.on_test_end", "M.teardown"}));
+                                       "M.on_test_batch_start", "M.test_step", "M.on_test_batch_end",
+                                       "M.on_test_epoch_end", "M.on_test_end", "M.teardown"}));
 }
 
 TEST(HookOrder, Predict) {

@@ -75,7 +75,8 @@ TEST(Trainer, ValidatesEveryNEpochs) {
     void on_validation_end() override { ++validations; }
   };
   const auto module = make_module<Counting>();
-  Trainer(quiet({.max_epochs = 5, .check_val_every_n_epoch = 2})).fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  Trainer(quiet({.max_epochs = 5, .check_val_every_n_epoch = 2}))
+      .fit(module, {.train = tiny_loader(), .val = tiny_loader()});
   EXPECT_EQ(module->validations, 2);
 }
 
@@ -118,7 +119,9 @@ TEST(Trainer, CallbackMetricsHoldTrainingAndValidation) {
 // A callback that does one thing at the end of each training batch.
 struct AtBatchEnd : Callback {
   explicit AtBatchEnd(std::function<void(TrainerControl&)> given) : action(std::move(given)) {}
-  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override { action(trainer); }
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override {
+    action(trainer);
+  }
   void on_exception(TrainerControl&, const std::exception& error) override { exceptions.emplace_back(error.what()); }
   void teardown(TrainerControl&, EntryPoint) override { ++teardowns; }
   std::function<void(TrainerControl&)> action;
@@ -139,7 +142,8 @@ TEST(Trainer, AnExceptionReachesCallbacksAndCallerAfterTeardown) {
   TrainerOptions options = quiet();
   options.callbacks = {callback};
   Trainer trainer(options);
-  EXPECT_EQ(message_of<std::out_of_range>([&] { trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()}); }), "mine");
+  EXPECT_EQ(message_of<std::out_of_range>([&] { trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()}); }),
+            "mine");
   EXPECT_THAT(callback->exceptions, ElementsAre("mine"));
   EXPECT_EQ(callback->teardowns, 1);
 }
@@ -149,7 +153,8 @@ TEST(Trainer, AFailingTeardownDoesNotHideTheFirstException) {
     at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("first"); }
     void teardown(EntryPoint) override { throw std::runtime_error("second"); }
   };
-  EXPECT_EQ(message_of<std::runtime_error>([] { Trainer(quiet()).fit(make_module<BadTeardown>(), {.train = tiny_loader()}); }),
+  EXPECT_EQ(message_of<std::runtime_error>(
+                [] { Trainer(quiet()).fit(make_module<BadTeardown>(), {.train = tiny_loader()}); }),
             "first");
 }
 
@@ -211,8 +216,11 @@ TEST(Trainer, TakesADataModule) {
 
 TEST(Trainer, WritesMetricsAndCheckpointsIntoItsRunFolder) {
   const testing::TempDir dir;
-  TrainerOptions options{.accelerator = "cpu", .max_epochs = 2, .default_root_dir = dir.path().string(),
-                         .enable_progress_bar = false, .enable_model_summary = false};
+  TrainerOptions options{.accelerator = "cpu",
+                         .max_epochs = 2,
+                         .default_root_dir = dir.path().string(),
+                         .enable_progress_bar = false,
+                         .enable_model_summary = false};
   Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8), .val = tiny_loader()});
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_0/metrics.csv"));
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_0/checkpoints/epoch=1-step=10/model.safetensors"));
@@ -249,7 +257,8 @@ TEST(TrainerRefuses, DevicesThatTheStrategyCannotUse) {
 }
 
 TEST(TrainerRefuses, OptionsOutOfRange) {
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = -2}); }), HasSubstr("max_epochs must be at least -1"));
+  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = -2}); }),
+              HasSubstr("max_epochs must be at least -1"));
   EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = 1, .log_every_n_steps = 0}); }),
               HasSubstr("log_every_n_steps must be at least 1"));
 }
@@ -268,7 +277,8 @@ TEST(TrainerRefuses, ANullCallback) {
 
 TEST(TrainerRefuses, AModuleWithoutTrainingStep) {
   struct NoStep : Module {};
-  EXPECT_THAT(fit_refusal(make_module<NoStep>(), {.train = tiny_loader()}), HasSubstr("does not override at::Tensor training_step"));
+  EXPECT_THAT(fit_refusal(make_module<NoStep>(), {.train = tiny_loader()}),
+              HasSubstr("does not override at::Tensor training_step"));
 }
 
 TEST(TrainerRefuses, AModuleWithoutOptimizer) {
@@ -303,7 +313,8 @@ TEST(TrainerRefuses, ALossThatIsNotAScalar) {
   struct VectorLoss : TinyModule {
     at::Tensor training_step(const Batch& batch, int64_t) override { return forward(batch["x"]).squeeze(1); }
   };
-  EXPECT_THAT(fit_refusal(make_module<VectorLoss>(), {.train = tiny_loader(40, 8)}), HasSubstr("got a tensor of shape [8]"));
+  EXPECT_THAT(fit_refusal(make_module<VectorLoss>(), {.train = tiny_loader(40, 8)}),
+              HasSubstr("got a tensor of shape [8]"));
 }
 
 TEST(TrainerRefuses, ALossWithoutGraph) {
@@ -317,9 +328,11 @@ TEST(TrainerRefuses, EvaluationWithoutItsStep) {
   struct OnlyTrains : Module {};
   const auto module = make_module<OnlyTrains>();
   Trainer trainer(quiet());
-  EXPECT_THAT(message_of<SetupError>([&] { trainer.validate(module, {.val = tiny_loader()}); }), HasSubstr("validation_step"));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.validate(module, {.val = tiny_loader()}); }),
+              HasSubstr("validation_step"));
   EXPECT_THAT(message_of<SetupError>([&] { trainer.test(module, {.test = tiny_loader()}); }), HasSubstr("test_step"));
-  EXPECT_THAT(message_of<SetupError>([&] { trainer.predict(module, {.predict = tiny_loader()}); }), HasSubstr("predict_step"));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.predict(module, {.predict = tiny_loader()}); }),
+              HasSubstr("predict_step"));
 }
 
 }  // namespace

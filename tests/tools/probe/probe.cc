@@ -1,3 +1,3 @@
-#include "tests/tools/probe/lib.h"
 #include <iostream>
+#include "tests/tools/probe/lib.h"
 int main() { std::cout << two().numel() << "\n"; }
