@@ -94,7 +94,8 @@ def _libtorch_repository(ctx):
 
     site = ctx.path("site-packages").realpath
     cuda = wants_cuda and _has_cuda(ctx)
-    libraries = ["torch_cpu", "torch", "c10"] + (["torch_cuda", "c10_cuda"] if cuda else [])
+    # libtorch.so only gathers the others: it needs libtorch_cuda.so, and that all of CUDA.
+    libraries = ["torch_cpu", "c10"] + (["torch", "torch_cuda", "c10_cuda"] if cuda else [])
     ctx.symlink("site-packages/torch/include", "include")
     if cuda:
         ctx.symlink("site-packages/nvidia/cu13/include", "cuda_include")
