@@ -6,7 +6,7 @@ _FILE = "sklearn/datasets/data/digits.csv.gz"
 
 def _digits_repository(ctx):
     # The file is the same in the wheel of every architecture.
-    install_wheels(ctx, "digits", ["digits"], "x86_64", only = _FILE)
+    install_wheels(ctx, "digits-{rows}", ["digits"], "x86_64", only = _FILE)
     ctx.symlink("site-packages/" + _FILE, "digits.csv.gz")
     ctx.file("BUILD", 'exports_files(["digits.csv.gz"])\n', executable = False)
 

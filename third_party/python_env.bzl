@@ -1,7 +1,7 @@
 """@python_env: the pinned Python environment of the tests that need Python. Fetched when such a test is first loaded.
 
-The host's Python with the wheels of group `python`, and torch from the site-packages of @libtorch: the very libraries that
-the C++ code links.
+The host's Python with the wheels of group `python` and nothing of the host's own packages, and torch from the site-packages
+of @libtorch: the very libraries that the C++ code links. Another package is another row in third_party/wheels_*.txt.
 """
 
 load(":wheels.bzl", "ENVIRON", "install_wheels")
@@ -11,10 +11,10 @@ _PYTHON_VERSION = "3.11"  # Debian 12's; the wheels in the lock files are for it
 
 _RUN = """#!/bin/sh
 # {python} with the packages of @python_env and torch.
-PYTHONPATH={packages}:{torch} PYTHONDONTWRITEBYTECODE=1 exec {python} "$@"
+PYTHONPATH='{packages}:{torch}' PYTHONDONTWRITEBYTECODE=1 exec {python} -S "$@"
 """
 
-# `import torch` loads every library of the wheel, those of CUDA too.
+# `import torch` of a torch built for CUDA loads all of CUDA.
 _DEFS = """
 COMPATIBLE_WITH = {compatible}
 """
@@ -25,13 +25,13 @@ def _python_env_repository(ctx):
         fail("the tests that need Python need Python %s as %s, as on Debian 12; found '%s'" %
              (_PYTHON_VERSION, _PYTHON, version))
     arch = ctx.execute(["uname", "-m"]).stdout.strip()
-    install_wheels(ctx, "python-env-" + arch, ["python"], arch)
+    install_wheels(ctx, "python-{rows}", ["python"], arch)
     libtorch = ctx.path(Label("@libtorch//:BUILD")).dirname
     torch = libtorch.get_child("site-packages").realpath
-    has_cuda = libtorch.get_child("cuda_include").exists
+    importable = libtorch.get_child("cuda_include").exists or not ctx.path("%s/torch/lib/libtorch_cuda.so" % torch).exists
     ctx.file("python", _RUN.format(python = _PYTHON, packages = ctx.path("site-packages").realpath, torch = torch))
     ctx.file("BUILD", 'exports_files(["python"])\n', executable = False)
-    ctx.file("defs.bzl", _DEFS.format(compatible = [] if has_cuda else ["@platforms//:incompatible"]), executable = False)
+    ctx.file("defs.bzl", _DEFS.format(compatible = [] if importable else ["@platforms//:incompatible"]), executable = False)
 
 python_env_repository = repository_rule(
     implementation = _python_env_repository,

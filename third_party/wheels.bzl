@@ -9,7 +9,7 @@ def install_wheels(ctx, into, groups, arch, only = ""):
 
     Args:
       ctx: the repository rule's context.
-      into: folder in the cache.
+      into: folder in the cache; `{rows}` in it stands for a digest of the rows.
       groups: groups of rows of the lock file.
       arch: x86_64 or aarch64; names the lock file.
       only: the one file to unpack, instead of all.

@@ -2,11 +2,13 @@
 """Installs pinned wheels into a folder of the user's cache that outlives `bazel clean --expunge`.
 
   wheels.py wheels_x86_64.txt --into torch-2.11.0-x86_64 --link site-packages cpu cuda
-  wheels.py wheels_x86_64.txt --into digits --only sklearn/datasets/data/digits.csv.gz --link data digits
+  wheels.py wheels_x86_64.txt --into digits-{rows} --only sklearn/datasets/data/digits.csv.gz --link data digits
 
 Every row of the lock file whose group is named is downloaded with pip, checked, unpacked into
 <cache>/fulgur/<into>/site-packages and then marked in <into>/installed. The marker is written last, so a run that was
 interrupted, at whatever point, leaves nothing that a later run takes for installed; the later run does what is missing.
+Nothing is ever removed from such a folder, so where a row may change its version, {rows} in the name (a digest of the rows
+named) gives every set of versions a folder of its own.
 """
 import argparse
 import fcntl
@@ -110,6 +112,8 @@ def download(wheel, arch, folder):
 def unpack(path, site, only):
     with zipfile.ZipFile(path) as archive:
         members = [m for m in archive.infolist() if only in ("", m.filename)]
+        if not members:
+            raise InstallError(f"{path.name} has no {only}")
         for member in members:
             target = archive.extract(member, site)
             if member.external_attr >> 16 & 0o100:  # zipfile drops the executable bit
@@ -133,19 +137,21 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lock", type=pathlib.Path)
     parser.add_argument("groups", nargs="+")
-    parser.add_argument("--into", required=True, help="folder below the cache folder")
+    parser.add_argument("--into", required=True, help="folder below the cache folder; {rows} in it: see above")
     parser.add_argument("--link", help="symbolic link to make to the folder of unpacked wheels")
     parser.add_argument("--arch", default=platform.machine())
     parser.add_argument("--only", default="", help="unpack this one file of each wheel")
     options = parser.parse_args()
 
-    root = cache_folder() / options.into
+    wheels = read_lock(options.lock, options.groups)
+    rows = hashlib.sha256(repr(wheels).encode()).hexdigest()[:8]
+    root = cache_folder() / options.into.replace("{rows}", rows)
     (root / "installed").mkdir(parents=True, exist_ok=True)
     with open(root / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits here, then finds everything installed
         for leftover in root.glob("download-*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        missing = [w for w in read_lock(options.lock, options.groups) if not marker(root, w).exists()]
+        missing = [w for w in wheels if not marker(root, w).exists()]
         if missing:
             install(missing, options.arch, options.only, root)
     if options.link:
