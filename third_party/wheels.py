@@ -48,6 +48,10 @@ class InstallError(Exception):
 def read_lock(lock, groups):
     rows = [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
     wheels = [Wheel(*m[:4], int(m[4]), int(m[5])) for m in (LOCK_ROW.fullmatch(row).groups() for row in rows)]
+    known = {wheel.group for wheel in wheels}
+    for group in groups:
+        if group not in known:
+            raise InstallError(f"{lock.name} has no group '{group}'; known: {', '.join(sorted(known))}")
     return [wheel for wheel in wheels if wheel.group in groups]
 
 
