@@ -1,7 +1,8 @@
 """@python_env: the pinned Python environment of the tests that need Python. Fetched when such a test is first loaded.
 
-The host's Python with the wheels of group `python` and nothing of the host's own packages, and torch from the site-packages
-of @libtorch: the very libraries that the C++ code links. Another package is another row in third_party/wheels_*.txt.
+The host's Python with the wheels of group `python` and nothing of the host's own packages, and torch from the
+site-packages of @libtorch: the very libraries that the C++ code links. Another package is another row in
+third_party/wheels_*.txt.
 """
 
 load(":wheels.bzl", "ENVIRON", "install_wheels")
@@ -28,7 +29,8 @@ def _python_env_repository(ctx):
     install_wheels(ctx, "python-{rows}", ["python"], arch)
     libtorch = ctx.path(Label("@libtorch//:BUILD")).dirname
     torch = libtorch.get_child("site-packages").realpath
-    importable = libtorch.get_child("cuda_include").exists or not ctx.path("%s/torch/lib/libtorch_cuda.so" % torch).exists
+    built_for_cuda = ctx.path("%s/torch/lib/libtorch_cuda.so" % torch).exists
+    importable = libtorch.get_child("cuda_include").exists or not built_for_cuda
     ctx.file("python", _RUN.format(python = _PYTHON, packages = ctx.path("site-packages").realpath, torch = torch))
     ctx.file("BUILD", 'exports_files(["python"])\n', executable = False)
     ctx.file("defs.bzl", _DEFS.format(compatible = [] if importable else ["@platforms//:incompatible"]), executable = False)

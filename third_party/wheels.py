@@ -7,8 +7,8 @@
 Every row of the lock file whose group is named is downloaded with pip, checked, unpacked into
 <cache>/fulgur/<into>/site-packages and then marked in <into>/installed. The marker is written last, so a run that was
 interrupted, at whatever point, leaves nothing that a later run takes for installed; the later run does what is missing.
-Nothing is ever removed from such a folder, so where a row may change its version, {rows} in the name (a digest of the rows
-named) gives every set of versions a folder of its own.
+Nothing is ever removed from such a folder, so where a row may change its version, {rows} in the name (a digest of the
+rows named) gives every set of versions a folder of its own.
 """
 import argparse
 import fcntl
@@ -76,9 +76,9 @@ def check_free_space(root, wheels):
     say(f"{len(wheels)} wheels to download, {download_gb:.2f} GB; needs {needed_gb:.2f} GB of disk "
         f"in {root}, {free_gb:.2f} GB free")
     if free_gb < needed_gb:
+        smaller = ", or FULGUR_CUDA=0 to leave the CUDA libraries out" if any(w.group == "cuda" for w in wheels) else ""
         raise InstallError(f"not enough disk space in {root}: {needed_gb:.2f} GB needed, {free_gb:.2f} GB free; "
-                           "free some, set XDG_CACHE_HOME to a folder on a larger disk, "
-                           "or set FULGUR_CUDA=0 to leave the CUDA libraries out")
+                           f"free some, or set XDG_CACHE_HOME to a folder on a larger disk{smaller}")
 
 
 def platform_flags(arch):

@@ -62,7 +62,7 @@ class WheelsTest(unittest.TestCase):
                    "PYTHONPATH": str(self.folder / "modules") if pip else "",
                    "PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.folder / "wheels")}
         return subprocess.Popen(["/usr/bin/python3", WHEELS, self.lock, "--into", "tiny", *flags, group], env=environ,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, **kwargs)
+                                text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs)
 
     def finish(self, process):
         """Returns the exit code and the lines of stderr."""
@@ -133,7 +133,7 @@ class WheelsTest(unittest.TestCase):
         self.write_lock("0" * 64, unpacked_mb=10**12)
         code, lines = self.finish(self.start(pip="raise AssertionError"))
         self.assertEqual(code, 1)
-        self.assertRegex(lines[-1], r"^fulgur: not enough disk space in .*: [\d.]+ GB needed, [\d.]+ GB free; free some, ")
+        self.assertRegex(lines[-1], r"^fulgur: not enough disk space in .*: [\d.]+ GB needed, [\d.]+ GB free; free some")
 
     def test_a_wheel_with_another_hash_is_refused(self):
         self.write_lock("0" * 64)
