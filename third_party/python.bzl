@@ -1,22 +1,26 @@
 """Tests in Python."""
 
-load("@python_env//:defs.bzl", "COMPATIBLE_WITH")
+load("@python_env//:defs.bzl", "CAN_IMPORT_TORCH")
 
-def fulgur_py_test(name, data = [], **kwargs):
-    """A test in <name>.py, written with unittest; may import torch and what third_party/wheels_*.txt lists for `python`.
+def fulgur_py_test(name, data = [], imports_torch = True, **kwargs):
+    """A test in <name>.py, written with unittest; may import torch and what third_party/wheels_*.txt has for `python`.
 
-    It starts in the runfiles of the workspace, as a cc_test does. Without the CUDA libraries (FULGUR_CUDA=0) torch cannot be
-    imported, and the test is skipped as incompatible.
+    It starts in the runfiles of the workspace, as a cc_test does. Without the CUDA libraries (FULGUR_CUDA=0) a torch built
+    for CUDA cannot be imported, and a test that imports it is skipped as incompatible.
     """
     native.sh_test(
         name = name,
         srcs = ["//third_party:run_unittest.sh"],
-        args = ["$(rootpath @python_env//:python)", "$(rootpath //third_party:run_unittest.py)", "$(rootpath %s.py)" % name],
+        args = [
+            "$(rootpath @python_env//:python)",
+            "$(rootpath //third_party:run_unittest.py)",
+            "$(rootpath %s.py)" % name,
+        ],
         data = data + [
             name + ".py",
             "//third_party:run_unittest.py",
             "@python_env//:python",
         ],
-        target_compatible_with = COMPATIBLE_WITH,
+        target_compatible_with = CAN_IMPORT_TORCH if imports_torch else [],
         **kwargs
     )

@@ -15,9 +15,9 @@ _RUN = """#!/bin/sh
 PYTHONPATH='{packages}:{torch}' PYTHONDONTWRITEBYTECODE=1 exec {python} -S "$@"
 """
 
-# `import torch` of a torch built for CUDA loads all of CUDA.
+# For target_compatible_with. `import torch` of a torch built for CUDA loads all of CUDA.
 _DEFS = """
-COMPATIBLE_WITH = {compatible}
+CAN_IMPORT_TORCH = {constraints}
 """
 
 def _python_env_repository(ctx):
@@ -33,7 +33,8 @@ def _python_env_repository(ctx):
     importable = libtorch.get_child("cuda_include").exists or not built_for_cuda
     ctx.file("python", _RUN.format(python = _PYTHON, packages = ctx.path("site-packages").realpath, torch = torch))
     ctx.file("BUILD", 'exports_files(["python"])\n', executable = False)
-    ctx.file("defs.bzl", _DEFS.format(compatible = [] if importable else ["@platforms//:incompatible"]), executable = False)
+    constraints = [] if importable else ["@platforms//:incompatible"]
+    ctx.file("defs.bzl", _DEFS.format(constraints = constraints), executable = False)
 
 python_env_repository = repository_rule(
     implementation = _python_env_repository,
