@@ -28,7 +28,7 @@ class CaseRecorder(unittest.TextTestResult):
         super().stopTest(test)
 
     def add_case(self, test):
-        group, _, name = test.id().rpartition(".")
+        group, _, name = test.id().rpartition(".") if isinstance(test, unittest.TestCase) else ("", "", test.id())
         self.case = xml.SubElement(self.suite, "testcase", classname=group, name=name)
 
     def note(self, kind, message, text=""):
