@@ -41,17 +41,21 @@ class WheelsTest(unittest.TestCase):
         self.root = self.folder / "cache/fulgur/tiny"
         self.lock = self.folder / "lock.txt"
         (self.folder / "wheels").mkdir()
-        wheel = self.folder / "wheels/tiny-1.0-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("tiny/first.txt", "1")
-            archive.writestr("tiny/second.txt", CONTENT)
-            archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
-            archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-            archive.writestr("tiny-1.0.dist-info/RECORD", "")
-        self.write_lock(hashlib.sha256(wheel.read_bytes()).hexdigest())
+        self.write_lock(self.make_wheel("tiny"))
 
-    def write_lock(self, sha256, unpacked_mb=3):
-        self.lock.write_text(f"# a comment\ntiny==1.0 --hash=sha256:{sha256}  # small 1 {unpacked_mb}\n")
+    def make_wheel(self, name):
+        """Returns its sha256."""
+        wheel = self.folder / f"wheels/{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(f"{name}/first.txt", "1")
+            archive.writestr(f"{name}/second.txt", CONTENT)
+            archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+            archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
+        return hashlib.sha256(wheel.read_bytes()).hexdigest()
+
+    def write_lock(self, sha256, unpacked_mb=3, more=""):
+        self.lock.write_text(f"# a comment\ntiny==1.0 --hash=sha256:{sha256}  # small 1 {unpacked_mb}\n{more}")
 
     def start(self, *flags, group="small", pip=None, **kwargs):
         """Starts wheels.py, with the code in `pip` instead of the host's pip if there is any."""
@@ -141,6 +145,18 @@ class WheelsTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertTrue(lines[-1].startswith("fulgur: could not download tiny 1.0 "), lines)
         self.assert_not_installed()
+
+    def test_what_was_installed_before_a_failure_is_kept(self):
+        first, second = self.make_wheel("tiny"), self.make_wheel("other")
+        self.write_lock(first, more=f"other==1.0 --hash=sha256:{'0' * 64}  # small 1 3\n")
+        code, lines = self.finish(self.start())
+        self.assertEqual(code, 1)
+        self.assertTrue(lines[-1].startswith("fulgur: could not download other 1.0 "), lines)
+        self.write_lock(first, more=f"other==1.0 --hash=sha256:{second}  # small 1 3\n")
+        code, lines = self.finish(self.start())
+        self.assertEqual(code, 0)
+        self.assertTrue(lines[-1].startswith("fulgur: [1/1] other 1.0 installed"), lines)
+        self.assert_installed()
 
     def test_a_wheel_without_the_one_file_is_refused(self):
         code, lines = self.finish(self.start("--only", "tiny/third.txt"))
