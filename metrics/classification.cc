@@ -1,0 +1,194 @@
+#include "metrics/classification.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+
+#include <tuple>
+
+#include "core/error.h"
+
+namespace fulgur::metrics {
+namespace {
+
+using internal::Labels;
+using internal::nan_if;
+using internal::safe_divide;
+
+// The labels of one batch; target.counted and target.out_of_range hold for both.
+struct LabelPairs {
+  Labels target;
+  at::Tensor preds;  // int64 [M]
+};
+
+at::Tensor is_above(const at::Tensor& scores, double threshold) {
+  const at::Tensor are_logits = scores.lt(0).logical_or_(scores.gt(1)).any();
+  return at::where(are_logits, scores.sigmoid(), scores).gt(threshold);
+}
+
+// The target if it is among the k highest scores, else the highest.
+at::Tensor best_of_top_k(const at::Tensor& scores, int64_t top_k, const at::Tensor& target) {
+  if (top_k == 1) return scores.argmax(1);
+  const at::Tensor highest = std::get<1>(scores.topk(top_k, 1));
+  return at::where(highest.eq(target.unsqueeze(1)).any(1), target, highest.select(1, 0));
+}
+
+at::Tensor binary_labels(std::string_view metric, const at::Tensor& preds, const at::Tensor& target, double threshold) {
+  internal::check_same_shape(metric, preds, target);
+  return preds.is_floating_point() ? is_above(preds.detach(), threshold) : preds;
+}
+
+at::Tensor multiclass_labels(std::string_view metric, const at::Tensor& preds, const at::Tensor& target,
+                             const Labels& flat_target, int64_t num_classes, int64_t top_k) {
+  const bool are_labels = preds.sizes() == target.sizes() && !preds.is_floating_point();
+  TORCH_CHECK_VALUE(!are_labels || top_k == 1, metric, ": top_k is ", top_k, " but preds of shape ", preds.sizes(),
+                    " holds labels; give scores of shape [N, num_classes, ...]");
+  if (are_labels) return preds;
+  return best_of_top_k(internal::checked_scores(metric, preds, target, num_classes), top_k, flat_target.values);
+}
+
+LabelPairs label_pairs(std::string_view metric, const ClassificationOptions& options, const at::Tensor& preds,
+                       const at::Tensor& target, const Valid& valid) {
+  Labels truth = internal::checked_target(metric, target, options.num_classes, options.ignore_index, valid);
+  const at::Tensor labels = options.task == Task::binary
+                                ? binary_labels(metric, preds, target, options.threshold)
+                                : multiclass_labels(metric, preds, target, truth, options.num_classes, options.top_k);
+  const Labels found =
+      internal::checked_labels(metric, "preds", labels.to(target.device()), truth.counted, options.num_classes);
+  return {{truth.values, found.counted, truth.out_of_range.add(found.out_of_range)}, found.values};
+}
+
+// How often each label is there, among those where `counted`. Unlike bincount, it does not wait for an accelerator.
+at::Tensor histogram(const at::Tensor& labels, const at::Tensor& counted, int64_t num_labels) {
+  return at::zeros({num_labels}, labels.options()).scatter_add_(0, labels, counted.to(at::kLong));
+}
+
+ClassificationOptions checked(std::string_view metric, ClassificationOptions options) {
+  options.num_classes = internal::checked_num_classes(metric, options.task, options.num_classes);
+  if (options.top_k < 1 || options.top_k > options.num_classes) {
+    throw UsageError(c10::str(metric, ": top_k is ", options.top_k, "; it must be between 1 and num_classes (",
+                              options.num_classes, ")"));
+  }
+  if (options.task == Task::binary && (options.top_k != 1 || options.average != Average::micro)) {
+    throw UsageError(c10::str(metric, ": top_k and average are for multiclass; leave them out, or set num_classes ",
+                              "instead of {.task = Task::binary}"));
+  }
+  if (!(options.threshold >= 0.0 && options.threshold <= 1.0)) {
+    throw UsageError(c10::str(metric, ": threshold is ", options.threshold, "; it must be between 0 and 1"));
+  }
+  return options;
+}
+
+ClassificationOptions as_classification(const ConfusionMatrixOptions& options) {
+  return {.task = options.task,
+          .num_classes = options.num_classes,
+          .ignore_index = options.ignore_index,
+          .threshold = options.threshold};
+}
+
+MetricStates counts_of(at::IntArrayRef shape) {
+  return {{.name = "counts", .value = at::zeros(shape, at::kLong), .combine = Combine::sum},
+          {.name = "out_of_range", .value = at::zeros({}, at::kLong), .combine = Combine::sum}};
+}
+
+template <class Metric, class Options>
+at::Tensor of_one_batch(const at::Tensor& preds, const at::Tensor& target, const Options& options) {
+  Metric metric(options);
+  metric.update(preds, target);
+  return metric.compute();
+}
+
+}  // namespace
+
+namespace internal {
+
+StatScores::StatScores(std::string_view name, Score score, const ClassificationOptions& options)
+    : Metric(name, counts_of({3, checked(name, options).num_classes})),
+      score_(score),
+      options_(checked(name, options)) {}
+
+void StatScores::update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid) {
+  const c10::NoGradGuard no_grad;
+  const auto [truth, found] = label_pairs(name(), options_, preds, target, valid);
+  const at::Tensor right = truth.values.eq(found);
+  const at::Tensor hits = truth.counted.logical_and(right);
+  const at::Tensor misses = truth.counted.logical_and(right.logical_not());
+  const int64_t num_classes = options_.num_classes;
+  accumulate({at::stack({histogram(truth.values, hits, num_classes), histogram(found, misses, num_classes),
+                         histogram(truth.values, misses, num_classes)}),
+              truth.out_of_range});
+}
+
+at::Tensor StatScores::value_of(std::span<const at::Tensor> states) const {
+  const bool all_together =
+      options_.task == Task::binary ? score_ == Score::accuracy : options_.average == Average::micro;
+  const at::Tensor counts = all_together                    ? states[0].sum(1)
+                            : options_.task == Task::binary ? states[0].select(1, 1)
+                                                            : states[0];
+  const at::Tensor tp = counts[0], fp = counts[1], fn = counts[2];
+  const at::Tensor value = score_ == Score::precision  ? safe_divide(tp, tp + fp)
+                           : score_ == Score::f1_score ? safe_divide(2 * tp, 2 * tp + fp + fn)
+                                                       : safe_divide(tp, tp + fn);
+  const at::Tensor is_bad = states[1].gt(0);
+  if (value.dim() == 0 || options_.average == Average::none) return nan_if(is_bad, value);
+  const at::Tensor support = tp + fn;
+  const at::Tensor occurs = options_.top_k == 1 || score_ == Score::f1_score ? support + fp : support;
+  const at::Tensor weight = options_.average == Average::weighted ? support : occurs.gt(0).to(at::kLong);
+  return nan_if(is_bad, safe_divide((weight * value).sum(), weight.sum()));
+}
+
+}  // namespace internal
+
+ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
+    : Metric("ConfusionMatrix",
+             [&] {
+               const int64_t n = checked("ConfusionMatrix", as_classification(options)).num_classes;
+               return counts_of({n, n});
+             }()),
+      options_(options) {
+  options_.num_classes = internal::checked_num_classes(name(), options.task, options.num_classes);
+}
+
+void ConfusionMatrix::update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid) {
+  const c10::NoGradGuard no_grad;
+  const auto [truth, found] = label_pairs(name(), as_classification(options_), preds, target, valid);
+  const int64_t n = options_.num_classes;
+  accumulate({histogram(truth.values * n + found, truth.counted, n * n).view({n, n}), truth.out_of_range});
+}
+
+at::Tensor ConfusionMatrix::value_of(std::span<const at::Tensor> states) const {
+  const at::Tensor& counts = states[0];
+  const at::Tensor is_bad = states[1].gt(0);
+  switch (options_.normalize) {
+    case Normalize::by_true:
+      return nan_if(is_bad, safe_divide(counts, counts.sum(1, /*keepdim=*/true)));
+    case Normalize::by_pred:
+      return nan_if(is_bad, safe_divide(counts, counts.sum(0, /*keepdim=*/true)));
+    case Normalize::by_all:
+      return nan_if(is_bad, safe_divide(counts, counts.sum()));
+    case Normalize::none:
+      break;
+  }
+  return counts.masked_fill(is_bad, -1);
+}
+
+at::Tensor accuracy(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options) {
+  return of_one_batch<Accuracy>(preds, target, options);
+}
+at::Tensor precision(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options) {
+  return of_one_batch<Precision>(preds, target, options);
+}
+at::Tensor recall(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options) {
+  return of_one_batch<Recall>(preds, target, options);
+}
+at::Tensor f1_score(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options) {
+  return of_one_batch<F1Score>(preds, target, options);
+}
+at::Tensor confusion_matrix(const at::Tensor& preds, const at::Tensor& target, const ConfusionMatrixOptions& options) {
+  return of_one_batch<ConfusionMatrix>(preds, target, options);
+}
+
+}  // namespace fulgur::metrics
