@@ -17,8 +17,9 @@ namespace {
 using internal::Labels;
 using internal::nan_if;
 using internal::safe_divide;
+using internal::Score;
 
-// The labels of one batch; target.counted and target.out_of_range hold for both.
+// The labels of one batch; target.counted and target.out_of_range are those of both.
 struct LabelPairs {
   Labels target;
   at::Tensor preds;  // int64 [M]
@@ -94,6 +95,43 @@ MetricStates counts_of(at::IntArrayRef shape) {
           {.name = "out_of_range", .value = at::zeros({}, at::kLong), .combine = Combine::sum}};
 }
 
+// [3, num_classes], or [3] where there is no value per class.
+at::Tensor relevant_counts(const at::Tensor& counts, Score score, const ClassificationOptions& options) {
+  const bool is_binary = options.task == Task::binary;
+  if (is_binary && score != Score::accuracy) return counts.select(1, 1);
+  return is_binary || options.average == Average::micro ? counts.sum(1) : counts;
+}
+
+at::Tensor score_of(const at::Tensor& counts, Score score) {
+  const at::Tensor tp = counts[0], fp = counts[1], fn = counts[2];
+  switch (score) {
+    case Score::precision:
+      return safe_divide(tp, tp + fp);
+    case Score::f1_score:
+      return safe_divide(2 * tp, 2 * tp + fp + fn);
+    default:
+      return safe_divide(tp, tp + fn);
+  }
+}
+
+at::Tensor average_of(const at::Tensor& values, const at::Tensor& counts, Score score,
+                      const ClassificationOptions& options) {
+  const at::Tensor support = counts[0] + counts[2];
+  const bool found_is_enough = options.top_k == 1 || score == Score::f1_score;
+  const at::Tensor occurs = found_is_enough ? support + counts[1] : support;
+  const at::Tensor weight = options.average == Average::weighted ? support : occurs.gt(0).to(at::kLong);
+  return safe_divide((weight * values).sum(), weight.sum());
+}
+
+MetricStates no_scores(std::string_view metric, const ClassificationOptions& options) {
+  return counts_of({3, checked(metric, options).num_classes});
+}
+
+MetricStates no_cells(const ConfusionMatrixOptions& options) {
+  const int64_t num_classes = checked("ConfusionMatrix", as_classification(options)).num_classes;
+  return counts_of({num_classes, num_classes});
+}
+
 template <class Metric, class Options>
 at::Tensor of_one_batch(const at::Tensor& preds, const at::Tensor& target, const Options& options) {
   Metric metric(options);
@@ -106,9 +144,7 @@ at::Tensor of_one_batch(const at::Tensor& preds, const at::Tensor& target, const
 namespace internal {
 
 StatScores::StatScores(std::string_view name, Score score, const ClassificationOptions& options)
-    : Metric(name, counts_of({3, checked(name, options).num_classes})),
-      score_(score),
-      options_(checked(name, options)) {}
+    : Metric(name, no_scores(name, options)), score_(score), options_(checked(name, options)) {}
 
 void StatScores::update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid) {
   const c10::NoGradGuard no_grad;
@@ -123,32 +159,16 @@ void StatScores::update(const at::Tensor& preds, const at::Tensor& target, const
 }
 
 at::Tensor StatScores::value_of(std::span<const at::Tensor> states) const {
-  const bool all_together =
-      options_.task == Task::binary ? score_ == Score::accuracy : options_.average == Average::micro;
-  const at::Tensor counts = all_together                    ? states[0].sum(1)
-                            : options_.task == Task::binary ? states[0].select(1, 1)
-                                                            : states[0];
-  const at::Tensor tp = counts[0], fp = counts[1], fn = counts[2];
-  const at::Tensor value = score_ == Score::precision  ? safe_divide(tp, tp + fp)
-                           : score_ == Score::f1_score ? safe_divide(2 * tp, 2 * tp + fp + fn)
-                                                       : safe_divide(tp, tp + fn);
-  const at::Tensor is_bad = states[1].gt(0);
-  if (value.dim() == 0 || options_.average == Average::none) return nan_if(is_bad, value);
-  const at::Tensor support = tp + fn;
-  const at::Tensor occurs = options_.top_k == 1 || score_ == Score::f1_score ? support + fp : support;
-  const at::Tensor weight = options_.average == Average::weighted ? support : occurs.gt(0).to(at::kLong);
-  return nan_if(is_bad, safe_divide((weight * value).sum(), weight.sum()));
+  const at::Tensor counts = relevant_counts(states[0], score_, options_);
+  const at::Tensor value = score_of(counts, score_);
+  const bool is_one_value = value.dim() == 0 || options_.average == Average::none;
+  return nan_if(states[1].gt(0), is_one_value ? value : average_of(value, counts, score_, options_));
 }
 
 }  // namespace internal
 
 ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
-    : Metric("ConfusionMatrix",
-             [&] {
-               const int64_t n = checked("ConfusionMatrix", as_classification(options)).num_classes;
-               return counts_of({n, n});
-             }()),
-      options_(options) {
+    : Metric("ConfusionMatrix", no_cells(options)), options_(options) {
   options_.num_classes = internal::checked_num_classes(name(), options.task, options.num_classes);
 }
 

@@ -27,12 +27,13 @@ struct ClassificationOptions {
 // neither in target nor found (with top_k > 1, except for F1Score: that is not in target).
 namespace internal {
 
+enum class Score { accuracy, precision, recall, f1_score };
+
 class StatScores : public Metric {
  public:
   void update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid = std::nullopt);
 
  protected:
-  enum class Score { accuracy, precision, recall, f1_score };
   StatScores(std::string_view name, Score score, const ClassificationOptions& options);
   at::Tensor value_of(std::span<const at::Tensor> states) const override;
 
@@ -46,25 +47,27 @@ class StatScores : public Metric {
 // The part of the samples that is right; of a class (macro, weighted, none): its recall.
 class Accuracy final : public internal::StatScores {
  public:
-  explicit Accuracy(const ClassificationOptions& options) : StatScores("Accuracy", Score::accuracy, options) {}
+  explicit Accuracy(const ClassificationOptions& options)
+      : StatScores("Accuracy", internal::Score::accuracy, options) {}
 };
 
 // tp / (tp + fp). Binary: of label 1; also below.
 class Precision final : public internal::StatScores {
  public:
-  explicit Precision(const ClassificationOptions& options) : StatScores("Precision", Score::precision, options) {}
+  explicit Precision(const ClassificationOptions& options)
+      : StatScores("Precision", internal::Score::precision, options) {}
 };
 
 // tp / (tp + fn)
 class Recall final : public internal::StatScores {
  public:
-  explicit Recall(const ClassificationOptions& options) : StatScores("Recall", Score::recall, options) {}
+  explicit Recall(const ClassificationOptions& options) : StatScores("Recall", internal::Score::recall, options) {}
 };
 
 // 2 tp / (2 tp + fp + fn), the harmonic mean of precision and recall
 class F1Score final : public internal::StatScores {
  public:
-  explicit F1Score(const ClassificationOptions& options) : StatScores("F1Score", Score::f1_score, options) {}
+  explicit F1Score(const ClassificationOptions& options) : StatScores("F1Score", internal::Score::f1_score, options) {}
 };
 
 // What each cell of a confusion matrix is divided by.

@@ -53,7 +53,7 @@ Labels checked_labels(std::string_view metric, std::string_view what, const at::
 Labels checked_target(std::string_view metric, const at::Tensor& target, int64_t num_classes,
                       std::optional<int64_t> ignore_index, const Valid& valid) {
   at::Tensor counts = counted(metric, valid, target);
-  if (ignore_index) counts = counts.logical_and(target.ne(*ignore_index));
+  if (ignore_index) counts = counts.logical_and(target.to(at::kLong).ne(*ignore_index));
   return checked_labels(metric, "target", target, counts, num_classes);
 }
 

@@ -92,6 +92,14 @@ TEST(Classification, SamplesThatAreNotValidAreNotChecked) {
   EXPECT_EQ(accuracy.compute().item<double>(), 1.0);
 }
 
+TEST(Classification, LabelsMayHaveAnyIntegerDtype) {
+  for (const auto dtype : {torch::kBool, torch::kUInt8, torch::kInt}) {
+    Accuracy accuracy({.num_classes = 2, .ignore_index = -100});
+    accuracy.update(torch::tensor({0, 1}), torch::tensor({1, 1}).to(dtype));
+    EXPECT_EQ(accuracy.compute().item<double>(), 0.5) << dtype;
+  }
+}
+
 TEST(Classification, AFailedUpdateChangesNothing) {
   Accuracy accuracy({.num_classes = 3});
   accuracy.update(torch::tensor({0}), torch::tensor({0}));
