@@ -1,0 +1,110 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "metrics/labels.h"
+#include "metrics/metric.h"
+
+namespace fulgur::metrics {
+
+struct ClassificationOptions {
+  Task task = Task::multiclass;
+  int64_t num_classes = 0;                // at least 2; needed for multiclass
+  int64_t top_k = 1;                      // right if target is among the k highest scores; multiclass scores only
+  Average average = Average::micro;       // multiclass only
+  std::optional<int64_t> ignore_index{};  // elements with this target do not count
+  double threshold = 0.5;                 // binary: a score above it is label 1
+};
+
+// How often each class was found (tp), wrongly found (fp) and missed (fn). Memory: 3 * num_classes counts.
+// update(): preds and target as Task says; the extra dimensions are samples too, but valid is over dim 0.
+//   Binary scores of a batch with any outside [0, 1] are logits, and go through a sigmoid first.
+// compute(): 0-dim, or [num_classes] for Average::none. What would be 0/0 is 0. Macro leaves out a class that is
+// neither in target nor found (with top_k > 1, except for F1Score: that is not in target).
+namespace internal {
+
+enum class Score { accuracy, precision, recall, f1_score };
+
+class StatScores : public Metric {
+ public:
+  void update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid = std::nullopt);
+
+ protected:
+  StatScores(std::string_view name, Score score, const ClassificationOptions& options);
+  at::Tensor value_of(std::span<const at::Tensor> states) const override;
+
+ private:
+  Score score_;
+  ClassificationOptions options_;
+};
+
+}  // namespace internal
+
+// The part of the samples that is right; of a class (macro, weighted, none): its recall.
+class Accuracy final : public internal::StatScores {
+ public:
+  explicit Accuracy(const ClassificationOptions& options)
+      : StatScores("Accuracy", internal::Score::accuracy, options) {}
+};
+
+// tp / (tp + fp). Binary: of label 1; also below.
+class Precision final : public internal::StatScores {
+ public:
+  explicit Precision(const ClassificationOptions& options)
+      : StatScores("Precision", internal::Score::precision, options) {}
+};
+
+// tp / (tp + fn)
+class Recall final : public internal::StatScores {
+ public:
+  explicit Recall(const ClassificationOptions& options) : StatScores("Recall", internal::Score::recall, options) {}
+};
+
+// 2 tp / (2 tp + fp + fn), the harmonic mean of precision and recall
+class F1Score final : public internal::StatScores {
+ public:
+  explicit F1Score(const ClassificationOptions& options) : StatScores("F1Score", internal::Score::f1_score, options) {}
+};
+
+// What each cell of a confusion matrix is divided by.
+enum class Normalize {
+  none,     // nothing: int64 counts
+  by_true,  // its row's sum, so that a row adds up to 1: torchmetrics' "true"
+  by_pred,  // its column's sum
+  by_all,   // the sum of all cells
+};
+
+struct ConfusionMatrixOptions {
+  Task task = Task::multiclass;
+  int64_t num_classes = 0;  // at least 2; needed for multiclass
+  Normalize normalize = Normalize::none;
+  std::optional<int64_t> ignore_index{};  // elements with this target do not count
+  double threshold = 0.5;                 // binary: a score above it is label 1
+};
+
+// compute(): [num_classes, num_classes]; row: target, column: prediction. 0/0 is 0. If a label on an accelerator was
+// out of range, all counts are -1. update() as for Accuracy.
+class ConfusionMatrix final : public Metric {
+ public:
+  explicit ConfusionMatrix(const ConfusionMatrixOptions& options);
+  void update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid = std::nullopt);
+
+ protected:
+  at::Tensor value_of(std::span<const at::Tensor> states) const override;
+
+ private:
+  ConfusionMatrixOptions options_;
+};
+
+// Of one batch.
+at::Tensor accuracy(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
+at::Tensor precision(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
+at::Tensor recall(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
+at::Tensor f1_score(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
+at::Tensor confusion_matrix(const at::Tensor& preds, const at::Tensor& target, const ConfusionMatrixOptions& options);
+
+}  // namespace fulgur::metrics

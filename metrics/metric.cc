@@ -1,0 +1,122 @@
+#include "metrics/metric.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fulgur::metrics {
+
+Metric::Metric(std::string_view name, MetricStates initial)
+    : name_(name), initial_(std::move(initial)), parts_(initial_.size()) {}
+
+at::Tensor Metric::compute(const MetricStates& states) const {
+  const c10::NoGradGuard no_grad;
+  check_states(states);
+  std::vector<at::Tensor> values;
+  for (const MetricState& state : states) values.push_back(state.value);
+  return value_of(values);
+}
+
+void Metric::reset() {
+  for (auto& parts : parts_) parts.clear();
+}
+
+MetricStates Metric::states() const {
+  MetricStates states = initial_;
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto& parts = parts_[i];
+    states[i].value = parts.size() > 1 ? at::cat(parts) : (parts.empty() ? initial_[i].value : parts.front()).clone();
+  }
+  return states;
+}
+
+void Metric::set_states(const MetricStates& states) {
+  check_states(states);
+  for (size_t i = 0; i < states.size(); ++i) parts_[i] = {states[i].value.clone()};
+}
+
+// Sums are not added to in place: copies of the metric share them, and one that was made in inference mode could not be
+// written to later.
+void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
+  TORCH_INTERNAL_ASSERT(amounts.size() == initial_.size());
+  for (size_t i = 0; i < initial_.size(); ++i) {
+    const at::Tensor amount = amounts.begin()[i].detach().to(initial_[i].value.scalar_type());
+    auto& parts = parts_[i];
+    for (at::Tensor& part : parts) part = part.to(amount.device());
+    if (initial_[i].combine == Combine::sum && !parts.empty()) {
+      parts.front() = parts.front().add(amount);
+    } else {
+      parts.push_back(amount);
+    }
+  }
+}
+
+void Metric::check_states(const MetricStates& states) const {
+  TORCH_CHECK_VALUE(states.size() == initial_.size(), name_, " has ", initial_.size(), " states; got ", states.size(),
+                    ". Give it what states() of the same metric returned");
+  for (size_t i = 0; i < states.size(); ++i) {
+    const at::Tensor& expected = initial_[i].value;
+    const at::Tensor& value = states[i].value;
+    const int64_t fixed_from = initial_[i].combine == Combine::sum ? 0 : 1;  // what follows must have one size
+    TORCH_CHECK_VALUE(states[i].name == initial_[i].name && value.defined() && value.dim() == expected.dim() &&
+                          value.scalar_type() == expected.scalar_type() &&
+                          value.sizes().slice(fixed_from) == expected.sizes().slice(fixed_from),
+                      name_, ": state ", i, " is '", initial_[i].name, "', ", expected.scalar_type(), " ",
+                      expected.sizes(), "; got '", states[i].name, "', ", value.toString(), " ",
+                      value.defined() ? value.sizes() : c10::IntArrayRef{},
+                      ". Give it what states() of a metric with the same options returned");
+  }
+}
+
+MetricStates combined(std::span<const MetricStates> by_rank) {
+  TORCH_CHECK_VALUE(!by_rank.empty(), "combined() was given the states of no rank; give it one entry per rank");
+  const c10::NoGradGuard no_grad;
+  MetricStates all = by_rank.front();
+  for (size_t i = 0; i < all.size(); ++i) {
+    std::vector<at::Tensor> values;
+    for (const MetricStates& states : by_rank) {
+      TORCH_CHECK_VALUE(states.size() == all.size() && states[i].name == all[i].name, "combined(): rank 0 has ",
+                        all.size(), " states, '", all[i].name, "' at place ", i,
+                        ", but another rank does not; the ranks must give the states of the same metric, in its order");
+      values.push_back(states[i].value.to(all[i].value.device()));
+    }
+    if (all[i].combine == Combine::concatenate) {
+      all[i].value = at::cat(values);
+    } else {
+      for (size_t rank = 1; rank < values.size(); ++rank) all[i].value = all[i].value.add(values[rank]);
+    }
+  }
+  return all;
+}
+
+namespace internal {
+
+void check_same_shape(std::string_view metric, const at::Tensor& preds, const at::Tensor& target) {
+  TORCH_CHECK_VALUE(preds.defined() && target.defined() && preds.sizes() == target.sizes(), metric,
+                    ": preds and target must have the same shape; got ",
+                    preds.defined() ? preds.sizes() : c10::IntArrayRef{}, " and ",
+                    target.defined() ? target.sizes() : c10::IntArrayRef{});
+}
+
+at::Tensor counted(std::string_view metric, const Valid& valid, const at::Tensor& like) {
+  if (!valid) return at::ones_like(like, like.options().dtype(at::kBool));
+  TORCH_CHECK_VALUE(valid->defined() && valid->scalar_type() == at::kBool && valid->dim() == 1 && like.dim() >= 1 &&
+                        valid->size(0) == like.size(0),
+                    metric, ": valid must be a bool tensor with one value per sample, of shape [",
+                    like.dim() >= 1 ? like.size(0) : 1, "]; got ", valid->toString(), " ",
+                    valid->defined() ? valid->sizes() : c10::IntArrayRef{});
+  std::vector<int64_t> shape(static_cast<size_t>(like.dim()), 1);
+  shape.front() = like.size(0);
+  return valid->to(like.device()).view(shape).expand_as(like);
+}
+
+at::Tensor sum_where(const at::Tensor& counted, const at::Tensor& values) {
+  const at::Tensor wide = values.to(at::kDouble);
+  return wide.masked_fill(counted.logical_not(), 0.0).sum();
+}
+
+}  // namespace internal
+}  // namespace fulgur::metrics

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fulgur::metrics {
+
+// How the states of several ranks become the state of all samples.
+enum class Combine {
+  sum,
+  concatenate,  // along dim 0, in any order; sizes may differ
+};
+
+// One tensor of what a metric remembers.
+struct MetricState {
+  std::string name;
+  at::Tensor value;
+  Combine combine = Combine::sum;
+};
+using MetricStates = std::vector<MetricState>;
+
+// Which samples of a batch count: bool [N], N being dim 0 of the batch; nullopt is all. A sampler that gives each rank
+// equally many samples repeats some to fill up: where its mask is false they are not counted, so that the value over
+// all ranks is that of the data set, whatever world_size is.
+using Valid = std::optional<at::Tensor>;
+
+// A value over many batches, such as accuracy: update() adds a batch, compute() gives the value of all since reset().
+// update() differs from metric to metric and stands in each class.
+//   metrics::Accuracy accuracy({.num_classes = 10});
+//   for (const Batch& batch : loader) accuracy.update(model(batch["image"]), batch["label"]);
+//   accuracy.compute().item<double>();
+//   accuracy.reset();
+// Over ranks: each takes states(), combines them with the others' and asks for the value of that. The metric's own
+// state stays as it was, so a rank can go on with update(); combining twice counts nothing twice.
+//   metric.compute(combined(gathered_states));
+// Neither update() nor compute() waits for an accelerator: the state lives where the updates' tensors are (a metric
+// without updates: on the CPU), and the value is a tensor there. Counts are int64, sums and values float64.
+// Copies are independent of each other. A metric is used by one thread at a time.
+// Errors: UsageError for options (in the constructor), c10::ValueError for data; a failed update() changes nothing.
+// Source: the semantics are those of torchmetrics 1.9, unless a class says otherwise.
+class Metric {
+ public:
+  virtual ~Metric() = default;
+
+  at::Tensor compute() const { return compute(states()); }  // 0-dim, or of a shape that the class names
+  at::Tensor compute(const MetricStates& states) const;     // the value of these states instead of the metric's own
+  void reset();                                             // forgets every update
+
+  MetricStates states() const;                  // copies; always the same names, order and dtypes
+  void set_states(const MetricStates& states);  // go on from there, as when a run is resumed
+
+ protected:
+  // `initial`: the states without any sample, on the CPU. A state to be concatenated has 0 rows.
+  Metric(std::string_view name, MetricStates initial);
+  Metric(const Metric&) = default;
+  Metric& operator=(const Metric&) = default;
+
+  // What a batch adds: one tensor per state, in the order of `initial`.
+  void accumulate(std::initializer_list<at::Tensor> amounts);
+  // The metric's value, given one tensor per state. Called with gradients off.
+  virtual at::Tensor value_of(std::span<const at::Tensor> states) const = 0;
+
+  const std::string& name() const { return name_; }
+
+ private:
+  void check_states(const MetricStates& states) const;
+
+  std::string name_;
+  MetricStates initial_;
+  std::vector<std::vector<at::Tensor>> parts_;  // [state]: nothing yet, the sum, or what is to be concatenated
+};
+
+// The states of all ranks, given each rank's states(): summed or concatenated, on the first rank's device.
+MetricStates combined(std::span<const MetricStates> by_rank);
+
+namespace internal {
+
+// Throws c10::ValueError, with both shapes, if they differ.
+void check_same_shape(std::string_view metric, const at::Tensor& preds, const at::Tensor& target);
+
+// `valid` as a bool tensor of the shape of `like`, whose dim 0 it masks. Throws c10::ValueError if it does not fit.
+at::Tensor counted(std::string_view metric, const Valid& valid, const at::Tensor& like);
+
+// 0-dim float64: the sum of those values that count.
+at::Tensor sum_where(const at::Tensor& counted, const at::Tensor& values);
+
+}  // namespace internal
+}  // namespace fulgur::metrics
