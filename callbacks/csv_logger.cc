@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "core/error.h"
+
 namespace fulgur {
 namespace {
 
@@ -36,10 +38,21 @@ CSVLogger::CSVLogger(Options options) : options_(std::move(options)) {}
 
 std::shared_ptr<CSVLogger> CSVLogger::make(Options options) { return std::make_shared<CSVLogger>(std::move(options)); }
 
+void CSVLogger::setup(TrainerControl&, EntryPoint) {
+  starts_row_ = true;
+  if (!rows_.empty() || options_.file.empty()) return;
+  if (std::filesystem::exists(options_.file)) {
+    throw SetupError(fmt::format("CSVLogger: '{}' exists and would be overwritten; move it away, or name another file",
+                                 options_.file.string()));
+  }
+  if (options_.file.has_parent_path()) std::filesystem::create_directories(options_.file.parent_path());
+}
+
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
   if (options_.file.empty()) options_.file = trainer.run_dir() / "metrics.csv";
   const int64_t epoch = trainer.state().epoch;
-  const bool same_row = !rows_.empty() && rows_.back().epoch == epoch && rows_.back().step == step;
+  const bool same_row =
+      !std::exchange(starts_row_, false) && !rows_.empty() && rows_.back().epoch == epoch && rows_.back().step == step;
   if (!same_row) rows_.push_back({epoch, step, {}});
   for (const auto& [name, value] : metrics) rows_.back().metrics[name] = value;
   const bool new_columns = add_columns(metrics);

@@ -11,7 +11,7 @@
 namespace fulgur {
 
 struct CSVLoggerOptions {
-  std::filesystem::path file{};  // empty: metrics.csv in the run's folder
+  std::filesystem::path file{};  // must not exist yet; empty: metrics.csv in the run's folder
 };
 
 // Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty
@@ -23,6 +23,8 @@ class CSVLogger final : public Callback {
   explicit CSVLogger(Options options = {});
   static std::shared_ptr<CSVLogger> make(Options options = {});
 
+  bool runs_in_fast_dev_run() const override { return false; }
+  void setup(TrainerControl& trainer, EntryPoint entry_point) override;  // throws SetupError: the file exists
   void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;  // throws std::runtime_error
 
   const std::filesystem::path& file() const { return options_.file; }  // empty before the first row if it was at first
@@ -41,6 +43,7 @@ class CSVLogger final : public Callback {
   Options options_;
   std::vector<std::string> columns_;  // sorted
   std::vector<Row> rows_;
+  bool starts_row_ = false;  // a new run does not go on in the row of the last one
 };
 
 }  // namespace fulgur

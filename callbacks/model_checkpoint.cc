@@ -25,20 +25,41 @@ std::vector<std::string> names_of(const Metrics& metrics) {
   return names;
 }
 
-// "epoch=3", "val_acc=0.981"; a '/' in a name would make a folder, so it becomes '_'.
-std::string format_field(std::string_view field, const Metrics& values) {
-  const size_t colon = std::min(field.find(':'), field.size());
-  const std::string name(field.substr(0, colon));
-  const auto value = values.find(name);
-  if (value == values.end())
-    throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, names_of(values)));
-  std::string label = name;
-  std::ranges::replace(label, '/', '_');
-  return fmt::format("{}={}", label,
-                     fmt::format(fmt::runtime(fmt::format("{{{}}}", field.substr(colon))), value->second));
+// What a filename can have in braces: epoch and step, which are whole numbers, and every metric.
+struct FilenameValues {
+  int64_t epoch, step;
+  const Metrics* metrics;  // null: of any name, 0.0; to try a pattern out
+};
+
+std::string format_value(std::string_view spec, const std::string& name, const FilenameValues& values) {
+  const auto pattern = fmt::runtime(fmt::format("{{{}}}", spec));
+  if (name == "epoch") return fmt::format(pattern, values.epoch);
+  if (name == "step") return fmt::format(pattern, values.step);
+  if (values.metrics == nullptr) return fmt::format(pattern, 0.0);
+  if (const auto value = values.metrics->find(name); value != values.metrics->end())
+    return fmt::format(pattern, value->second);
+  std::vector<std::string> known = names_of(*values.metrics);
+  known.insert(known.end(), {"epoch", "step"});
+  throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, known));
 }
 
-std::string format_filename(std::string_view pattern, const Metrics& values) {
+// "epoch=3", "val_acc=0.981"; a '/' in a name would make a folder, so it becomes '_'.
+std::string format_field(std::string_view field, const FilenameValues& values) {
+  const size_t colon = std::min(field.find(':'), field.size());
+  const std::string name(field.substr(0, colon));
+  std::string label = name;
+  std::ranges::replace(label, '/', '_');
+  try {
+    return fmt::format("{}={}", label, format_value(field.substr(colon), name, values));
+  } catch (const fmt::format_error& error) {
+    throw UsageError(
+        fmt::format("ModelCheckpoint: filename has '{{{}}}', which is no format of a number: {}; write it as in "
+                    "{{epoch:02d}} or {{val_loss:.2f}}",
+                    field, error.what()));
+  }
+}
+
+std::string format_filename(std::string_view pattern, const FilenameValues& values) {
   std::string name;
   while (!pattern.empty()) {
     const size_t open = std::min(pattern.find('{'), pattern.size());
@@ -73,6 +94,7 @@ void ModelCheckpointOptions::describe(FieldVisitor& visit) {
 
 ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
   check_fields("ModelCheckpoint", options_);
+  format_filename(options_.filename, {.epoch = 0, .step = 0, .metrics = nullptr});
   options_.mode = canonical_name(options_.mode);
   if (options_.monitor.empty() && options_.save_top_k > 1) {
     throw UsageError(
@@ -86,12 +108,11 @@ std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(Options options) {
   return std::make_shared<ModelCheckpoint>(std::move(options));
 }
 
-void ModelCheckpoint::on_fit_start(TrainerControl&) {
-  saved_.clear();
-  validated_ = false;
-}
+void ModelCheckpoint::on_fit_start(TrainerControl&) { saved_.clear(); }
 
-void ModelCheckpoint::on_validation_end(TrainerControl&) { validated_ = true; }
+void ModelCheckpoint::on_train_epoch_start(TrainerControl&) { validated_ = false; }
+
+void ModelCheckpoint::on_validation_end(TrainerControl& trainer) { validated_ = !trainer.state().sanity_checking; }
 
 void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   const RunState& state = trainer.state();
@@ -99,7 +120,6 @@ void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   if (options_.save_top_k == 0 || !due || (state.has_validation && !validated_)) return;
   const double new_score = score(trainer);
   if (!worth_saving(new_score)) return;
-  validated_ = false;
   const Saved saved{path_for(trainer), new_score};
   trainer.save_checkpoint(saved.path);
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
@@ -128,10 +148,10 @@ bool ModelCheckpoint::worth_saving(double score) const {
 
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
   const fs::path folder = options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath;
-  Metrics values = trainer.metrics().callback_metrics();
-  values["epoch"] = static_cast<double>(trainer.state().epoch);
-  values["step"] = static_cast<double>(trainer.state().global_step);
-  return unused(folder / format_filename(options_.filename, values));
+  const Metrics metrics = trainer.metrics().callback_metrics();
+  const RunState& state = trainer.state();
+  return unused(folder / format_filename(options_.filename,
+                                         {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics}));
 }
 
 void ModelCheckpoint::remove_surplus() {

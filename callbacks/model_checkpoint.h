@@ -13,26 +13,29 @@ namespace fulgur {
 
 struct ModelCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: checkpoints/ in the run's folder
-  std::string filename =
-      "{epoch}-{step}";      // {epoch}, {step} or a metric, as in {val_acc:.3f}; becomes epoch=3-step=120
-  std::string monitor{};     // the metric that tells which are best; empty: the newest
-  std::string mode = "min";  // min or max: which value of it is better
-  int64_t save_top_k = 1;    // how many to keep; -1: all, 0: none
-  int64_t every_n_epochs = 1;
+  // {epoch}, {step} or a metric, with a format if you like, as in {val_acc:.3f}. This one becomes epoch=3-step=120.
+  std::string filename = "{epoch}-{step}";
+  std::string monitor{};       // the metric that tells which are best; empty: the newest
+  std::string mode = "min";    // min or max: which value of it is better
+  int64_t save_top_k = 1;      // how many to keep; -1: all, 0: none
+  int64_t every_n_epochs = 1;  // epochs from one save to the next
   void describe(FieldVisitor& visit);
 };
 
 // Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and keeps the best. A
 // checkpoint is a folder with model.safetensors. Of equals the older one stays; NaN is worse than everything.
-// Options are checked in the constructor: UsageError. A monitored metric that nobody logged ends the run: SetupError.
+// Options are checked in the constructor: UsageError. Which metrics there are is known only once an epoch has logged
+// them: a monitor or filename field that nobody logged ends the run at its first save: SetupError.
 class ModelCheckpoint final : public Callback {
  public:
   using Options = ModelCheckpointOptions;
   explicit ModelCheckpoint(Options options = {});
   static std::shared_ptr<ModelCheckpoint> make(Options options = {});
 
+  bool runs_in_fast_dev_run() const override { return false; }
   bool runs_last() const override { return true; }
   void on_fit_start(TrainerControl& trainer) override;
+  void on_train_epoch_start(TrainerControl& trainer) override;
   void on_validation_end(TrainerControl& trainer) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
 
@@ -53,7 +56,7 @@ class ModelCheckpoint final : public Callback {
   const Saved& best() const;
 
   Options options_;
-  bool validated_ = false;    // since the last save
+  bool validated_ = false;    // in this epoch
   std::vector<Saved> saved_;  // best first; without monitor, newest first
 };
 

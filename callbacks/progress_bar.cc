@@ -31,6 +31,10 @@ std::shared_ptr<ProgressBar> ProgressBar::make(Options options) { return std::ma
 
 void ProgressBar::on_train_epoch_start(TrainerControl&) { epoch_start_ = last_drawn_ = Clock::now(); }
 
+void ProgressBar::on_validation_start(TrainerControl&) { validation_start_ = Clock::now(); }
+
+void ProgressBar::on_validation_end(TrainerControl&) { epoch_start_ += Clock::now() - validation_start_; }
+
 void ProgressBar::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) {
   if (!is_terminal_) return;
   const auto now = Clock::now();

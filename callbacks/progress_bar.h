@@ -28,6 +28,8 @@ class ProgressBar final : public Callback {
   static std::shared_ptr<ProgressBar> make(Options options = {});
 
   void on_train_epoch_start(TrainerControl& trainer) override;
+  void on_validation_start(TrainerControl& trainer) override;
+  void on_validation_end(TrainerControl& trainer) override;
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
                           int64_t batch_idx) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
@@ -42,7 +44,8 @@ class ProgressBar final : public Callback {
 
   Options options_;
   bool is_terminal_;
-  Clock::time_point epoch_start_{};
+  Clock::time_point epoch_start_{};  // moved on by the time that validation took
+  Clock::time_point validation_start_{};
   Clock::time_point last_drawn_{};
   size_t width_ = 0;  // of the line that stands there
 };

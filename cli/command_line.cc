@@ -29,8 +29,12 @@ std::string help_text(const Field& field) {
   return fmt::format("{} ({})", field.help, fmt::join(field.choices, ", "));
 }
 
+bool value_is_bool(const FieldValue& value) {
+  return std::holds_alternative<bool*>(value) || std::holds_alternative<std::optional<bool>*>(value);
+}
+
 std::string type_name(const FieldValue& value) {
-  constexpr const char* kNames[] = {"BOOL", "INT", "NUMBER", "TEXT", "TEXT"};
+  constexpr const char* kNames[] = {"BOOL", "INT", "NUMBER", "TEXT", "TEXT", "BOOL", "INT"};
   return kNames[value.index()];
 }
 
@@ -47,12 +51,13 @@ class FlagAdder final : public FieldVisitor {
         [field, value, flag](const CLI::results_t& results) {
           Field flag_field = field;
           flag_field.name = flag;
-          set_field(flag_field, value, results.back().empty() ? "true" : results.back());
+          const bool is_switch = value_is_bool(value) && results.back().empty();
+          set_field(flag_field, value, is_switch ? "true" : results.back());
           return true;
         },
         help_text(field));
     option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(type_name(value));
-    if (std::holds_alternative<bool*>(value)) {
+    if (value_is_bool(value)) {
       option->expected(0, 1)->type_name("BOOL=" +
                                         field_text(value));  // --logger is --logger=true, whatever the default
     } else {
@@ -91,7 +96,14 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
   FlagAdder adder(app);
   describe(adder);
   std::vector<std::string> reversed;  // as CLI11 takes them
-  std::ranges::transform(arguments.rbegin(), arguments.rend(), std::back_inserter(reversed), canonical_flag);
+  for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
+    std::string flag = canonical_flag(*argument);
+    if (flag.starts_with("--") && flag.ends_with('=')) {  // CLI11 would take the next flag for the value
+      reversed.emplace_back();
+      flag.pop_back();
+    }
+    reversed.push_back(std::move(flag));
+  }
   try {
     app.parse(reversed);
   } catch (const CLI::CallForHelp&) {

@@ -25,7 +25,7 @@ void enter_working_directory();
 int exit_code_of(const std::function<void()>& body);
 
 // The whole of a main():
-//   int main(int argc, char** argv) { return run_command_line(argc, argv, [](MyOptions options) { ... }); }
+//   int main(int argc, char** argv) { return run_command_line(argc, argv, +[](MyOptions options) { ... }); }
 // with an options struct that has `void describe(FieldVisitor&)`.
 template <class Options>
 int run_command_line(int argc, char** argv, void (*run)(Options)) {

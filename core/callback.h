@@ -11,6 +11,7 @@
 
 #include "core/batch.h"
 #include "core/metric_log.h"
+#include "core/optimizer.h"
 #include "core/run_state.h"
 
 namespace fulgur {
@@ -30,35 +31,53 @@ class TrainerControl {
   // The folder of this run's files, runs/version_N under default_root_dir; made at the first call.
   virtual const std::filesystem::path& run_dir() = 0;
 
-  // fit ends after the running batch.
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
   virtual void request_stop(std::string_view reason) = 0;
+
+  // Micro-batches to an optimizer step from the next epoch on. Throws UsageError if less than 1.
+  virtual void set_accumulation(int64_t accumulate_grad_batches) = 0;
 
   // Writes a checkpoint: a new folder that appears whole or not at all. Throws CheckpointError.
   virtual void save_checkpoint(const std::filesystem::path& folder) = 0;
 };
 
+// What on_train_batch_start decides.
+enum class BatchAction {
+  run,
+  skip_epoch,  // neither this batch nor the rest of the epoch is trained on; the epoch ends as usual
+};
+
 // Something that observes a run, and may ask for things: logging, checkpoints, an early stop. Hooks stand here in the
 // order in which they fire (Lightning's); for each hook the callbacks come in list order, ModelCheckpoint last, then
-// the Module's hook of the same name. An exception from a hook ends the run: on_exception and teardown fire, then it
-// goes to the caller of fit. Threading: the training thread only.
+// the Module's hook of the same name (at on_train_epoch_end ModelCheckpoint comes after the Module). An exception from
+// a hook ends the run: on_exception and teardown fire, then it goes to the caller of fit. Threading: the training
+// thread only.
 class Callback {
  public:
   virtual ~Callback() = default;
 
   virtual bool runs_last() const { return false; }  // true for ModelCheckpoint: what it saves must be complete
+  virtual bool runs_in_fast_dev_run() const { return true; }  // false for what leaves files or stops training
+
+  // True: gradients are those of the mean loss when on_before_optimizer_step fires, at the price of a pass over them.
+  virtual bool wants_gradients() const { return false; }
 
   virtual void setup(TrainerControl&, EntryPoint) {}
 
   virtual void on_fit_start(TrainerControl&) {}
+  virtual void on_sanity_check_start(TrainerControl&) {}
+  virtual void on_sanity_check_end(TrainerControl&) {}
   virtual void on_train_start(TrainerControl&) {}
   virtual void on_train_epoch_start(TrainerControl&) {}
-  virtual void on_train_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {}
+  virtual BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t /*batch_idx*/) {
+    return BatchAction::run;
+  }
   virtual void on_before_zero_grad(TrainerControl&) {}
   virtual void on_before_backward(TrainerControl&, const at::Tensor& /*loss*/) {}
   virtual void on_after_backward(TrainerControl&) {}
-  virtual void on_before_optimizer_step(TrainerControl&) {}
-  virtual void on_train_batch_end(TrainerControl&, const at::Tensor& /*loss, detached*/, const Batch&,
-                                  int64_t /*batch_idx*/) {}
+  virtual void on_before_optimizer_step(TrainerControl&, Optimizer&) {}
+  virtual void on_train_batch_end(TrainerControl&, const at::Tensor& /*loss, detached; undefined if skipped*/,
+                                  const Batch&, int64_t /*batch_idx*/) {}
 
   virtual void on_validation_start(TrainerControl&) {}
   virtual void on_validation_epoch_start(TrainerControl&) {}

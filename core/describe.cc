@@ -44,6 +44,8 @@ void check_number(const Field& field, Number value) {
   if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
 }
 
+bool is_none(std::string_view text) { return canonical_name(text) == "none"; }
+
 void check_choice(const Field& field, const std::string& value) {
   if (field.choices.empty()) return;
   const auto same = [&](const std::string& choice) { return canonical_name(choice) == canonical_name(value); };
@@ -58,7 +60,14 @@ void set_field(const Field& field, const FieldValue& value, std::string_view tex
       Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
                  [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
                  [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
-                 [&](std::string* target) { *target = text; }, [&](const TextField& target) { target.set(text); }},
+                 [&](std::string* target) { *target = text; }, [&](const TextField& target) { target.set(text); },
+                 [&](std::optional<bool>* target) {
+                   *target = is_none(text) ? std::nullopt : std::optional(parse_bool(field, text));
+                 },
+                 [&](std::optional<int64_t>* target) {
+                   *target = is_none(text) ? std::nullopt
+                                           : std::optional(parse_number<int64_t>(field, text, "a whole number"));
+                 }},
       value);
   check_field(field, value);
 }
@@ -67,6 +76,12 @@ std::string field_text(const FieldValue& value) {
   return std::visit(Overloaded{[](const bool* source) { return std::string(*source ? "true" : "false"); },
                                [](const std::string* source) { return *source; },
                                [](const TextField& source) { return source.get(); },
+                               [](const std::optional<bool>* source) {
+                                 return std::string(!*source ? "none" : **source ? "true" : "false");
+                               },
+                               [](const std::optional<int64_t>* source) {
+                                 return *source ? fmt::format("{}", **source) : std::string("none");
+                               },
                                [](const auto* source) { return fmt::format("{}", *source); }},
                     value);
 }
@@ -74,7 +89,11 @@ std::string field_text(const FieldValue& value) {
 void check_field(const Field& field, const FieldValue& value) {
   std::visit(Overloaded{[](bool*) {}, [&](int64_t* source) { check_number(field, *source); },
                         [&](double* source) { check_number(field, *source); },
-                        [&](std::string* source) { check_choice(field, *source); }, [](const TextField&) {}},
+                        [&](std::string* source) { check_choice(field, *source); }, [](const TextField&) {},
+                        [](std::optional<bool>*) {},
+                        [&](std::optional<int64_t>* source) {
+                          if (*source) check_number(field, **source);
+                        }},
              value);
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -16,7 +17,9 @@ struct TextField {
   std::function<std::string()> get;
 };
 
-using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextField>;
+// An optional is unset by the word none.
+using FieldValue =
+    std::variant<bool*, int64_t*, double*, std::string*, TextField, std::optional<bool>*, std::optional<int64_t>*>;
 
 // What is known of a field besides its value.
 struct Field {

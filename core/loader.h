@@ -1,7 +1,13 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "core/batch.h"
 
@@ -23,6 +29,29 @@ class Loader {
 
   // Batches in an epoch; nullopt if that is not known in advance.
   virtual std::optional<int64_t> num_batches() const = 0;
+};
+
+// The loaders of an evaluation: none, one, or several. Converts from what a user has at hand: `.val = loader`,
+// `.val = {a, b}`, `return nullptr`.
+class LoaderList {
+ public:
+  LoaderList() = default;
+  LoaderList(std::nullptr_t) {}  // NOLINT: implicit, as are the next two
+  template <std::derived_from<Loader> T>
+  LoaderList(std::shared_ptr<T> loader) {
+    if (loader != nullptr) list_.push_back(std::move(loader));
+  }
+  LoaderList(std::initializer_list<std::shared_ptr<Loader>> loaders) : list_(loaders) {}
+  explicit LoaderList(std::vector<std::shared_ptr<Loader>> loaders) : list_(std::move(loaders)) {}
+
+  bool empty() const { return list_.empty(); }
+  size_t size() const { return list_.size(); }
+  const std::shared_ptr<Loader>& operator[](size_t i) const { return list_[i]; }
+  auto begin() const { return list_.begin(); }
+  auto end() const { return list_.end(); }
+
+ private:
+  std::vector<std::shared_ptr<Loader>> list_;
 };
 
 }  // namespace fulgur

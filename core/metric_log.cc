@@ -10,6 +10,8 @@
 namespace fulgur {
 namespace {
 
+constexpr std::string_view kLoaderSuffix = "/dataloader_idx_";
+
 double identity_of(Reduction reduction) {
   switch (reduction) {
     case Reduction::min:
@@ -45,7 +47,16 @@ at::Tensor combine(Reduction reduction, const at::Tensor& a, const at::Tensor& b
 
 }  // namespace
 
-double MetricLog::Scalar::read() const { return device.defined() ? device.item<double>() : host; }
+double MetricLog::Scalar::read() const { return device.defined() ? host + device.item<double>() : host; }
+
+void MetricLog::Scalar::add(const Scalar& other) {
+  host += other.host;
+  if (other.device.defined()) device = device.defined() ? device.add(other.device) : other.device;
+}
+
+double MetricLog::Entry::step_value() const {
+  return step_count == 1 ? step_sum.read() : step_sum.read() / static_cast<double>(step_count);
+}
 
 double MetricLog::Entry::epoch_value() const {
   double value = reduced.host;
@@ -53,29 +64,90 @@ double MetricLog::Entry::epoch_value() const {
   return options.reduce_fx == Reduction::mean ? value / weight : value;
 }
 
-void MetricLog::begin_epoch(Stage stage) { table(stage).clear(); }
-
-void MetricLog::enter(Stage stage, LogScope scope, const Batch* batch) {
-  stage_ = stage;
-  scope_ = scope;
-  batch_ = batch;
+double MetricLog::Entry::metric_value(Ranks* ranks) const {
+  MetricStates states = metric->states();
+  if (ranks != nullptr && options.sync_dist) states = ranks->combine(std::move(states));
+  const at::Tensor value = metric->compute(states);
+  TORCH_CHECK_VALUE(value.numel() == 1, "log('", name,
+                    "', metric) takes a metric of a single value; its value has shape ", value.sizes(),
+                    "; compute() it at the end of the epoch, and log its elements by names of their own");
+  return value.item<double>();
 }
 
-const Metrics& MetricLog::end_epoch(Stage stage) {
+std::string MetricLog::Entry::full_name(std::string_view fork) const {
+  if (!forked()) return name;
+  return std::string(given_name()).append(fork).append(name, given_size);
+}
+
+void MetricLog::begin_epoch(Stage stage) {
+  table(stage).entries.clear();
   epoch_metrics_.clear();
-  for (const Entry& entry : table(stage)) {
-    if (entry.step && stage == Stage::train) {
-      callback_metrics_[entry.step_name()] = entry.step->read();
-      if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step->read();
+  begin_step(stage);
+}
+
+void MetricLog::enter(Stage stage, const Hook& hook) {
+  stage_ = stage;
+  hook_ = &hook;
+}
+
+void MetricLog::set_dataloader(std::optional<int64_t> idx) { dataloader_idx_ = idx; }
+
+Metrics MetricLog::take_step_metrics() {
+  Metrics metrics;
+  for (const Entry& entry : table(stage_).entries) {
+    if (entry.step == table(stage_).step && entry.options.logger) metrics[entry.step_name()] = entry.step_value();
+  }
+  for (const auto& [name, value] : metrics) logged_metrics_[name] = value;
+  return metrics;
+}
+
+Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
+  Metrics for_loggers;
+  if (ranks != nullptr) reduce_over_ranks(table(stage).entries, *ranks);
+  for (const Entry& entry : table(stage).entries) {
+    if (entry.step_count > 0 && stage == Stage::train) {
+      callback_metrics_[entry.step_name()] = entry.step_value();
+      if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value();
     }
     if (!*entry.options.on_epoch) continue;
-    const double value = entry.epoch_value();
+    const double value = entry.metric != nullptr ? entry.metric_value(ranks) : entry.epoch_value();
     callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = value;
     if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = value;
-    if (entry.options.logger) epoch_metrics_[entry.epoch_name()] = value;
+    epoch_metrics_[entry.epoch_name()] = value;
+    if (entry.options.logger) for_loggers[entry.epoch_name()] = logged_metrics_[entry.epoch_name()] = value;
   }
-  table(stage).clear();
-  return epoch_metrics_;
+  for (const Entry& entry : table(stage).entries) {  // only now: one metric may stand under several names
+    if (entry.metric != nullptr) entry.metric->reset();
+  }
+  table(stage).entries.clear();
+  return for_loggers;
+}
+
+// One call for each kind of reduction. A mean travels as its two sums, so that it is the mean over all samples.
+void MetricLog::reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const {
+  for (const Reduction reduction : {Reduction::sum, Reduction::min, Reduction::max}) {
+    std::vector<double> values;
+    std::vector<Entry*> owners;
+    for (Entry& entry : entries) {
+      const bool is_sum = entry.options.reduce_fx == Reduction::mean || entry.options.reduce_fx == Reduction::sum;
+      const Reduction kind = is_sum ? Reduction::sum : entry.options.reduce_fx;
+      if (!*entry.options.on_epoch || !entry.options.sync_dist || kind != reduction) continue;
+      if (entry.metric != nullptr) continue;
+      if (entry.reduced.device.defined()) {
+        entry.reduced = {.host = combine(kind, entry.reduced.host, entry.reduced.device.item<double>())};
+      }
+      owners.push_back(&entry);
+      values.push_back(entry.reduced.host);
+      if (is_sum) values.push_back(entry.weight);
+    }
+    if (owners.empty()) continue;
+    ranks.all_reduce(values, reduction);
+    auto value = values.begin();
+    for (Entry* entry : owners) {
+      entry->reduced.host = *value++;
+      if (reduction == Reduction::sum) entry->weight = *value++;
+    }
+  }
 }
 
 void MetricLog::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
@@ -83,7 +155,10 @@ void MetricLog::log(std::string_view name, const at::Tensor& value, const LogOpt
                     "') takes a number or a tensor of one element; got ",
                     value.defined() ? c10::str("a tensor of shape ", value.sizes()) : "an undefined tensor",
                     "; log its mean() or sum()");
-  if (!value.is_cpu()) return record(name, {.device = value.detach().reshape({}).to(at::kFloat)}, options);
+  if (!value.is_cpu()) {  // a copy: the caller may go on to change it
+    return record(name, {.device = value.detach().reshape({}).to(at::kDouble, /*non_blocking=*/false, /*copy=*/true)},
+                  options);
+  }
   const bool is_float = value.scalar_type() == at::kFloat;  // the usual case, without a trip through the dispatcher
   record(name, {.host = is_float ? *value.const_data_ptr<float>() : value.item().toDouble()}, options);
 }
@@ -92,11 +167,20 @@ void MetricLog::log(std::string_view name, double value, const LogOptions& optio
   record(name, {.host = value}, options);
 }
 
-void MetricLog::record(std::string_view name, Scalar value, const LogOptions& options) {
+void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& options) {
+  TORCH_CHECK_VALUE(!options.on_step.value_or(false) && options.on_epoch.value_or(true), "log('", name,
+                    "', metric) gives the metric's value at the end of the epoch; leave on_step and on_epoch out");
+  LogOptions by_epoch = options;
+  by_epoch.on_step = false;
+  by_epoch.on_epoch = true;
+  find_or_add(name, resolve(name, by_epoch)).metric = &metric;
+}
+
+void MetricLog::record(std::string_view name, const Scalar& value, const LogOptions& options) {
   Entry& entry = find_or_add(name, resolve(name, options));
   if (*entry.options.on_epoch) {
     const bool is_mean = options.reduce_fx == Reduction::mean;
-    const double weight = is_mean ? weight_of(options) : 1.0;
+    const double weight = is_mean ? weight_of(name, options) : 1.0;
     entry.weight += weight;
     if (value.device.defined()) {
       const at::Tensor weighted = value.device.mul(weight);
@@ -106,63 +190,93 @@ void MetricLog::record(std::string_view name, Scalar value, const LogOptions& op
       entry.reduced.host = combine(options.reduce_fx, entry.reduced.host, value.host * weight);
     }
   }
-  if (*entry.options.on_step) entry.step = std::move(value);
+  if (!*entry.options.on_step) return;
+  if (const int64_t step = table(stage_).step; entry.step != step) {
+    entry.step = step;
+    entry.step_sum = value;
+    entry.step_count = 1;
+  } else {
+    entry.step_sum.add(value);
+    ++entry.step_count;
+  }
 }
 
 LogOptions MetricLog::resolve(std::string_view name, LogOptions options) const {
-  TORCH_CHECK_VALUE(scope_ != LogScope::forbidden, "log('", name,
-                    "') cannot be called in this hook: it belongs to no step and no epoch; give the value to a logger");
-  const bool in_training_step = scope_ == LogScope::training_step;
+  TORCH_CHECK_VALUE(hook_->scope != LogScope::forbidden, "log('", name, "') cannot be called in ", hook_->name,
+                    ", which belongs to no step and no epoch; give the value to a logger instead");
+  TORCH_CHECK_VALUE(name.find(kLoaderSuffix) == std::string_view::npos, "log('", name, "'): '", kLoaderSuffix,
+                    "N' is appended where there are several loaders; choose a name without it");
+  const bool in_training_step = hook_->scope == LogScope::training_step;
   options.on_step = options.on_step.value_or(in_training_step);
   options.on_epoch = options.on_epoch.value_or(!in_training_step);
-  TORCH_CHECK_VALUE(
-      scope_ != LogScope::epoch || !*options.on_step, "log('", name,
-      "', {.on_step = true}) was called in a hook around an epoch, where there is no step; leave on_step out");
+  TORCH_CHECK_VALUE(hook_->scope != LogScope::epoch || !*options.on_step, "log('", name,
+                    "', {.on_step = true}) was called in ", hook_->name,
+                    ", where there is no step; leave on_step out, or set it to false");
   TORCH_CHECK_VALUE(*options.on_step || *options.on_epoch, "log('", name,
                     "') has on_step and on_epoch false, so that nobody would see it; set one of them");
   return options;
 }
 
 MetricLog::Entry& MetricLog::find_or_add(std::string_view name, const LogOptions& options) {
-  Table& entries = table(stage_);
-  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
+  const bool of_a_loader = hook_->scope == LogScope::evaluation_step && dataloader_idx_.has_value();
+  const std::optional<int64_t> idx = of_a_loader ? dataloader_idx_ : std::nullopt;
+  std::vector<Entry>& entries = table(stage_).entries;
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) {
+    return e.given_name() == name && e.hook == hook_->name && e.dataloader_idx == idx;
+  });
   if (entry == entries.end()) {
-    return entries.emplace_back(
-        Entry{.name = std::string(name), .options = options, .reduced = {.host = identity_of(options.reduce_fx)}});
+    std::string full_name(name);
+    if (idx && options.add_dataloader_idx) full_name += c10::str(kLoaderSuffix, *idx);
+    TORCH_CHECK_VALUE(
+        !idx || options.add_dataloader_idx || std::ranges::find(entries, full_name, &Entry::name) == entries.end(),
+        "log('", name, "', {.add_dataloader_idx = false}) was called for several loaders; give each loader's ",
+        "value a name of its own, or leave add_dataloader_idx out");
+    Entry& added = entries.emplace_back();
+    added.hook = hook_->name;
+    added.name = std::move(full_name);
+    added.dataloader_idx = idx;
+    added.options = options;
+    added.reduced.host = identity_of(options.reduce_fx);
+    added.given_size = name.size();
+    return added;
   }
   LogOptions seen = entry->options;
   seen.batch_size = options.batch_size;  // may differ from batch to batch
-  TORCH_CHECK_VALUE(seen == options, "log('", name, "') was called twice in one epoch with different options; use one ",
-                    "set of options, or two names");
+  TORCH_CHECK_VALUE(seen == options, "log('", name, "') was called twice in ", hook_->name,
+                    " with different options; use one set of options, or two names");
   return *entry;
 }
 
-double MetricLog::weight_of(const LogOptions& options) const {
+double MetricLog::weight_of(std::string_view name, const LogOptions& options) const {
   if (options.batch_size) return static_cast<double>(*options.batch_size);
-  return batch_ == nullptr ? 1.0 : static_cast<double>(batch_->batch_size());
+  if (batch_ == nullptr) return 1.0;
+  try {
+    return static_cast<double>(batch_->batch_size());
+  } catch (const c10::Error& error) {
+    TORCH_CHECK_VALUE(false, "log('", name,
+                      "') needs the batch's size for the mean over the epoch: ", error.what_without_backtrace(),
+                      "; pass {.batch_size = ...}");
+  }
 }
 
 Metrics MetricLog::callback_metrics() const {
-  Metrics metrics = callback_metrics_;
-  if (stage_ != Stage::train) return metrics;
-  for (const Entry& entry : table(stage_)) {
-    if (entry.step) metrics[entry.name] = metrics[entry.step_name()] = entry.step->read();
+  Metrics steps;
+  Metrics known = callback_metrics_;
+  for (const Entry& entry : table(Stage::train).entries) {
+    if (entry.step_count > 0) steps[entry.name] = steps[entry.step_name()] = entry.step_value();
   }
-  return metrics;
+  if (stage_ != Stage::train) {  // of a name that training shares with validation, the stage that runs has the value
+    known.merge(steps);
+    return known;
+  }
+  steps.merge(known);
+  return steps;
 }
 
 Metrics MetricLog::progress_bar_metrics() const {
   Metrics metrics = progress_bar_metrics_;
-  for (const Entry& entry : table(Stage::train)) {
-    if (entry.step && entry.options.prog_bar) metrics[entry.step_name()] = entry.step->read();
-  }
-  return metrics;
-}
-
-Metrics MetricLog::step_metrics() const {
-  Metrics metrics;
-  for (const Entry& entry : table(stage_)) {
-    if (entry.step && entry.options.logger) metrics[entry.step_name()] = entry.step->read();
+  for (const Entry& entry : table(Stage::train).entries) {
+    if (entry.step_count > 0 && entry.options.prog_bar) metrics[entry.step_name()] = entry.step_value();
   }
   return metrics;
 }

@@ -11,56 +11,63 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "core/hook.h"
+#include "core/metric.h"
+#include "core/ranks.h"
 #include "core/run_state.h"
 
 namespace fulgur {
 
 using Metrics = std::map<std::string, double, std::less<>>;
 
-enum class Reduction { mean, sum, min, max };
-
-// How one logged value is used. Semantics of Lightning's log().
+// How one logged value is used. Semantics of Lightning's log(); docs/differences.md has what is not the same.
 struct LogOptions {
   bool prog_bar = false;                  // show it in the progress line
   bool logger = true;                     // send it to loggers (callbacks that take on_metrics)
-  std::optional<bool> on_step{};          // keep each value; default: true in a training step, else false
+  std::optional<bool> on_step{};          // keep each step's value; default: true in a training step, else false
   std::optional<bool> on_epoch{};         // reduce over the epoch; default: false in a training step, else true
   Reduction reduce_fx = Reduction::mean;  // over the epoch; the mean is weighted by batch_size
   std::optional<int64_t> batch_size{};    // weight of this value in the mean; default: the batch's size
+  bool sync_dist = true;                  // reduce the epoch's value over all ranks; false: each rank keeps its own
+  bool add_dataloader_idx = true;         // of several evaluation loaders: append /dataloader_idx_N to the name
   bool operator==(const LogOptions&) const = default;
-};
-
-// What log() may do where the training thread is now.
-enum class LogScope {
-  forbidden,        // setup, teardown, checkpoint and predict hooks: log() throws
-  training_step,    // training_step and the hooks around one training batch
-  evaluation_step,  // validation_step, test_step and the hooks around one batch of theirs
-  epoch,            // hooks around an epoch: only on_epoch
 };
 
 // Collects what a run logs. A value on an accelerator stays there, unread, until somebody asks for a number; so logging
 // never makes the device wait.
 //   The same name with on_step and on_epoch becomes name_step and name_epoch for loggers; readers of callback_metrics()
-//   find the plain name too (the epoch's value once there is one).
+//   find the plain name too (the epoch's value once there is one). The same name in two hooks is two values.
+//   Where gradients are accumulated, the value of a step is the mean over its micro-batches.
 // Threading: the training thread only.
 class MetricLog {
  public:
   // The loops call these.
-  void begin_epoch(Stage stage);  // forgets what that stage logged and did not reduce
-  // What comes next, until the following enter(). `batch`, borrowed for that long, gives means their weight.
-  void enter(Stage stage, LogScope scope, const Batch* batch = nullptr);
-  const Metrics& end_epoch(Stage stage);  // reduces the epoch's values, for callbacks; returns those for loggers
+  void begin_epoch(Stage stage);                          // forgets what that stage logged and did not reduce
+  void begin_step(Stage stage) { ++table(stage).step; }   // on_step values belong to a new optimizer step
+  void enter(Stage stage, const Hook& hook);              // what runs from now on
+  const Hook& hook() const { return *hook_; }             // what runs now
+  void set_batch(const Batch* batch) { batch_ = batch; }  // gives means their weight; borrowed until the next call
+  void set_dataloader(std::optional<int64_t> idx);        // of several evaluation loaders; nullopt: there is one
+  Metrics take_step_metrics();                            // the running stage's step values, for loggers
 
-  // Throws c10::ValueError if the scope forbids it, the value has more than one element, or the name was logged in this
-  // epoch with other options.
+  // Reduces what the stage logged for its epoch; returns that for loggers. Called before the hooks of the epoch's end,
+  // so that they can read it, and again after them, for what they logged. Null: there is one rank.
+  Metrics end_epoch(Stage stage, Ranks* ranks = nullptr);
+
+  // Throws c10::ValueError if the hook forbids it, the value has more than one element, the name carries a loader's
+  // suffix, the batch's size is needed and unknown, or the name was logged in this hook and epoch with other options.
   void log(std::string_view name, const at::Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
 
+  // A stateful metric of a single value: its compute() at the end of the epoch, over all ranks, then reset(). Borrowed
+  // until then. Update it yourself. on_step and reduce_fx do not apply.
+  void log(std::string_view name, Metric& metric, const LogOptions& options = {});
+
   // Reading makes numbers of device values, and so waits for the device.
-  Metrics callback_metrics() const;      // everything known: the last epoch's values, and this step's while training
+  Metrics callback_metrics() const;      // everything known: the last epochs' values, and this step's while training
   Metrics progress_bar_metrics() const;  // those logged with prog_bar
-  Metrics step_metrics() const;          // the running stage's step values for loggers
-  const Metrics& epoch_metrics() const { return epoch_metrics_; }  // what the last end_epoch() returned
+  const Metrics& logged_metrics() const { return logged_metrics_; }  // what loggers were sent, the last value of each
+  const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced in the last epoch, of whatever stage
 
  private:
   // One number on its way to being read: on the host, or still on a device.
@@ -68,34 +75,51 @@ class MetricLog {
     double host = 0.0;
     at::Tensor device{};  // 0-dim, detached; undefined for a host number
     double read() const;
+    void add(const Scalar& other);
   };
   struct Entry {
-    std::string name;
-    LogOptions options;  // on_step and on_epoch filled in
-    std::optional<Scalar> step{};
-    Scalar reduced{};  // sum of weighted values, or sum, min, max
-    double weight = 0.0;
-    // Logged with on_step and on_epoch, so each needs a name of its own.
-    bool forked() const { return *options.on_step && *options.on_epoch; }
-    std::string step_name() const { return forked() ? name + "_step" : name; }
-    std::string epoch_name() const { return forked() ? name + "_epoch" : name; }
+    std::string_view hook{};
+    std::string name{};     // as in log(), with the loader's suffix
+    size_t given_size = 0;  // of the name without it
+    std::optional<int64_t> dataloader_idx{};
+    LogOptions options{};      // on_step and on_epoch filled in
+    int64_t step = -1;         // in which it was logged last
+    Scalar step_sum{};         // of that step's micro-batches
+    int64_t step_count = 0;    // how many
+    Scalar reduced{};          // sum of weighted values, or sum, min, max
+    double weight = 0.0;       // sum of weights, for the mean
+    Metric* metric = nullptr;  // then `reduced` is unused
+    std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
+    double step_value() const;
     double epoch_value() const;
+    double metric_value(Ranks* ranks) const;
+    bool forked() const { return *options.on_step && *options.on_epoch; }
+    std::string full_name(std::string_view fork) const;  // with _step or _epoch if forked, and the loader's suffix
+    std::string step_name() const { return full_name("_step"); }
+    std::string epoch_name() const { return full_name("_epoch"); }
   };
-  using Table = std::vector<Entry>;
+  struct Table {
+    std::vector<Entry> entries{};
+    int64_t step = 0;
+  };
 
-  void record(std::string_view name, Scalar value, const LogOptions& options);
+  void record(std::string_view name, const Scalar& value, const LogOptions& options);
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options);
-  double weight_of(const LogOptions& options) const;
+  double weight_of(std::string_view name, const LogOptions& options) const;
+  void reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const;
   Table& table(Stage stage) { return tables_[static_cast<size_t>(stage)]; }
   const Table& table(Stage stage) const { return tables_[static_cast<size_t>(stage)]; }
 
+  static constexpr Hook kNoHook{"no hook", LogScope::forbidden};
   Stage stage_ = Stage::train;
-  LogScope scope_ = LogScope::forbidden;
+  const Hook* hook_ = &kNoHook;
   const Batch* batch_ = nullptr;
+  std::optional<int64_t> dataloader_idx_{};
   std::array<Table, 4> tables_;  // by stage: validation in the middle of a training epoch must not disturb it
   Metrics callback_metrics_;
   Metrics progress_bar_metrics_;
+  Metrics logged_metrics_;
   Metrics epoch_metrics_;
 };
 

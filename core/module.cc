@@ -30,6 +30,12 @@ Batch Module::predict_step(const Batch&, int64_t) {
   not_overridden(*this, "Batch predict_step(const Batch&, int64_t)");
 }
 
+void Module::configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping) {
+  clip_gradients(optimizer, clipping);
+}
+
+void Module::on_validation_model_zero_grad() { zero_grad(); }
+
 void Module::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
   if (MetricLog* metrics = attached_log(name)) metrics->log(name, value, options);
 }
@@ -38,23 +44,67 @@ void Module::log(std::string_view name, double value, const LogOptions& options)
   if (MetricLog* metrics = attached_log(name)) metrics->log(name, value, options);
 }
 
+void Module::log(std::string_view name, Metric& metric, const LogOptions& options) {
+  if (MetricLog* metrics = attached_log(name)) metrics->log(name, metric, options);
+}
+
 MetricLog* Module::attached_log(std::string_view name) {
   static bool warned = false;
-  if (metrics_ == nullptr && !warned) {
+  if (link_.metrics == nullptr && !warned) {
     warned = true;
-    log_warning("log('{}') was called on a module that no Trainer is running; the value is dropped", name);
+    log_warning("log('{}') was called {}; values are dropped", name,
+                link_.state == nullptr ? "on a module that no Trainer is running" : "in barebones mode");
   }
-  return metrics_;
+  return link_.metrics;
 }
 
 const RunState& Module::run_state() const {
-  TORCH_CHECK(state_ != nullptr, name(), ": current_epoch() and global_step() are known only while a Trainer runs");
-  return *state_;
+  TORCH_CHECK(link_.state != nullptr, name(), ": the run's state is known only while a Trainer runs");
+  return *link_.state;
 }
 
-void Module::attach(const RunState* state, MetricLog* metrics) {
-  state_ = state;
-  metrics_ = metrics;
+ManualOptimization& Module::manual_optimization(std::string_view caller) const {
+  TORCH_CHECK(link_.manual_optimization != nullptr, name(), ": ", caller, " can only be called while fit runs");
+  return *link_.manual_optimization;
+}
+
+ManualOptimizer Module::optimizer(size_t index) {
+  ManualOptimization& manual = manual_optimization("optimizer()");
+  TORCH_CHECK(!automatic_optimization, name(),
+              ": optimizer() is for manual optimisation; set automatic_optimization = ", "false in the constructor");
+  TORCH_CHECK_INDEX(index < manual.optimizers().size(), name(), ": optimizer(", index, "), but configure_optimizers ",
+                    "returned ", manual.optimizers().size());
+  return {manual, index};
+}
+
+void Module::manual_backward(const at::Tensor& loss) {
+  ManualOptimization& manual = manual_optimization("manual_backward()");
+  TORCH_CHECK(!automatic_optimization, name(),
+              ": manual_backward() was called, but the Trainer calls backward itself; ",
+              "set automatic_optimization = false in the constructor, or return the loss");
+  manual.backward(loss);
+}
+
+ToggledOptimizer Module::toggle_optimizer(size_t index) {
+  const Optimizers& optimizers = manual_optimization("toggle_optimizer()").optimizers();
+  TORCH_CHECK_INDEX(index < optimizers.size(), name(), ": toggle_optimizer(", index, "), but configure_optimizers ",
+                    "returned ", optimizers.size());
+  return {optimizers, index};
+}
+
+LRSchedule& Module::lr_scheduler(size_t index) {
+  std::vector<LRSchedule>& schedules = manual_optimization("lr_scheduler()").lr_schedules();
+  TORCH_CHECK_INDEX(index < schedules.size(), name(), ": lr_scheduler(", index, "), but configure_optimizers returned ",
+                    schedules.size());
+  return schedules[index];
+}
+
+void Module::clip_gradients(Optimizer& optimizer, const GradientClipping& clipping) {
+  TORCH_CHECK_VALUE(!link_.clipping.active() || clipping == link_.clipping, name(),
+                    "::configure_gradient_clipping clips ", "to ", clipping.value,
+                    ", the Trainer's gradient_clip_val is ", link_.clipping.value,
+                    "; set one of them, or make them equal");
+  fulgur::clip_gradients(optimizer.params(), clipping);
 }
 
 }  // namespace fulgur

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
 #include <cstdint>
@@ -7,8 +8,12 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "core/batch.h"
+#include "core/callback.h"
+#include "core/gradient_clipping.h"
+#include "core/manual_optimization.h"
 #include "core/metric_log.h"
 #include "core/optimizer.h"
 #include "core/run_state.h"
@@ -23,6 +28,16 @@ struct OverriddenHooks {
   bool validation_step = false;
   bool test_step = false;
   bool predict_step = false;
+  bool on_before_optimizer_step = false;
+  bool configure_gradient_clipping = false;
+};
+
+// What a Module reaches of the run that it is in. All outlive the run.
+struct RunLink {
+  const RunState* state = nullptr;
+  MetricLog* metrics = nullptr;  // null in barebones mode: log() does nothing
+  ManualOptimization* manual_optimization = nullptr;
+  GradientClipping clipping{};  // the Trainer's
 };
 
 // The user's model: a torch::nn::Module that also says what a step does and how it is optimised. The Trainer does the
@@ -38,24 +53,50 @@ class Module : public torch::nn::Module {
  public:
   virtual void prepare_data() {}  // download, unpack: once per machine
   virtual void setup(EntryPoint) {}
+  virtual void configure_model() {}  // builds what is too big for the constructor; every entry point calls it
   virtual Optimizers configure_optimizers();
+
+  // Callbacks of this run; each replaces those of its type that the Trainer has.
+  virtual std::vector<std::shared_ptr<Callback>> configure_callbacks() { return {}; }
 
   virtual void on_fit_start() {}
   virtual void on_train_start() {}
   virtual void on_train_epoch_start() {}
-  virtual void on_train_batch_start(const Batch&, int64_t /*batch_idx*/) {}
+
+  // On the way of every batch, of all stages, to the device.
+  virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
+  virtual Batch transfer_batch_to_device(const Batch& batch, c10::Device device) { return batch.to(device); }
+  virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
+
+  virtual BatchAction on_train_batch_start(const Batch&, int64_t /*batch_idx*/) { return BatchAction::run; }
 
   // Returns the loss, a tensor of one element that backward can start from. An undefined tensor skips the batch: no
-  // backward, no optimizer step.
+  // backward, no optimizer step. In manual optimisation what it returns is only shown to on_train_batch_end.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx);
 
   virtual void on_before_zero_grad() {}
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
+  virtual void backward(const at::Tensor& loss) { loss.backward(); }
   virtual void on_after_backward() {}
-  virtual void on_before_optimizer_step() {}
-  virtual void on_train_batch_end(const at::Tensor& /*loss, detached*/, const Batch&, int64_t /*batch_idx*/) {}
+
+  // The gradients are those of the mean loss over the micro-batches, not yet clipped.
+  virtual void on_before_optimizer_step(Optimizer&) {}
+
+  // Override it to clip in a way of your own, by clip_gradients() or by hand.
+  virtual void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping);
+
+  // Override it to do something around the update, or to leave it out by not calling `step`.
+  virtual void optimizer_step(Optimizer&, const std::function<void()>& step) { step(); }
+
+  // Moves a schedule that the Trainer steps. `metric` is its monitored one.
+  virtual void lr_scheduler_step(LRSchedule& schedule, std::optional<double> metric) { schedule.step(metric); }
+
+  virtual void on_train_batch_end(const at::Tensor& /*loss, detached; undefined if skipped*/, const Batch&,
+                                  int64_t /*batch_idx*/) {}
 
   // Evaluation, without gradients and in eval mode; results go to log().
+  virtual void on_validation_model_zero_grad();  // before validation inside fit; drops the gradients
+  virtual void on_validation_model_eval() { eval(); }
   virtual void on_validation_start() {}
   virtual void on_validation_epoch_start() {}
   virtual void on_validation_batch_start(const Batch&, int64_t /*batch_idx*/) {}
@@ -63,11 +104,13 @@ class Module : public torch::nn::Module {
   virtual void on_validation_batch_end(const Batch&, int64_t /*batch_idx*/) {}
   virtual void on_validation_epoch_end() {}
   virtual void on_validation_end() {}
+  virtual void on_validation_model_train() {}  // the mode of every submodule is as it was before
 
   virtual void on_train_epoch_end() {}
   virtual void on_train_end() {}
   virtual void on_fit_end() {}
 
+  virtual void on_test_model_eval() { eval(); }
   virtual void on_test_start() {}
   virtual void on_test_epoch_start() {}
   virtual void on_test_batch_start(const Batch&, int64_t /*batch_idx*/) {}
@@ -75,7 +118,9 @@ class Module : public torch::nn::Module {
   virtual void on_test_batch_end(const Batch&, int64_t /*batch_idx*/) {}
   virtual void on_test_epoch_end() {}
   virtual void on_test_end() {}
+  virtual void on_test_model_train() {}
 
+  virtual void on_predict_model_eval() { eval(); }
   virtual void on_predict_start() {}
   virtual void on_predict_epoch_start() {}
   virtual void on_predict_batch_start(const Batch&, int64_t /*batch_idx*/) {}
@@ -83,20 +128,37 @@ class Module : public torch::nn::Module {
   virtual void on_predict_batch_end(const Batch& /*prediction*/, const Batch&, int64_t /*batch_idx*/) {}
   virtual void on_predict_epoch_end() {}
   virtual void on_predict_end() {}
+  virtual void on_predict_model_train() {}
 
   virtual void teardown(EntryPoint) {}
 
-  // Logs a number or a tensor of one element: `log("val_acc", accuracy, {.prog_bar = true})`. Defaults depend on the
-  // hook: core/metric_log.h. Outside a run it warns, once, and does nothing. (It hides ::log: write std::log.)
+  // Logs a number, a tensor of one element, or a stateful metric: `log("val_acc", accuracy, {.prog_bar = true})`.
+  // Defaults depend on the hook: core/metric_log.h. Outside a run it warns, once, and does nothing. (It hides ::log:
+  // write std::log.)
   void log(std::string_view name, const at::Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
+  void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
   const RunState& run_state() const;  // throws c10::Error outside a run
   int64_t current_epoch() const { return run_state().epoch; }
   int64_t global_step() const { return run_state().global_step; }
+  int64_t dataloader_idx() const { return run_state().dataloader_idx; }
 
-  // For the Trainer: where log() and run_state() lead while a run lasts. Both outlive it or are detached by nullptr.
-  void attach(const RunState* state, MetricLog* metrics);
+  // Manual optimisation: set automatic_optimization to false in the constructor, and training_step drives everything.
+  //   void training_step(...) { const auto guard = toggle_optimizer(0); auto opt = optimizer(0);
+  //                             opt.zero_grad(); manual_backward(loss); opt.step(); ... }
+  // All throw c10::Error outside fit; manual_backward and optimizer also in automatic optimisation.
+  bool automatic_optimization = true;
+  ManualOptimizer optimizer(size_t index = 0);
+  void manual_backward(const at::Tensor& loss);
+  ToggledOptimizer toggle_optimizer(size_t index);
+  LRSchedule& lr_scheduler(size_t index = 0);  // step() it when you want to
+
+  // For configure_gradient_clipping. Throws c10::ValueError if the Trainer clips by other values.
+  void clip_gradients(Optimizer& optimizer, const GradientClipping& clipping);
+
+  // For the Trainer: what log() and the rest above lead to while a run lasts.
+  void attach(const RunLink& link) { link_ = link; }
 
  private:
   template <class T, class... Args>
@@ -104,11 +166,11 @@ class Module : public torch::nn::Module {
   friend class ModuleHandle;
 
   MetricLog* attached_log(std::string_view name);
+  ManualOptimization& manual_optimization(std::string_view caller) const;
 
   std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas
-  const RunState* state_ = nullptr;
-  MetricLog* metrics_ = nullptr;
+  RunLink link_;
 };
 
 }  // namespace fulgur

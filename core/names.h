@@ -7,7 +7,7 @@
 
 namespace fulgur {
 
-// Names that users type (strategies, flags, batch entries): '-' and '_' are the same, and so are upper and lower case.
+// Names that users type (strategies, flags): '-' and '_' are the same, and so are upper and lower case.
 std::string canonical_name(std::string_view name);
 
 // The known name that `asked` was probably meant to be: the one with the smallest edit distance, if at most a third of

@@ -1,5 +1,6 @@
 #include "core/optimizer.h"
 
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <unordered_map>
@@ -30,6 +31,12 @@ Optimizer::Optimizer(std::string_view name, std::vector<ParamGroup> groups, doub
     check_not_negative(name, "weight_decay", group.weight_decay);
     for (at::Tensor& param : given.params) {
       if (!param.defined()) throw UsageError(fmt::format("{}: a parameter is an undefined tensor", name));
+      if (!param.is_leaf()) {
+        throw UsageError(
+            fmt::format("{}: a parameter is the result of a computation, so that it never gets a gradient; pass "
+                        "the module's parameters()",
+                        name));
+      }
       const auto [entry, added] = group_of.emplace(param.unsafeGetTensorImpl(), groups_.size());
       if (entry->second != groups_.size()) {
         throw UsageError(fmt::format("{}: groups {} and {} have a parameter in common; leave it in one of them", name,
@@ -43,10 +50,29 @@ Optimizer::Optimizer(std::string_view name, std::vector<ParamGroup> groups, doub
   }
 }
 
+void Optimizer::step(const Closure&) {
+  TORCH_INTERNAL_ASSERT(false, name_, " takes its gradients as they are, not from a closure");
+}
+
+std::vector<at::Tensor> Optimizer::params() const {
+  std::vector<at::Tensor> params;
+  for (const Group& group : groups_) params.insert(params.end(), group.params.begin(), group.params.end());
+  return params;
+}
+
 void Optimizer::zero_grad() {
   for (Group& group : groups_) {
     for (at::Tensor& param : group.params) param.mutable_grad().reset();
   }
+}
+
+void Optimizers::add_scheduler(LRSchedulerConfig scheduler) {
+  check_scheduler_config(scheduler);
+  if (list_.empty()) throw UsageError("a scheduler was added before any optimizer; add the optimizer first");
+  if (!schedulers_.empty() && schedulers_.back().optimizer == list_.size() - 1) {
+    throw UsageError("an optimizer can have one scheduler; make one of several with ChainedScheduler or SequentialLR");
+  }
+  schedulers_.push_back({list_.size() - 1, std::move(scheduler)});
 }
 
 }  // namespace fulgur

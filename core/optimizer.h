@@ -4,11 +4,15 @@
 
 #include <concepts>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "core/lr_scheduler.h"
 
 namespace fulgur {
 
@@ -21,6 +25,15 @@ struct ParamGroup {
 
 std::vector<ParamGroup> one_group(std::vector<at::Tensor> params);
 
+// What becomes of the gradients inside the update, so that no pass of its own is needed.
+struct GradientTransform {
+  at::Tensor factor{};                 // 0-dim, fp64, on the parameters' device; undefined: 1
+  std::optional<double> clip_value{};  // after the factor: each element is cut to [-clip_value, clip_value]
+};
+
+// Computes the loss anew and its gradients; returns the loss, detached.
+using Closure = std::function<at::Tensor()>;
+
 // Updates parameters from their gradients. optim/ has the ones to use.
 // Ownership: holds handles to the parameters, owns its state. Threading: one thread at a time.
 class Optimizer {
@@ -32,15 +45,20 @@ class Optimizer {
   };
 
   // `name` begins every message. A tied parameter, which torch lists twice, counts once. Throws UsageError if there is
-  // no parameter, one is in two groups or undefined, or a group's lr or weight_decay is negative.
+  // no parameter, one is in two groups, undefined or not a leaf, or a group's lr or weight_decay is negative.
   Optimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay);
   virtual ~Optimizer() = default;
 
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
-  // One update from the gradients as they are. A parameter without a gradient is left alone: no decay, no step.
-  virtual void step() = 0;
+  // One update. A parameter without a gradient is left alone: no decay, no step. The gradients may be changed by it.
+  virtual void step(const GradientTransform& transform) = 0;
+  void step() { step(GradientTransform{}); }
+
+  // True for one that evaluates the loss several times in a step (LBFGS): then step(closure) is called instead.
+  virtual bool needs_closure() const { return false; }
+  virtual void step(const Closure& closure);
 
   // Drops every gradient, so that the next backward allocates it anew and an unused parameter has none.
   void zero_grad();
@@ -48,27 +66,56 @@ class Optimizer {
   std::string_view name() const { return name_; }
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
+  std::vector<at::Tensor> params() const;  // of all groups
 
  private:
-  std::string_view name_;
+  std::string name_;
   std::vector<Group> groups_;
 };
 
-// What configure_optimizers returns: `return optim::AdamW(parameters(), {.lr = 1e-3});`
+// What configure_optimizers returns:
+//   return optim::AdamW(parameters(), {.lr = 1e-3});
+//   return {optim::AdamW(parameters(), {.lr = 1e-3}), {.scheduler = optim::StepLR::make({.step_size = 10})}};
+// or, for manual optimisation, several that were added one by one.
 class Optimizers {
  public:
   Optimizers() = default;
   template <std::derived_from<Optimizer> T>
   Optimizers(T optimizer) {  // NOLINT: implicit, so that an optimizer can be returned as it stands
-    list_.push_back(std::make_unique<T>(std::move(optimizer)));
+    add(std::move(optimizer));
+  }
+  template <std::derived_from<Optimizer> T>
+  Optimizers(T optimizer, LRSchedulerConfig scheduler) {
+    add(std::move(optimizer), std::move(scheduler));
   }
 
+  template <std::derived_from<Optimizer> T>
+  void add(T optimizer) {
+    list_.push_back(std::make_unique<T>(std::move(optimizer)));
+  }
+  // Throws UsageError if the scheduler is null or its settings are wrong.
+  template <std::derived_from<Optimizer> T>
+  void add(T optimizer, LRSchedulerConfig scheduler) {
+    add(std::move(optimizer));
+    add_scheduler(std::move(scheduler));
+  }
+  void add_scheduler(LRSchedulerConfig scheduler);  // for the optimizer that was added last
+
   bool empty() const { return list_.empty(); }
+  size_t size() const { return list_.size(); }
+  Optimizer& operator[](size_t i) const { return *list_[i]; }
   auto begin() const { return list_.begin(); }
   auto end() const { return list_.end(); }
 
+  struct Scheduled {
+    size_t optimizer;
+    LRSchedulerConfig config;
+  };
+  std::vector<Scheduled> take_schedulers() { return std::exchange(schedulers_, {}); }
+
  private:
   std::vector<std::unique_ptr<Optimizer>> list_;
+  std::vector<Scheduled> schedulers_;
 };
 
 }  // namespace fulgur

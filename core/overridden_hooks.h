@@ -16,7 +16,9 @@ constexpr OverriddenHooks overridden_hooks() {
           .configure_optimizers = FULGUR_OVERRIDES(T, configure_optimizers),
           .validation_step = FULGUR_OVERRIDES(T, validation_step),
           .test_step = FULGUR_OVERRIDES(T, test_step),
-          .predict_step = FULGUR_OVERRIDES(T, predict_step)};
+          .predict_step = FULGUR_OVERRIDES(T, predict_step),
+          .on_before_optimizer_step = FULGUR_OVERRIDES(T, on_before_optimizer_step),
+          .configure_gradient_clipping = FULGUR_OVERRIDES(T, configure_gradient_clipping)};
 }
 
 #undef FULGUR_OVERRIDES

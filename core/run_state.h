@@ -18,13 +18,20 @@ constexpr std::string_view to_string(Stage stage) {
 struct RunState {
   EntryPoint entry_point = EntryPoint::fit;
   Stage stage = Stage::train;
+  bool sanity_checking = false;          // the few validation batches before training
   int64_t epoch = 0;                     // 0-based; the one that is running, or the number completed between epochs
   int64_t global_step = 0;               // optimizer steps completed
   int64_t batch_idx = 0;                 // within the epoch of the running stage
+  int64_t dataloader_idx = 0;            // which of several evaluation loaders
   int64_t batches_that_stepped = 0;      // training batches that ended in an optimizer step: the x of logged metrics
-  std::optional<int64_t> num_batches{};  // of the running stage's epoch; unset if its loader has no known length
+  bool is_last_batch = false;            // of the training epoch
+  std::optional<int64_t> num_batches{};  // of the running stage's epoch, limits applied; unset if not known
   int64_t max_epochs = -1;               // as set; -1: unbounded
   bool has_validation = false;           // fit validates now and then
+
+  // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
+  // if nothing bounds them, or the loader's length is not known and max_steps is unset.
+  std::optional<int64_t> estimated_stepping_batches{};
 
   // x of an epoch's metrics: the last training batch that ended in an optimizer step.
   int64_t last_step() const { return batches_that_stepped > 0 ? batches_that_stepped - 1 : 0; }

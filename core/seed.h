@@ -1,11 +1,28 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace fulgur {
 
 // Seeds every generator that libtorch draws from (CPU and, where there are any, all CUDA devices), so that weights,
 // dropout and torch::rand are the same in every run. Samplers have a seed of their own (data/sampler.h).
 void seed_everything(uint64_t seed);
+
+// Puts the generators, at the end of its life, where they were at its beginning.
+class RandomStateRestored {
+ public:
+  RandomStateRestored();
+  ~RandomStateRestored();
+  RandomStateRestored(const RandomStateRestored&) = delete;
+  RandomStateRestored& operator=(const RandomStateRestored&) = delete;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
 
 }  // namespace fulgur

@@ -1,7 +1,8 @@
 #pragma once
 
+#include <exception>
 #include <memory>
-#include <string_view>
+#include <utility>
 
 #include "core/loader.h"
 #include "core/run_state.h"
@@ -11,9 +12,9 @@ namespace fulgur {
 // The loaders of a run: `trainer.fit(module, {.train = train, .val = val})`. Null where there is none.
 struct Loaders {
   std::shared_ptr<Loader> train{};
-  std::shared_ptr<Loader> val{};
-  std::shared_ptr<Loader> test{};
-  std::shared_ptr<Loader> predict{};
+  LoaderList val{};  // one, or several: {a, b}
+  LoaderList test{};
+  LoaderList predict{};
 };
 
 // Everything about a data set in one reusable place: how to get it, split it and batch it. Hooks stand in the order in
@@ -24,9 +25,15 @@ class DataModule {
   virtual void prepare_data() {}  // download, unpack: once per machine
   virtual void setup(EntryPoint) {}
   virtual std::shared_ptr<Loader> train_dataloader() { return nullptr; }
-  virtual std::shared_ptr<Loader> val_dataloader() { return nullptr; }
-  virtual std::shared_ptr<Loader> test_dataloader() { return nullptr; }
-  virtual std::shared_ptr<Loader> predict_dataloader() { return nullptr; }
+  virtual LoaderList val_dataloader() { return nullptr; }
+  virtual LoaderList test_dataloader() { return nullptr; }
+  virtual LoaderList predict_dataloader() { return nullptr; }
+
+  // What becomes of each batch on its way to the device; the Module's hook of the same name goes on from there.
+  virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
+  virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
+
+  virtual void on_exception(const std::exception&) {}
   virtual void teardown(EntryPoint) {}
 };
 

@@ -4,7 +4,8 @@
 
 #include <span>
 
-#include "metrics/metric.h"
+#include "core/metric.h"
+#include "metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -6,8 +6,9 @@
 #include <optional>
 #include <span>
 
+#include "core/metric.h"
 #include "metrics/labels.h"
-#include "metrics/metric.h"
+#include "metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -6,7 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include "metrics/metric.h"
+#include "core/metric.h"
+#include "metrics/samples.h"
 
 namespace fulgur::metrics {
 

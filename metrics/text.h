@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "metrics/metric.h"
+#include "core/metric.h"
+#include "metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -7,6 +7,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include "optim/gradient_divisor.h"
+
 namespace fulgur::optim {
 namespace {
 
@@ -69,8 +71,9 @@ void AdamBase::collect(size_t group_index) {
   }
 }
 
-void AdamBase::step() {
+void AdamBase::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
+  const std::optional<at::Tensor> divisor = gradient_divisor(transform, *this);
   for (size_t i = 0; i < groups().size(); ++i) {
     collect(i);
     auto& [params, grads, exp_avgs, exp_avg_sqs, num_updates] = arguments_;
@@ -79,10 +82,10 @@ void AdamBase::step() {
     at::_foreach_add_(num_updates, 1);
     if (decay_ == Decay::l2) {
       at::_fused_adam_(params, grads, exp_avgs, exp_avg_sqs, {}, num_updates, group.lr, betas_.first, betas_.second,
-                       group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false);
+                       group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, divisor);
     } else {
       at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, {}, num_updates, group.lr, betas_.first, betas_.second,
-                        group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false);
+                        group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, divisor);
     }
   }
   arguments_.clear();  // gradients are not kept alive

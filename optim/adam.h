@@ -33,7 +33,8 @@ namespace internal {
 
 class AdamBase : public Optimizer {
  public:
-  void step() override;
+  using Optimizer::step;
+  void step(const GradientTransform& transform) override;
 
  protected:
   enum class Decay { l2, decoupled };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "optim/gradient_divisor.h"
 
 namespace fulgur::optim {
 namespace {
@@ -36,8 +37,9 @@ SGD::SGD(std::vector<ParamGroup> given_groups, SGDOptions options)
   for (const Group& group : groups()) momentum_buffers_.emplace_back(group.params.size());
 }
 
-void SGD::step() {
+void SGD::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
+  const std::optional<at::Tensor> divisor = gradient_divisor(transform, *this);
   for (size_t g = 0; g < groups().size(); ++g) {
     const Group& group = groups()[g];
     KernelArguments first, later;  // the kernel fills the momentum buffers of a first step, and adds to them later
@@ -52,15 +54,16 @@ void SGD::step() {
       if (!buffer.defined()) buffer = at::empty_like(param);
       arguments.momentum_buffers.push_back(buffer);
     }
-    update(group, first, /*is_first_step=*/true);
-    update(group, later, /*is_first_step=*/false);
+    update(group, first, divisor, /*is_first_step=*/true);
+    update(group, later, divisor, /*is_first_step=*/false);
   }
 }
 
-void SGD::update(const Group& group, KernelArguments& arguments, bool is_first_step) {
+void SGD::update(const Group& group, KernelArguments& arguments, const std::optional<at::Tensor>& divisor,
+                 bool is_first_step) {
   if (arguments.params.empty()) return;
   at::_fused_sgd_(arguments.params, arguments.grads, arguments.momentum_buffers, group.weight_decay, options_.momentum,
-                  group.lr, options_.dampening, options_.nesterov, /*maximize=*/false, is_first_step);
+                  group.lr, options_.dampening, options_.nesterov, /*maximize=*/false, is_first_step, divisor);
 }
 
 }  // namespace fulgur::optim

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/describe.h"
@@ -23,13 +24,15 @@ class SGD final : public Optimizer {
  public:
   explicit SGD(std::vector<at::Tensor> params, SGDOptions options = {});
   explicit SGD(std::vector<ParamGroup> groups, SGDOptions options = {});
-  void step() override;
+  using Optimizer::step;
+  void step(const GradientTransform& transform) override;
 
  private:
   struct KernelArguments {
     std::vector<at::Tensor> params, grads, momentum_buffers;
   };
-  void update(const Group& group, KernelArguments& arguments, bool is_first_step);
+  void update(const Group& group, KernelArguments& arguments, const std::optional<at::Tensor>& divisor,
+              bool is_first_step);
 
   SGDOptions options_;
   std::vector<std::vector<at::Tensor>> momentum_buffers_;  // [group][parameter]; undefined until the first gradient

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <c10/core/DeviceGuard.h>
+
+#include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,17 +19,22 @@ class SingleDevice final : public Strategy {
   void check_devices(const std::vector<c10::Device>& devices) const override;
   void setup(Module& module, const std::vector<c10::Device>& devices) override;
   void setup_optimizers(Optimizers optimizers) override { optimizers_ = std::move(optimizers); }
-  Batch to_device(const Batch& batch) override { return device_.is_cpu() ? batch : batch.to(device_); }
+  const Optimizers& optimizers() const override { return optimizers_; }
+  Batch to_device(const Batch& batch) override;
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override;
-  void zero_grad() override;
+  void zero_grad(size_t optimizer) override;
   void backward(const at::Tensor& loss) override;
-  void optimizer_step() override;
+  void optimizer_step(size_t optimizer, const StepRequest& request) override;
+  void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
+  void all_reduce(std::span<double>, Reduction) override {}
+  MetricStates combine(MetricStates states) override { return states; }
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
   void teardown() noexcept override;
 
  private:
   Module* module_ = nullptr;
   c10::Device device_{c10::kCPU};
+  std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is
   Optimizers optimizers_;
 };
 

@@ -3,23 +3,33 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/batch.h"
+#include "core/gradient_clipping.h"
+#include "core/metric_log.h"
 #include "core/module.h"
 #include "core/optimizer.h"
+#include "core/ranks.h"
 
 namespace fulgur {
+
+// What one optimizer step is to do with the gradients.
+struct StepRequest {
+  int64_t micro_batches = 1;    // whose losses' gradients were summed; the step is taken on their mean
+  GradientClipping clipping{};  // of that mean
+  Closure closure{};            // for an optimizer that needs_closure(); it leaves the gradients of one batch
+};
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
 // The loops call these members and know nothing else of it. strategies/presets.h registers the built-in ones, and
 // yours. Threading: the training thread only.
-class Strategy {
+class Strategy : public Ranks {
  public:
-  virtual ~Strategy() = default;
   virtual std::string name() const = 0;  // as registered
 
   // Throws UsageError if it cannot train on these devices; called by the Trainer's constructor.
@@ -28,16 +38,25 @@ class Strategy {
   // Brings the module to its devices. The module outlives teardown().
   virtual void setup(Module& module, const std::vector<c10::Device>& devices) = 0;
 
-  // Takes over the optimizers that the module made, once it is on its devices. Only before fit.
+  // Takes over the optimizers that the module made, once it is on its devices. Only before fit. Throws UsageError if it
+  // cannot run one of them.
   virtual void setup_optimizers(Optimizers optimizers) = 0;
+  virtual const Optimizers& optimizers() const = 0;
 
-  virtual Batch to_device(const Batch& batch) = 0;
+  virtual Batch to_device(const Batch& batch) = 0;  // by the module's transfer_batch_to_device
 
-  // One training step, in order. The loss still holds its graph.
+  // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
+  // its graph. Gradients of a step's micro-batches are summed.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx) = 0;
-  virtual void zero_grad() = 0;
+  virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss) = 0;
-  virtual void optimizer_step() = 0;
+
+  // Updates the parameters of one optimizer.
+  virtual void optimizer_step(size_t optimizer, const StepRequest& request) = 0;
+
+  // Makes the gradients those of the mean loss, for a hook that wants to see them; the following optimizer_step is then
+  // asked for micro_batches = 1.
+  virtual void materialize_gradients(size_t optimizer, int64_t micro_batches) = 0;
 
   // The tensors to save, by the names that Python's state_dict gives them; a tied one once.
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;

@@ -2,144 +2,217 @@
 
 #include <c10/core/GradMode.h>
 
-#include <optional>
+#include <algorithm>
 #include <utility>
+
+#include "core/seed.h"
+#include "trainer/limited_batches.h"
 
 namespace fulgur {
 namespace {
 
-// Eval mode for a scope. Modes are restored parents first: train() reaches down to the children.
-class EvalMode {
+// The mode of every submodule, restored at the end: parents first, because train() reaches down to the children.
+class ModesRestored {
  public:
-  explicit EvalMode(Module& module) {
+  explicit ModesRestored(Module& module) {
     for (const auto& part : module.modules()) modes_.emplace_back(part, part->is_training());
-    module.eval();
   }
-  ~EvalMode() {
+  ~ModesRestored() {
     for (const auto& [part, was_training] : modes_) part->train(was_training);
   }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
+  ModesRestored(const ModesRestored&) = delete;
+  ModesRestored& operator=(const ModesRestored&) = delete;
 
  private:
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
 };
 
-// The stage, batch index and length that RunState shows while another loop runs inside.
-class StageScope {
+// What the run shows of its stage, restored at the end.
+class StageRestored {
  public:
-  StageScope(RunState& state, Stage stage, std::optional<int64_t> num_batches) : state_(state), before_(state) {
-    state.stage = stage;
-    state.batch_idx = 0;
-    state.num_batches = num_batches;
+  explicit StageRestored(LoopContext& context) : context_(context), before_(context.state) {}
+  ~StageRestored() {
+    RunState& state = context_.state;
+    state.stage = before_.stage;
+    state.batch_idx = before_.batch_idx;
+    state.num_batches = before_.num_batches;
+    state.dataloader_idx = before_.dataloader_idx;
+    context_.metrics.enter(state.stage, context_.metrics.hook());
   }
-  ~StageScope() {
-    state_.stage = before_.stage;
-    state_.batch_idx = before_.batch_idx;
-    state_.num_batches = before_.num_batches;
-  }
-  StageScope(const StageScope&) = delete;
-  StageScope& operator=(const StageScope&) = delete;
+  StageRestored(const StageRestored&) = delete;
+  StageRestored& operator=(const StageRestored&) = delete;
 
  private:
-  RunState& state_;
-  RunState before_;
+  LoopContext& context_;
+  const RunState before_;
 };
 
-using CallbackHook = void (Callback::*)(TrainerControl&);
-using CallbackBatchHook = void (Callback::*)(TrainerControl&, const Batch&, int64_t);
-using ModuleHook = void (Module::*)();
-using ModuleBatchHook = void (Module::*)(const Batch&, int64_t);
-
-template <class CallbackMember, class ModuleMember>
-struct Hook {
-  CallbackMember callback;
-  ModuleMember module;
-};
-
-// The members that make validation and test differ.
+// The hooks that make the stages differ.
 struct EvaluationHooks {
-  Hook<CallbackHook, ModuleHook> start, epoch_start;
-  Hook<CallbackBatchHook, ModuleBatchHook> batch_start, batch_end;
-  Hook<CallbackHook, ModuleHook> epoch_end, end;
-  ModuleBatchHook step;
+  using StageHook = hooks::SharedHook<void (Callback::*)(TrainerControl&), void (Module::*)()>;
+  using BatchHook = hooks::SharedHook<void (Callback::*)(TrainerControl&, const Batch&, int64_t),
+                                      void (Module::*)(const Batch&, int64_t)>;
+  void (Module::*model_eval)();
+  const StageHook& start;
+  const StageHook& epoch_start;
+  const BatchHook& batch_start;
+  const Hook& step;
+  void (Module::*step_member)(const Batch&, int64_t);
+  const BatchHook& batch_end;
+  const StageHook& epoch_end;
+  const StageHook& end;
+  void (Module::*model_train)();
 };
 
-constexpr EvaluationHooks kValidationHooks{
-    .start = {&Callback::on_validation_start, &Module::on_validation_start},
-    .epoch_start = {&Callback::on_validation_epoch_start, &Module::on_validation_epoch_start},
-    .batch_start = {&Callback::on_validation_batch_start, &Module::on_validation_batch_start},
-    .batch_end = {&Callback::on_validation_batch_end, &Module::on_validation_batch_end},
-    .epoch_end = {&Callback::on_validation_epoch_end, &Module::on_validation_epoch_end},
-    .end = {&Callback::on_validation_end, &Module::on_validation_end},
-    .step = &Module::validation_step};
+constexpr EvaluationHooks kValidation{.model_eval = &Module::on_validation_model_eval,
+                                      .start = hooks::on_validation_start,
+                                      .epoch_start = hooks::on_validation_epoch_start,
+                                      .batch_start = hooks::on_validation_batch_start,
+                                      .step = hooks::validation_step,
+                                      .step_member = &Module::validation_step,
+                                      .batch_end = hooks::on_validation_batch_end,
+                                      .epoch_end = hooks::on_validation_epoch_end,
+                                      .end = hooks::on_validation_end,
+                                      .model_train = &Module::on_validation_model_train};
 
-constexpr EvaluationHooks kTestHooks{.start = {&Callback::on_test_start, &Module::on_test_start},
-                                     .epoch_start = {&Callback::on_test_epoch_start, &Module::on_test_epoch_start},
-                                     .batch_start = {&Callback::on_test_batch_start, &Module::on_test_batch_start},
-                                     .batch_end = {&Callback::on_test_batch_end, &Module::on_test_batch_end},
-                                     .epoch_end = {&Callback::on_test_epoch_end, &Module::on_test_epoch_end},
-                                     .end = {&Callback::on_test_end, &Module::on_test_end},
-                                     .step = &Module::test_step};
+constexpr EvaluationHooks kTest{.model_eval = &Module::on_test_model_eval,
+                                .start = hooks::on_test_start,
+                                .epoch_start = hooks::on_test_epoch_start,
+                                .batch_start = hooks::on_test_batch_start,
+                                .step = hooks::test_step,
+                                .step_member = &Module::test_step,
+                                .batch_end = hooks::on_test_batch_end,
+                                .epoch_end = hooks::on_test_epoch_end,
+                                .end = hooks::on_test_end,
+                                .model_train = &Module::on_test_model_train};
 
-// Calls `body(batch)` for every batch of one epoch.
+// Runs `body` without gradients, between the hooks that change the mode of the model.
 template <class Body>
-void for_each_batch(LoopContext& context, Loader& loader, const Body& body) {
-  loader.begin_epoch(0);
-  while (const std::optional<Batch> batch = loader.next()) {
-    body(context.strategy.to_device(*batch));
-    ++context.state.batch_idx;
+void in_eval_mode(LoopContext& context, Stage stage, void (Module::*model_eval)(), void (Module::*model_train)(),
+                  const Body& body) {
+  Module& module = context.hooks.module();
+  const StageRestored stage_restored(context);
+  context.state.stage = stage;
+  {
+    const c10::NoGradGuard no_grad;
+    const ModesRestored modes(module);
+    (module.*model_eval)();
+    body();
   }
+  (module.*model_train)();
+}
+
+// Calls `body(batch)` for every batch of every loader.
+template <class Body>
+void for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, const Body& body) {
+  RunState& state = context.state;
+  for (size_t i = 0; i < loaders.size(); ++i) {
+    state.dataloader_idx = static_cast<int64_t>(i);
+    state.batch_idx = 0;
+    state.num_batches = loaders.num_batches(i);
+    context.metrics.set_dataloader(loaders.size() > 1 ? std::optional(state.dataloader_idx) : std::nullopt);
+    LimitedBatches batches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i));
+    while (!batches.empty()) {
+      const Batch batch = context.to_device(batches.take());
+      context.metrics.set_batch(&batch);
+      body(batch);
+      context.metrics.set_batch(nullptr);
+      ++state.batch_idx;
+    }
+  }
+  context.metrics.set_dataloader(std::nullopt);
 }
 
 }  // namespace
 
-Metrics run_evaluation(LoopContext& context, Stage stage, Loader& loader) {
-  const EvaluationHooks& phase = stage == Stage::test ? kTestHooks : kValidationHooks;
-  HookCaller& hooks = context.hooks;
-  const c10::NoGradGuard no_grad;
-  const EvalMode eval_mode(hooks.module());
-  const StageScope scope(context.state, stage, loader.num_batches());
-  const auto call = [&](LogScope log_scope, const auto& hook) { hooks.call(log_scope, hook.callback, hook.module); };
+EvaluationLoaders::EvaluationLoaders(LoaderList loaders, const BatchLimit& limit, std::string_view option)
+    : loaders_(std::move(loaders)) {
+  for (const auto& loader : loaders_) limits_.push_back(limit.of(loader->num_batches(), option));
+}
 
-  context.metrics.begin_epoch(stage);
-  call(LogScope::epoch, phase.start);
-  call(LogScope::epoch, phase.epoch_start);
-  for_each_batch(context, loader, [&](const Batch& batch) {
-    const int64_t batch_idx = context.state.batch_idx;
-    const auto log_scope = LogScope::evaluation_step;
-    hooks.call(log_scope, &batch, phase.batch_start.callback, phase.batch_start.module, batch, batch_idx);
-    (hooks.module().*phase.step)(batch, batch_idx);
-    hooks.call(log_scope, &batch, phase.batch_end.callback, phase.batch_end.module, batch, batch_idx);
+bool EvaluationLoaders::empty() const {
+  return std::ranges::all_of(limits_, [](const auto& limit) { return limit == 0; });
+}
+
+EvaluationLoaders EvaluationLoaders::at_most(int64_t num_batches) const {
+  EvaluationLoaders fewer = *this;
+  for (auto& limit : fewer.limits_) limit = std::min(limit.value_or(num_batches), num_batches);
+  return fewer;
+}
+
+Metrics EvaluationLoop::run() { return run(loaders_); }
+
+Metrics EvaluationLoop::run(const EvaluationLoaders& loaders) {
+  const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
+  HookCaller& hooks = context_.hooks;
+  MetricLog& metric_log = context_.metrics;
+  Metrics metrics;
+  in_eval_mode(context_, stage_, phase.model_eval, phase.model_train, [&] {
+    metric_log.begin_epoch(stage_);
+    hooks(phase.start);
+    hooks(phase.epoch_start);
+    for_each_batch(context_, loaders, [&](const Batch& batch) {
+      const int64_t batch_idx = context_.state.batch_idx;
+      hooks(phase.batch_start, batch, batch_idx);
+      {
+        const auto scope = hooks.enter(phase.step);
+        (hooks.module().*phase.step_member)(batch, batch_idx);
+      }
+      hooks(phase.batch_end, batch, batch_idx);
+      if (++num_batches_run_ % *context_.options.log_every_n_steps == 0)
+        send(metric_log.take_step_metrics(), num_batches_run_ - 1);
+      metric_log.begin_step(stage_);
+    });
+    Metrics for_loggers = metric_log.end_epoch(stage_, &context_.strategy);
+    hooks(phase.epoch_end);
+    for_loggers.merge(metric_log.end_epoch(stage_, &context_.strategy));
+    metrics = metric_log.epoch_metrics();
+    send(for_loggers, context_.state.last_step());
+    hooks(phase.end);
   });
-  call(LogScope::epoch, phase.epoch_end);
-  const Metrics metrics = context.metrics.end_epoch(stage);
-  if (!metrics.empty()) {
-    hooks.call_callbacks(LogScope::forbidden, any_callback, &Callback::on_metrics, metrics, context.state.last_step());
-  }
-  call(LogScope::forbidden, phase.end);
   return metrics;
 }
 
-std::vector<Batch> run_prediction(LoopContext& context, Loader& loader) {
-  HookCaller& hooks = context.hooks;
-  const c10::NoGradGuard no_grad;
-  const EvalMode eval_mode(hooks.module());
-  const StageScope scope(context.state, Stage::predict, loader.num_batches());
-  const auto log_scope = LogScope::forbidden;
+void EvaluationLoop::send(const Metrics& metrics, int64_t step) {
+  if (!context_.state.sanity_checking) context_.hooks.send(metrics, step);
+}
 
+void EvaluationLoop::run_sanity_check(int64_t num_steps) {
+  const EvaluationLoaders loaders = num_steps < 0 ? loaders_ : loaders_.at_most(num_steps);
+  if (loaders.empty()) return;
+  HookCaller& hooks = context_.hooks;
+  const RandomStateRestored random_state;
+  const MetricLog metrics_before = context_.metrics;
+  context_.state.sanity_checking = true;
+  hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
+  run(loaders);
+  hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);
+  context_.state.sanity_checking = false;
+  context_.metrics = metrics_before;
+  num_batches_run_ = 0;
+}
+
+std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders& loaders) {
+  HookCaller& hooks = context.hooks;
   std::vector<Batch> predictions;
-  hooks.call(log_scope, &Callback::on_predict_start, &Module::on_predict_start);
-  hooks.call(log_scope, &Callback::on_predict_epoch_start, &Module::on_predict_epoch_start);
-  for_each_batch(context, loader, [&](const Batch& batch) {
-    const int64_t batch_idx = context.state.batch_idx;
-    hooks.call(log_scope, &batch, &Callback::on_predict_batch_start, &Module::on_predict_batch_start, batch, batch_idx);
-    predictions.push_back(hooks.module().predict_step(batch, batch_idx));
-    hooks.call(log_scope, &batch, &Callback::on_predict_batch_end, &Module::on_predict_batch_end, predictions.back(),
-               batch, batch_idx);
+  if (loaders.empty()) return predictions;
+  in_eval_mode(context, Stage::predict, &Module::on_predict_model_eval, &Module::on_predict_model_train, [&] {
+    hooks(hooks::on_predict_start);
+    hooks(hooks::on_predict_epoch_start);
+    for_each_batch(context, loaders, [&](const Batch& batch) {
+      const int64_t batch_idx = context.state.batch_idx;
+      hooks(hooks::on_predict_batch_start, batch, batch_idx);
+      Batch prediction;
+      {
+        const auto scope = hooks.enter(hooks::predict_step);
+        prediction = hooks.module().predict_step(batch, batch_idx);
+      }
+      hooks(hooks::on_predict_batch_end, prediction, batch, batch_idx);
+      predictions.push_back(prediction.to(c10::kCPU));
+    });
+    hooks(hooks::on_predict_epoch_end);
+    hooks(hooks::on_predict_end);
   });
-  hooks.call(log_scope, &Callback::on_predict_epoch_end, &Module::on_predict_epoch_end);
-  hooks.call(log_scope, &Callback::on_predict_end, &Module::on_predict_end);
   return predictions;
 }
 

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/loader.h"
@@ -7,12 +11,51 @@
 
 namespace fulgur {
 
-// One pass over a loader for validation, also in the middle of fit, or for test: without gradients and in eval mode.
-// The train or eval mode of every submodule, and the stage of the run, are afterwards as they were. Returns the metrics
-// of the pass.
-Metrics run_evaluation(LoopContext& context, Stage stage, Loader& loader);
+// The loaders of one evaluation stage, each with how many of its batches are run.
+class EvaluationLoaders {
+ public:
+  EvaluationLoaders() = default;
+  // `option` names the limit. Throws SetupError as BatchLimit::of does.
+  EvaluationLoaders(LoaderList loaders, const BatchLimit& limit, std::string_view option);
 
-// The same for predict_step; returns its results, one for each batch.
-std::vector<Batch> run_prediction(LoopContext& context, Loader& loader);
+  bool empty() const;  // there is nothing to run
+  size_t size() const { return loaders_.size(); }
+  Loader& loader(size_t i) const { return *loaders_[i]; }
+  std::optional<int64_t> num_batches(size_t i) const { return limits_[i]; }
+
+  EvaluationLoaders at_most(int64_t num_batches) const;
+
+ private:
+  LoaderList loaders_;
+  std::vector<std::optional<int64_t>> limits_;
+};
+
+// Passes over loaders for validation, also in the middle of fit, or for test: without gradients and in eval mode. The
+// train or eval mode of every submodule, and the stage of the run, are afterwards as they were.
+class EvaluationLoop {
+ public:
+  EvaluationLoop(LoopContext& context, Stage stage, EvaluationLoaders loaders)
+      : context_(context), stage_(stage), loaders_(std::move(loaders)) {}
+
+  bool empty() const { return loaders_.empty(); }
+
+  // One pass; the metrics that it logged, reduced.
+  Metrics run();
+
+  // A pass over the first batches that leaves no trace: metrics and random numbers are afterwards as they were.
+  void run_sanity_check(int64_t num_steps);
+
+ private:
+  Metrics run(const EvaluationLoaders& loaders);
+  void send(const Metrics& metrics, int64_t step);
+
+  LoopContext& context_;
+  Stage stage_;
+  EvaluationLoaders loaders_;
+  int64_t num_batches_run_ = 0;  // of all passes: the x of step metrics
+};
+
+// The same for predict_step; returns its results, one for each batch, loader by loader.
+std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders& loaders);
 
 }  // namespace fulgur

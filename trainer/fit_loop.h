@@ -1,30 +1,53 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 
 #include "core/loader.h"
+#include "trainer/evaluation_loop.h"
+#include "trainer/fit_bounds.h"
 #include "trainer/loop_context.h"
+#include "trainer/optimizer_steps.h"
 #include "trainer/train_epoch_loop.h"
+#include "trainer/validation_schedule.h"
 
 namespace fulgur {
 
-// All epochs of fit, each with its validation.
+// All epochs of fit, each with its validations.
 class FitLoop {
  public:
-  FitLoop(LoopContext& context, Loader& train, Loader* val);  // val: null if there is none
-  void run();
+  // Give the loaders, checked; asked again by reload_dataloaders_every_n_epochs.
+  struct LoaderSources {
+    std::function<std::shared_ptr<Loader>()> train;
+    std::function<LoaderList()> val;
+  };
+
+  // Throws SetupError if the options do not fit the loaders.
+  FitLoop(LoopContext& context, LoaderSources sources);
+
+  void run(OptimizerSteps& steps);
 
  private:
-  bool done() const;
-  void run_epoch();
-  void end_epoch();
-  bool validation_due() const;
+  // What is made anew when the loaders are.
+  struct Data {
+    std::shared_ptr<Loader> train;
+    std::optional<int64_t> num_train_batches;  // limits applied; nullopt: unknown
+    EvaluationLoop validation;
+    ValidationSchedule schedule;
+  };
+  Data load();
+  void write_plan();
+  void train(OptimizerSteps& steps);
+  void run_epoch(OptimizerSteps& steps, FitBounds& bounds);
+  void end_epoch(OptimizerSteps& steps);
 
   LoopContext& context_;
-  TrainEpochLoop train_epoch_;
-  Loader* val_;
-  std::optional<int64_t> num_train_batches_;
+  LoaderSources sources_;
+  std::optional<Data> data_;  // always there; an optional, because its parts cannot be assigned
+  int64_t total_batches_ = 0;
+  bool told_idle_ = false;  // of an epoch without a step
 };
 
 }  // namespace fulgur

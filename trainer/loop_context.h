@@ -1,7 +1,9 @@
 #pragma once
 
+#include "core/make_module.h"
 #include "core/metric_log.h"
 #include "core/run_state.h"
+#include "data/data_module.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
 #include "trainer/trainer_options.h"
@@ -12,10 +14,20 @@ namespace fulgur {
 struct LoopContext {
   const TrainerOptions& options;
   Strategy& strategy;
+  DataModule& data;
+  const OverriddenHooks& overridden;
   RunState& state;
   MetricLog& metrics;
   HookCaller& hooks;
-  const bool& should_stop;  // a callback asked for the end of fit
+  const bool& stop_requested;
+  int64_t& accumulate_grad_batches;  // from the next epoch on
+
+  // The batch as steps see it: on its device, after the transfer hooks.
+  Batch to_device(Batch batch) const {
+    const auto scope = hooks.enter(hooks::batch_transfer);
+    batch = hooks.module().on_before_batch_transfer(data.on_before_batch_transfer(std::move(batch)));
+    return hooks.module().on_after_batch_transfer(data.on_after_batch_transfer(strategy.to_device(batch)));
+  }
 };
 
 }  // namespace fulgur

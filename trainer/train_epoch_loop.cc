@@ -2,9 +2,11 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <optional>
+#include <cmath>
+#include <utility>
 
 #include "core/error.h"
+#include "trainer/limited_batches.h"
 
 namespace fulgur {
 namespace {
@@ -23,61 +25,132 @@ void check_loss(const Module& module, const at::Tensor& loss) {
   }
 }
 
-}  // namespace
-
-void TrainEpochLoop::run() {
-  RunState& state = context_.state;
-  state.batch_idx = 0;
-  loader_.begin_epoch(state.epoch);
-  while (!context_.should_stop && !max_steps_reached()) {
-    const std::optional<Batch> batch = loader_.next();
-    if (!batch) break;
-    run_batch(context_.strategy.to_device(*batch));
-    ++state.batch_idx;
-  }
+void check_finite(const Module& module, const at::Tensor& loss) {
+  if (!loss.defined()) return;
+  const auto value = loss.item<double>();
+  TORCH_CHECK(std::isfinite(value), "detect_anomaly: ", module.name(), "::training_step returned a loss of ", value);
 }
 
-bool TrainEpochLoop::max_steps_reached() const {
-  return context_.options.max_steps >= 0 && context_.state.global_step >= context_.options.max_steps;
+}  // namespace
+
+void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit) {
+  RunState& state = context_.state;
+  HookCaller& hooks = context_.hooks;
+  state.batch_idx = 0;
+  accumulate_grad_batches_ = context_.accumulate_grad_batches;
+  state.is_last_batch = false;
+  bool reached_last = false;
+  LimitedBatches batches(loader, state.epoch, limit);
+  if (batches.empty()) {
+    throw SetupError(
+        c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
+  }
+  while (!batches.empty() && !ends_here()) {
+    const Batch batch = context_.to_device(batches.take());
+    state.is_last_batch = reached_last = batches.empty();
+    context_.metrics.set_batch(&batch);
+    if (hooks.train_batch_start(batch, state.batch_idx) == BatchAction::skip_epoch) break;
+    run_batch(batch);
+    context_.metrics.set_batch(nullptr);
+    validate_if_due();
+    ++state.batch_idx;
+  }
+  context_.metrics.set_batch(nullptr);
+  end_window();
+  if (!reached_last && context_.hooks.module().automatic_optimization)
+    steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+}
+
+bool TrainEpochLoop::ends_here() {
+  return window_batches_ == 0 && (bounds_.max_steps_reached() || bounds_.should_stop());
 }
 
 void TrainEpochLoop::run_batch(const Batch& batch) {
-  HookCaller& hooks = context_.hooks;
-  const int64_t batch_idx = context_.state.batch_idx;
-  const LogScope scope = LogScope::training_step;
-  hooks.call(scope, &batch, &Callback::on_train_batch_start, &Module::on_train_batch_start, batch, batch_idx);
-  at::Tensor loss = context_.strategy.training_step(batch, batch_idx);
-  check_loss(hooks.module(), loss);
-  const bool stepped = loss.defined();
-  if (stepped) {
-    optimize(batch, loss);
-    loss = loss.detach();  // the graph has served
-  }
-  hooks.call(scope, &batch, &Callback::on_train_batch_end, &Module::on_train_batch_end, loss, batch, batch_idx);
-  if (!stepped) return;
+  const bool automatic = context_.hooks.module().automatic_optimization;
+  const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
+  ++total_batches_;
+  if (automatic && stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
+  if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+  context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
+  if (!stepped_) return;
   log_step_metrics();
   ++context_.state.batches_that_stepped;
 }
 
-void TrainEpochLoop::optimize(const Batch& batch, const at::Tensor& loss) {
-  HookCaller& hooks = context_.hooks;
-  const LogScope scope = LogScope::training_step;
-  hooks.call(scope, &batch, &Callback::on_before_zero_grad, &Module::on_before_zero_grad);
-  context_.strategy.zero_grad();
-  hooks.call(scope, &batch, &Callback::on_before_backward, &Module::on_before_backward, loss);
-  context_.strategy.backward(loss);
-  hooks.call(scope, &batch, &Callback::on_after_backward, &Module::on_after_backward);
-  hooks.call(scope, &batch, &Callback::on_before_optimizer_step, &Module::on_before_optimizer_step);
-  context_.strategy.optimizer_step();
-  ++context_.state.global_step;
+at::Tensor TrainEpochLoop::run_automatic(const Batch& batch) {
+  if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
+  if (steps_.needs_closure()) return run_closure(batch);
+  ++window_batches_;
+  const at::Tensor loss = run_micro_batch(batch);
+  const bool is_boundary = window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch;
+  stepped_ = is_boundary && micro_batches_ > 0;
+  if (is_boundary) end_window();
+  return loss;
+}
+
+at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch) {
+  const at::Tensor loss = training_step(batch);
+  if (!loss.defined()) return loss;
+  if (micro_batches_ == 0) steps_.zero_grad(0);
+  steps_.backward(loss);
+  ++micro_batches_;
+  return loss.detach();  // the graph has served
+}
+
+at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
+  at::Tensor first;
+  steps_.step([&] {
+    const at::Tensor loss = training_step(batch);
+    TORCH_CHECK(loss.defined(), context_.hooks.module().name(), "::training_step skipped the batch, but ",
+                steps_.optimizers()[0].name(), " needs a loss for each");
+    steps_.zero_grad(0);
+    steps_.backward(loss);
+    if (!first.defined()) first = loss.detach();
+    return loss.detach();
+  });
+  stepped_ = true;
+  return first;
+}
+
+at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
+  context_.metrics.begin_step(Stage::train);
+  const auto scope = context_.hooks.enter(hooks::training_step);
+  const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
+  stepped_ = true;
+  return loss.defined() ? loss.detach() : loss;
+}
+
+at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
+  const auto scope = context_.hooks.enter(hooks::training_step);
+  const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
+  check_loss(context_.hooks.module(), loss);
+  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss);
+  return loss;
+}
+
+void TrainEpochLoop::end_window() {
+  window_batches_ = 0;
+  if (const int64_t micro_batches = std::exchange(micro_batches_, 0); micro_batches > 0) steps_.step(0, micro_batches);
 }
 
 void TrainEpochLoop::log_step_metrics() {
   const int64_t step = context_.state.batches_that_stepped;
-  if ((step + 1) % context_.options.log_every_n_steps != 0 && !context_.should_stop) return;
-  const Metrics metrics = context_.metrics.step_metrics();
-  if (metrics.empty()) return;
-  context_.hooks.call_callbacks(LogScope::forbidden, any_callback, &Callback::on_metrics, metrics, step);
+  if ((step + 1) % *context_.options.log_every_n_steps != 0 && !bounds_.should_stop()) return;
+  context_.hooks.send(context_.metrics.take_step_metrics(), step);
+}
+
+void TrainEpochLoop::validate_if_due() {
+  const bool due = schedule_.due(context_.state, total_batches_);
+  const bool last_chance = ends_here() && schedule_.validates_in(context_.state.epoch);
+  if (!validation_.empty() && (due || last_chance)) {
+    if (window_batches_ == 0 && context_.hooks.module().automatic_optimization) {
+      context_.hooks.module().on_validation_model_zero_grad();
+    }
+    validation_.run();
+  }
+  if (stepped_ && context_.hooks.module().automatic_optimization) {
+    steps_.move_schedules("step", OptimizerSteps::Kind::plateau);
+  }
 }
 
 }  // namespace fulgur

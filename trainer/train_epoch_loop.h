@@ -1,28 +1,59 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 #include "core/batch.h"
 #include "core/loader.h"
+#include "trainer/evaluation_loop.h"
+#include "trainer/fit_bounds.h"
 #include "trainer/loop_context.h"
+#include "trainer/optimizer_steps.h"
+#include "trainer/validation_schedule.h"
 
 namespace fulgur {
 
-// The batches of one training epoch.
+// The batches of one training epoch, with the validations that fall among them.
+//   A window is the micro-batches of one optimizer step: accumulate_grad_batches of them, fewer at the end of the
+//   epoch. The loop ends only between windows, so that no gradient is lost.
 class TrainEpochLoop {
  public:
-  TrainEpochLoop(LoopContext& context, Loader& loader) : context_(context), loader_(loader) {}
+  // All are borrowed. `validation` may be empty; `total_batches` counts on over the epochs.
+  TrainEpochLoop(LoopContext& context, OptimizerSteps& steps, FitBounds& bounds, EvaluationLoop& validation,
+                 ValidationSchedule& validation_schedule, int64_t& total_batches)
+      : context_(context),
+        steps_(steps),
+        bounds_(bounds),
+        validation_(validation),
+        schedule_(validation_schedule),
+        total_batches_(total_batches) {}
 
-  // Ends with the loader, with max_steps, or with the batch in which a stop was requested.
-  void run();
-
-  bool max_steps_reached() const;
+  // `limit`: batches at most. Ends with the loader, with a bound of fit, or when on_train_batch_start says so.
+  void run(Loader& loader, std::optional<int64_t> limit);
 
  private:
+  bool ends_here();
   void run_batch(const Batch& batch);
-  void optimize(const Batch& batch, const at::Tensor& loss);
+  at::Tensor run_automatic(const Batch& batch);
+  at::Tensor run_micro_batch(const Batch& batch);
+  at::Tensor run_closure(const Batch& batch);
+  at::Tensor run_manual(const Batch& batch);
+  at::Tensor training_step(const Batch& batch);
+  void end_window();
   void log_step_metrics();
+  void validate_if_due();
 
   LoopContext& context_;
-  Loader& loader_;
+  OptimizerSteps& steps_;
+  FitBounds& bounds_;
+  EvaluationLoop& validation_;
+  ValidationSchedule& schedule_;
+  int64_t& total_batches_;  // of all epochs
+
+  int64_t accumulate_grad_batches_ = 1;  // in this epoch
+  int64_t window_batches_ = 0;           // of the running window
+  int64_t micro_batches_ = 0;            // those of them that had a loss
+  bool stepped_ = false;                 // the last batch ended in an optimizer step
 };
 
 }  // namespace fulgur

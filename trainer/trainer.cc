@@ -5,34 +5,41 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 
 #include "checkpoint/checkpoint_writer.h"
 #include "core/error.h"
 #include "core/logging.h"
+#include "core/module_state.h"
+#include "core/names.h"
 #include "strategies/presets.h"
-#include "trainer/default_callbacks.h"
+#include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
 #include "trainer/fit_loop.h"
+#include "trainer/optimizer_steps.h"
+#include "trainer/repeat_first_epoch.h"
+#include "trainer/resolve_options.h"
 #include "trainer/run_dir.h"
 
 namespace fulgur {
 namespace {
 
-constexpr int64_t kDefaultMaxEpochs = 1000;  // Lightning's
+bool is_auto(std::string_view name) { return canonical_name(name) == "auto"; }
 
-TrainerOptions checked(TrainerOptions options) {
-  check_fields("Trainer", options);
-  if (options.max_epochs < 0 && options.max_steps < 0) {
-    log_warning("neither max_epochs nor max_steps is set; training for {} epochs", kDefaultMaxEpochs);
-    options.max_epochs = kDefaultMaxEpochs;
-  }
-  add_default_callbacks(options);
-  return options;
+// Where nothing was said of strategy and devices, one device.
+std::vector<c10::Device> choose_devices(const TrainerOptions& options) {
+  std::vector<c10::Device> devices = resolve_devices(options.accelerator, options.devices);
+  if (is_auto(options.strategy) && is_auto(options.devices.to_string())) devices.resize(1, c10::kCPU);
+  return devices;
 }
 
-std::unique_ptr<Strategy> make_strategy(std::string_view name, const std::vector<c10::Device>& devices) {
-  auto strategy = strategy_registry().create(name == "auto" ? "single_device" : name);
+std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices) {
+  auto strategy = strategy_registry().create(is_auto(options.strategy) ? "single_device" : options.strategy);
+  if (options.num_nodes > 1) {
+    throw UsageError(fmt::format("strategy '{}' trains on one machine, but num_nodes = {}; set it to 1",
+                                 strategy->name(), options.num_nodes));
+  }
   strategy->check_devices(devices);
   return strategy;
 }
@@ -42,9 +49,9 @@ class LoadersDataModule final : public DataModule {
  public:
   explicit LoadersDataModule(Loaders loaders) : loaders_(std::move(loaders)) {}
   std::shared_ptr<Loader> train_dataloader() override { return loaders_.train; }
-  std::shared_ptr<Loader> val_dataloader() override { return loaders_.val; }
-  std::shared_ptr<Loader> test_dataloader() override { return loaders_.test; }
-  std::shared_ptr<Loader> predict_dataloader() override { return loaders_.predict; }
+  LoaderList val_dataloader() override { return loaders_.val; }
+  LoaderList test_dataloader() override { return loaders_.test; }
+  LoaderList predict_dataloader() override { return loaders_.predict; }
 
  private:
   Loaders loaders_;
@@ -58,8 +65,8 @@ void require_step(const ModuleHandle& module, bool overridden, std::string_view 
   require(overridden, fmt::format("{} does not override {}, which is needed here", module->name(), signature));
 }
 
-// The loader, if it can give at least one batch. `name` as in Loaders.
-std::shared_ptr<Loader> require_loader(std::shared_ptr<Loader> loader, std::string_view name) {
+// Throws unless the loader can give at least one batch. `name` as in Loaders.
+void check_loader(const Loader* loader, std::string_view name) {
   require(loader != nullptr,
           fmt::format("there is no {0} loader; pass {{.{0} = ...}} or override {0}_dataloader()", name));
   require(
@@ -67,19 +74,78 @@ std::shared_ptr<Loader> require_loader(std::shared_ptr<Loader> loader, std::stri
       fmt::format("the {} loader is empty: it yields no batch. Is the dataset empty, or shorter than batch_size with "
                   "drop_last?",
                   name));
+}
+
+std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name) {
+  check_loader(loader.get(), name);
   return loader;
 }
 
-// The loader to validate with during fit; null if there is none.
-std::shared_ptr<Loader> validation_loader(const ModuleHandle& module, DataModule& data) {
-  const auto loader = data.val_dataloader();
-  if (loader == nullptr) return nullptr;
-  require(module.hooks().validation_step,
+LoaderList checked(LoaderList loaders, std::string_view name) {
+  if (loaders.empty()) check_loader(nullptr, name);
+  for (const auto& loader : loaders) check_loader(loader.get(), name);
+  return loaders;
+}
+
+// The loaders to validate with during fit; none if the module does not validate or there is no data.
+LoaderList validation_loaders(const ModuleHandle& module, DataModule& data) {
+  LoaderList loaders = data.val_dataloader();
+  require(loaders.empty() || module.hooks().validation_step,
           fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
                       "write it, or leave the val loader out",
                       module->name()));
-  return require_loader(loader, "val");
+  if (loaders.empty() && module.hooks().validation_step) {
+    log_warning("{} has a validation_step, but there is no val loader; fit does not validate", module->name());
+  }
+  return loaders.empty() ? loaders : checked(std::move(loaders), "val");
 }
+
+// Callbacks of the Module take the place of those of their type.
+std::vector<std::shared_ptr<Callback>> with_module_callbacks(std::vector<std::shared_ptr<Callback>> callbacks,
+                                                             Module& module) {
+  auto added = module.configure_callbacks();
+  for (const auto& callback : added) {
+    require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
+    std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
+  }
+  callbacks.insert(callbacks.end(), added.begin(), added.end());
+  std::ranges::stable_partition(callbacks, [](const auto& callback) { return !callback->runs_last(); });
+  return callbacks;
+}
+
+// The metrics of one pass; none if a limit turns the stage off.
+Metrics evaluate(LoopContext& context, Stage stage, EvaluationLoaders loaders) {
+  EvaluationLoop loop(context, stage, std::move(loaders));
+  return loop.empty() ? Metrics{} : loop.run();
+}
+
+// Calls that must all be made, whatever one of them throws. Keeps the first exception.
+class EveryoneGetsIt {
+ public:
+  template <class Call>
+  void operator()(const Call& call) {
+    try {
+      call();
+    } catch (...) {
+      if (first_ == nullptr) first_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+  void warn(std::string_view what) const {
+    try {
+      rethrow();
+    } catch (const std::exception& error) {
+      log_warning("{}: {}", what, error.what());
+    } catch (...) {
+      log_warning("{}: an exception of unknown type", what);
+    }
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
@@ -88,10 +154,11 @@ constexpr std::string_view kNoOptimizer =
 }  // namespace
 
 Trainer::Trainer(TrainerOptions options)
-    : options_(checked(std::move(options))),
-      devices_(resolve_devices(options_.accelerator, options_.devices)),
-      strategy_(make_strategy(options_.strategy, devices_)),
-      hooks_(options_.callbacks, *this, state_, metrics_) {}
+    : options_(resolve(std::move(options))),
+      devices_(choose_devices(options_)),
+      strategy_(make_strategy(options_, devices_)),
+      callbacks_(options_.callbacks),
+      hooks_(callbacks_, *this, state_, metrics_) {}
 
 void Trainer::fit(ModuleHandle module, Loaders loaders) {
   LoadersDataModule data(std::move(loaders));
@@ -117,16 +184,21 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)");
   require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
   state_ = {};
-  metrics_ = {};
   run(EntryPoint::fit, module, data, [&](LoopContext& context) {
-    const auto train = require_loader(data.train_dataloader(), "train");
-    const auto val = validation_loader(module, data);
-    state_.max_epochs = options_.max_epochs;
-    state_.has_validation = val != nullptr;
+    FitLoop loop(context, {.train =
+                               [&] {
+                                 auto train = checked(data.train_dataloader(), "train");
+                                 return options_.overfit_batches ? repeat_first_epoch(std::move(train)) : train;
+                               },
+                           .val = [&] { return validation_loaders(module, data); }});
     Optimizers optimizers = module->configure_optimizers();
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
-    strategy_->setup_optimizers(std::move(optimizers));
-    FitLoop(context, *train, val.get()).run();
+    if (adjust_optimizers_) adjust_optimizers_(optimizers);
+    OptimizerSteps steps(context, std::move(optimizers));
+    link_.manual_optimization = &steps;
+    module->attach(link_);
+    const DebugModes modes(options_);
+    loop.run(steps);
   });
 }
 
@@ -134,7 +206,8 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
   require_step(module, module.hooks().validation_step, "void validation_step(const Batch&, int64_t)");
   Metrics metrics;
   run(EntryPoint::validate, module, data, [&](LoopContext& context) {
-    metrics = run_evaluation(context, Stage::validate, *require_loader(data.val_dataloader(), "val"));
+    metrics = evaluate(context, Stage::validate,
+                       {checked(data.val_dataloader(), "val"), options_.limit_val_batches, "limit_val_batches"});
   });
   return metrics;
 }
@@ -143,7 +216,8 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data) {
   require_step(module, module.hooks().test_step, "void test_step(const Batch&, int64_t)");
   Metrics metrics;
   run(EntryPoint::test, module, data, [&](LoopContext& context) {
-    metrics = run_evaluation(context, Stage::test, *require_loader(data.test_dataloader(), "test"));
+    metrics = evaluate(context, Stage::test,
+                       {checked(data.test_dataloader(), "test"), options_.limit_test_batches, "limit_test_batches"});
   });
   return metrics;
 }
@@ -152,70 +226,92 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data) {
   require_step(module, module.hooks().predict_step, "Batch predict_step(const Batch&, int64_t)");
   std::vector<Batch> predictions;
   run(EntryPoint::predict, module, data, [&](LoopContext& context) {
-    predictions = run_prediction(context, *require_loader(data.predict_dataloader(), "predict"));
+    predictions = run_prediction(context, {checked(data.predict_dataloader(), "predict"),
+                                           options_.limit_predict_batches, "limit_predict_batches"});
   });
   return predictions;
 }
 
 void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
                   const std::function<void(LoopContext&)>& body) {
+  module_ = module;
+  metrics_ = {};
+  stop_requested_ = false;
+  accumulate_grad_batches_ = options_.accumulate_grad_batches;
+  state_.entry_point = entry_point;
+  link_ = {
+      .state = &state_, .metrics = options_.barebones ? nullptr : &metrics_, .clipping = gradient_clipping(options_)};
+  hooks_.set_module(&*module);
   std::exception_ptr failure;
   try {
-    setup(entry_point, module, data);
-    LoopContext context{options_, *strategy_, state_, metrics_, hooks_, should_stop_};
+    setup(data);
+    LoopContext context{.options = options_,
+                        .strategy = *strategy_,
+                        .data = data,
+                        .overridden = module.hooks(),
+                        .state = state_,
+                        .metrics = metrics_,
+                        .hooks = hooks_,
+                        .stop_requested = stop_requested_,
+                        .accumulate_grad_batches = accumulate_grad_batches_};
     body(context);
   } catch (...) {
     failure = std::current_exception();
-    notify_of(failure);
+    notify_of(failure, data);
   }
-  try {
-    teardown(entry_point, data);
-  } catch (const std::exception& error) {
-    if (failure == nullptr) throw;
-    log_warning("teardown failed too: {}", error.what());
-  }
-  if (failure != nullptr) std::rethrow_exception(failure);
+  EveryoneGetsIt after;
+  after([&] { teardown(data); });
+  if (failure == nullptr) return after.rethrow();
+  after.warn("teardown failed too");
+  std::rethrow_exception(failure);
 }
 
-void Trainer::setup(EntryPoint entry_point, const ModuleHandle& module, DataModule& data) {
-  should_stop_ = false;
-  state_.entry_point = entry_point;
-  hooks_.set_module(&*module);
-  module->attach(&state_, &metrics_);
-  hooks_.enter(LogScope::forbidden);
+void Trainer::setup(DataModule& data) {
+  Module& module = hooks_.module();
+  callbacks_ = with_module_callbacks(options_.callbacks, module);
+  module.attach(link_);
+  running_ = true;
   data.prepare_data();
-  module->prepare_data();
-  data.setup(entry_point);
-  hooks_.call(LogScope::forbidden, &Callback::setup, &Module::setup, entry_point);
-  strategy_->setup(*module, devices_);
+  module.prepare_data();
+  data.setup(state_.entry_point);
+  hooks_(hooks::setup, state_.entry_point);
+  module.configure_model();
+  strategy_->setup(module, devices_);
 }
 
-void Trainer::teardown(EntryPoint entry_point, DataModule& data) {
+void Trainer::teardown(DataModule& data) {
   strategy_->teardown();
-  data.teardown(entry_point);
-  hooks_.call(LogScope::forbidden, &Callback::teardown, &Module::teardown, entry_point);
-  hooks_.module().attach(nullptr, nullptr);
+  running_ = false;
+  Module& module = hooks_.module();
+  const auto scope = hooks_.enter(hooks::teardown);
+  EveryoneGetsIt everyone;
+  everyone([&] { data.teardown(state_.entry_point); });
+  for (const auto& callback : callbacks_) everyone([&] { callback->teardown(*this, state_.entry_point); });
+  everyone([&] { module.teardown(state_.entry_point); });
+  module.attach({});
+  everyone.rethrow();
 }
 
-void Trainer::notify_of(const std::exception_ptr& failure) {
+void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
+  EveryoneGetsIt everyone;
+  const auto scope = hooks_.enter(hooks::on_exception);
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    try {
-      hooks_.call_callbacks(LogScope::forbidden, any_callback, &Callback::on_exception, error);
-    } catch (const std::exception& second) {
-      log_warning("on_exception failed too: {}", second.what());
-    }
+    for (const auto& callback : callbacks_) everyone([&] { callback->on_exception(*this, error); });
+    everyone([&] { data.on_exception(error); });
   } catch (...) {  // not a std::exception: nothing that a callback could be told
   }
+  everyone.warn("on_exception failed too");
 }
 
 std::string Trainer::device_summary() const {
   std::vector<std::string> names;
   for (const c10::Device& device : devices_) names.push_back(device.str());
   std::string summary = fmt::format("{} on {}", strategy_->name(), fmt::join(names, ", "));
-  if (devices_.front().is_cpu())
+  if (devices_.front().is_cpu()) {
     summary += fmt::format(" with {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
+  }
   return summary;
 }
 
@@ -225,12 +321,20 @@ const std::filesystem::path& Trainer::run_dir() {
 }
 
 void Trainer::request_stop(std::string_view reason) {
-  if (!should_stop_) log_info("stopping: {}", reason);
-  should_stop_ = true;
+  if (!stop_requested_) log_info("stopping: {}", reason);
+  stop_requested_ = true;
+}
+
+void Trainer::set_accumulation(int64_t accumulate_grad_batches) {
+  if (accumulate_grad_batches < 1) {
+    throw UsageError(fmt::format("accumulate_grad_batches must be at least 1; got {}", accumulate_grad_batches));
+  }
+  accumulate_grad_batches_ = accumulate_grad_batches;
 }
 
 void Trainer::save_checkpoint(const std::filesystem::path& folder) {
-  write_checkpoint(folder, strategy_->module_state());
+  if (!module_) throw UsageError("save_checkpoint: there is no module yet; call fit, validate, test or predict first");
+  write_checkpoint(folder, running_ ? strategy_->module_state() : named_state(**module_));
 }
 
 }  // namespace fulgur

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,11 +17,10 @@
 #include "data/data_module.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
+#include "trainer/loop_context.h"
 #include "trainer/trainer_options.h"
 
 namespace fulgur {
-
-struct LoopContext;
 
 // Runs a Module over data: the loops, the strategy and the callbacks. May be used for several runs, one after the
 // other.
@@ -35,48 +35,65 @@ class Trainer final : private TrainerControl {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // Trains until max_epochs, max_steps or a requested stop, and validates in between if there is a validation_step and
+  // Trains until a bound is reached or a stop is requested, and validates in between if there is a validation_step and
   // a val loader. Starts counting anew. The module is on the CPU afterwards.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 
-  // One pass of validation_step, or of test_step; the metrics that it logged, reduced.
+  // One pass of validation_step, or of test_step; the metrics that it logged, reduced. Of several loaders, metrics have
+  // /dataloader_idx_N behind their names.
   Metrics validate(ModuleHandle module, DataModule& data);
   Metrics validate(ModuleHandle module, Loaders loaders);
   Metrics test(ModuleHandle module, DataModule& data);
   Metrics test(ModuleHandle module, Loaders loaders);
 
-  // One pass of predict_step; a result for each batch.
+  // One pass of predict_step; a result for each batch, loader by loader, on the CPU.
   std::vector<Batch> predict(ModuleHandle module, DataModule& data);
   std::vector<Batch> predict(ModuleHandle module, Loaders loaders);
 
+  // Saves the module of the running or the last entry point: a folder that appears whole or not at all. Throws
+  // CheckpointError, or UsageError before the first entry point.
+  void save_checkpoint(const std::filesystem::path& folder) override;
+
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
+  void request_stop(std::string_view reason) override;
+
   const RunState& state() const override { return state_; }
   Metrics callback_metrics() const { return metrics_.callback_metrics(); }
-  const TrainerOptions& options() const { return options_; }
+  Metrics progress_bar_metrics() const { return metrics_.progress_bar_metrics(); }
+  const Metrics& logged_metrics() const { return metrics_.logged_metrics(); }
+  const TrainerOptions& options() const { return options_; }  // as resolved: defaults filled in
 
  private:
+  friend class Tuner;
+
   // TrainerControl
   MetricLog& metrics() override { return metrics_; }
   const Module& module() const override { return hooks_.module(); }
   std::string device_summary() const override;
   const std::filesystem::path& run_dir() override;
-  void request_stop(std::string_view reason) override;
-  void save_checkpoint(const std::filesystem::path& folder) override;
+  void set_accumulation(int64_t accumulate_grad_batches) override;
 
   // What all entry points share: setup, `body`, and whatever happens teardown.
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
            const std::function<void(LoopContext&)>& body);
-  void setup(EntryPoint entry_point, const ModuleHandle& module, DataModule& data);
-  void teardown(EntryPoint entry_point, DataModule& data);
-  void notify_of(const std::exception_ptr& failure);
+  void setup(DataModule& data);
+  void teardown(DataModule& data);
+  void notify_of(const std::exception_ptr& failure, DataModule& data);
 
   TrainerOptions options_;
   std::vector<c10::Device> devices_;
   std::unique_ptr<Strategy> strategy_;
   RunState state_;
   MetricLog metrics_;
+  std::vector<std::shared_ptr<Callback>> callbacks_;  // of the run: those of the options and of the Module
   HookCaller hooks_;
-  bool should_stop_ = false;
+  std::optional<ModuleHandle> module_;  // of the running or the last entry point
+  RunLink link_;                        // what the module reaches of the run
+  bool running_ = false;
+  bool stop_requested_ = false;
+  int64_t accumulate_grad_batches_ = 1;
+  std::function<void(Optimizers&)> adjust_optimizers_{};  // the Tuner's
   std::filesystem::path run_dir_;
 };
 

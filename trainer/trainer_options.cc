@@ -1,5 +1,6 @@
 #include "trainer/trainer_options.h"
 
+#include "core/names.h"
 #include "strategies/presets.h"
 
 namespace fulgur {
@@ -11,6 +12,18 @@ std::vector<std::string> strategy_choices() {
   return names;
 }
 
+// A setting that is made from text.
+template <class T>
+TextField text_field(T& value) {
+  return {[&value](std::string_view text) { value = T(text); }, [&value] { return value.to_string(); }};
+}
+
+template <class T>
+TextField text_field(std::optional<T>& value) {
+  return {[&value](std::string_view text) { value = text == "none" ? std::nullopt : std::optional(T(text)); },
+          [&value] { return value ? value->to_string() : "none"; }};
+}
+
 }  // namespace
 
 void TrainerOptions::describe(FieldVisitor& visit) {
@@ -18,10 +31,35 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "strategy", .help = "how to train", .choices = strategy_choices()}, &strategy);
   visit({.name = "devices", .help = "a count (2), indices (0,2) or auto"},
         TextField{[this](std::string_view text) { devices = Devices(text); }, [this] { return devices.to_string(); }});
+  visit({.name = "num_nodes", .help = "machines", .min = 1}, &num_nodes);
   visit({.name = "max_epochs", .help = "epochs to train; -1: no bound", .min = -1}, &max_epochs);
+  visit({.name = "min_epochs", .help = "epochs to train before a requested stop is heard", .min = 0}, &min_epochs);
   visit({.name = "max_steps", .help = "optimizer steps to train; -1: no bound", .min = -1}, &max_steps);
-  visit({.name = "check_val_every_n_epoch", .help = "epochs from one validation to the next", .min = 1},
+  visit({.name = "min_steps", .help = "optimizer steps before a requested stop is heard", .min = 0}, &min_steps);
+  visit({.name = "max_time", .help = "time to train, DD:HH:MM:SS"}, text_field(max_time));
+  visit({.name = "fast_dev_run", .help = "batches of a trial run; 0: a whole run", .min = 0}, &fast_dev_run);
+  visit({.name = "overfit_batches", .help = "train on the same few: 10 batches, or 10%"}, text_field(overfit_batches));
+  visit({.name = "limit_train_batches", .help = "of an epoch: 10 batches, or 10%"}, text_field(limit_train_batches));
+  visit({.name = "limit_val_batches", .help = "the same for validation"}, text_field(limit_val_batches));
+  visit({.name = "limit_test_batches", .help = "the same for test"}, text_field(limit_test_batches));
+  visit({.name = "limit_predict_batches", .help = "the same for predict"}, text_field(limit_predict_batches));
+  visit({.name = "val_check_interval", .help = "validate every 50% of an epoch, 100 batches, or 00:01:00:00"},
+        text_field(val_check_interval));
+  visit({.name = "check_val_every_n_epoch",
+         .help = "epochs from one validation to the next; none: val_check_interval counts across epochs",
+         .min = 1},
         &check_val_every_n_epoch);
+  visit({.name = "num_sanity_val_steps", .help = "validation batches before training; -1: all", .min = -1},
+        &num_sanity_val_steps);
+  visit({.name = "accumulate_grad_batches", .help = "micro-batches to an optimizer step", .min = 1},
+        &accumulate_grad_batches);
+  visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0}, &gradient_clip_val);
+  visit({.name = "gradient_clip_algorithm", .help = "what is bounded", .choices = {"norm", "value"}},
+        &gradient_clip_algorithm);
+  visit({.name = "detect_anomaly", .help = "find the operation that gave NaN; slow"}, &detect_anomaly);
+  visit({.name = "deterministic", .help = "only deterministic algorithms"}, &deterministic);
+  visit({.name = "reload_dataloaders_every_n_epochs", .help = "0: never", .min = 0},
+        &reload_dataloaders_every_n_epochs);
   visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},
         &log_every_n_steps);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);
@@ -29,6 +67,12 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);
   visit({.name = "logger", .help = "write metrics.csv"}, &logger);
+  visit({.name = "barebones", .help = "turn every extra off, to measure"}, &barebones);
+}
+
+GradientClipping gradient_clipping(const TrainerOptions& options) {
+  const bool by_value = canonical_name(options.gradient_clip_algorithm) == "value";
+  return {.value = options.gradient_clip_val, .algorithm = by_value ? ClipAlgorithm::value : ClipAlgorithm::norm};
 }
 
 }  // namespace fulgur

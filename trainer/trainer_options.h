@@ -2,32 +2,66 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/callback.h"
 #include "core/describe.h"
+#include "core/gradient_clipping.h"
 #include "device/devices.h"
+#include "trainer/batch_limit.h"
 
 namespace fulgur {
 
-// How to train. Names and meanings are Lightning's.
+// How to train. Names and meanings are Lightning's; docs/differences.md has what is not the same.
 struct TrainerOptions {
+  // Where, and how.
   std::string accelerator = "auto";  // cpu, cuda, or auto: cuda where there is one
   std::string strategy = "auto";     // a name of strategy_registry(); auto: single_device
   Devices devices{};                 // a count, a list of indices, or "auto"
-  int64_t max_epochs = -1;           // -1: no bound; 1000, with a warning, if max_steps is unset too
-  int64_t max_steps = -1;            // optimizer steps; -1: no bound. The bound that is reached first ends fit
-  int64_t check_val_every_n_epoch = 1;
-  int64_t log_every_n_steps = 50;    // how often loggers get the values of a step
-  std::string default_root_dir{};    // runs/version_N is made in it; empty: the folder that the command was typed in
-  bool enable_progress_bar = true;   // adds a ProgressBar, and an EvaluationTable after validate and test
-  bool enable_model_summary = true;  // adds a ModelSummary
-  bool enable_checkpointing = true;  // adds a ModelCheckpoint if callbacks has none
-  bool logger = true;                // adds a CSVLogger if callbacks has none
+  int64_t num_nodes = 1;             // machines
+
+  // How long. The bound that is reached first ends fit; minimum bounds win over a requested stop.
+  std::optional<int64_t> max_epochs{};  // -1: no bound; unset: 1000, with a warning, if nothing else bounds fit
+  int64_t min_epochs = 0;
+  int64_t max_steps = -1;  // optimizer steps; -1: no bound
+  int64_t min_steps = 0;
+  std::optional<TimeSpan> max_time{};  // of fit: "DD:HH:MM:SS" or a std::chrono duration
+  int64_t fast_dev_run = 0;            // n: n batches of every stage, one epoch, no files; to find mistakes quickly
+  std::optional<BatchLimit> overfit_batches{};  // the same first batches of training in every epoch; limits val too
+  BatchLimit limit_train_batches{};  // Batches(10) or Fraction(0.1) of each epoch; Batches(0) turns the stage off
+  BatchLimit limit_val_batches{};    // of each val loader
+  BatchLimit limit_test_batches{};
+  BatchLimit limit_predict_batches{};
+
+  // When fit validates.
+  ValidationInterval val_check_interval{};             // Fraction(0.5) of an epoch, Batches(100), or a TimeSpan
+  std::optional<int64_t> check_val_every_n_epoch = 1;  // nullopt: val_check_interval counts across epochs
+  std::optional<int64_t> num_sanity_val_steps{};       // val batches run before training; default 2; -1: all
+
+  // How a step is made.
+  int64_t accumulate_grad_batches = 1;           // micro-batches to an optimizer step; the step is taken on their mean
+  double gradient_clip_val = 0.0;                // 0: no clipping
+  std::string gradient_clip_algorithm = "norm";  // norm or value
+  bool detect_anomaly = false;                   // find the operation whose backward gave NaN; slow
+  bool deterministic = false;                    // only deterministic algorithms; an operation without one throws
+
+  int64_t reload_dataloaders_every_n_epochs = 0;  // ask the DataModule for its loaders anew; 0: never
+
+  // What is shown and written. Unset is true, but false in barebones mode.
+  std::optional<int64_t> log_every_n_steps{};  // how often loggers get the values of a step; default 50
+  std::string default_root_dir{};              // runs/version_N is made in it; empty: where the command was typed
+  std::optional<bool> enable_progress_bar{};   // adds a ProgressBar, and an EvaluationTable after validate and test
+  std::optional<bool> enable_model_summary{};  // adds a ModelSummary
+  std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none
+  std::optional<bool> logger{};                // adds a CSVLogger if callbacks has none
+  bool barebones = false;                      // for measuring: turns every extra off, and refuses those asked for
   std::vector<std::shared_ptr<Callback>> callbacks{};  // in firing order; ModelCheckpoint is moved to the end
 
   void describe(FieldVisitor& visit);
 };
+
+GradientClipping gradient_clipping(const TrainerOptions& options);
 
 }  // namespace fulgur

@@ -76,11 +76,11 @@ std::shared_ptr<fulgur::Loader> DigitsData::train_dataloader() {
                                   {.batch_size = batch_size_, .shuffle = true, .seed = seed_, .drop_last = true});
 }
 
-std::shared_ptr<fulgur::Loader> DigitsData::val_dataloader() {
+fulgur::LoaderList DigitsData::val_dataloader() {
   return fulgur::DataLoader::make(parts_[1], {.batch_size = batch_size_});
 }
 
-std::shared_ptr<fulgur::Loader> DigitsData::test_dataloader() {
+fulgur::LoaderList DigitsData::test_dataloader() {
   return fulgur::DataLoader::make(parts_[2], {.batch_size = batch_size_});
 }
 

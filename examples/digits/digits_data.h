@@ -22,8 +22,8 @@ class DigitsData final : public fulgur::DataModule {
   DigitsData(std::filesystem::path file, int64_t batch_size, uint64_t seed);
   void setup(fulgur::EntryPoint entry_point) override;
   std::shared_ptr<fulgur::Loader> train_dataloader() override;
-  std::shared_ptr<fulgur::Loader> val_dataloader() override;
-  std::shared_ptr<fulgur::Loader> test_dataloader() override;
+  fulgur::LoaderList val_dataloader() override;
+  fulgur::LoaderList test_dataloader() override;
 
  private:
   std::filesystem::path file_;

@@ -90,21 +90,27 @@ TEST_F(ModelCheckpointTest, SavesEveryNEpochs) {
   EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=3-step=40"));
 }
 
-TEST_F(ModelCheckpointTest, WaitsForTheEpochThatValidates) {
+TEST_F(ModelCheckpointTest, SavesOnlyInEpochsThatValidate) {
   trainer.run_state.has_validation = true;
   ModelCheckpoint checkpoint({.monitor = "val_acc"});
-  checkpoint.on_train_epoch_end(trainer);
-  EXPECT_THAT(kept(), IsEmpty());
-  checkpoint.on_validation_end(trainer);
-  run_epochs(checkpoint, {0.5, 0.1});  // the second without validation: its metric is an old one
-  EXPECT_THAT(kept(), ElementsAre("epoch=0-step=10"));
+  for (const bool validates : {false, true, false}) {
+    checkpoint.on_train_epoch_start(trainer);
+    if (validates) {
+      trainer.log_epoch(Stage::validate, {{"val_acc", 0.5}});
+      checkpoint.on_validation_end(trainer);
+    }
+    checkpoint.on_train_epoch_end(trainer);
+    ++trainer.run_state.epoch;
+  }
+  EXPECT_THAT(kept(), ElementsAre("epoch=1-step=0"));
+  EXPECT_EQ(trainer.saved.size(), 1U);
 }
 
 TEST_F(ModelCheckpointTest, FilenameTakesMetricsAndFormats) {
   trainer.log_epoch(Stage::train, {{"loss/a", 2.0}});
-  ModelCheckpoint checkpoint({.filename = "{epoch}-{val_acc:.2f}-{loss/a}"});
+  ModelCheckpoint checkpoint({.filename = "{epoch:02d}-{val_acc:.2f}-{loss/a}"});
   run_epochs(checkpoint, {0.123});
-  EXPECT_THAT(kept(), ElementsAre("epoch=0-val_acc=0.12-loss_a=2"));
+  EXPECT_THAT(kept(), ElementsAre("epoch=00-val_acc=0.12-loss_a=2"));
 }
 
 TEST_F(ModelCheckpointTest, DoesNotOverwriteAnotherRunsCheckpoint) {
@@ -125,8 +131,10 @@ TEST_F(ModelCheckpointTest, RefusesBadOptions) {
   EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.mode = "mx"}); }), HasSubstr("did you mean 'max'?"));
   EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.save_top_k = 3}); }), HasSubstr("needs a monitor"));
   EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.save_top_k = -2}); }), HasSubstr("at least -1"));
-  ModelCheckpoint unclosed({.filename = "{epoch"}), unknown({.filename = "{epohc}"});
-  EXPECT_THAT(message_of<UsageError>([&] { run_epochs(unclosed, {0.1}); }), HasSubstr("without '}'"));
+  EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.filename = "{epoch"}); }), HasSubstr("without '}'"));
+  EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.filename = "{epoch:.2f}"}); }),
+              HasSubstr("no format of a number"));
+  ModelCheckpoint unknown({.filename = "{epohc}"});
   EXPECT_THAT(message_of<SetupError>([&] { run_epochs(unknown, {0.1}); }), HasSubstr("did you mean 'epoch'?"));
 }
 

@@ -59,7 +59,8 @@ TEST(CommandLine, TheLastOneWins) { EXPECT_EQ(parse({"--lr=1", "--lr=2"}).lr, 2)
 TEST(CommandLine, ASwitchNeedsNoValue) {
   EXPECT_TRUE(parse({"--verbose", "--lr=1"}).verbose);
   EXPECT_FALSE(parse({"--verbose=false"}).verbose);
-  EXPECT_FALSE(parse({"--logger", "false"}).trainer.logger);
+  EXPECT_EQ(parse({"--logger", "false"}).trainer.logger, false);
+  EXPECT_EQ(parse({"--name=", "--lr=1"}).name, "");
 }
 
 TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {

@@ -4,8 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
+#include <span>
+#include <utility>
+#include <vector>
 
+#include "metrics/aggregation.h"
+#include "metrics/classification.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -17,6 +23,11 @@ using ::testing::IsEmpty;
 using testing::message_of;
 using ::testing::Pair;
 
+constexpr Hook kTrainingStep{"training_step", LogScope::training_step};
+constexpr Hook kValidationStep{"validation_step", LogScope::evaluation_step};
+constexpr Hook kEpochEnd{"on_train_epoch_end", LogScope::epoch};
+constexpr Hook kSetup{"setup", LogScope::forbidden};
+
 Batch batch_of(int64_t size) { return {{"x", torch::zeros({size, 2})}}; }
 
 class MetricLogTest : public ::testing::Test {
@@ -25,8 +36,11 @@ class MetricLogTest : public ::testing::Test {
   template <class Value>
   void step(Stage stage, int64_t size, Value value, const LogOptions& options = {}) {
     const Batch batch = batch_of(size);
-    log.enter(stage, stage == Stage::train ? LogScope::training_step : LogScope::evaluation_step, &batch);
+    log.begin_step(stage);
+    log.set_batch(&batch);
+    log.enter(stage, stage == Stage::train ? kTrainingStep : kValidationStep);
     log.log("m", value, options);
+    log.set_batch(nullptr);
   }
 
   MetricLog log;
@@ -36,7 +50,7 @@ TEST_F(MetricLogTest, TrainingStepsKeepTheLastValueOnly) {
   log.begin_epoch(Stage::train);
   step(Stage::train, 2, 1.0);
   step(Stage::train, 2, 5.0);
-  EXPECT_THAT(log.step_metrics(), ElementsAre(Pair("m", 5.0)));
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m", 5.0)));
   EXPECT_THAT(log.callback_metrics(), ElementsAre(Pair("m", 5.0)));
   EXPECT_THAT(log.end_epoch(Stage::train), IsEmpty());
   EXPECT_THAT(log.callback_metrics(), ElementsAre(Pair("m", 5.0)));  // still known after the epoch
@@ -46,7 +60,7 @@ TEST_F(MetricLogTest, EvaluationMeansAreWeightedByBatchSize) {
   log.begin_epoch(Stage::validate);
   step(Stage::validate, 3, 1.0);
   step(Stage::validate, 1, torch::tensor(5.0));
-  EXPECT_THAT(log.step_metrics(), IsEmpty());
+  EXPECT_THAT(log.take_step_metrics(), IsEmpty());
   EXPECT_THAT(log.end_epoch(Stage::validate), ElementsAre(Pair("m", 2.0)));
 }
 
@@ -79,7 +93,7 @@ TEST_F(MetricLogTest, OnStepAndOnEpochForkTheName) {
   log.begin_epoch(Stage::train);
   step(Stage::train, 1, 1.0, {.on_epoch = true});
   step(Stage::train, 1, 3.0, {.on_epoch = true});
-  EXPECT_THAT(log.step_metrics(), ElementsAre(Pair("m_step", 3.0)));
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m_step", 3.0)));
   EXPECT_THAT(log.callback_metrics(), ElementsAre(Pair("m", 3.0), Pair("m_step", 3.0)));
   EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m_epoch", 2.0)));
   EXPECT_THAT(log.callback_metrics(), ElementsAre(Pair("m", 2.0), Pair("m_epoch", 2.0), Pair("m_step", 3.0)));
@@ -108,39 +122,160 @@ TEST_F(MetricLogTest, ValueIsTheOneAtTheTimeOfTheCall) {
   log.begin_epoch(Stage::train);
   step(Stage::train, 1, value);
   value.fill_(9.0);
-  EXPECT_THAT(log.step_metrics(), ElementsAre(Pair("m", 1.0)));
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m", 1.0)));
 }
 
 TEST_F(MetricLogTest, ProgressBarAndLoggerTakeWhatIsMeantForThem) {
   log.begin_epoch(Stage::train);
-  log.enter(Stage::train, LogScope::training_step);
+  log.enter(Stage::train, kTrainingStep);
   log.log("bar", 1.0, {.prog_bar = true, .logger = false});
   log.log("file", 2.0);
   EXPECT_THAT(log.progress_bar_metrics(), ElementsAre(Pair("bar", 1.0)));
-  EXPECT_THAT(log.step_metrics(), ElementsAre(Pair("file", 2.0)));
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("file", 2.0)));
 }
 
 TEST_F(MetricLogTest, RefusesWhatIsNoNumber) {
-  log.enter(Stage::train, LogScope::training_step);
+  log.enter(Stage::train, kTrainingStep);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", torch::zeros({2, 3})); }), HasSubstr("shape [2, 3]"));
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", at::Tensor()); }), HasSubstr("undefined"));
 }
 
 TEST_F(MetricLogTest, RefusesToLogWhereThereIsNoStepOrEpoch) {
-  log.enter(Stage::train, LogScope::forbidden);
-  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0); }), HasSubstr("cannot be called in this hook"));
-  log.enter(Stage::train, LogScope::epoch);
+  log.enter(Stage::train, kSetup);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0); }), HasSubstr("cannot be called in setup"));
+  log.enter(Stage::train, kEpochEnd);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = true}); }),
               HasSubstr("leave on_step out"));
 }
 
 TEST_F(MetricLogTest, RefusesContradictingOptions) {
-  log.enter(Stage::train, LogScope::training_step);
+  log.enter(Stage::train, kTrainingStep);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = false}); }),
               HasSubstr("nobody would see it"));
   log.log("m", 1.0);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.prog_bar = true}); }),
               HasSubstr("different options"));
+}
+
+TEST_F(MetricLogTest, TheSameNameInTwoHooksIsTwoValues) {
+  log.begin_epoch(Stage::train);
+  step(Stage::train, 1, 1.0, {.on_step = false, .on_epoch = true});
+  log.enter(Stage::train, kEpochEnd);
+  log.log("m", 5.0, {.prog_bar = true});  // other options, and no mean of the two: the later one is kept
+  EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m", 5.0)));
+}
+
+TEST_F(MetricLogTest, TheValueOfAStepIsTheMeanOverItsMicroBatches) {
+  log.begin_epoch(Stage::train);
+  log.enter(Stage::train, kTrainingStep);
+  log.begin_step(Stage::train);
+  log.log("m", 1.0);
+  log.log("m", torch::tensor(2.0F));
+  step(Stage::validate, 1, 7.0);  // in the middle of the window
+  log.enter(Stage::train, kTrainingStep);
+  log.log("m", 3.0);
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m", 2.0)));
+  log.begin_step(Stage::train);
+  EXPECT_THAT(log.take_step_metrics(), IsEmpty());  // nothing was logged in this one
+}
+
+TEST_F(MetricLogTest, SeveralLoadersHaveTheirNumberBehindTheName) {
+  log.begin_epoch(Stage::validate);
+  for (int64_t loader = 0; loader < 2; ++loader) {
+    log.set_dataloader(loader);
+    step(Stage::validate, 1, static_cast<double>(loader), {.on_step = true});
+  }
+  EXPECT_THAT(log.end_epoch(Stage::validate),
+              ElementsAre(Pair("m_epoch/dataloader_idx_0", 0.0), Pair("m_epoch/dataloader_idx_1", 1.0)));
+  EXPECT_TRUE(log.callback_metrics().contains("m/dataloader_idx_1"));
+}
+
+TEST_F(MetricLogTest, SeveralLoadersCannotShareAPlainName) {
+  log.begin_epoch(Stage::validate);
+  log.set_dataloader(0);
+  step(Stage::validate, 1, 1.0, {.add_dataloader_idx = false});
+  log.set_dataloader(1);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { step(Stage::validate, 1, 1.0, {.add_dataloader_idx = false}); }),
+              HasSubstr("a name of its own"));
+}
+
+TEST_F(MetricLogTest, RefusesANameWithALoadersSuffix) {
+  log.enter(Stage::validate, kValidationStep);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m/dataloader_idx_0", 1.0); }), HasSubstr("without it"));
+}
+
+TEST_F(MetricLogTest, RefusesAMeanWithoutABatchSize) {
+  const Batch batch{{"temperature", torch::tensor(1.0)}};
+  log.enter(Stage::validate, kValidationStep);
+  log.set_batch(&batch);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0); }), HasSubstr("pass {.batch_size = ...}"));
+}
+
+// Two ranks: the other one has 3 samples with a mean of 10, a minimum of -7 and a maximum of 2.
+struct WithAnother : Ranks {
+  void all_reduce(std::span<double> values, Reduction reduction) override {
+    if (reduction == Reduction::sum) {
+      ASSERT_EQ(values.size(), 2U);  // a mean travels as its two sums
+      values[0] += 30.0;
+      values[1] += 3.0;
+    } else {
+      values[0] = reduction == Reduction::min ? std::min(values[0], -7.0) : std::max(values[0], 2.0);
+    }
+  }
+  MetricStates combine(MetricStates states) override {
+    metrics::Mean other;
+    other.update(torch::full({3}, 10.0));
+    return combined(std::vector{states, other.states()});
+  }
+};
+
+TEST_F(MetricLogTest, EpochValuesAreReducedOverRanks) {
+  WithAnother ranks;
+  for (const auto& [reduction, expected] :
+       {std::pair(Reduction::mean, 8.5), std::pair(Reduction::min, -7.0), std::pair(Reduction::max, 4.0)}) {
+    log.begin_epoch(Stage::validate);
+    step(Stage::validate, 1, 4.0, {.reduce_fx = reduction});
+    EXPECT_THAT(log.end_epoch(Stage::validate, &ranks), ElementsAre(Pair("m", expected)));
+  }
+  log.begin_epoch(Stage::validate);
+  step(Stage::validate, 1, 4.0, {.sync_dist = false});
+  EXPECT_THAT(log.end_epoch(Stage::validate, &ranks), ElementsAre(Pair("m", 4.0)));
+}
+
+TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
+  WithAnother ranks;
+  metrics::Mean mean;
+  for (const bool sync : {true, false}) {  // two samples with a mean of 4 here, three with a mean of 10 there
+    log.begin_epoch(Stage::validate);
+    log.enter(Stage::validate, kValidationStep);
+    mean.update(3.0);
+    log.log("m", mean, {.sync_dist = sync});
+    mean.update(5.0);
+    log.log("m", mean, {.sync_dist = sync});
+    log.log("again", mean, {.sync_dist = sync});
+    EXPECT_THAT(log.end_epoch(Stage::validate, &ranks),
+                ElementsAre(Pair("again", sync ? 7.6 : 4.0), Pair("m", sync ? 7.6 : 4.0)));
+  }
+}
+
+TEST_F(MetricLogTest, RefusesAMetricOfManyValuesAndAStepOfAMetric) {
+  metrics::Accuracy per_class({.num_classes = 3, .average = metrics::Average::none});
+  log.begin_epoch(Stage::validate);
+  log.enter(Stage::validate, kValidationStep);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", per_class, {.on_step = true}); }),
+              HasSubstr("leave on_step and on_epoch out"));
+  log.log("m", per_class);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.end_epoch(Stage::validate); }), HasSubstr("has shape [3]"));
+}
+
+TEST_F(MetricLogTest, LoggedMetricsAreWhatLoggersWereSent) {
+  log.begin_epoch(Stage::train);
+  step(Stage::train, 1, 2.0, {.on_epoch = true});
+  EXPECT_TRUE(log.logged_metrics().empty());
+  log.take_step_metrics();
+  EXPECT_THAT(log.logged_metrics(), ElementsAre(Pair("m_step", 2.0)));
+  log.end_epoch(Stage::train);
+  EXPECT_THAT(log.logged_metrics(), ElementsAre(Pair("m_epoch", 2.0), Pair("m_step", 2.0)));
 }
 
 }  // namespace

@@ -66,13 +66,14 @@ TEST(Module, LogTakesNumbersAndTensors) {
   RunState state{.epoch = 2, .global_step = 5};
   MetricLog metrics;
   const auto module = std::make_shared<Plain>();
-  module->attach(&state, &metrics);
-  metrics.enter(Stage::train, LogScope::training_step);
+  module->attach({.state = &state, .metrics = &metrics});
+  const Hook training_step{"training_step", LogScope::training_step};
+  metrics.enter(Stage::train, training_step);
   module->log("int", 1);
   module->log("float", 1.5F);
   module->log("double", 2.5);
   module->log("tensor", torch::tensor({3.5}), {.prog_bar = true});
-  EXPECT_EQ(metrics.step_metrics(), (Metrics{{"double", 2.5}, {"float", 1.5}, {"int", 1}, {"tensor", 3.5}}));
+  EXPECT_EQ(metrics.take_step_metrics(), (Metrics{{"double", 2.5}, {"float", 1.5}, {"int", 1}, {"tensor", 3.5}}));
   EXPECT_EQ(module->current_epoch(), 2);
   EXPECT_EQ(module->global_step(), 5);
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "metrics/metric.h"
+#include "core/metric.h"
 
 namespace fulgur::testing {
 
@@ -90,8 +90,8 @@ void expect_golden(const Golden& golden, const Golden::Case& expected, const Met
   expect_near(again.compute(), expected.value);
   expect_near(padded.compute(), expected.value);
   const at::Tensor own = ranks[0].compute();
-  const std::vector<metrics::MetricStates> states{ranks[0].states(), ranks[1].states()};
-  expect_near(ranks[0].compute(metrics::combined(states)), expected.value);
+  const std::vector<MetricStates> states{ranks[0].states(), ranks[1].states()};
+  expect_near(ranks[0].compute(combined(states)), expected.value);
   EXPECT_TRUE(ranks[0].compute().equal(own));
 }
 

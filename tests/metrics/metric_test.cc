@@ -1,4 +1,4 @@
-#include "metrics/metric.h"
+#include "core/metric.h"
 
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>

@@ -19,11 +19,13 @@ class FakeTrainerControl final : public TrainerControl {
   MetricLog metric_log;
   TinyModule tiny;
   std::vector<std::filesystem::path> saved;
+  int64_t accumulation = 1;
 
   // One epoch of the stage that logs `metrics`.
   void log_epoch(Stage stage, const Metrics& metrics, const LogOptions& options = {}) {
     metric_log.begin_epoch(stage);
-    metric_log.enter(stage, LogScope::epoch);
+    static constexpr Hook kEpochEnd{"on_epoch_end", LogScope::epoch};
+    metric_log.enter(stage, kEpochEnd);
     for (const auto& [name, value] : metrics) metric_log.log(name, value, options);
     metric_log.end_epoch(stage);
   }
@@ -34,6 +36,7 @@ class FakeTrainerControl final : public TrainerControl {
   std::string device_summary() const override { return "single_device on cpu"; }
   const std::filesystem::path& run_dir() override { return run_dir_; }
   void request_stop(std::string_view) override {}
+  void set_accumulation(int64_t accumulate_grad_batches) override { accumulation = accumulate_grad_batches; }
   void save_checkpoint(const std::filesystem::path& folder) override {
     std::filesystem::create_directories(folder);
     saved.push_back(folder);

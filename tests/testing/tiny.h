@@ -54,7 +54,7 @@ inline std::shared_ptr<DataLoader> tiny_loader(int64_t size = 40, int64_t batch_
 
 // A Trainer's options without anything that writes to the terminal or the disk.
 inline TrainerOptions quiet(TrainerOptions options = {}) {
-  if (options.max_epochs < 0 && options.max_steps < 0) options.max_epochs = 1;
+  if (!options.max_epochs && options.max_steps < 0 && !options.max_time) options.max_epochs = 1;
   options.accelerator = "cpu";
   options.enable_progress_bar = options.enable_model_summary = options.enable_checkpointing = options.logger = false;
   return options;

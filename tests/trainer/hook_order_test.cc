@@ -1,8 +1,16 @@
-// The order in which hooks fire, written by hand from Lightning's.
+// The order in which hooks fire: recorded, and compared with lists written by hand from Lightning's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "core/callback.h"
+#include "optim/lr_schedulers.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
 
@@ -10,6 +18,7 @@ namespace fulgur {
 namespace {
 
 using ::testing::ElementsAreArray;
+using testing::tiny_loader;
 using testing::TinyModule;
 using Calls = std::vector<std::string>;
 
@@ -17,6 +26,11 @@ using Calls = std::vector<std::string>;
   void hook() override { calls->push_back("M." #hook); }
 #define RECORD_BATCH(hook) \
   void hook(const Batch&, int64_t) override { calls->push_back("M." #hook); }
+#define RECORD_THEN(result, hook, parameters, ...) \
+  result hook parameters override {                \
+    calls->push_back("M." #hook);                  \
+    return TinyModule::hook(__VA_ARGS__);          \
+  }
 
 struct RecordingModule : TinyModule {
   explicit RecordingModule(Calls* recorded) : calls(recorded) {}
@@ -24,35 +38,43 @@ struct RecordingModule : TinyModule {
 
   RECORD(prepare_data)
   void setup(EntryPoint) override { calls->push_back("M.setup"); }
-  Optimizers configure_optimizers() override {
-    calls->push_back("M.configure_optimizers");
-    return TinyModule::configure_optimizers();
-  }
+  RECORD(configure_model)
+  RECORD_THEN(Optimizers, configure_optimizers, ())
+  RECORD_THEN(std::vector<std::shared_ptr<Callback>>, configure_callbacks, ())
   RECORD(on_fit_start)
   RECORD(on_train_start)
   RECORD(on_train_epoch_start)
-  RECORD_BATCH(on_train_batch_start)
-  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-    calls->push_back("M.training_step");
-    return TinyModule::training_step(batch, batch_idx);
-  }
+  RECORD_THEN(Batch, on_before_batch_transfer, (Batch batch), batch)
+  RECORD_THEN(Batch, transfer_batch_to_device, (const Batch& batch, c10::Device device), batch, device)
+  RECORD_THEN(Batch, on_after_batch_transfer, (Batch batch), batch)
+  RECORD_THEN(BatchAction, on_train_batch_start, (const Batch& batch, int64_t i), batch, i)
+  RECORD_THEN(at::Tensor, training_step, (const Batch& batch, int64_t i), batch, i)
   RECORD(on_before_zero_grad)
   void on_before_backward(const at::Tensor&) override { calls->push_back("M.on_before_backward"); }
+  RECORD_THEN(void, backward, (const at::Tensor& loss), loss)
   RECORD(on_after_backward)
-  RECORD(on_before_optimizer_step)
+  void on_before_optimizer_step(Optimizer&) override { calls->push_back("M.on_before_optimizer_step"); }
+  RECORD_THEN(void, configure_gradient_clipping, (Optimizer & optimizer, const GradientClipping& clipping), optimizer,
+              clipping)
+  RECORD_THEN(void, optimizer_step, (Optimizer & optimizer, const std::function<void()>& step), optimizer, step)
+  RECORD_THEN(void, lr_scheduler_step, (LRSchedule & schedule, std::optional<double> metric), schedule, metric)
   void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
     calls->push_back("M.on_train_batch_end");
   }
+  RECORD_THEN(void, on_validation_model_zero_grad, ())
+  RECORD_THEN(void, on_validation_model_eval, ())
   RECORD(on_validation_start)
   RECORD(on_validation_epoch_start)
   RECORD_BATCH(on_validation_batch_start)
-  RECORD_BATCH(validation_step)
+  RECORD_THEN(void, validation_step, (const Batch& batch, int64_t i), batch, i)
   RECORD_BATCH(on_validation_batch_end)
   RECORD(on_validation_epoch_end)
   RECORD(on_validation_end)
+  RECORD(on_validation_model_train)
   RECORD(on_train_epoch_end)
   RECORD(on_train_end)
   RECORD(on_fit_end)
+  RECORD_THEN(void, on_test_model_eval, ())
   RECORD(on_test_start)
   RECORD(on_test_epoch_start)
   RECORD_BATCH(on_test_batch_start)
@@ -60,38 +82,72 @@ struct RecordingModule : TinyModule {
   RECORD_BATCH(on_test_batch_end)
   RECORD(on_test_epoch_end)
   RECORD(on_test_end)
+  RECORD(on_test_model_train)
+  RECORD_THEN(void, on_predict_model_eval, ())
   RECORD(on_predict_start)
   RECORD(on_predict_epoch_start)
   RECORD_BATCH(on_predict_batch_start)
-  Batch predict_step(const Batch&, int64_t) override {
-    calls->push_back("M.predict_step");
-    return {};
-  }
+  RECORD_THEN(Batch, predict_step, (const Batch& batch, int64_t i), batch, i)
   void on_predict_batch_end(const Batch&, const Batch&, int64_t) override {
     calls->push_back("M.on_predict_batch_end");
   }
   RECORD(on_predict_epoch_end)
   RECORD(on_predict_end)
+  RECORD(on_predict_model_train)
   void teardown(EntryPoint) override { calls->push_back("M.teardown"); }
 };
 
 #undef RECORD
 #undef RECORD_BATCH
+#undef RECORD_THEN
 
-// Records a few hooks of its own, to show who comes first.
+#define RECORD(hook, ...) \
+  void hook(TrainerControl&, ##__VA_ARGS__) override { record(#hook); }
+
 class RecordingCallback : public Callback {
  public:
   RecordingCallback(Calls* calls, std::string name, bool last = false)
       : calls_(calls), name_(std::move(name)), last_(last) {}
   bool runs_last() const override { return last_; }
-  void setup(TrainerControl&, EntryPoint) override { record("setup"); }
-  void on_train_start(TrainerControl&) override { record("on_train_start"); }
-  void on_train_batch_end(TrainerControl&, const at::Tensor&, const Batch&, int64_t) override {
-    record("on_train_batch_end");
+
+  RECORD(setup, EntryPoint)
+  RECORD(on_fit_start)
+  RECORD(on_sanity_check_start)
+  RECORD(on_sanity_check_end)
+  RECORD(on_train_start)
+  RECORD(on_train_epoch_start)
+  BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t) override {
+    record("on_train_batch_start");
+    return BatchAction::run;
   }
-  void on_validation_end(TrainerControl&) override { record("on_validation_end"); }
-  void on_train_epoch_end(TrainerControl&) override { record("on_train_epoch_end"); }
-  void teardown(TrainerControl&, EntryPoint) override { record("teardown"); }
+  RECORD(on_before_zero_grad)
+  RECORD(on_before_backward, const at::Tensor&)
+  RECORD(on_after_backward)
+  RECORD(on_before_optimizer_step, Optimizer&)
+  RECORD(on_train_batch_end, const at::Tensor&, const Batch&, int64_t)
+  RECORD(on_validation_start)
+  RECORD(on_validation_epoch_start)
+  RECORD(on_validation_batch_start, const Batch&, int64_t)
+  RECORD(on_validation_batch_end, const Batch&, int64_t)
+  RECORD(on_validation_epoch_end)
+  RECORD(on_validation_end)
+  RECORD(on_train_epoch_end)
+  RECORD(on_train_end)
+  RECORD(on_fit_end)
+  RECORD(on_test_start)
+  RECORD(on_test_epoch_start)
+  RECORD(on_test_batch_start, const Batch&, int64_t)
+  RECORD(on_test_batch_end, const Batch&, int64_t)
+  RECORD(on_test_epoch_end)
+  RECORD(on_test_end)
+  RECORD(on_predict_start)
+  RECORD(on_predict_epoch_start)
+  RECORD(on_predict_batch_start, const Batch&, int64_t)
+  RECORD(on_predict_batch_end, const Batch&, const Batch&, int64_t)
+  RECORD(on_predict_epoch_end)
+  RECORD(on_predict_end)
+  RECORD(on_exception, const std::exception&)
+  RECORD(teardown, EntryPoint)
 
  private:
   void record(const std::string& hook) { calls_->push_back(name_ + "." + hook); }
@@ -100,65 +156,175 @@ class RecordingCallback : public Callback {
   bool last_;
 };
 
-const Calls kTrainBatch{"M.on_train_batch_start", "M.training_step",     "M.on_before_zero_grad",
-                        "M.on_before_backward",   "M.on_after_backward", "M.on_before_optimizer_step"};
-const Calls kValidation{"M.on_validation_start", "M.on_validation_epoch_start", "M.on_validation_batch_start",
-                        "M.validation_step",     "M.on_validation_batch_end",   "M.on_validation_epoch_end"};
+#undef RECORD
 
-Calls join(std::initializer_list<Calls> parts) {
+// A list of calls. "X.hook" stands for that hook of every callback in order, then of the Module; "C.hook" for the
+// callbacks' only.
+Calls written(std::initializer_list<Calls> parts) {
   Calls all;
-  for (const Calls& part : parts) all.insert(all.end(), part.begin(), part.end());
+  for (const Calls& part : parts) {
+    for (const std::string& call : part) {
+      const std::string hook = call.substr(1);
+      if (call[0] == 'X' || call[0] == 'C') all.insert(all.end(), {"A" + hook, "B" + hook, "last" + hook});
+      if (call[0] == 'X') all.push_back("M" + hook);
+      if (call[0] != 'X' && call[0] != 'C') all.push_back(call);
+    }
+  }
   return all;
 }
 
-TEST(HookOrder, Fit) {
+const Calls kSetup{"M.configure_callbacks", "M.prepare_data", "X.setup", "M.configure_model"};
+const Calls kFetch{"M.on_before_batch_transfer", "M.transfer_batch_to_device", "M.on_after_batch_transfer"};
+const Calls kForwardBackward{"X.on_before_backward", "M.backward", "X.on_after_backward"};
+const Calls kFirstOfWindow =
+    written({kFetch, {"X.on_train_batch_start", "M.training_step", "X.on_before_zero_grad"}, kForwardBackward});
+const Calls kInWindow = written({kFetch, {"X.on_train_batch_start", "M.training_step"}, kForwardBackward});
+const Calls kUpdate{"X.on_before_optimizer_step", "M.configure_gradient_clipping", "M.optimizer_step"};
+const Calls kBatchEnd{"X.on_train_batch_end"};
+const Calls kValidation =
+    written({{"M.on_validation_model_eval", "X.on_validation_start", "X.on_validation_epoch_start"},
+             kFetch,
+             {"X.on_validation_batch_start", "M.validation_step", "X.on_validation_batch_end",
+              "X.on_validation_epoch_end", "X.on_validation_end", "M.on_validation_model_train"}});
+const Calls kValidationInFit = written({{"M.on_validation_model_zero_grad"}, kValidation});
+const Calls kEpochEnd{"A.on_train_epoch_end", "B.on_train_epoch_end", "M.on_train_epoch_end",
+                      "last.on_train_epoch_end"};
+
+// Runs an entry point with three callbacks, one of which wants to be last but is listed first.
+template <class Body>
+Calls record(TrainerOptions options, const Body& body) {
   Calls calls;
-  TrainerOptions options = testing::quiet({.max_epochs = 2});
+  options = testing::quiet(std::move(options));
   options.callbacks = {std::make_shared<RecordingCallback>(&calls, "last", true),
                        std::make_shared<RecordingCallback>(&calls, "A"),
                        std::make_shared<RecordingCallback>(&calls, "B")};
-  Trainer(options).fit(make_module<RecordingModule>(&calls),
-                       {.train = testing::tiny_loader(8, 4), .val = testing::tiny_loader(4, 4)});
-  const auto all = [](const std::string& hook) { return Calls{"A." + hook, "B." + hook, "last." + hook, "M." + hook}; };
-  const Calls batch = join({kTrainBatch, all("on_train_batch_end")});
-  const Calls epoch =
-      join({{"M.on_train_epoch_start"},
-            batch,
-            batch,
-            kValidation,
-            all("on_validation_end"),
-            {"A.on_train_epoch_end", "B.on_train_epoch_end", "M.on_train_epoch_end", "last.on_train_epoch_end"}});
-  EXPECT_THAT(calls, ElementsAreArray(join({{"M.prepare_data"},
-                                            all("setup"),
-                                            {"M.configure_optimizers", "M.on_fit_start"},
-                                            all("on_train_start"),
-                                            epoch,
-                                            epoch,
-                                            {"M.on_train_end", "M.on_fit_end"},
-                                            all("teardown")})));
+  Trainer trainer(std::move(options));
+  body(trainer, make_module<RecordingModule>(&calls));
+  return calls;
+}
+
+TEST(HookOrder, FitOfTwoEpochsWithSanityCheckAccumulationAndValidation) {
+  const Calls calls = record({.max_epochs = 2, .accumulate_grad_batches = 2}, [](Trainer& trainer, const auto& module) {
+    trainer.fit(module, {.train = tiny_loader(12, 4), .val = tiny_loader(4, 4)});  // 3 batches: the last is alone
+  });
+  const Calls epoch = written({{"X.on_train_epoch_start"},
+                               kFirstOfWindow,
+                               kBatchEnd,
+                               kInWindow,
+                               kUpdate,
+                               kBatchEnd,
+                               kFirstOfWindow,
+                               kUpdate,
+                               kBatchEnd,
+                               kValidationInFit,
+                               kEpochEnd});
+  EXPECT_THAT(calls, ElementsAreArray(written({kSetup,
+                                               {"M.configure_optimizers", "X.on_fit_start"},
+                                               {"C.on_sanity_check_start"},
+                                               kValidation,
+                                               {"C.on_sanity_check_end"},
+                                               {"X.on_train_start"},
+                                               epoch,
+                                               epoch,
+                                               {"X.on_train_end", "X.on_fit_end", "X.teardown"}})));
+}
+
+TEST(HookOrder, ValidationWithinAWindowKeepsItsGradients) {
+  const TrainerOptions options{
+      .val_check_interval = Batches(1), .num_sanity_val_steps = 0, .accumulate_grad_batches = 2};
+  const Calls calls = record(options, [](Trainer& trainer, const auto& module) {
+    trainer.fit(module, {.train = tiny_loader(8, 4), .val = tiny_loader(4, 4)});
+  });
+  EXPECT_THAT(calls, ElementsAreArray(written(
+                         {kSetup,
+                          {"M.configure_optimizers", "X.on_fit_start", "X.on_train_start", "X.on_train_epoch_start"},
+                          kFirstOfWindow,
+                          kBatchEnd,
+                          kValidation,
+                          kInWindow,
+                          kUpdate,
+                          kBatchEnd,
+                          kValidationInFit,
+                          kEpochEnd,
+                          {"X.on_train_end", "X.on_fit_end", "X.teardown"}})));
+}
+
+TEST(HookOrder, SchedulesMoveBeforeTheirBatchEndsAndPlateausAfterValidation) {
+  struct Scheduled : RecordingModule {
+    Scheduled(Calls* recorded, LRSchedulerConfig given) : RecordingModule(recorded), config(std::move(given)) {}
+    LRSchedulerConfig config;
+    Optimizers configure_optimizers() override { return {optim::AdamW(parameters(), {}), config}; }
+  };
+  const auto step_lr = optim::StepLR::make({.step_size = 1});
+  const auto plateau = optim::ReduceLROnPlateau::make({});
+  const auto moves = [](const LRSchedulerConfig& config) {  // what came before each move of the schedule
+    Calls calls, before;
+    Trainer(testing::quiet({.num_sanity_val_steps = 0}))
+        .fit(make_module<Scheduled>(&calls, config), {.train = tiny_loader(8, 4), .val = tiny_loader(4, 4)});
+    for (size_t i = 1; i < calls.size(); ++i) {
+      if (calls[i] == "M.lr_scheduler_step") before.push_back(calls[i - 1]);
+    }
+    return before;
+  };
+  EXPECT_THAT(moves({.scheduler = step_lr, .interval = "step"}),
+              ElementsAreArray({"M.optimizer_step", "M.optimizer_step"}));
+  EXPECT_THAT(moves({.scheduler = step_lr}), ElementsAreArray({"M.optimizer_step"}));
+  EXPECT_THAT(moves({.scheduler = plateau, .interval = "step", .monitor = "train_loss"}),
+              ElementsAreArray({"M.on_train_batch_end", "M.on_validation_model_train"}));
+  EXPECT_THAT(moves({.scheduler = plateau, .monitor = "val_loss"}), ElementsAreArray({"M.on_train_epoch_end"}));
 }
 
 TEST(HookOrder, Validate) {
-  Calls calls;
-  Trainer(testing::quiet()).validate(make_module<RecordingModule>(&calls), {.val = testing::tiny_loader(4, 4)});
-  EXPECT_THAT(calls, ElementsAreArray(
-                         join({{"M.prepare_data", "M.setup"}, kValidation, {"M.on_validation_end", "M.teardown"}})));
+  const Calls calls =
+      record({}, [](Trainer& trainer, const auto& module) { trainer.validate(module, {.val = tiny_loader(4, 4)}); });
+  EXPECT_THAT(calls, ElementsAreArray(written({kSetup, kValidation, {"X.teardown"}})));
 }
 
 TEST(HookOrder, Test) {
-  Calls calls;
-  Trainer(testing::quiet()).test(make_module<RecordingModule>(&calls), {.test = testing::tiny_loader(4, 4)});
-  EXPECT_THAT(calls, ElementsAreArray({"M.prepare_data", "M.setup", "M.on_test_start", "M.on_test_epoch_start",
-                                       "M.on_test_batch_start", "M.test_step", "M.on_test_batch_end",
-                                       "M.on_test_epoch_end", "M.on_test_end", "M.teardown"}));
+  const Calls calls =
+      record({}, [](Trainer& trainer, const auto& module) { trainer.test(module, {.test = tiny_loader(4, 4)}); });
+  EXPECT_THAT(calls, ElementsAreArray(
+                         written({kSetup,
+                                  {"M.on_test_model_eval", "X.on_test_start", "X.on_test_epoch_start"},
+                                  kFetch,
+                                  {"X.on_test_batch_start", "M.test_step", "X.on_test_batch_end", "X.on_test_epoch_end",
+                                   "X.on_test_end", "M.on_test_model_train", "X.teardown"}})));
 }
 
 TEST(HookOrder, Predict) {
+  const Calls calls =
+      record({}, [](Trainer& trainer, const auto& module) { trainer.predict(module, {.predict = tiny_loader(4, 4)}); });
+  EXPECT_THAT(calls, ElementsAreArray(written(
+                         {kSetup,
+                          {"M.on_predict_model_eval", "X.on_predict_start", "X.on_predict_epoch_start"},
+                          kFetch,
+                          {"X.on_predict_batch_start", "M.predict_step", "X.on_predict_batch_end",
+                           "X.on_predict_epoch_end", "X.on_predict_end", "M.on_predict_model_train", "X.teardown"}})));
+}
+
+TEST(HookOrder, NoLoopHookWithNothingToPredict) {
+  const Calls calls = record({.limit_predict_batches = Batches(0)}, [](Trainer& trainer, const auto& module) {
+    trainer.predict(module, {.predict = tiny_loader(4, 4)});
+  });
+  EXPECT_THAT(calls, ElementsAreArray(written({kSetup, {"X.teardown"}})));
+}
+
+TEST(HookOrder, AnExceptionReachesEveryCallbackAndThenTeardown) {
+  struct Failing : RecordingModule {
+    using RecordingModule::RecordingModule;
+    void on_train_start() override { throw std::runtime_error("no"); }
+  };
   Calls calls;
-  Trainer(testing::quiet()).predict(make_module<RecordingModule>(&calls), {.predict = testing::tiny_loader(4, 4)});
-  EXPECT_THAT(calls, ElementsAreArray({"M.prepare_data", "M.setup", "M.on_predict_start", "M.on_predict_epoch_start",
-                                       "M.on_predict_batch_start", "M.predict_step", "M.on_predict_batch_end",
-                                       "M.on_predict_epoch_end", "M.on_predict_end", "M.teardown"}));
+  TrainerOptions options = testing::quiet({.num_sanity_val_steps = 0});
+  options.callbacks = {std::make_shared<RecordingCallback>(&calls, "last", true),
+                       std::make_shared<RecordingCallback>(&calls, "A"),
+                       std::make_shared<RecordingCallback>(&calls, "B")};
+  Trainer trainer(std::move(options));
+  EXPECT_THROW(trainer.fit(make_module<Failing>(&calls), {.train = tiny_loader()}), std::runtime_error);
+  EXPECT_THAT(
+      calls,
+      ElementsAreArray(written(
+          {kSetup, {"M.configure_optimizers", "X.on_fit_start", "C.on_train_start", "C.on_exception", "X.teardown"}})));
 }
 
 }  // namespace

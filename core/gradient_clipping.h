@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fulgur {
+
+enum class ClipAlgorithm {
+  norm,   // all gradients are scaled so that their joint L2 norm is at most `value`
+  value,  // each element is cut to [-value, value]
+};
+
+// Bounds the gradients before an optimizer step.
+struct GradientClipping {
+  double value = 0.0;  // the bound; 0: no clipping
+  ClipAlgorithm algorithm = ClipAlgorithm::norm;
+  bool active() const { return value > 0.0; }
+  bool operator==(const GradientClipping&) const = default;
+};
+
+// The joint L2 norm of the parameters' gradients: fp64, 0-dim, on the device of the first one. Sums are in fp64.
+at::Tensor gradient_norm(const std::vector<at::Tensor>& params);
+
+// What gradients of this norm are multiplied by: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
+at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm);
+
+// Clips the gradients where they are. Parameters without a gradient are left out.
+void clip_gradients(const std::vector<at::Tensor>& params, const GradientClipping& clipping);
+
+// Multiplies the gradients where they are by a 0-dim tensor on their device.
+void scale_gradients(const std::vector<at::Tensor>& params, const at::Tensor& factor);
+
+}  // namespace fulgur

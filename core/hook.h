@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string_view>
+
+namespace fulgur {
+
+// What log() may do in a hook.
+enum class LogScope {
+  forbidden,        // hooks that belong to no epoch: setup, teardown, checkpoint, predict, the end of a stage
+  training_step,    // training_step and the hooks around one training batch
+  evaluation_step,  // validation_step, test_step and the hooks around one batch of theirs
+  epoch,            // hooks around an epoch: only on_epoch
+};
+
+// A hook as log() sees it. trainer/hooks.h has them all.
+struct Hook {
+  std::string_view name;
+  LogScope scope;
+};
+
+}  // namespace fulgur

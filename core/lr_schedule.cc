@@ -1,0 +1,25 @@
+#include "core/lr_schedule.h"
+
+#include <utility>
+
+namespace fulgur {
+
+LRSchedule::LRSchedule(LRSchedulerConfig config, Optimizer& optimizer)
+    : config_(std::move(config)), optimizer_(&optimizer) {
+  for (const Optimizer::Group& group : optimizer.groups()) initial_lrs_.push_back(group.lr);
+  write_learning_rates();
+}
+
+void LRSchedule::step(std::optional<double> metric) {
+  if (metric) config_.scheduler->observe(*metric);
+  ++num_steps_;
+  write_learning_rates();
+}
+
+void LRSchedule::write_learning_rates() {
+  for (size_t i = 0; i < initial_lrs_.size(); ++i) {
+    optimizer_->groups()[i].lr = config_.scheduler->lr(initial_lrs_[i], num_steps_);
+  }
+}
+
+}  // namespace fulgur

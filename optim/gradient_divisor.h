@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "core/optimizer.h"
+
+namespace fulgur::optim {
+
+// What torch's fused kernels (at::_fused_*) divide each gradient by: fp32, 0-dim; nullopt for 1. They cannot clip by
+// value: with a clip_value the gradients are transformed here, in a pass of their own, and nothing is left to divide
+// by.
+std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const Optimizer& optimizer);
+
+}  // namespace fulgur::optim

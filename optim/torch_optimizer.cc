@@ -1,0 +1,46 @@
+#include "optim/torch_optimizer.h"
+
+#include <torch/optim/lbfgs.h>
+
+#include <vector>
+
+#include "core/gradient_clipping.h"
+
+namespace fulgur::optim {
+namespace {
+
+std::vector<ParamGroup> groups_of(torch::optim::Optimizer& optimizer) {
+  std::vector<ParamGroup> groups;
+  for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    groups.push_back({.params = group.params(), .lr = group.options().get_lr()});
+  }
+  return groups;
+}
+
+}  // namespace
+
+TorchOptimizer::TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer)
+    : Optimizer("TorchOptimizer", groups_of(*optimizer), /*lr=*/0.0, /*weight_decay=*/0.0),
+      optimizer_(std::move(optimizer)),
+      needs_closure_(dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()) != nullptr) {}
+
+void TorchOptimizer::step(const GradientTransform& transform) {
+  if (transform.factor.defined()) scale_gradients(params(), transform.factor);
+  if (transform.clip_value) {
+    clip_gradients(params(), {.value = *transform.clip_value, .algorithm = ClipAlgorithm::value});
+  }
+  set_learning_rates();
+  optimizer_->step();
+}
+
+void TorchOptimizer::step(const Closure& closure) {
+  set_learning_rates();
+  optimizer_->step(closure);
+}
+
+void TorchOptimizer::set_learning_rates() {
+  auto& torch_groups = optimizer_->param_groups();
+  for (size_t i = 0; i < groups().size(); ++i) torch_groups[i].options().set_lr(groups()[i].lr);
+}
+
+}  // namespace fulgur::optim

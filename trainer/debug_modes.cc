@@ -1,0 +1,32 @@
+#include "trainer/debug_modes.h"
+
+#include <ATen/Context.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+#include <cstdlib>
+
+namespace fulgur {
+
+using torch::autograd::AnomalyMode;
+
+DebugModes::DebugModes(const TrainerOptions& options)
+    : was_deterministic_(at::globalContext().deterministicAlgorithms()),
+      was_warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+      was_benchmark_(at::globalContext().benchmarkCuDNN()),
+      was_detecting_(AnomalyMode::is_enabled()),
+      was_checking_nan_(AnomalyMode::should_check_nan()) {
+  if (options.deterministic) {
+    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    at::globalContext().setBenchmarkCuDNN(false);
+  }
+  if (options.detect_anomaly) AnomalyMode::set_enabled(true, /*check_nan=*/true);
+}
+
+DebugModes::~DebugModes() {
+  at::globalContext().setDeterministicAlgorithms(was_deterministic_, was_warn_only_);
+  at::globalContext().setBenchmarkCuDNN(was_benchmark_);
+  AnomalyMode::set_enabled(was_detecting_, was_checking_nan_);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "trainer/trainer_options.h"
+
+namespace fulgur {
+
+// Sets libtorch's process-wide switches for `deterministic` and `detect_anomaly`, and puts them back at the end of its
+// life. deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
+class DebugModes {
+ public:
+  explicit DebugModes(const TrainerOptions& options);
+  ~DebugModes();
+  DebugModes(const DebugModes&) = delete;
+  DebugModes& operator=(const DebugModes&) = delete;
+
+ private:
+  bool was_deterministic_, was_warn_only_, was_benchmark_;
+  bool was_detecting_, was_checking_nan_;
+};
+
+}  // namespace fulgur

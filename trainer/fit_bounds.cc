@@ -1,0 +1,38 @@
+#include "trainer/fit_bounds.h"
+
+#include "core/logging.h"
+
+namespace fulgur {
+
+FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested)
+    : options_(options), state_(state), stop_requested_(stop_requested) {
+  if (options.max_time) {
+    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options.max_time->seconds());
+  }
+}
+
+bool FitBounds::max_steps_reached() const {
+  return options_.max_steps >= 0 && state_.global_step >= options_.max_steps;
+}
+
+bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
+
+bool FitBounds::should_stop() {
+  if (!stop_requested_ && !time_is_over()) return false;
+  const bool minimum_reached = state_.epoch >= options_.min_epochs && state_.global_step >= options_.min_steps;
+  if (!minimum_reached && !told_minimum_) {
+    told_minimum_ = true;
+    log_info("a stop was asked for, but min_epochs = {} and min_steps = {} come first; training goes on",
+             options_.min_epochs, options_.min_steps);
+  }
+  return minimum_reached;
+}
+
+bool FitBounds::time_is_over() {
+  if (!deadline_ || Clock::now() < *deadline_) return false;
+  if (!told_time_) log_info("stopping: max_time = {} is over", options_.max_time->to_string());
+  told_time_ = true;
+  return true;
+}
+
+}  // namespace fulgur

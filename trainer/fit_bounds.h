@@ -1,0 +1,33 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "core/run_state.h"
+#include "trainer/trainer_options.h"
+
+namespace fulgur {
+
+// When fit ends: at the first bound that is reached, or at a requested stop once the minimum bounds are.
+class FitBounds {
+ public:
+  // All are borrowed. max_time runs from here.
+  FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested);
+
+  bool max_steps_reached() const;
+  bool max_epochs_reached() const;
+  bool should_stop();  // somebody asked for it, or the time is over; and min_epochs and min_steps are reached
+  bool done() { return max_epochs_reached() || max_steps_reached() || should_stop(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  bool time_is_over();
+
+  const TrainerOptions& options_;
+  const RunState& state_;
+  const bool& stop_requested_;
+  std::optional<Clock::time_point> deadline_;
+  bool told_time_ = false, told_minimum_ = false;
+};
+
+}  // namespace fulgur

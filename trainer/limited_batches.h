@@ -1,0 +1,40 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "core/loader.h"
+
+namespace fulgur {
+
+// The first batches of one epoch of a loader, at most `limit`. Looks one batch ahead, so that the last one is known as
+// such, also of a loader that does not know its length.
+class LimitedBatches {
+ public:
+  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit) : loader_(loader), left_(limit) {
+    loader.begin_epoch(epoch);
+    fetch();
+  }
+
+  bool empty() const { return !next_; }
+
+  // Only if it is not empty.
+  Batch take() {
+    Batch batch = *std::exchange(next_, std::nullopt);
+    fetch();
+    return batch;
+  }
+
+ private:
+  void fetch() {
+    if (left_ && (*left_)-- <= 0) return;
+    next_ = loader_.next();
+  }
+
+  Loader& loader_;
+  std::optional<int64_t> left_;
+  std::optional<Batch> next_;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,144 @@
+#include "trainer/optimizer_steps.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "core/logging.h"
+#include "core/names.h"
+
+namespace fulgur {
+namespace {
+
+void check_automatic(const Module& module, const Optimizers& optimizers, const TrainerOptions& options) {
+  if (optimizers.size() > 1) {
+    throw SetupError(
+        fmt::format("{}::configure_optimizers returned {} optimizers, but automatic optimisation steps one; set "
+                    "automatic_optimization = false in the constructor and step them in training_step",
+                    module.name(), optimizers.size()));
+  }
+  if (optimizers[0].needs_closure() && options.accumulate_grad_batches > 1) {
+    throw SetupError(
+        fmt::format("{} computes the gradients itself, of one batch; accumulate_grad_batches = {} must be 1",
+                    optimizers[0].name(), options.accumulate_grad_batches));
+  }
+}
+
+void check_manual(const Module& module, const TrainerOptions& options) {
+  const auto refuse = [&](std::string_view option, auto value) {
+    throw SetupError(
+        fmt::format("{} optimises manually, so that {} = {} would have no effect; do it in training_step, or "
+                    "leave automatic_optimization true",
+                    module.name(), option, value));
+  };
+  if (options.accumulate_grad_batches != 1) refuse("accumulate_grad_batches", options.accumulate_grad_batches);
+  if (options.gradient_clip_val != 0.0) refuse("gradient_clip_val", options.gradient_clip_val);
+}
+
+std::vector<std::string> names_of(const Metrics& metrics) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : metrics) names.push_back(name);
+  return names;
+}
+
+}  // namespace
+
+OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : context_(context) {
+  const Module& module = context.hooks.module();
+  module.automatic_optimization ? check_automatic(module, optimizers, context.options)
+                                : check_manual(module, context.options);
+  wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
+                     std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
+  std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
+  context.strategy.setup_optimizers(std::move(optimizers));
+  for (Optimizers::Scheduled& s : scheduled) {
+    schedules_.emplace_back(std::move(s.config), context.strategy.optimizers()[s.optimizer]);
+  }
+}
+
+void OptimizerSteps::zero_grad(size_t optimizer) {
+  context_.hooks(hooks::on_before_zero_grad);
+  context_.strategy.zero_grad(optimizer);
+}
+
+void OptimizerSteps::backward(const at::Tensor& loss) {
+  context_.hooks(hooks::on_before_backward, loss);
+  context_.strategy.backward(loss);
+  context_.hooks(hooks::on_after_backward);
+}
+
+void OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
+  StepRequest request{.micro_batches = micro_batches, .clipping = trainer_clipping()};
+  before_step(optimizer, request);
+  update(optimizer, request);
+}
+
+void OptimizerSteps::step(const Closure& closure) {
+  StepRequest request;
+  request.closure = [&] {
+    const at::Tensor loss = closure();
+    StepRequest evaluated{.clipping = trainer_clipping()};
+    before_step(0, evaluated);
+    clip_gradients(optimizers()[0].params(), evaluated.clipping);
+    return loss;
+  };
+  update(0, request);
+}
+
+GradientClipping OptimizerSteps::trainer_clipping() const { return gradient_clipping(context_.options); }
+
+void OptimizerSteps::before_step(size_t index, StepRequest& request) {
+  Optimizer& optimizer = optimizers()[index];
+  if (wants_gradients_) {
+    context_.strategy.materialize_gradients(index, request.micro_batches);
+    request.micro_batches = 1;
+  }
+  context_.hooks(hooks::on_before_optimizer_step, optimizer);
+  if (!context_.overridden.configure_gradient_clipping) return;
+  const auto scope = context_.hooks.enter(hooks::configure_gradient_clipping);
+  context_.hooks.module().configure_gradient_clipping(optimizer, request.clipping);
+  request.clipping = {};
+}
+
+void OptimizerSteps::update(size_t index, const StepRequest& request) {
+  bool stepped = false;
+  const auto scope = context_.hooks.enter(hooks::optimizer_step);
+  context_.hooks.module().optimizer_step(optimizers()[index], [&] {
+    context_.strategy.optimizer_step(index, request);
+    stepped = true;
+  });
+  if (stepped) ++context_.state.global_step;
+}
+
+void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {
+  const int64_t count = interval == "step" ? context_.state.global_step : context_.state.epoch + 1;
+  for (LRSchedule& schedule : schedules_) {
+    const LRSchedulerConfig& config = schedule.config();
+    const bool is_kind = config.scheduler->needs_metric() == (kind == Kind::plateau);
+    if (is_kind && config.interval == interval && count % config.frequency == 0) move(schedule);
+  }
+}
+
+void OptimizerSteps::move(LRSchedule& schedule) {
+  const LRSchedulerConfig& config = schedule.config();
+  std::optional<double> metric;
+  if (!config.monitor.empty() && config.scheduler->needs_metric()) {
+    const Metrics metrics = context_.metrics.callback_metrics();
+    const auto found = metrics.find(config.monitor);
+    if (found == metrics.end()) {
+      const std::string message = fmt::format("{}: {}", config.scheduler->name(),
+                                              unknown_name_message("monitor", config.monitor, names_of(metrics)));
+      if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
+      log_warning("{}; the learning rate stays", message);
+      return;
+    }
+    metric = found->second;
+  }
+  const auto scope = context_.hooks.enter(hooks::lr_scheduler_step);
+  context_.hooks.module().lr_scheduler_step(schedule, metric);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "core/lr_schedule.h"
+#include "core/manual_optimization.h"
+#include "trainer/loop_context.h"
+
+namespace fulgur {
+
+// The parts of a training step that concern optimizers, each with its hooks, and the schedules of their learning rates.
+// TrainEpochLoop puts them together; in manual optimisation the Module does.
+class OptimizerSteps final : public ManualOptimization {
+ public:
+  // Hands the optimizers to the strategy. Throws SetupError or UsageError if they do not fit the Module or the options.
+  OptimizerSteps(LoopContext& context, Optimizers optimizers);
+
+  const Optimizers& optimizers() const override { return context_.strategy.optimizers(); }
+  std::vector<LRSchedule>& lr_schedules() override { return schedules_; }
+  void zero_grad(size_t optimizer) override;
+  void backward(const at::Tensor& loss) override;
+  void step(size_t optimizer) override { step(optimizer, 1); }
+
+  // One update from the summed gradients of so many micro-batches.
+  void step(size_t optimizer, int64_t micro_batches);
+
+  // The first optimizer computes loss and gradients itself, by this, as often as it wants.
+  bool needs_closure() const { return optimizers()[0].needs_closure(); }
+  void step(const Closure& closure);
+
+  // Moves the schedules of an interval that are due. Plateau schedules, which look at a metric, come after validation.
+  enum class Kind { plain, plateau };
+  void move_schedules(std::string_view interval, Kind kind);
+
+ private:
+  GradientClipping trainer_clipping() const;
+  void before_step(size_t optimizer, StepRequest& request);
+  void update(size_t optimizer, const StepRequest& request);
+  void move(LRSchedule& schedule);
+
+  LoopContext& context_;
+  bool wants_gradients_;
+  std::vector<LRSchedule> schedules_;
+};
+
+}  // namespace fulgur

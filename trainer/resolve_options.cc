@@ -1,0 +1,115 @@
+#include "trainer/resolve_options.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "callbacks/csv_logger.h"
+#include "callbacks/evaluation_table.h"
+#include "callbacks/model_checkpoint.h"
+#include "callbacks/model_summary.h"
+#include "callbacks/progress_bar.h"
+#include "core/error.h"
+
+namespace fulgur {
+namespace {
+
+void check_amounts(const TrainerOptions& options) {
+  options.limit_train_batches.check("limit_train_batches");
+  options.limit_val_batches.check("limit_val_batches");
+  options.limit_test_batches.check("limit_test_batches");
+  options.limit_predict_batches.check("limit_predict_batches");
+  if (options.overfit_batches) options.overfit_batches->check("overfit_batches");
+  options.val_check_interval.check("val_check_interval");
+  if (!options.check_val_every_n_epoch && std::holds_alternative<Fraction>(options.val_check_interval.value())) {
+    throw UsageError(
+        "check_val_every_n_epoch is none, so that val_check_interval counts across epochs, and a Fraction of an "
+        "epoch has no meaning; set val_check_interval to Batches or a TimeSpan");
+  }
+}
+
+void resolve_barebones(TrainerOptions& options) {
+  if (!options.barebones) return;
+  std::vector<std::string_view> asked_for;
+  const auto turn_off = [&](std::optional<bool>& option, std::string_view name) {
+    if (option.value_or(false)) asked_for.push_back(name);
+    option = false;
+  };
+  turn_off(options.enable_progress_bar, "enable_progress_bar");
+  turn_off(options.enable_model_summary, "enable_model_summary");
+  turn_off(options.enable_checkpointing, "enable_checkpointing");
+  turn_off(options.logger, "logger");
+  if (options.num_sanity_val_steps.value_or(0) != 0) asked_for.push_back("num_sanity_val_steps");
+  if (options.log_every_n_steps.value_or(0) != 0) asked_for.push_back("log_every_n_steps");
+  if (options.fast_dev_run != 0) asked_for.push_back("fast_dev_run");
+  if (options.detect_anomaly) asked_for.push_back("detect_anomaly");
+  if (!options.callbacks.empty()) asked_for.push_back("callbacks");
+  if (!asked_for.empty()) {
+    throw UsageError(fmt::format("barebones turns every extra off, but {} {} set; leave out one or the other",
+                                 fmt::join(asked_for, ", "), asked_for.size() == 1 ? "is" : "are"));
+  }
+  options.num_sanity_val_steps = 0;
+}
+
+void resolve_fast_dev_run(TrainerOptions& options) {
+  if (options.fast_dev_run == 0) return;
+  const Batches batches(options.fast_dev_run);
+  options.max_epochs = 1;
+  options.max_steps = options.fast_dev_run;
+  options.min_epochs = options.min_steps = 0;
+  options.max_time = std::nullopt;
+  options.num_sanity_val_steps = 0;
+  options.val_check_interval = Fraction(1.0);
+  options.check_val_every_n_epoch = 1;
+  options.overfit_batches = std::nullopt;
+  options.limit_train_batches = options.limit_val_batches = options.limit_test_batches = options.limit_predict_batches =
+      batches;
+  options.logger = options.enable_checkpointing = false;
+  std::erase_if(options.callbacks, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
+}
+
+template <class Kind>
+bool contains(const TrainerOptions& options) {
+  return std::ranges::any_of(options.callbacks,
+                             [](const auto& callback) { return dynamic_cast<const Kind*>(callback.get()) != nullptr; });
+}
+
+template <class Kind>
+void add_default(TrainerOptions& options, std::optional<bool>& option_value, std::string_view option,
+                 std::string_view kind) {
+  const bool given = contains<Kind>(options);
+  const bool enabled = option_value.value_or(true);
+  option_value = enabled;
+  if (given && !enabled) {
+    throw UsageError(fmt::format("Trainer: {} is false, but callbacks has a {}; leave one of them out", option, kind));
+  }
+  if (enabled && !given) options.callbacks.push_back(Kind::make());
+}
+
+void add_default_callbacks(TrainerOptions& options) {
+  add_default<ModelSummary>(options, options.enable_model_summary, "enable_model_summary", "ModelSummary");
+  add_default<ProgressBar>(options, options.enable_progress_bar, "enable_progress_bar", "ProgressBar");
+  add_default<EvaluationTable>(options, options.enable_progress_bar, "enable_progress_bar", "EvaluationTable");
+  add_default<CSVLogger>(options, options.logger, "logger", "CSVLogger");
+  add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint");
+  std::ranges::stable_partition(options.callbacks, [](const auto& callback) { return !callback->runs_last(); });
+}
+
+}  // namespace
+
+TrainerOptions resolve(TrainerOptions options) {
+  check_fields("Trainer", options);
+  check_amounts(options);
+  if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
+  resolve_barebones(options);
+  resolve_fast_dev_run(options);
+  if (options.overfit_batches) options.limit_train_batches = options.limit_val_batches = *options.overfit_batches;
+  options.num_sanity_val_steps = options.num_sanity_val_steps.value_or(2);
+  options.log_every_n_steps = options.log_every_n_steps.value_or(50);
+  add_default_callbacks(options);
+  return options;
+}
+
+}  // namespace fulgur

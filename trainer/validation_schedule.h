@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "core/run_state.h"
+#include "trainer/trainer_options.h"
+
+namespace fulgur {
+
+// After which training batches fit validates: val_check_interval within those epochs that check_val_every_n_epoch
+// picks.
+class ValidationSchedule {
+ public:
+  // `num_batches` of a training epoch; nullopt: unknown. Throws SetupError if the interval does not fit it.
+  ValidationSchedule(const TrainerOptions& options, std::optional<int64_t> num_batches);
+
+  bool validates_in(int64_t epoch) const;
+
+  // After the batch that `state` shows; `total_batches` counts those of all epochs. A time interval starts anew when
+  // due.
+  bool due(const RunState& state, int64_t total_batches);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::optional<int64_t> every_n_epoch_;
+  std::optional<int64_t> every_n_batches_;              // else
+  std::optional<std::chrono::duration<double>> every_;  // else: at the end of the epoch
+  Clock::time_point last_ = Clock::now();
+};
+
+}  // namespace fulgur
