@@ -9,6 +9,7 @@
 
 #include "callbacks/csv_logger.h"
 #include "callbacks/evaluation_table.h"
+#include "callbacks/gradient_accumulation_scheduler.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"

@@ -34,7 +34,9 @@ class TrainerControl {
   // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
   virtual void request_stop(std::string_view reason) = 0;
 
-  // Micro-batches to an optimizer step from the next epoch on. Throws UsageError if less than 1.
+  virtual int64_t accumulation() const = 0;  // micro-batches to an optimizer step
+
+  // Changes it, from the next epoch on, or in on_train_epoch_start from this one on. Throws UsageError if less than 1.
   virtual void set_accumulation(int64_t accumulate_grad_batches) = 0;
 
   // Writes a checkpoint: a new folder that appears whole or not at all. Throws CheckpointError.

@@ -30,7 +30,8 @@ struct RunState {
   bool has_validation = false;           // fit validates now and then
 
   // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
-  // if nothing bounds them, or the loader's length is not known and max_steps is unset.
+  // if nothing bounds them, or the loader's length is not known and max_steps is unset. accumulate_grad_batches is that
+  // of the Trainer: a GradientAccumulationScheduler makes them fewer.
   std::optional<int64_t> estimated_stepping_batches{};
 
   // x of an epoch's metrics: the last training batch that ended in an optimizer step.

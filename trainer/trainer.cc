@@ -1,10 +1,12 @@
 #include "trainer/trainer.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <typeinfo>
 #include <utility>
 
@@ -13,6 +15,7 @@
 #include "core/logging.h"
 #include "core/module_state.h"
 #include "core/names.h"
+#include "core/seed.h"
 #include "strategies/presets.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
@@ -147,6 +150,23 @@ class EveryoneGetsIt {
   std::exception_ptr first_;
 };
 
+// Gives the module its parameters and buffers back when fit is over.
+class WeightsRestored final : public Callback {
+ public:
+  void on_fit_start(TrainerControl& trainer) override {
+    for (const auto& [name, tensor] : named_state(trainer.module()))
+      before_[name] = tensor.detach().to(c10::kCPU).clone();
+  }
+  void teardown(TrainerControl& trainer, EntryPoint) override {
+    if (before_.empty()) return;
+    const c10::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : named_state(trainer.module())) at::Tensor(tensor).copy_(before_.at(name));
+  }
+
+ private:
+  std::map<std::string, at::Tensor> before_;
+};
+
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
     "optim::AdamW(parameters(), {{.lr = 1e-3}})";
@@ -193,7 +213,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
                            .val = [&] { return validation_loaders(module, data); }});
     Optimizers optimizers = module->configure_optimizers();
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
-    if (adjust_optimizers_) adjust_optimizers_(optimizers);
+    if (is_trial_) optimizers.take_schedulers();
     OptimizerSteps steps(context, std::move(optimizers));
     link_.manual_optimization = &steps;
     module->attach(link_);
@@ -232,6 +252,57 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data) {
   return predictions;
 }
 
+LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options) {
+  LoadersDataModule data(std::move(loaders));
+  return find_learning_rate(std::move(module), data, std::move(options));
+}
+
+LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& data,
+                                              LearningRateFinderOptions options) {
+  require(module->automatic_optimization,
+          fmt::format("find_learning_rate sets the learning rate before each step that the Trainer takes, but {} "
+                      "optimises manually",
+                      module->name()));
+  if (options_.fast_dev_run > 0) {
+    log_warning("find_learning_rate does nothing in fast_dev_run");
+    return {};
+  }
+  return sweep_learning_rate(options, [&](std::shared_ptr<Callback> callback, int64_t num_steps) {
+    run_trial(module, data, std::move(callback), num_steps);
+  });
+}
+
+int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
+                                 BatchSizeFinderOptions options) {
+  const auto trial = [&](int64_t size) {
+    LoadersDataModule data(make_loaders(size));
+    run_trial(module, data, std::make_shared<Callback>(), options.steps_per_trial);
+  };
+  const auto is_whole_epoch = [&](int64_t size) {
+    return checked(make_loaders(size).train, "train")->num_batches() == 1;
+  };
+  return search_batch_size(options, trial, is_whole_epoch);
+}
+
+void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback,
+                        int64_t num_steps) {
+  const RandomStateRestored random_state;
+  TrainerOptions options = options_;
+  options.callbacks = {std::make_shared<WeightsRestored>(), std::move(callback)};
+  options.max_epochs = -1;
+  options.max_steps = num_steps;
+  options.min_epochs = options.min_steps = 0;
+  options.max_time = std::nullopt;
+  options.limit_val_batches = Batches(0);
+  options.log_every_n_steps = std::nullopt;
+  options.enable_progress_bar = options.enable_model_summary = options.enable_checkpointing = options.logger = false;
+  options.barebones = false;  // it takes no callbacks
+  options.fast_dev_run = 0;
+  Trainer trial(std::move(options));
+  trial.is_trial_ = true;
+  trial.fit(module, data);
+}
+
 void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
                   const std::function<void(LoopContext&)>& body) {
   module_ = module;
@@ -268,7 +339,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
 
 void Trainer::setup(DataModule& data) {
   Module& module = hooks_.module();
-  callbacks_ = with_module_callbacks(options_.callbacks, module);
+  callbacks_ = is_trial_ ? options_.callbacks : with_module_callbacks(options_.callbacks, module);
   module.attach(link_);
   running_ = true;
   data.prepare_data();

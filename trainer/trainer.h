@@ -19,6 +19,7 @@
 #include "trainer/hook_caller.h"
 #include "trainer/loop_context.h"
 #include "trainer/trainer_options.h"
+#include "trainer/tuner.h"
 
 namespace fulgur {
 
@@ -51,6 +52,22 @@ class Trainer final : private TrainerControl {
   std::vector<Batch> predict(ModuleHandle module, DataModule& data);
   std::vector<Batch> predict(ModuleHandle module, Loaders loaders);
 
+  // Trains for a few steps, each with a larger learning rate than the one before, and says how the loss took it:
+  //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
+  // Learning-rate schedules and all callbacks are left out. The module's parameters and buffers and the random
+  // generators are afterwards as they were; what the module's hooks do elsewhere stays done. In fast_dev_run it warns
+  // and tries nothing. Errors: those of fit; UsageError for options.
+  LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
+  LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
+
+  // The largest batch size, in samples, with which training does not run out of memory, up to max_size and the size
+  // of the data set. Leaves everything as find_learning_rate does.
+  //   const int64_t size = trainer.find_batch_size(module, [&](int64_t batch_size) {
+  //     return Loaders{.train = DataLoader::make(dataset, {.batch_size = batch_size})};
+  //   });
+  int64_t find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
+                          BatchSizeFinderOptions options = {});
+
   // Saves the module of the running or the last entry point: a folder that appears whole or not at all. Throws
   // CheckpointError, or UsageError before the first entry point.
   void save_checkpoint(const std::filesystem::path& folder) override;
@@ -65,18 +82,18 @@ class Trainer final : private TrainerControl {
   const TrainerOptions& options() const { return options_; }  // as resolved: defaults filled in
 
  private:
-  friend class Tuner;
-
   // TrainerControl
   MetricLog& metrics() override { return metrics_; }
   const Module& module() const override { return hooks_.module(); }
   std::string device_summary() const override;
   const std::filesystem::path& run_dir() override;
+  int64_t accumulation() const override { return accumulate_grad_batches_; }
   void set_accumulation(int64_t accumulate_grad_batches) override;
 
   // What all entry points share: setup, `body`, and whatever happens teardown.
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
            const std::function<void(LoopContext&)>& body);
+  void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps);
   void setup(DataModule& data);
   void teardown(DataModule& data);
   void notify_of(const std::exception_ptr& failure, DataModule& data);
@@ -93,7 +110,7 @@ class Trainer final : private TrainerControl {
   bool running_ = false;
   bool stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  std::function<void(Optimizers&)> adjust_optimizers_{};  // the Tuner's
+  bool is_trial_ = false;  // of find_*: without schedules and the module's callbacks
   std::filesystem::path run_dir_;
 };
 

@@ -19,7 +19,7 @@ class FakeTrainerControl final : public TrainerControl {
   MetricLog metric_log;
   TinyModule tiny;
   std::vector<std::filesystem::path> saved;
-  int64_t accumulation = 1;
+  int64_t accumulate = 1;
 
   // One epoch of the stage that logs `metrics`.
   void log_epoch(Stage stage, const Metrics& metrics, const LogOptions& options = {}) {
@@ -36,7 +36,8 @@ class FakeTrainerControl final : public TrainerControl {
   std::string device_summary() const override { return "single_device on cpu"; }
   const std::filesystem::path& run_dir() override { return run_dir_; }
   void request_stop(std::string_view) override {}
-  void set_accumulation(int64_t accumulate_grad_batches) override { accumulation = accumulate_grad_batches; }
+  void set_accumulation(int64_t accumulate_grad_batches) override { accumulate = accumulate_grad_batches; }
+  int64_t accumulation() const override { return accumulate; }
   void save_checkpoint(const std::filesystem::path& folder) override {
     std::filesystem::create_directories(folder);
     saved.push_back(folder);

@@ -1,0 +1,157 @@
+#include "trainer/tuner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <new>
+
+#include "core/error.h"
+#include "core/module_state.h"
+#include "optim/lr_schedulers.h"
+#include "optim/sgd.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::quiet;
+using testing::tiny_loader;
+using testing::TinyModule;
+
+std::vector<at::Tensor> copy_of(const Module& module) {
+  std::vector<at::Tensor> copies;
+  for (const auto& [name, tensor] : named_state(module)) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+void expect_same(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << i;
+}
+
+TEST(FindLearningRate, TriesRatesAndLeavesEverythingAsItWas) {
+  struct WithSchedule : TinyModule {
+    std::vector<double> lrs;
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = 5.0}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+    void on_before_optimizer_step(Optimizer& optimizer) override { lrs.push_back(optimizer.groups()[0].lr); }
+  };
+  const auto module = make_module<WithSchedule>();
+  const auto before = copy_of(*module);
+  Trainer trainer(quiet({.max_epochs = 3}));
+  torch::manual_seed(1);
+  const at::Tensor expected_draw = torch::rand({4});
+  torch::manual_seed(1);
+  const LearningRateCurve curve = trainer.find_learning_rate(
+      module, {.train = tiny_loader()}, {.min_lr = 1e-4, .max_lr = 1.0, .num_steps = 5, .early_stop_threshold = 1e9});
+  EXPECT_TRUE(torch::rand({4}).equal(expected_draw));
+  expect_same(copy_of(*module), before);
+  const std::vector<double> expected{1e-4, 1e-3, 1e-2, 1e-1, 1.0};
+  ASSERT_EQ(curve.lrs.size(), 5U);
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(curve.lrs[i], expected[i], 1e-12);
+  EXPECT_EQ(module->lrs, curve.lrs);
+  EXPECT_EQ(trainer.state().global_step, 0);
+
+  double average = 0.0;  // of the losses that the module saw
+  for (size_t i = 0; i < 5; ++i) {
+    average = 0.98 * average + 0.02 * module->train_losses[i];
+    EXPECT_NEAR(curve.losses[i], average / (1.0 - std::pow(0.98, i + 1)), 1e-9);
+  }
+}
+
+TEST(FindLearningRate, AccumulatedStepsHaveTheMeanLoss) {
+  const auto module = make_module<TinyModule>();
+  const LearningRateCurve curve =
+      Trainer(quiet({.accumulate_grad_batches = 2}))
+          .find_learning_rate(module, {.train = tiny_loader(32, 8)}, {.max_lr = 1e-7, .num_steps = 2});
+  ASSERT_EQ(curve.losses.size(), 2U);
+  EXPECT_NEAR(curve.losses[0], (module->train_losses[0] + module->train_losses[1]) / 2, 1e-7);
+}
+
+TEST(FindLearningRate, StopsWhenTheLossDiverges) {
+  struct Diverging : TinyModule {
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+  };
+  const LearningRateCurve curve = Trainer(quiet()).find_learning_rate(
+      make_module<Diverging>(), {.train = tiny_loader(400, 8)}, {.min_lr = 1e-3, .max_lr = 1e6});
+  EXPECT_LT(curve.lrs.size(), 90U);
+  EXPECT_LT(curve.suggestion().value(), 10.0);
+}
+
+TEST(FindLearningRate, SuggestsWhereTheLossFallsFastest) {
+  EXPECT_EQ((LearningRateCurve{{1, 2, 3, 4, 5, 6}, {9, 9, 8, 4, 3.5, 3.4}}.suggestion(0, 0)), 3);
+  EXPECT_EQ((LearningRateCurve{{1, 2, 3, 4, 5, 6}, {9, 9, 8, 4, 3.5, 3.4}}.suggestion(3, 1)), 4);
+  EXPECT_EQ((LearningRateCurve{{1, 2, 3}, {3, std::nan(""), 1}}.suggestion(0, 0)), 1);
+  EXPECT_EQ((LearningRateCurve{{1, 2, 3}, {3, 2, 1}}.suggestion(1, 1)), std::nullopt);
+}
+
+TEST(FindLearningRate, RefusesWhatItCannotUse) {
+  Trainer trainer(quiet());
+  const auto refusal = [&](LearningRateFinderOptions options) {
+    return message_of<UsageError>(
+        [&] { trainer.find_learning_rate(make_module<TinyModule>(), {.train = tiny_loader()}, options); });
+  };
+  EXPECT_THAT(refusal({.min_lr = 0.0}), HasSubstr("0 < min_lr < max_lr must hold; got 0 and 1"));
+  EXPECT_THAT(refusal({.num_steps = 1}), HasSubstr("num_steps must be at least 2; got 1"));
+  EXPECT_THAT(refusal({.mode = "cubic"}), HasSubstr("known: exponential, linear"));
+  const auto manual = make_module<TinyModule>();
+  manual->automatic_optimization = false;
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.find_learning_rate(manual, {.train = tiny_loader()}); }),
+              HasSubstr("optimises manually"));
+}
+
+// A module that runs out of memory with more than `capacity` samples.
+struct Limited : TinyModule {
+  explicit Limited(int64_t given) : capacity(given) {}
+  int64_t capacity;
+  std::vector<int64_t> sizes;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (sizes.empty() || sizes.back() != batch.batch_size()) sizes.push_back(batch.batch_size());
+    if (batch.batch_size() > capacity) throw std::bad_alloc();
+    return TinyModule::training_step(batch, batch_idx);
+  }
+};
+
+Loaders loaders_of(int64_t batch_size) { return {.train = tiny_loader(400, batch_size)}; }
+
+TEST(FindBatchSize, DoublesUntilMemoryRunsOut) {
+  const auto module = make_module<Limited>(40);
+  const auto before = copy_of(*module);
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 32);
+  EXPECT_THAT(module->sizes, ElementsAre(2, 4, 8, 16, 32, 64));
+  expect_same(copy_of(*module), before);
+}
+
+TEST(FindBatchSize, SearchesBetweenTheLastTwo) {
+  const auto module = make_module<Limited>(40);
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.mode = "binsearch", .margin = 0.0}), 40);
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.mode = "binsearch", .margin = 0.1}), 36);
+}
+
+TEST(FindBatchSize, EndsAtTheLargestSizeAndTheWholeEpoch) {
+  const auto module = make_module<Limited>(1000);
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.max_size = 100}), 100);
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 512);  // one batch of 400
+}
+
+TEST(FindBatchSize, OtherErrorsAndTooLittleMemoryReachTheCaller) {
+  EXPECT_THROW(Trainer(quiet()).find_batch_size(make_module<Limited>(1), loaders_of), std::bad_alloc);
+  struct Failing : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (batch.batch_size() > 4) throw std::runtime_error("no");
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  EXPECT_THROW(Trainer(quiet()).find_batch_size(make_module<Failing>(), loaders_of), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace fulgur
