@@ -22,7 +22,7 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-std::vector<double> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
+std::vector<Timing> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
                                  int rounds) {
   std::vector<std::vector<double>> times(contenders.size()), ratios(contenders.size());
   for (int round = -1; round < rounds; ++round) {
@@ -35,14 +35,14 @@ std::vector<double> side_by_side(const std::string& unit, double units, const st
       ratios[i].push_back(time / first);
     }
   }
-  std::vector<double> medians;
+  std::vector<Timing> timings;
   for (size_t i = 0; i < contenders.size(); ++i) {
-    medians.push_back(median(ratios[i]));
+    timings.push_back({median(times[i]), median(ratios[i])});
     fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f})\n", contenders[i].name,
-               median(times[i]) * 1e6, unit, medians[i], *std::ranges::min_element(ratios[i]),
+               timings[i].seconds * 1e6, unit, timings[i].ratio, *std::ranges::min_element(ratios[i]),
                *std::ranges::max_element(ratios[i]));
   }
-  return medians;
+  return timings;
 }
 
 }  // namespace fulgur::bench

@@ -12,10 +12,14 @@ struct Contender {
   std::function<void()> run;
 };
 
+struct Timing {
+  double seconds;  // per unit: the median over the rounds
+  double ratio;    // to the first contender: the median of the ratios within each round
+};
+
 // Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine meets
-// all alike. Prints for each the median time per unit and its ratio to the first one: the median over the rounds of the
-// two times in the same round. Returns those ratios; the first is 1.
-std::vector<double> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
+// all alike. Prints and returns the timing of each.
+std::vector<Timing> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
                                  int rounds = 15);
 
 }  // namespace fulgur::bench

@@ -1,9 +1,12 @@
-// What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel.
+// What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel; what a
+// logged value costs; and what the default callbacks cost, which write to a temporary folder.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
+#include <fmt/format.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "bench/side_by_side.h"
 #include "fulgur.h"
@@ -31,6 +34,21 @@ struct Mlp : Module {
     const at::Tensor value = loss(batch["x"], batch["y"]);
     log("train_loss", value, {.prog_bar = true});
     return value;
+  }
+  Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = kLr}); }
+};
+
+// Next to no work, so that what it logs is seen.
+struct OneWeight : Module {
+  at::Tensor weight;
+  std::vector<std::string> names;  // by which it logs its loss
+  explicit OneWeight(int num_logged) : weight(register_parameter("weight", torch::ones({1}))) {
+    for (int i = 0; i < num_logged; ++i) names.push_back(fmt::format("train_loss_{}", i));
+  }
+  at::Tensor training_step(const Batch&, int64_t) override {
+    const at::Tensor loss = weight.square();
+    for (const std::string& name : names) log(name, loss);
+    return loss;
   }
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = kLr}); }
 };
@@ -82,11 +100,12 @@ void hand_written(const std::vector<Batch>& pool) {
   }
 }
 
-void trained(const std::vector<Batch>& pool, TrainerOptions options) {
+template <class Net, class... Args>
+void trained(const std::vector<Batch>& pool, TrainerOptions options, Args... args) {
   seed_everything(1);
   options.max_epochs = 1;
   options.accelerator = "cpu";
-  Trainer(options).fit(make_module<Mlp>(), {.train = std::make_shared<PoolLoader>(pool)});
+  Trainer(options).fit(make_module<Net>(args...), {.train = std::make_shared<PoolLoader>(pool)});
 }
 
 }  // namespace
@@ -94,8 +113,26 @@ void trained(const std::vector<Batch>& pool, TrainerOptions options) {
 int main() {
   at::set_num_threads(1);
   const std::vector<Batch> pool = make_pool();
+  const TrainerOptions barebones{.barebones = true};
   const TrainerOptions quiet{
       .enable_progress_bar = false, .enable_model_summary = false, .enable_checkpointing = false, .logger = false};
+  const auto folder = std::filesystem::temp_directory_path() / "fulgur_trainer_step";
+  std::ofstream nowhere("/dev/null");
+  const auto with_defaults = [&] {
+    TrainerOptions options{.default_root_dir = folder.string()};
+    options.callbacks = {ProgressBar::make({.out = &nowhere}), ModelSummary::make({.out = &nowhere})};
+    trained<Mlp>(pool, options);
+  };
   bench::side_by_side("step", kSteps,
-                      {{"hand-written loop", [&] { hand_written(pool); }}, {"Trainer", [&] { trained(pool, quiet); }}});
+                      {{"hand-written loop", [&] { hand_written(pool); }},
+                       {"Trainer, barebones", [&] { trained<Mlp>(pool, barebones); }},
+                       {"Trainer, without callbacks", [&] { trained<Mlp>(pool, quiet); }},
+                       {"Trainer, default callbacks", with_defaults}});
+  std::filesystem::remove_all(folder);
+  const auto logging =
+      bench::side_by_side("step", kSteps,
+                          {{"one weight, nothing logged", [&] { trained<OneWeight>(pool, quiet, 0); }},
+                           {"one weight, 1 logged value", [&] { trained<OneWeight>(pool, quiet, 1); }},
+                           {"one weight, 10 logged values", [&] { trained<OneWeight>(pool, quiet, 10); }}});
+  fmt::print("a logged value: {:.2f} us\n", (logging[2].seconds - logging[0].seconds) / 10 * 1e6);
 }
