@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/optimizer.h"
+
+namespace fulgur {
+
+struct BucketOptions {
+  int64_t first_bucket_bytes =
+      1 << 20;  // the first one that backward fills is small, so that its reduction starts early
+  int64_t bucket_cap_bytes = 25 << 20;  // of the others; a larger parameter has a bucket to itself
+  int64_t world_size = 1;               // a bucket's length is a multiple of world_size * 64 elements
+};
+
+// The trainable parameters of a module in a few contiguous buffers, so that an update, a reduction or a copy is one
+// call over much memory. The parameters stay the tensors that they were: they are views of a bucket now, whoever holds
+// one sees every update, and names, order and state dict do not change.
+//   A bucket holds parameters of one optimizer, one group and one dtype, in reverse registration order, which is about
+//   the order in which backward finishes them. A tied parameter is there once; frozen ones stay outside.
+// Buckets are filled one by one: memory beyond the model is that of the largest bucket.
+// Ownership: shares the parameters and owns the buckets. Threading: one thread at a time.
+// Source: Rajbhandari et al. 2020, arXiv:1910.02054; Li et al. 2020, arXiv:2006.15704.
+class FlatParameters {
+ public:
+  // A parameter's place in its bucket.
+  struct Slot {
+    std::string name;
+    at::Tensor param;
+    int64_t begin;  // in elements; a multiple of 64 bytes
+    int64_t num_elements;
+  };
+  struct Bucket {
+    size_t optimizer;  // index
+    size_t group;      // index in that optimizer
+    at::Tensor flat;   // 1-dim; padding holds zeros
+    std::vector<Slot> slots;
+  };
+
+  // Moves the parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a parameter is
+  // not the module's or its elements do not lie densely in memory.
+  FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {});
+
+  // Gives every parameter memory of its own again, without a gradient.
+  ~FlatParameters();
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
+
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+
+  // False once a parameter was frozen or unfrozen, or a group was added: make the buckets anew then.
+  bool are_those_of(const Optimizers& optimizers) const;
+
+  // Throws c10::Error, naming it, if a parameter no longer lies in its bucket: a cast and back, or torch::load, gives
+  // it memory of its own, which an update would miss.
+  void check_in_place() const;
+
+ private:
+  std::vector<Bucket> buckets_;
+  std::vector<const c10::TensorImpl*> trainable_;  // in the order of groups, to notice changes
+};
+
+}  // namespace fulgur

@@ -1,0 +1,174 @@
+#include "strategies/flat_parameters.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include "core/error.h"
+#include "optim/adam.h"
+#include "tests/testing/errors.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+struct Net : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+  at::Tensor scale;
+  Net() {
+    first = register_module("first", torch::nn::Linear(8, 16));
+    second = register_module("second", torch::nn::Linear(16, 16));
+    third = register_module("third", torch::nn::Linear(16, 3));
+    scale = register_parameter("scale", torch::ones({3}, torch::kDouble));
+  }
+};
+
+Optimizers adam(const torch::nn::Module& module) { return optim::AdamW(module.parameters(), {}); }
+
+std::vector<std::vector<std::string>> names_in(const FlatParameters& flat) {
+  std::vector<std::vector<std::string>> names;
+  for (const auto& bucket : flat.buckets()) {
+    for (names.emplace_back(); const auto& slot : bucket.slots) names.back().push_back(slot.name);
+  }
+  return names;
+}
+
+TEST(FlatParameters, KeepsTheModuleAsItWasAndShowsEveryUpdate) {
+  Net net;
+  std::vector<at::Tensor> before;
+  for (const auto& param : net.parameters()) before.push_back(param.detach().clone());
+  const at::Tensor held = net.second->weight;
+  const FlatParameters flat(net, adam(net));
+  const auto after = net.parameters();
+  ASSERT_EQ(after.size(), before.size());
+  for (size_t i = 0; i < after.size(); ++i) {
+    EXPECT_TRUE(after[i].equal(before[i]));
+    EXPECT_TRUE(after[i].is_leaf() && after[i].requires_grad());
+  }
+  for (const auto& bucket : flat.buckets()) {
+    const at::NoGradGuard no_grad;
+    at::Tensor(bucket.flat).add_(1.0);
+  }
+  EXPECT_TRUE(held.equal(before[3] + 1.0));
+  held.sum().backward();
+  EXPECT_TRUE(net.second->weight.grad().equal(torch::ones({16, 16})));
+}
+
+TEST(FlatParameters, BucketsRunBackwardsAndCrossNoDtype) {
+  Net net;
+  const FlatParameters flat(net, adam(net), {.first_bucket_bytes = 300, .bucket_cap_bytes = 1100});
+  EXPECT_THAT(names_in(flat), ElementsAre(ElementsAre("third.bias", "third.weight"),
+                                          ElementsAre("second.bias", "second.weight"),  // 64 + 1024 bytes
+                                          ElementsAre("first.bias", "first.weight"), ElementsAre("scale")));
+  EXPECT_EQ(flat.buckets()[3].flat.scalar_type(), torch::kDouble);
+}
+
+TEST(FlatParameters, ALargeParameterTravelsAlone) {
+  Net net;
+  const FlatParameters flat(net, adam(net), {.first_bucket_bytes = 100, .bucket_cap_bytes = 100});
+  EXPECT_THAT(names_in(flat),
+              ElementsAre(ElementsAre("third.bias"), ElementsAre("third.weight"), ElementsAre("second.bias"),
+                          ElementsAre("second.weight"), ElementsAre("first.bias"), ElementsAre("first.weight"),
+                          ElementsAre("scale")));
+}
+
+TEST(FlatParameters, LengthsDivideByTheRanksAndPaddingIsZero) {
+  for (const int64_t world_size : {1, 2, 3, 7}) {
+    Net net;
+    const FlatParameters flat(net, adam(net), {.world_size = world_size});
+    for (const auto& bucket : flat.buckets()) {
+      EXPECT_EQ(bucket.flat.numel() % (64 * world_size), 0);
+      int64_t used = 0;
+      double sum = 0.0;
+      for (const auto& slot : bucket.slots) {
+        EXPECT_EQ(slot.begin * static_cast<int64_t>(bucket.flat.element_size()) % 64, 0);
+        used += slot.num_elements;
+        sum += slot.param.abs().sum().item<double>();
+      }
+      EXPECT_LE(used, bucket.flat.numel());
+      EXPECT_NEAR(bucket.flat.abs().sum().item<double>(), sum, 1e-4);
+    }
+  }
+}
+
+TEST(FlatParameters, GroupsHaveBucketsOfTheirOwn) {
+  Net net;
+  Optimizers optimizers;
+  optimizers.add(optim::AdamW(
+      std::vector<ParamGroup>{{.params = net.first->parameters()}, {.params = net.second->parameters(), .lr = 1.0}}));
+  optimizers.add(optim::AdamW(net.third->parameters(), {}));
+  const FlatParameters flat(net, optimizers);
+  ASSERT_EQ(flat.buckets().size(), 3U);
+  EXPECT_EQ(flat.buckets()[1].group, 1U);
+  EXPECT_EQ(flat.buckets()[2].optimizer, 1U);
+}
+
+TEST(FlatParameters, TiedOnceFrozenNotAtAll) {
+  Net net;
+  net.register_parameter("tied", net.third->weight);
+  net.first->weight.requires_grad_(false);
+  const at::Tensor frozen = net.first->weight.detach();
+  const Optimizers optimizers = adam(net);
+  const FlatParameters flat(net, optimizers);
+  int64_t num_elements = 0;
+  for (const auto& bucket : flat.buckets()) {
+    for (const auto& slot : bucket.slots) num_elements += slot.num_elements;
+  }
+  EXPECT_EQ(num_elements, 16 + 16 * 16 + 16 + 16 * 3 + 3 + 3);
+  EXPECT_TRUE(net.first->weight.is_alias_of(frozen));
+  EXPECT_TRUE(flat.are_those_of(optimizers));
+  net.first->weight.requires_grad_(true);
+  EXPECT_FALSE(flat.are_those_of(optimizers));
+}
+
+TEST(FlatParameters, GivesOrdinaryTensorsBack) {
+  Net net;
+  const Optimizers optimizers = adam(net);
+  std::vector<at::Tensor> values;
+  {
+    const FlatParameters flat(net, optimizers);
+    for (const auto& param : net.parameters()) values.push_back(param.detach().clone());
+  }
+  const auto params = net.parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    EXPECT_TRUE(params[i].equal(values[i]));
+    EXPECT_EQ(params[i].storage().nbytes(), params[i].nbytes());
+    EXPECT_TRUE(params[i].is_leaf() && params[i].requires_grad());
+  }
+}
+
+TEST(FlatParameters, KeepsChannelsLast) {
+  torch::nn::Conv2d conv(torch::nn::Conv2dOptions(4, 5, 3));
+  conv->to(torch::kFloat);
+  conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+  const at::Tensor before = conv->weight.detach().clone();
+  const FlatParameters flat(*conv, adam(*conv));
+  EXPECT_TRUE(conv->weight.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(conv->weight.equal(before));
+}
+
+TEST(FlatParameters, NoticesAParameterThatLeft) {
+  Net net;
+  const FlatParameters flat(net, adam(net));
+  flat.check_in_place();
+  net.second->to(torch::kDouble);
+  net.second->to(torch::kFloat);
+  EXPECT_THAT(message_of<c10::Error>([&] { flat.check_in_place(); }), HasSubstr("parameter 'second."));
+}
+
+TEST(FlatParameters, RefusesForeignAndOverlappingTensors) {
+  Net net;
+  const Optimizers foreign = optim::AdamW({torch::ones({2, 3}).requires_grad_()}, {});
+  EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(net, foreign); }),
+              HasSubstr("AdamW was given a tensor of shape [2, 3] that is not a parameter of the module"));
+  net.register_parameter("expanded", torch::ones({1}).expand({4}).detach());
+  EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(net, adam(net)); }), HasSubstr("parameter 'expanded'"));
+}
+
+}  // namespace
+}  // namespace fulgur
