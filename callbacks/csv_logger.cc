@@ -50,12 +50,14 @@ void CSVLogger::setup(TrainerControl&, EntryPoint) {
 
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
   if (options_.file.empty()) options_.file = trainer.run_dir() / "metrics.csv";
-  const int64_t epoch = trainer.state().epoch;
+  Metrics columns = metrics;
+  int64_t epoch = trainer.state().epoch;
+  if (const auto own_epoch = columns.extract("epoch")) epoch = static_cast<int64_t>(own_epoch.mapped());
   const bool same_row =
       !std::exchange(starts_row_, false) && !rows_.empty() && rows_.back().epoch == epoch && rows_.back().step == step;
   if (!same_row) rows_.push_back({epoch, step, {}});
-  for (const auto& [name, value] : metrics) rows_.back().metrics[name] = value;
-  const bool new_columns = add_columns(metrics);
+  for (const auto& [name, value] : columns) rows_.back().metrics[name] = value;
+  const bool new_columns = add_columns(columns);
   const bool rewrite = new_columns || same_row;
   rewrite ? write_all() : append(rows_.back());
 }

@@ -1,5 +1,7 @@
 #include "core/lr_schedule.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
 namespace fulgur {
@@ -11,6 +13,8 @@ LRSchedule::LRSchedule(LRSchedulerConfig config, Optimizer& optimizer)
 }
 
 void LRSchedule::step(std::optional<double> metric) {
+  TORCH_CHECK_VALUE(metric || !config_.scheduler->needs_metric(), config_.scheduler->name(),
+                    " looks at a metric; give its value to step()");
   if (metric) config_.scheduler->observe(*metric);
   ++num_steps_;
   write_learning_rates();

@@ -15,7 +15,7 @@ class LRSchedule {
  public:
   LRSchedule(LRSchedulerConfig config, Optimizer& optimizer);  // sets the learning rates of step 0
 
-  // Moves one step on. `metric` is for a scheduler that needs one.
+  // Moves one step on. `metric` is for a scheduler that needs one: c10::ValueError without.
   void step(std::optional<double> metric = std::nullopt);
 
   const LRSchedulerConfig& config() const { return config_; }

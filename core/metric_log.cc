@@ -227,10 +227,12 @@ MetricLog::Entry& MetricLog::find_or_add(std::string_view name, const LogOptions
   if (entry == entries.end()) {
     std::string full_name(name);
     if (idx && options.add_dataloader_idx) full_name += c10::str(kLoaderSuffix, *idx);
-    TORCH_CHECK_VALUE(
-        !idx || options.add_dataloader_idx || std::ranges::find(entries, full_name, &Entry::name) == entries.end(),
-        "log('", name, "', {.add_dataloader_idx = false}) was called for several loaders; give each loader's ",
-        "value a name of its own, or leave add_dataloader_idx out");
+    TORCH_CHECK_VALUE(!idx || options.add_dataloader_idx ||
+                          std::ranges::none_of(
+                              entries, [&](const Entry& e) { return e.name == full_name && e.dataloader_idx != idx; }),
+                      "log('", name,
+                      "', {.add_dataloader_idx = false}) was called for several loaders; give each loader's ",
+                      "value a name of its own, or leave add_dataloader_idx out");
     Entry& added = entries.emplace_back();
     added.hook = hook_->name;
     added.name = std::move(full_name);

@@ -2,6 +2,7 @@
 
 #include <torch/optim/lbfgs.h>
 
+#include <unordered_set>
 #include <vector>
 
 #include "core/gradient_clipping.h"
@@ -9,9 +10,13 @@
 namespace fulgur::optim {
 namespace {
 
+// Also leaves out the second mention of a tied parameter, which torch would update twice.
 std::vector<ParamGroup> groups_of(torch::optim::Optimizer& optimizer) {
   std::vector<ParamGroup> groups;
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    std::erase_if(group.params(),
+                  [&](const at::Tensor& param) { return !seen.insert(param.unsafeGetTensorImpl()).second; });
     groups.push_back({.params = group.params(), .lr = group.options().get_lr()});
   }
   return groups;

@@ -12,8 +12,9 @@ namespace fulgur::optim {
 
 // Any optimizer of torch::optim, LBFGS among them:
 //   return optim::TorchOptimizer(torch::optim::RMSprop(parameters(), 1e-3));
-// Learning-rate schedules reach it. Gradients are transformed in a pass of their own before its step; LBFGS, which
-// computes them itself, takes them as they are.
+// Learning-rate schedules reach it; its other settings, weight decay too, are what they were when it was made.
+// Gradients are transformed in a pass of their own before its step; LBFGS, which computes them itself, takes them as
+// they are.
 class TorchOptimizer final : public Optimizer {
  public:
   template <std::derived_from<torch::optim::Optimizer> T>

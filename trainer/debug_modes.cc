@@ -9,7 +9,7 @@ namespace fulgur {
 
 using torch::autograd::AnomalyMode;
 
-DebugModes::DebugModes(const TrainerOptions& options)
+DebugModes::DebugModes(const TrainerOptions& options, EntryPoint entry_point)
     : was_deterministic_(at::globalContext().deterministicAlgorithms()),
       was_warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
       was_benchmark_(at::globalContext().benchmarkCuDNN()),
@@ -20,7 +20,7 @@ DebugModes::DebugModes(const TrainerOptions& options)
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setBenchmarkCuDNN(false);
   }
-  if (options.detect_anomaly) AnomalyMode::set_enabled(true, /*check_nan=*/true);
+  if (options.detect_anomaly && entry_point == EntryPoint::fit) AnomalyMode::set_enabled(true, /*check_nan=*/true);
 }
 
 DebugModes::~DebugModes() {

@@ -1,14 +1,16 @@
 #pragma once
 
+#include "core/run_state.h"
 #include "trainer/trainer_options.h"
 
 namespace fulgur {
 
-// Sets libtorch's process-wide switches for `deterministic` and `detect_anomaly`, and puts them back at the end of its
-// life. deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
+// Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`, and puts them back at the
+// end of its life. deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is
+// unset.
 class DebugModes {
  public:
-  explicit DebugModes(const TrainerOptions& options);
+  DebugModes(const TrainerOptions& options, EntryPoint entry_point);
   ~DebugModes();
   DebugModes(const DebugModes&) = delete;
   DebugModes& operator=(const DebugModes&) = delete;

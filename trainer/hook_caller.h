@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "core/callback.h"
@@ -73,9 +74,10 @@ class HookCaller {
     callbacks_where([](const Callback&) { return true; }, hook, member, args...);
   }
 
-  // Sends metrics to the loggers; nothing if there are none.
-  void send(const Metrics& metrics, int64_t step) {
-    if (!metrics.empty()) callbacks_only(hooks::on_metrics, &Callback::on_metrics, metrics, step);
+  // Sends metrics to the loggers; nothing if there are none. A metric named "step" takes the place of `step`.
+  void send(Metrics metrics, int64_t step) {
+    if (const auto own_step = metrics.extract("step")) step = static_cast<int64_t>(own_step.mapped());
+    if (!metrics.empty()) callbacks_only(hooks::on_metrics, &Callback::on_metrics, std::as_const(metrics), step);
   }
 
  private:

@@ -13,7 +13,8 @@ struct SharedHook : Hook {
   ModuleMember module;
 };
 
-// Every hook, in firing order, with what log() may do in it.
+// The hooks in firing order, with what log() may do in them. Those that only make something (loaders, modes of the
+// model) belong to the hook that they are called in, or to none.
 #define FULGUR_SHARED_HOOK(name, scope) \
   inline constexpr SharedHook name { Hook{#name, LogScope::scope}, &Callback::name, &Module::name }
 #define FULGUR_HOOK(name, scope) \

@@ -27,13 +27,20 @@ void check_automatic(const Module& module, const Optimizers& optimizers, const T
   }
 }
 
-void check_manual(const Module& module, const TrainerOptions& options) {
+void check_manual(const Module& module, const Optimizers& optimizers, const TrainerOptions& options) {
   const auto refuse = [&](std::string_view option, auto value) {
     throw SetupError(
         fmt::format("{} optimises manually, so that {} = {} would have no effect; do it in training_step, or "
                     "leave automatic_optimization true",
                     module.name(), option, value));
   };
+  for (const auto& optimizer : optimizers) {
+    if (!optimizer->needs_closure()) continue;
+    throw SetupError(
+        fmt::format("{} evaluates the loss by itself, which only automatic optimisation offers, but {} optimises "
+                    "manually; leave automatic_optimization true",
+                    optimizer->name(), module.name()));
+  }
   if (options.accumulate_grad_batches != 1) refuse("accumulate_grad_batches", options.accumulate_grad_batches);
   if (options.gradient_clip_val != 0.0) refuse("gradient_clip_val", options.gradient_clip_val);
 }
@@ -49,7 +56,7 @@ std::vector<std::string> names_of(const Metrics& metrics) {
 OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : context_(context) {
   const Module& module = context.hooks.module();
   module.automatic_optimization ? check_automatic(module, optimizers, context.options)
-                                : check_manual(module, context.options);
+                                : check_manual(module, optimizers, context.options);
   wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
                      std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();

@@ -105,13 +105,20 @@ LoaderList validation_loaders(const ModuleHandle& module, DataModule& data) {
 
 // Callbacks of the Module take the place of those of their type.
 std::vector<std::shared_ptr<Callback>> with_module_callbacks(std::vector<std::shared_ptr<Callback>> callbacks,
-                                                             Module& module) {
+                                                             Module& module, const TrainerOptions& options) {
   auto added = module.configure_callbacks();
+  require(added.empty() || !options.barebones,
+          fmt::format("barebones turns every extra off, but {}::configure_callbacks returned {}; leave out one or the "
+                      "other",
+                      module.name(), added.size()));
   for (const auto& callback : added) {
     require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
     std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
   }
   callbacks.insert(callbacks.end(), added.begin(), added.end());
+  if (options.fast_dev_run > 0) {
+    std::erase_if(callbacks, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
+  }
   std::ranges::stable_partition(callbacks, [](const auto& callback) { return !callback->runs_last(); });
   return callbacks;
 }
@@ -148,6 +155,25 @@ class EveryoneGetsIt {
 
  private:
   std::exception_ptr first_;
+};
+
+// What the Module drives in manual optimisation, for as long as it is there.
+class ManualOptimizationLinked {
+ public:
+  ManualOptimizationLinked(Module& module, RunLink& link, ManualOptimization& steps) : module_(module), link_(link) {
+    link_.manual_optimization = &steps;
+    module_.attach(link_);
+  }
+  ~ManualOptimizationLinked() {
+    link_.manual_optimization = nullptr;
+    module_.attach(link_);
+  }
+  ManualOptimizationLinked(const ManualOptimizationLinked&) = delete;
+  ManualOptimizationLinked& operator=(const ManualOptimizationLinked&) = delete;
+
+ private:
+  Module& module_;
+  RunLink& link_;
 };
 
 // Gives the module its parameters and buffers back when fit is over.
@@ -215,9 +241,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
     if (is_trial_) optimizers.take_schedulers();
     OptimizerSteps steps(context, std::move(optimizers));
-    link_.manual_optimization = &steps;
-    module->attach(link_);
-    const DebugModes modes(options_);
+    const ManualOptimizationLinked linked(*module, link_, steps);
     loop.run(steps);
   });
 }
@@ -274,6 +298,10 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
 
 int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                                  BatchSizeFinderOptions options) {
+  if (options_.fast_dev_run > 0) {
+    log_warning("find_batch_size does nothing in fast_dev_run");
+    return options.init_size;
+  }
   const auto trial = [&](int64_t size) {
     LoadersDataModule data(make_loaders(size));
     run_trial(module, data, std::make_shared<Callback>(), options.steps_per_trial);
@@ -293,7 +321,11 @@ void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::share
   options.max_steps = num_steps;
   options.min_epochs = options.min_steps = 0;
   options.max_time = std::nullopt;
+  options.overfit_batches = std::nullopt;
+  options.limit_train_batches = {};
   options.limit_val_batches = Batches(0);
+  options.val_check_interval = {};
+  options.check_val_every_n_epoch = 1;
   options.log_every_n_steps = std::nullopt;
   options.enable_progress_bar = options.enable_model_summary = options.enable_checkpointing = options.logger = false;
   options.barebones = false;  // it takes no callbacks
@@ -314,6 +346,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
       .state = &state_, .metrics = options_.barebones ? nullptr : &metrics_, .clipping = gradient_clipping(options_)};
   hooks_.set_module(&*module);
   std::exception_ptr failure;
+  const DebugModes modes(options_, entry_point);
   try {
     setup(data);
     LoopContext context{.options = options_,
@@ -339,7 +372,8 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
 
 void Trainer::setup(DataModule& data) {
   Module& module = hooks_.module();
-  callbacks_ = is_trial_ ? options_.callbacks : with_module_callbacks(options_.callbacks, module);
+  callbacks_ = options_.callbacks;
+  if (!is_trial_) callbacks_ = with_module_callbacks(std::move(callbacks_), module, options_);
   module.attach(link_);
   running_ = true;
   data.prepare_data();

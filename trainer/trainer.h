@@ -61,7 +61,7 @@ class Trainer final : private TrainerControl {
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 
   // The largest batch size, in samples, with which training does not run out of memory, up to max_size and the size
-  // of the data set. Leaves everything as find_learning_rate does.
+  // of the data set. Leaves everything as find_learning_rate does; in fast_dev_run it is init_size.
   //   const int64_t size = trainer.find_batch_size(module, [&](int64_t batch_size) {
   //     return Loaders{.train = DataLoader::make(dataset, {.batch_size = batch_size})};
   //   });
