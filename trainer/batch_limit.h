@@ -52,6 +52,7 @@ class BatchLimit {
   // SetupError if a fraction of an unknown number is asked for, or of so few that no batch is left.
   std::optional<int64_t> of(std::optional<int64_t> num_batches, std::string_view option) const;
 
+  bool is_zero() const;  // no batch is run
   std::string to_string() const;
 
  private:

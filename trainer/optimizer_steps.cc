@@ -70,13 +70,13 @@ void OptimizerSteps::backward(const at::Tensor& loss) {
   context_.hooks(hooks::on_after_backward);
 }
 
-void OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
+bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
   StepRequest request{.micro_batches = micro_batches, .clipping = trainer_clipping()};
   before_step(optimizer, request);
-  update(optimizer, request);
+  return update(optimizer, request);
 }
 
-void OptimizerSteps::step(const Closure& closure) {
+bool OptimizerSteps::step(const Closure& closure) {
   StepRequest request;
   request.closure = [&] {
     const at::Tensor loss = closure();
@@ -85,7 +85,7 @@ void OptimizerSteps::step(const Closure& closure) {
     clip_gradients(optimizers()[0].params(), evaluated.clipping);
     return loss;
   };
-  update(0, request);
+  return update(0, request);
 }
 
 GradientClipping OptimizerSteps::trainer_clipping() const { return gradient_clipping(context_.options); }
@@ -103,7 +103,7 @@ void OptimizerSteps::before_step(size_t index, StepRequest& request) {
   request.clipping = {};
 }
 
-void OptimizerSteps::update(size_t index, const StepRequest& request) {
+bool OptimizerSteps::update(size_t index, const StepRequest& request) {
   bool stepped = false;
   const auto scope = context_.hooks.enter(hooks::optimizer_step);
   context_.hooks.module().optimizer_step(optimizers()[index], [&] {
@@ -111,6 +111,7 @@ void OptimizerSteps::update(size_t index, const StepRequest& request) {
     stepped = true;
   });
   if (stepped) ++context_.state.global_step;
+  return stepped;
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {

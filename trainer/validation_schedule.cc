@@ -8,9 +8,11 @@
 
 namespace fulgur {
 
-ValidationSchedule::ValidationSchedule(const TrainerOptions& options, std::optional<int64_t> num_batches)
-    : every_n_epoch_(options.check_val_every_n_epoch) {
-  const auto& interval = options.val_check_interval.value();
+ValidationSchedule::ValidationSchedule(const TrainerOptions& options)
+    : interval_(options.val_check_interval), every_n_epoch_(options.check_val_every_n_epoch) {}
+
+void ValidationSchedule::set_num_batches(std::optional<int64_t> num_batches) {
+  const auto& interval = interval_.value();
   if (const auto* span = std::get_if<TimeSpan>(&interval)) {
     every_ = span->seconds();
   } else if (const auto* batches = std::get_if<Batches>(&interval)) {

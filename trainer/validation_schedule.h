@@ -13,8 +13,10 @@ namespace fulgur {
 // picks.
 class ValidationSchedule {
  public:
-  // `num_batches` of a training epoch; nullopt: unknown. Throws SetupError if the interval does not fit it.
-  ValidationSchedule(const TrainerOptions& options, std::optional<int64_t> num_batches);
+  explicit ValidationSchedule(const TrainerOptions& options);
+
+  // Of a training epoch; nullopt: unknown. Needed before due(). Throws SetupError if the interval does not fit it.
+  void set_num_batches(std::optional<int64_t> num_batches);
 
   bool validates_in(int64_t epoch) const;
 
@@ -25,6 +27,7 @@ class ValidationSchedule {
  private:
   using Clock = std::chrono::steady_clock;
 
+  ValidationInterval interval_;
   std::optional<int64_t> every_n_epoch_;
   std::optional<int64_t> every_n_batches_;              // else
   std::optional<std::chrono::duration<double>> every_;  // else: at the end of the epoch
