@@ -63,9 +63,11 @@ class BatchLimit {
 class ValidationInterval {
  public:
   ValidationInterval() = default;                                // at the end of the epoch
-  ValidationInterval(Batches interval) : interval_(interval) {}  // NOLINT: implicit, as are the next two
+  ValidationInterval(Batches interval) : interval_(interval) {}  // NOLINT: implicit, as are the next three
   ValidationInterval(Fraction interval) : interval_(interval) {}
   ValidationInterval(TimeSpan interval) : interval_(interval) {}
+  template <class Rep, class Period>
+  ValidationInterval(std::chrono::duration<Rep, Period> interval) : interval_(TimeSpan(interval)) {}
   explicit ValidationInterval(std::string_view text);  // throws UsageError
 
   void check(std::string_view option) const;  // throws UsageError
