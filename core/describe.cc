@@ -44,6 +44,14 @@ void check_number(const Field& field, Number value) {
   if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
 }
 
+void set_text(const Field& field, const TextField& target, std::string_view text) {
+  try {
+    target.set(text);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}", field.name, error.what()));
+  }
+}
+
 bool is_none(std::string_view text) { return canonical_name(text) == "none"; }
 
 void check_choice(const Field& field, const std::string& value) {
@@ -56,19 +64,19 @@ void check_choice(const Field& field, const std::string& value) {
 }  // namespace
 
 void set_field(const Field& field, const FieldValue& value, std::string_view text) {
-  std::visit(
-      Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
-                 [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
-                 [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
-                 [&](std::string* target) { *target = text; }, [&](const TextField& target) { target.set(text); },
-                 [&](std::optional<bool>* target) {
-                   *target = is_none(text) ? std::nullopt : std::optional(parse_bool(field, text));
-                 },
-                 [&](std::optional<int64_t>* target) {
-                   *target = is_none(text) ? std::nullopt
-                                           : std::optional(parse_number<int64_t>(field, text, "a whole number"));
-                 }},
-      value);
+  std::visit(Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
+                        [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
+                        [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
+                        [&](std::string* target) { *target = text; },
+                        [&](const TextField& target) { set_text(field, target, text); },
+                        [&](std::optional<bool>* target) {
+                          *target = is_none(text) ? std::nullopt : std::optional(parse_bool(field, text));
+                        },
+                        [&](std::optional<int64_t>* target) {
+                          *target = is_none(text) ? std::nullopt
+                                                  : std::optional(parse_number<int64_t>(field, text, "a whole number"));
+                        }},
+             value);
   check_field(field, value);
 }
 

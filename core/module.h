@@ -171,6 +171,7 @@ class Module : public torch::nn::Module {
   std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas
   RunLink link_;
+  bool warned_of_log_ = false;  // that it does nothing
 };
 
 }  // namespace fulgur

@@ -20,7 +20,7 @@ int64_t parse_index(std::string_view whole, std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || text.empty()) {
-    throw UsageError(fmt::format("devices: '{}' is not a count (4), a list (0,2) or 'auto'", whole));
+    throw UsageError(fmt::format("'{}' is not a count of devices (4), a list of them (0,2) or 'auto'", whole));
   }
   return value;
 }

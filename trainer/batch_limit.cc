@@ -42,6 +42,13 @@ void check_amount(std::string_view option, const Fraction& amount) {
       fmt::format("{} must be a Fraction between 0 and 1, or a number of Batches; got {}", option, amount.value));
 }
 
+// Of so many batches at least one, in few digits: rounded up, because 0.3333 of 3 batches is none.
+double smallest_fraction(int64_t num_batches) {
+  const auto n = static_cast<double>(num_batches);
+  const double scale = std::pow(10.0, 3 + std::ceil(std::log10(n)));
+  return std::ceil(scale / n) / scale;
+}
+
 std::string text_of(const Batches& amount) { return fmt::format("{}", amount.count); }
 std::string text_of(const Fraction& amount) { return fmt::format("{}%", amount.value * 100); }
 
@@ -101,10 +108,15 @@ std::optional<int64_t> BatchLimit::of(std::optional<int64_t> num_batches, std::s
   if (count == 0 && *num_batches > 0) {
     throw SetupError(
         fmt::format("{} = Fraction({}) of {} batches is less than one; write Batches(1), or at least "
-                    "Fraction({:.4g})",
-                    option, fraction, *num_batches, 1.0 / static_cast<double>(*num_batches)));
+                    "Fraction({})",
+                    option, fraction, *num_batches, smallest_fraction(*num_batches)));
   }
   return count;
+}
+
+bool BatchLimit::is_zero() const {
+  if (const auto* batches = std::get_if<Batches>(&limit_)) return batches->count == 0;
+  return std::get<Fraction>(limit_).value == 0.0;
 }
 
 std::string BatchLimit::to_string() const {

@@ -52,6 +52,7 @@ class BatchLimit {
   // SetupError if a fraction of an unknown number is asked for, or of so few that no batch is left.
   std::optional<int64_t> of(std::optional<int64_t> num_batches, std::string_view option) const;
 
+  bool is_zero() const;  // no batch is run
   std::string to_string() const;
 
  private:
@@ -62,9 +63,11 @@ class BatchLimit {
 class ValidationInterval {
  public:
   ValidationInterval() = default;                                // at the end of the epoch
-  ValidationInterval(Batches interval) : interval_(interval) {}  // NOLINT: implicit, as are the next two
+  ValidationInterval(Batches interval) : interval_(interval) {}  // NOLINT: implicit, as are the next three
   ValidationInterval(Fraction interval) : interval_(interval) {}
   ValidationInterval(TimeSpan interval) : interval_(interval) {}
+  template <class Rep, class Period>
+  ValidationInterval(std::chrono::duration<Rep, Period> interval) : interval_(TimeSpan(interval)) {}
   explicit ValidationInterval(std::string_view text);  // throws UsageError
 
   void check(std::string_view option) const;  // throws UsageError

@@ -47,6 +47,24 @@ class StageRestored {
   const RunState before_;
 };
 
+// While it lives, the run is in its sanity check; metrics are afterwards as they were.
+class SanityChecking {
+ public:
+  explicit SanityChecking(LoopContext& context) : context_(context), metrics_before_(context.metrics) {
+    context.state.sanity_checking = true;
+  }
+  ~SanityChecking() {
+    context_.state.sanity_checking = false;
+    context_.metrics = std::move(metrics_before_);
+  }
+  SanityChecking(const SanityChecking&) = delete;
+  SanityChecking& operator=(const SanityChecking&) = delete;
+
+ private:
+  LoopContext& context_;
+  MetricLog metrics_before_;
+};
+
 // The hooks that make the stages differ.
 struct EvaluationHooks {
   using StageHook = hooks::SharedHook<void (Callback::*)(TrainerControl&), void (Module::*)()>;
@@ -182,13 +200,10 @@ void EvaluationLoop::run_sanity_check(int64_t num_steps) {
   if (loaders.empty()) return;
   HookCaller& hooks = context_.hooks;
   const RandomStateRestored random_state;
-  const MetricLog metrics_before = context_.metrics;
-  context_.state.sanity_checking = true;
+  const SanityChecking sanity_checking(context_);
   hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
   run(loaders);
   hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);
-  context_.state.sanity_checking = false;
-  context_.metrics = metrics_before;
   num_batches_run_ = 0;
 }
 

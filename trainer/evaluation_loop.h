@@ -34,9 +34,10 @@ class EvaluationLoaders {
 // train or eval mode of every submodule, and the stage of the run, are afterwards as they were.
 class EvaluationLoop {
  public:
-  EvaluationLoop(LoopContext& context, Stage stage, EvaluationLoaders loaders)
+  EvaluationLoop(LoopContext& context, Stage stage, EvaluationLoaders loaders = {})
       : context_(context), stage_(stage), loaders_(std::move(loaders)) {}
 
+  void set_loaders(EvaluationLoaders loaders) { loaders_ = std::move(loaders); }
   bool empty() const { return loaders_.empty(); }
 
   // One pass; the metrics that it logged, reduced.

@@ -5,11 +5,7 @@
 namespace fulgur {
 
 FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested)
-    : options_(options), state_(state), stop_requested_(stop_requested) {
-  if (options.max_time) {
-    deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options.max_time->seconds());
-  }
-}
+    : options_(options), state_(state), stop_requested_(stop_requested) {}
 
 bool FitBounds::max_steps_reached() const {
   return options_.max_steps >= 0 && state_.global_step >= options_.max_steps;
@@ -29,7 +25,7 @@ bool FitBounds::should_stop() {
 }
 
 bool FitBounds::time_is_over() {
-  if (!deadline_ || Clock::now() < *deadline_) return false;
+  if (!options_.max_time || Clock::now() - start_ < options_.max_time->seconds()) return false;
   if (!told_time_) log_info("stopping: max_time = {} is over", options_.max_time->to_string());
   told_time_ = true;
   return true;

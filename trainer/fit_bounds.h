@@ -1,7 +1,6 @@
 #pragma once
 
 #include <chrono>
-#include <optional>
 
 #include "core/run_state.h"
 #include "trainer/trainer_options.h"
@@ -26,7 +25,7 @@ class FitBounds {
   const TrainerOptions& options_;
   const RunState& state_;
   const bool& stop_requested_;
-  std::optional<Clock::time_point> deadline_;
+  const Clock::time_point start_ = Clock::now();
   bool told_time_ = false, told_minimum_ = false;
 };
 

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <string_view>
 #include <utility>
 
+#include "core/error.h"
 #include "core/logging.h"
+#include "trainer/repeat_first_epoch.h"
 
 namespace fulgur {
 namespace {
@@ -32,17 +35,31 @@ void warn_of_frozen_modes(const Module& module) {
 }  // namespace
 
 FitLoop::FitLoop(LoopContext& context, LoaderSources sources)
-    : context_(context), sources_(std::move(sources)), data_(load()) {
+    : context_(context),
+      sources_(std::move(sources)),
+      validation_(context, Stage::validate),
+      schedule_(context.options) {
+  load();
   write_plan();
 }
 
-FitLoop::Data FitLoop::load() {
+// Counts and clocks of the validation go on when the loaders are made anew.
+void FitLoop::load() {
   const TrainerOptions& options = context_.options;
-  auto train = sources_.train();
-  const auto num_batches = options.limit_train_batches.of(train->num_batches(), "limit_train_batches");
-  EvaluationLoaders val(sources_.val(), options.limit_val_batches, "limit_val_batches");
-  return {std::move(train), num_batches, EvaluationLoop(context_, Stage::validate, std::move(val)),
-          ValidationSchedule(options, num_batches)};
+  const auto name_of = [&](std::string_view limit) { return options.overfit_batches ? "overfit_batches" : limit; };
+  train_ = sources_.train();
+  const LoaderList val = sources_.val();
+  if (std::ranges::count(val, train_) > 0) {
+    throw SetupError(
+        "the train loader is a val loader too, and a loader can be read by one loop at a time; make two of the same "
+        "dataset");
+  }
+  if (options.overfit_batches) train_ = repeat_first_epoch(std::move(train_));
+  num_train_batches_ = options.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches"));
+  validation_.set_loaders({val, options.limit_val_batches, name_of("limit_val_batches")});
+  schedule_.set_num_batches(num_train_batches_);
+  context_.state.num_batches = num_train_batches_;
+  context_.state.has_validation = !validation_.empty();
 }
 
 // What RunState says of the whole run.
@@ -50,13 +67,11 @@ void FitLoop::write_plan() {
   const TrainerOptions& options = context_.options;
   RunState& state = context_.state;
   state.stage = Stage::train;
-  state.num_batches = data_->num_train_batches;
   state.max_epochs = max_epochs(options);
-  state.has_validation = !data_->validation.empty();
   if (options.max_steps >= 0) state.estimated_stepping_batches = options.max_steps;
-  if (data_->num_train_batches && state.max_epochs >= 0) {
+  if (num_train_batches_ && state.max_epochs >= 0) {
     const int64_t accumulation = context_.accumulate_grad_batches;
-    const int64_t steps = (*data_->num_train_batches + accumulation - 1) / accumulation * state.max_epochs;
+    const int64_t steps = (*num_train_batches_ + accumulation - 1) / accumulation * state.max_epochs;
     state.estimated_stepping_batches = std::min(steps, state.estimated_stepping_batches.value_or(steps));
   }
 }
@@ -65,19 +80,20 @@ void FitLoop::run(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   hooks(hooks::on_fit_start);
   const bool nothing_to_do =
-      data_->num_train_batches == 0 || context_.state.max_epochs == 0 || context_.options.max_steps == 0;
+      num_train_batches_ == 0 || context_.state.max_epochs == 0 || context_.options.max_steps == 0;
   if (!nothing_to_do) train(steps);
   hooks(hooks::on_fit_end);
 }
 
 void FitLoop::train(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
-  if (!data_->validation.empty() && *context_.options.num_sanity_val_steps != 0) {
-    data_->validation.run_sanity_check(*context_.options.num_sanity_val_steps);
+  if (!validation_.empty() && *context_.options.num_sanity_val_steps != 0) {
+    validation_.run_sanity_check(*context_.options.num_sanity_val_steps);
   }
   warn_of_frozen_modes(hooks.module());
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
+  schedule_.restart_clock();
   FitBounds bounds(context_.options, context_.state, context_.stop_requested);
   while (!bounds.done()) run_epoch(steps, bounds);
   hooks(hooks::on_train_end);
@@ -86,14 +102,13 @@ void FitLoop::train(OptimizerSteps& steps) {
 void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   RunState& state = context_.state;
   const int64_t reload_every = context_.options.reload_dataloaders_every_n_epochs;
-  if (reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) data_.emplace(load());
+  if (reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
   context_.hooks(hooks::on_train_epoch_start);
-  TrainEpochLoop(context_, steps, bounds, data_->validation, data_->schedule, total_batches_)
-      .run(*data_->train, data_->num_train_batches);
+  TrainEpochLoop(context_, steps, bounds, validation_, schedule_, total_batches_).run(*train_, num_train_batches_);
   if (state.global_step == steps_before && !told_idle_ && !bounds.done()) {
     told_idle_ = true;
-    log_warning("epoch {} ended without an optimizer step: every batch was skipped", state.epoch);
+    log_warning("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);
   ++state.epoch;

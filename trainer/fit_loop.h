@@ -30,14 +30,7 @@ class FitLoop {
   void run(OptimizerSteps& steps);
 
  private:
-  // What is made anew when the loaders are.
-  struct Data {
-    std::shared_ptr<Loader> train;
-    std::optional<int64_t> num_train_batches;  // limits applied; nullopt: unknown
-    EvaluationLoop validation;
-    ValidationSchedule schedule;
-  };
-  Data load();
+  void load();
   void write_plan();
   void train(OptimizerSteps& steps);
   void run_epoch(OptimizerSteps& steps, FitBounds& bounds);
@@ -45,7 +38,10 @@ class FitLoop {
 
   LoopContext& context_;
   LoaderSources sources_;
-  std::optional<Data> data_;  // always there; an optional, because its parts cannot be assigned
+  std::shared_ptr<Loader> train_;
+  std::optional<int64_t> num_train_batches_;  // of an epoch, limits applied; nullopt: unknown
+  EvaluationLoop validation_;
+  ValidationSchedule schedule_;
   int64_t total_batches_ = 0;
   bool told_idle_ = false;  // of an epoch without a step
 };

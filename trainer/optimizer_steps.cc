@@ -13,17 +13,12 @@
 namespace fulgur {
 namespace {
 
-void check_automatic(const Module& module, const Optimizers& optimizers, const TrainerOptions& options) {
+void check_automatic(const Module& module, const Optimizers& optimizers) {
   if (optimizers.size() > 1) {
     throw SetupError(
         fmt::format("{}::configure_optimizers returned {} optimizers, but automatic optimisation steps one; set "
                     "automatic_optimization = false in the constructor and step them in training_step",
                     module.name(), optimizers.size()));
-  }
-  if (optimizers[0].needs_closure() && options.accumulate_grad_batches > 1) {
-    throw SetupError(
-        fmt::format("{} computes the gradients itself, of one batch; accumulate_grad_batches = {} must be 1",
-                    optimizers[0].name(), options.accumulate_grad_batches));
   }
 }
 
@@ -55,12 +50,13 @@ std::vector<std::string> names_of(const Metrics& metrics) {
 
 OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : context_(context) {
   const Module& module = context.hooks.module();
-  module.automatic_optimization ? check_automatic(module, optimizers, context.options)
+  module.automatic_optimization ? check_automatic(module, optimizers)
                                 : check_manual(module, optimizers, context.options);
   wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
                      std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
   context.strategy.setup_optimizers(std::move(optimizers));
+  check_accumulation(context.accumulate_grad_batches);
   for (Optimizers::Scheduled& s : scheduled) {
     schedules_.emplace_back(std::move(s.config), context.strategy.optimizers()[s.optimizer]);
   }
@@ -77,13 +73,13 @@ void OptimizerSteps::backward(const at::Tensor& loss) {
   context_.hooks(hooks::on_after_backward);
 }
 
-void OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
+bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
   StepRequest request{.micro_batches = micro_batches, .clipping = trainer_clipping()};
   before_step(optimizer, request);
-  update(optimizer, request);
+  return update(optimizer, request);
 }
 
-void OptimizerSteps::step(const Closure& closure) {
+bool OptimizerSteps::step(const Closure& closure) {
   StepRequest request;
   request.closure = [&] {
     const at::Tensor loss = closure();
@@ -92,7 +88,13 @@ void OptimizerSteps::step(const Closure& closure) {
     clip_gradients(optimizers()[0].params(), evaluated.clipping);
     return loss;
   };
-  update(0, request);
+  return update(0, request);
+}
+
+void OptimizerSteps::check_accumulation(int64_t accumulate_grad_batches) const {
+  if (accumulate_grad_batches == 1 || !needs_closure()) return;
+  throw SetupError(fmt::format("{} computes the gradients itself, of one batch; accumulate_grad_batches = {} must be 1",
+                               optimizers()[0].name(), accumulate_grad_batches));
 }
 
 GradientClipping OptimizerSteps::trainer_clipping() const { return gradient_clipping(context_.options); }
@@ -110,7 +112,7 @@ void OptimizerSteps::before_step(size_t index, StepRequest& request) {
   request.clipping = {};
 }
 
-void OptimizerSteps::update(size_t index, const StepRequest& request) {
+bool OptimizerSteps::update(size_t index, const StepRequest& request) {
   bool stepped = false;
   const auto scope = context_.hooks.enter(hooks::optimizer_step);
   context_.hooks.module().optimizer_step(optimizers()[index], [&] {
@@ -118,6 +120,7 @@ void OptimizerSteps::update(size_t index, const StepRequest& request) {
     stepped = true;
   });
   if (stepped) ++context_.state.global_step;
+  return stepped;
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {

@@ -24,12 +24,15 @@ class OptimizerSteps final : public ManualOptimization {
   void backward(const at::Tensor& loss) override;
   void step(size_t optimizer) override { step(optimizer, 1); }
 
-  // One update from the summed gradients of so many micro-batches.
-  void step(size_t optimizer, int64_t micro_batches);
+  // One update from the summed gradients of so many micro-batches. False: the Module's optimizer_step left it out.
+  bool step(size_t optimizer, int64_t micro_batches);
 
   // The first optimizer computes loss and gradients itself, by this, as often as it wants.
   bool needs_closure() const { return optimizers()[0].needs_closure(); }
-  void step(const Closure& closure);
+  bool step(const Closure& closure);
+
+  // Throws SetupError if the optimizer cannot take a step of so many micro-batches.
+  void check_accumulation(int64_t accumulate_grad_batches) const;
 
   // Moves the schedules of an interval that are due. Plateau schedules, which look at a metric, come after validation.
   enum class Kind { plain, plateau };
@@ -38,7 +41,7 @@ class OptimizerSteps final : public ManualOptimization {
  private:
   GradientClipping trainer_clipping() const;
   void before_step(size_t optimizer, StepRequest& request);
-  void update(size_t optimizer, const StepRequest& request);
+  bool update(size_t optimizer, const StepRequest& request);
   void move(LRSchedule& schedule);
 
   LoopContext& context_;

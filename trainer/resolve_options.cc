@@ -21,7 +21,17 @@ void check_amounts(const TrainerOptions& options) {
   options.limit_val_batches.check("limit_val_batches");
   options.limit_test_batches.check("limit_test_batches");
   options.limit_predict_batches.check("limit_predict_batches");
-  if (options.overfit_batches) options.overfit_batches->check("overfit_batches");
+  if (options.overfit_batches) {
+    options.overfit_batches->check("overfit_batches");
+    if (options.overfit_batches->is_zero()) {
+      throw UsageError(
+          "overfit_batches is 0, so that nothing would be trained; leave it unset to train on all batches");
+    }
+  }
+  if (options.max_time && !(options.max_time->seconds().count() >= 0)) {
+    throw UsageError(fmt::format("max_time must not be negative; got {} s; leave it unset for no bound",
+                                 options.max_time->seconds().count()));
+  }
   options.val_check_interval.check("val_check_interval");
   if (!options.check_val_every_n_epoch && std::holds_alternative<Fraction>(options.val_check_interval.value())) {
     throw UsageError(

@@ -25,10 +25,12 @@ void check_loss(const Module& module, const at::Tensor& loss) {
   }
 }
 
-void check_finite(const Module& module, const at::Tensor& loss) {
+void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_idx) {
   if (!loss.defined()) return;
   const auto value = loss.item<double>();
-  TORCH_CHECK(std::isfinite(value), "detect_anomaly: ", module.name(), "::training_step returned a loss of ", value);
+  TORCH_CHECK(std::isfinite(value), "detect_anomaly: ", module.name(), "::training_step returned a loss of ", value,
+              " for batch ", batch_idx,
+              "; is there a division by 0 or a log(0) in it, or is the learning rate too high?");
 }
 
 }  // namespace
@@ -38,6 +40,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit) {
   HookCaller& hooks = context_.hooks;
   state.batch_idx = 0;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
+  steps_.check_accumulation(accumulate_grad_batches_);
   state.is_last_batch = false;
   bool reached_last = false;
   LimitedBatches batches(loader, state.epoch, limit);
@@ -47,16 +50,21 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit) {
   }
   while (!batches.empty() && !ends_here()) {
     const Batch batch = context_.to_device(batches.take());
-    state.is_last_batch = reached_last = batches.empty();
+    state.is_last_batch = batches.empty();
+    if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
     context_.metrics.set_batch(&batch);
     if (hooks.train_batch_start(batch, state.batch_idx) == BatchAction::skip_epoch) break;
     run_batch(batch);
+    reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
     validate_if_due();
     ++state.batch_idx;
   }
   context_.metrics.set_batch(nullptr);
-  end_window();
+  if (window_batches_ > 0) {  // the epoch was skipped in the middle of a window
+    end_window();
+    count_step();
+  }
   if (!reached_last && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
 }
@@ -69,22 +77,17 @@ void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
   ++total_batches_;
-  if (automatic && stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
-  if (!stepped_) return;
-  log_step_metrics();
-  ++context_.state.batches_that_stepped;
+  count_step();
 }
 
 at::Tensor TrainEpochLoop::run_automatic(const Batch& batch) {
-  if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
+  stepped_ = false;
   if (steps_.needs_closure()) return run_closure(batch);
   ++window_batches_;
   const at::Tensor loss = run_micro_batch(batch);
-  const bool is_boundary = window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch;
-  stepped_ = is_boundary && micro_batches_ > 0;
-  if (is_boundary) end_window();
+  if (window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch) end_window();
   return loss;
 }
 
@@ -99,7 +102,7 @@ at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch) {
 
 at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
   at::Tensor first;
-  steps_.step([&] {
+  stepped_ = steps_.step([&] {
     const at::Tensor loss = training_step(batch);
     TORCH_CHECK(loss.defined(), context_.hooks.module().name(), "::training_step skipped the batch, but ",
                 steps_.optimizers()[0].name(), " needs a loss for each");
@@ -108,12 +111,11 @@ at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
     if (!first.defined()) first = loss.detach();
     return loss.detach();
   });
-  stepped_ = true;
+  if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
   return first;
 }
 
 at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
-  context_.metrics.begin_step(Stage::train);
   const auto scope = context_.hooks.enter(hooks::training_step);
   const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
   stepped_ = true;
@@ -124,13 +126,21 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
   const auto scope = context_.hooks.enter(hooks::training_step);
   const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
   check_loss(context_.hooks.module(), loss);
-  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss);
+  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
   return loss;
 }
 
 void TrainEpochLoop::end_window() {
   window_batches_ = 0;
-  if (const int64_t micro_batches = std::exchange(micro_batches_, 0); micro_batches > 0) steps_.step(0, micro_batches);
+  const int64_t micro_batches = std::exchange(micro_batches_, 0);
+  stepped_ = micro_batches > 0 && steps_.step(0, micro_batches);
+  if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
+}
+
+void TrainEpochLoop::count_step() {
+  if (!stepped_) return;
+  log_step_metrics();
+  ++context_.state.batches_that_stepped;
 }
 
 void TrainEpochLoop::log_step_metrics() {
@@ -147,6 +157,7 @@ void TrainEpochLoop::validate_if_due() {
       context_.hooks.module().on_validation_model_zero_grad();
     }
     validation_.run();
+    schedule_.restart_clock();
   }
   if (stepped_ && context_.hooks.module().automatic_optimization) {
     steps_.move_schedules("step", OptimizerSteps::Kind::plateau);

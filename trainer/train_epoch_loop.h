@@ -40,6 +40,7 @@ class TrainEpochLoop {
   at::Tensor run_manual(const Batch& batch);
   at::Tensor training_step(const Batch& batch);
   void end_window();
+  void count_step();
   void log_step_metrics();
   void validate_if_due();
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <typeinfo>
 #include <utility>
 
@@ -21,7 +22,6 @@
 #include "trainer/evaluation_loop.h"
 #include "trainer/fit_loop.h"
 #include "trainer/optimizer_steps.h"
-#include "trainer/repeat_first_epoch.h"
 #include "trainer/resolve_options.h"
 #include "trainer/run_dir.h"
 
@@ -64,8 +64,8 @@ void require(bool condition, const std::string& message) {
   if (!condition) throw SetupError(message);
 }
 
-void require_step(const ModuleHandle& module, bool overridden, std::string_view signature) {
-  require(overridden, fmt::format("{} does not override {}, which is needed here", module->name(), signature));
+void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need) {
+  require(overridden, fmt::format("{} does not override {}; {}", module->name(), signature, need));
 }
 
 // Throws unless the loader can give at least one batch. `name` as in Loaders.
@@ -86,12 +86,15 @@ std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view
 
 LoaderList checked(LoaderList loaders, std::string_view name) {
   if (loaders.empty()) check_loader(nullptr, name);
+  require(std::ranges::count(loaders, nullptr) == 0,
+          fmt::format("one of the {} loaders is a null pointer; leave it out", name));
   for (const auto& loader : loaders) check_loader(loader.get(), name);
   return loaders;
 }
 
 // The loaders to validate with during fit; none if the module does not validate or there is no data.
-LoaderList validation_loaders(const ModuleHandle& module, DataModule& data) {
+LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit) {
+  if (limit.is_zero()) return {};
   LoaderList loaders = data.val_dataloader();
   require(loaders.empty() || module.hooks().validation_step,
           fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
@@ -104,8 +107,8 @@ LoaderList validation_loaders(const ModuleHandle& module, DataModule& data) {
 }
 
 // Callbacks of the Module take the place of those of their type.
-std::vector<std::shared_ptr<Callback>> with_module_callbacks(std::vector<std::shared_ptr<Callback>> callbacks,
-                                                             Module& module, const TrainerOptions& options) {
+std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOptions& options, Module& module) {
+  auto callbacks = options.callbacks;
   auto added = module.configure_callbacks();
   require(added.empty() || !options.barebones,
           fmt::format("barebones turns every extra off, but {}::configure_callbacks returned {}; leave out one or the "
@@ -115,13 +118,31 @@ std::vector<std::shared_ptr<Callback>> with_module_callbacks(std::vector<std::sh
     require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
     std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
   }
-  callbacks.insert(callbacks.end(), added.begin(), added.end());
   if (options.fast_dev_run > 0) {
-    std::erase_if(callbacks, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
+    std::erase_if(added, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
   }
+  callbacks.insert(callbacks.end(), added.begin(), added.end());
   std::ranges::stable_partition(callbacks, [](const auto& callback) { return !callback->runs_last(); });
   return callbacks;
 }
+
+// While it lives, the module reaches the optimizers of the run; its teardown hook does not.
+class OptimizersInReach {
+ public:
+  OptimizersInReach(Module& module, const RunLink& link, ManualOptimization& optimizers)
+      : module_(module), link_(link) {
+    RunLink with_optimizers = link;
+    with_optimizers.manual_optimization = &optimizers;
+    module_.attach(with_optimizers);
+  }
+  ~OptimizersInReach() { module_.attach(link_); }
+  OptimizersInReach(const OptimizersInReach&) = delete;
+  OptimizersInReach& operator=(const OptimizersInReach&) = delete;
+
+ private:
+  Module& module_;
+  RunLink link_;
+};
 
 // The metrics of one pass; none if a limit turns the stage off.
 Metrics evaluate(LoopContext& context, Stage stage, EvaluationLoaders loaders) {
@@ -155,25 +176,6 @@ class EveryoneGetsIt {
 
  private:
   std::exception_ptr first_;
-};
-
-// What the Module drives in manual optimisation, for as long as it is there.
-class ManualOptimizationLinked {
- public:
-  ManualOptimizationLinked(Module& module, RunLink& link, ManualOptimization& steps) : module_(module), link_(link) {
-    link_.manual_optimization = &steps;
-    module_.attach(link_);
-  }
-  ~ManualOptimizationLinked() {
-    link_.manual_optimization = nullptr;
-    module_.attach(link_);
-  }
-  ManualOptimizationLinked(const ManualOptimizationLinked&) = delete;
-  ManualOptimizationLinked& operator=(const ManualOptimizationLinked&) = delete;
-
- private:
-  Module& module_;
-  RunLink& link_;
 };
 
 // Gives the module its parameters and buffers back when fit is over.
@@ -227,27 +229,28 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, Loaders loaders) {
 }
 
 void Trainer::fit(ModuleHandle module, DataModule& data) {
-  require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)");
+  require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)",
+               "fit needs training_step, configure_optimizers and a train loader");
   require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
   state_ = {};
   run(EntryPoint::fit, module, data, [&](LoopContext& context) {
-    FitLoop loop(context, {.train =
-                               [&] {
-                                 auto train = checked(data.train_dataloader(), "train");
-                                 return options_.overfit_batches ? repeat_first_epoch(std::move(train)) : train;
-                               },
-                           .val = [&] { return validation_loaders(module, data); }});
-    Optimizers optimizers = module->configure_optimizers();
+    FitLoop loop(context, {.train = [&] { return checked(data.train_dataloader(), "train"); },
+                           .val = [&] { return validation_loaders(module, data, options_.limit_val_batches); }});
+    Optimizers optimizers = [&] {
+      const auto scope = hooks_.enter(hooks::configure_optimizers);
+      return module->configure_optimizers();
+    }();
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
     if (is_trial_) optimizers.take_schedulers();
     OptimizerSteps steps(context, std::move(optimizers));
-    const ManualOptimizationLinked linked(*module, link_, steps);
+    const OptimizersInReach in_reach(*module, link_, steps);
     loop.run(steps);
   });
 }
 
 Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
-  require_step(module, module.hooks().validation_step, "void validation_step(const Batch&, int64_t)");
+  require_step(module, module.hooks().validation_step, "void validation_step(const Batch&, int64_t)",
+               "validate runs it on every batch");
   Metrics metrics;
   run(EntryPoint::validate, module, data, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::validate,
@@ -257,7 +260,8 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
 }
 
 Metrics Trainer::test(ModuleHandle module, DataModule& data) {
-  require_step(module, module.hooks().test_step, "void test_step(const Batch&, int64_t)");
+  require_step(module, module.hooks().test_step, "void test_step(const Batch&, int64_t)",
+               "test runs it on every batch");
   Metrics metrics;
   run(EntryPoint::test, module, data, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::test,
@@ -267,7 +271,8 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data) {
 }
 
 std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data) {
-  require_step(module, module.hooks().predict_step, "Batch predict_step(const Batch&, int64_t)");
+  require_step(module, module.hooks().predict_step, "Batch predict_step(const Batch&, int64_t)",
+               "predict runs it on every batch");
   std::vector<Batch> predictions;
   run(EntryPoint::predict, module, data, [&](LoopContext& context) {
     predictions = run_prediction(context, {checked(data.predict_dataloader(), "predict"),
@@ -342,6 +347,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   stop_requested_ = false;
   accumulate_grad_batches_ = options_.accumulate_grad_batches;
   state_.entry_point = entry_point;
+  callbacks_ = options_.callbacks;
   link_ = {
       .state = &state_, .metrics = options_.barebones ? nullptr : &metrics_, .clipping = gradient_clipping(options_)};
   hooks_.set_module(&*module);
@@ -372,8 +378,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
 
 void Trainer::setup(DataModule& data) {
   Module& module = hooks_.module();
-  callbacks_ = options_.callbacks;
-  if (!is_trial_) callbacks_ = with_module_callbacks(std::move(callbacks_), module, options_);
+  if (!is_trial_) callbacks_ = with_module_callbacks(options_, module);
   module.attach(link_);
   running_ = true;
   data.prepare_data();
@@ -400,12 +405,16 @@ void Trainer::teardown(DataModule& data) {
 void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
   EveryoneGetsIt everyone;
   const auto scope = hooks_.enter(hooks::on_exception);
+  const auto tell = [&](const std::exception& error) {
+    for (const auto& callback : callbacks_) everyone([&] { callback->on_exception(*this, error); });
+    everyone([&] { data.on_exception(error); });
+  };
   try {
     std::rethrow_exception(failure);
   } catch (const std::exception& error) {
-    for (const auto& callback : callbacks_) everyone([&] { callback->on_exception(*this, error); });
-    everyone([&] { data.on_exception(error); });
-  } catch (...) {  // not a std::exception: nothing that a callback could be told
+    tell(error);
+  } catch (...) {
+    tell(std::runtime_error("an exception of unknown type"));
   }
   everyone.warn("on_exception failed too");
 }

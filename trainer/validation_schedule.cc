@@ -8,9 +8,11 @@
 
 namespace fulgur {
 
-ValidationSchedule::ValidationSchedule(const TrainerOptions& options, std::optional<int64_t> num_batches)
-    : every_n_epoch_(options.check_val_every_n_epoch) {
-  const auto& interval = options.val_check_interval.value();
+ValidationSchedule::ValidationSchedule(const TrainerOptions& options)
+    : interval_(options.val_check_interval), every_n_epoch_(options.check_val_every_n_epoch) {}
+
+void ValidationSchedule::set_num_batches(std::optional<int64_t> num_batches) {
+  const auto& interval = interval_.value();
   if (const auto* span = std::get_if<TimeSpan>(&interval)) {
     every_ = span->seconds();
   } else if (const auto* batches = std::get_if<Batches>(&interval)) {
@@ -37,13 +39,10 @@ bool ValidationSchedule::validates_in(int64_t epoch) const {
   return !every_n_epoch_ || (epoch + 1) % *every_n_epoch_ == 0;
 }
 
-bool ValidationSchedule::due(const RunState& state, int64_t total_batches) {
+bool ValidationSchedule::due(const RunState& state, int64_t total_batches) const {
   if (!validates_in(state.epoch)) return false;
   if (every_n_batches_) return (every_n_epoch_ ? state.batch_idx + 1 : total_batches) % *every_n_batches_ == 0;
-  if (!every_) return state.is_last_batch;
-  if (Clock::now() - last_ < *every_) return false;
-  last_ = Clock::now();
-  return true;
+  return every_ ? Clock::now() - last_ >= *every_ : state.is_last_batch;
 }
 
 }  // namespace fulgur

@@ -13,18 +13,22 @@ namespace fulgur {
 // picks.
 class ValidationSchedule {
  public:
-  // `num_batches` of a training epoch; nullopt: unknown. Throws SetupError if the interval does not fit it.
-  ValidationSchedule(const TrainerOptions& options, std::optional<int64_t> num_batches);
+  explicit ValidationSchedule(const TrainerOptions& options);
+
+  // Of a training epoch; nullopt: unknown. Needed before due(). Throws SetupError if the interval does not fit it.
+  void set_num_batches(std::optional<int64_t> num_batches);
 
   bool validates_in(int64_t epoch) const;
 
-  // After the batch that `state` shows; `total_batches` counts those of all epochs. A time interval starts anew when
-  // due.
-  bool due(const RunState& state, int64_t total_batches);
+  // After the batch that `state` shows; `total_batches` counts those of all epochs.
+  bool due(const RunState& state, int64_t total_batches) const;
+
+  void restart_clock() { last_ = Clock::now(); }  // of a time interval: when training starts, and after a validation
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  ValidationInterval interval_;
   std::optional<int64_t> every_n_epoch_;
   std::optional<int64_t> every_n_batches_;              // else
   std::optional<std::chrono::duration<double>> every_;  // else: at the end of the epoch

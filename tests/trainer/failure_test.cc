@@ -1,0 +1,368 @@
+// Exceptions: whatever hook throws, everyone is told, everything is torn down, the caller gets the same exception, and
+// the Trainer works again.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/callback.h"
+#include "data/data_module.h"
+#include "optim/lr_schedulers.h"
+#include "optim/sgd.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::message_of;
+using testing::quiet;
+using testing::tiny_loader;
+using testing::TinyModule;
+
+// Throws at one place: "M.hook" of the Module, "C.hook" of a callback, "D.hook" of the DataModule; empty: nowhere.
+struct Failpoint {
+  std::string place;
+  void reached(const std::string& here) const {
+    if (here == place) throw std::domain_error(here);
+  }
+};
+
+#define M_HOOK(hook) \
+  void hook() override { failpoint->reached("M." #hook); }
+#define M_BATCH(hook) \
+  void hook(const Batch&, int64_t) override { failpoint->reached("M." #hook); }
+#define M_THEN(result, hook, parameters, ...) \
+  result hook parameters override {           \
+    failpoint->reached("M." #hook);           \
+    return TinyModule::hook(__VA_ARGS__);     \
+  }
+
+struct FailingModule : TinyModule {
+  explicit FailingModule(const Failpoint* given) : failpoint(given) {}
+  const Failpoint* failpoint;
+  int teardowns = 0;
+
+  M_HOOK(prepare_data)
+  void setup(EntryPoint) override { failpoint->reached("M.setup"); }
+  M_HOOK(configure_model)
+  M_THEN(std::vector<std::shared_ptr<Callback>>, configure_callbacks, ())
+  Optimizers configure_optimizers() override {
+    failpoint->reached("M.configure_optimizers");
+    return {optim::SGD(parameters()), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+  }
+  M_HOOK(on_fit_start)
+  M_HOOK(on_train_start)
+  M_HOOK(on_train_epoch_start)
+  M_THEN(Batch, on_before_batch_transfer, (Batch batch), batch)
+  M_THEN(Batch, transfer_batch_to_device, (const Batch& batch, c10::Device device), batch, device)
+  M_THEN(Batch, on_after_batch_transfer, (Batch batch), batch)
+  M_THEN(BatchAction, on_train_batch_start, (const Batch& batch, int64_t i), batch, i)
+  M_THEN(at::Tensor, training_step, (const Batch& batch, int64_t i), batch, i)
+  M_HOOK(on_before_zero_grad)
+  void on_before_backward(const at::Tensor&) override { failpoint->reached("M.on_before_backward"); }
+  M_THEN(void, backward, (const at::Tensor& loss), loss)
+  M_HOOK(on_after_backward)
+  void on_before_optimizer_step(Optimizer&) override { failpoint->reached("M.on_before_optimizer_step"); }
+  M_THEN(void, configure_gradient_clipping, (Optimizer & optimizer, const GradientClipping& clipping), optimizer,
+         clipping)
+  M_THEN(void, optimizer_step, (Optimizer & optimizer, const std::function<void()>& step), optimizer, step)
+  M_THEN(void, lr_scheduler_step, (LRSchedule & schedule, std::optional<double> metric), schedule, metric)
+  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+    failpoint->reached("M.on_train_batch_end");
+  }
+  M_THEN(void, on_validation_model_zero_grad, ())
+  M_THEN(void, on_validation_model_eval, ())
+  M_HOOK(on_validation_start)
+  M_HOOK(on_validation_epoch_start)
+  M_BATCH(on_validation_batch_start)
+  M_THEN(void, validation_step, (const Batch& batch, int64_t i), batch, i)
+  M_BATCH(on_validation_batch_end)
+  M_HOOK(on_validation_epoch_end)
+  M_HOOK(on_validation_end)
+  M_HOOK(on_validation_model_train)
+  M_HOOK(on_train_epoch_end)
+  M_HOOK(on_train_end)
+  M_HOOK(on_fit_end)
+  M_THEN(void, on_test_model_eval, ())
+  M_HOOK(on_test_start)
+  M_HOOK(on_test_epoch_start)
+  M_BATCH(on_test_batch_start)
+  M_THEN(void, test_step, (const Batch& batch, int64_t i), batch, i)
+  M_BATCH(on_test_batch_end)
+  M_HOOK(on_test_epoch_end)
+  M_HOOK(on_test_end)
+  M_HOOK(on_test_model_train)
+  M_THEN(void, on_predict_model_eval, ())
+  M_HOOK(on_predict_start)
+  M_HOOK(on_predict_epoch_start)
+  M_BATCH(on_predict_batch_start)
+  M_THEN(Batch, predict_step, (const Batch& batch, int64_t i), batch, i)
+  void on_predict_batch_end(const Batch&, const Batch&, int64_t) override {
+    failpoint->reached("M.on_predict_batch_end");
+  }
+  M_HOOK(on_predict_epoch_end)
+  M_HOOK(on_predict_end)
+  M_HOOK(on_predict_model_train)
+  void teardown(EntryPoint) override {
+    ++teardowns;
+    failpoint->reached("M.teardown");
+  }
+};
+
+#undef M_HOOK
+#undef M_BATCH
+#undef M_THEN
+
+#define C_HOOK(hook, ...) \
+  void hook(TrainerControl&, ##__VA_ARGS__) override { failpoint_->reached("C." #hook); }
+
+class FailingCallback : public Callback {
+ public:
+  explicit FailingCallback(const Failpoint* failpoint) : failpoint_(failpoint) {}
+  C_HOOK(setup, EntryPoint)
+  C_HOOK(on_fit_start)
+  C_HOOK(on_sanity_check_start)
+  C_HOOK(on_sanity_check_end)
+  C_HOOK(on_train_start)
+  C_HOOK(on_train_epoch_start)
+  BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t) override {
+    failpoint_->reached("C.on_train_batch_start");
+    return BatchAction::run;
+  }
+  C_HOOK(on_before_zero_grad)
+  C_HOOK(on_before_backward, const at::Tensor&)
+  C_HOOK(on_after_backward)
+  C_HOOK(on_before_optimizer_step, Optimizer&)
+  C_HOOK(on_train_batch_end, const at::Tensor&, const Batch&, int64_t)
+  C_HOOK(on_validation_start)
+  C_HOOK(on_validation_epoch_start)
+  C_HOOK(on_validation_batch_start, const Batch&, int64_t)
+  C_HOOK(on_validation_batch_end, const Batch&, int64_t)
+  C_HOOK(on_validation_epoch_end)
+  C_HOOK(on_validation_end)
+  C_HOOK(on_train_epoch_end)
+  C_HOOK(on_train_end)
+  C_HOOK(on_fit_end)
+  C_HOOK(on_test_start)
+  C_HOOK(on_test_epoch_start)
+  C_HOOK(on_test_batch_start, const Batch&, int64_t)
+  C_HOOK(on_test_batch_end, const Batch&, int64_t)
+  C_HOOK(on_test_epoch_end)
+  C_HOOK(on_test_end)
+  C_HOOK(on_predict_start)
+  C_HOOK(on_predict_epoch_start)
+  C_HOOK(on_predict_batch_start, const Batch&, int64_t)
+  C_HOOK(on_predict_batch_end, const Batch&, const Batch&, int64_t)
+  C_HOOK(on_predict_epoch_end)
+  C_HOOK(on_predict_end)
+  C_HOOK(on_metrics, const Metrics&, int64_t)
+  C_HOOK(on_exception, const std::exception&)
+  C_HOOK(teardown, EntryPoint)
+
+ private:
+  const Failpoint* failpoint_;
+};
+
+#undef C_HOOK
+
+// Notes what it is told; stands behind the callback that fails.
+struct Witness : Callback {
+  std::vector<std::string> told;
+  int teardowns = 0;
+  void on_exception(TrainerControl&, const std::exception& error) override { told.emplace_back(error.what()); }
+  void teardown(TrainerControl&, EntryPoint) override { ++teardowns; }
+};
+
+struct FailingData : DataModule {
+  explicit FailingData(const Failpoint* given) : failpoint(given) {}
+  const Failpoint* failpoint;
+  std::vector<std::string> told;
+  int teardowns = 0;
+  std::shared_ptr<Loader> loader(const std::string& hook) const {
+    failpoint->reached("D." + hook);
+    return tiny_loader(16, 8);
+  }
+  void prepare_data() override { failpoint->reached("D.prepare_data"); }
+  void setup(EntryPoint) override { failpoint->reached("D.setup"); }
+  std::shared_ptr<Loader> train_dataloader() override { return loader("train_dataloader"); }
+  LoaderList val_dataloader() override { return loader("val_dataloader"); }
+  LoaderList test_dataloader() override { return loader("test_dataloader"); }
+  LoaderList predict_dataloader() override { return loader("predict_dataloader"); }
+  void on_exception(const std::exception& error) override { told.emplace_back(error.what()); }
+  void teardown(EntryPoint) override {
+    ++teardowns;
+    failpoint->reached("D.teardown");
+  }
+};
+
+// A Trainer, a module and data that all share a failpoint.
+struct Scene {
+  explicit Scene(std::string place) : failpoint{std::move(place)} {}
+
+  Failpoint failpoint;
+  std::shared_ptr<Witness> witness = std::make_shared<Witness>();
+  FailingData data{&failpoint};
+  std::shared_ptr<FailingModule> module = make_module<FailingModule>(&failpoint);
+  Trainer trainer{
+      quiet({.log_every_n_steps = 1, .callbacks = {std::make_shared<FailingCallback>(&failpoint), witness}})};
+
+  void operator()() {  // the entry point that has the place
+    const auto concerns = [&](const char* stage) { return failpoint.place.find(stage) != std::string::npos; };
+    if (concerns("test")) {
+      trainer.test(module, data);
+    } else if (concerns("predict")) {
+      trainer.predict(module, data);
+    } else {
+      trainer.fit(module, data);
+    }
+  }
+};
+
+class Failure : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Failure, ReachesEveryoneAndTheCallerAndTheTrainerWorksAgain) {
+  Scene run(GetParam());
+  EXPECT_EQ(message_of<std::domain_error>([&] { run(); }), GetParam());
+  EXPECT_THAT(run.witness->told, ElementsAre(GetParam()));
+  EXPECT_THAT(run.data.told, ElementsAre(GetParam()));
+  EXPECT_EQ(run.witness->teardowns, 1);
+  EXPECT_EQ(run.data.teardowns, 1);
+  EXPECT_EQ(run.module->teardowns, 1);
+  EXPECT_TRUE(at::GradMode::is_enabled());
+  EXPECT_TRUE(run.module->is_training() && run.module->out->is_training());
+  EXPECT_FALSE(run.trainer.state().sanity_checking);
+
+  run.failpoint.place.clear();
+  run();
+  EXPECT_EQ(run.trainer.state().global_step, 2);
+  EXPECT_TRUE(run.trainer.validate(run.module, run.data).contains("val_loss"));
+  EXPECT_EQ(run.witness->told.size(), 1U);
+}
+
+std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  std::ranges::replace(name, '.', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(OfData, Failure,
+                         ::testing::Values("D.prepare_data", "D.setup", "D.train_dataloader", "D.val_dataloader",
+                                           "D.test_dataloader", "D.predict_dataloader"),
+                         test_name);
+
+INSTANTIATE_TEST_SUITE_P(
+    OfModule, Failure,
+    ::testing::Values("M.prepare_data", "M.setup", "M.configure_model", "M.configure_callbacks",
+                      "M.configure_optimizers", "M.on_fit_start", "M.on_train_start", "M.on_train_epoch_start",
+                      "M.on_before_batch_transfer", "M.transfer_batch_to_device", "M.on_after_batch_transfer",
+                      "M.on_train_batch_start", "M.training_step", "M.on_before_zero_grad", "M.on_before_backward",
+                      "M.backward", "M.on_after_backward", "M.on_before_optimizer_step",
+                      "M.configure_gradient_clipping", "M.optimizer_step", "M.lr_scheduler_step",
+                      "M.on_train_batch_end", "M.on_validation_model_zero_grad", "M.on_validation_model_eval",
+                      "M.on_validation_start", "M.on_validation_epoch_start", "M.on_validation_batch_start",
+                      "M.validation_step", "M.on_validation_batch_end", "M.on_validation_epoch_end",
+                      "M.on_validation_end", "M.on_validation_model_train", "M.on_train_epoch_end", "M.on_train_end",
+                      "M.on_fit_end"),
+    test_name);
+
+INSTANTIATE_TEST_SUITE_P(OfModuleInTestAndPredict, Failure,
+                         ::testing::Values("M.on_test_model_eval", "M.on_test_start", "M.on_test_epoch_start",
+                                           "M.on_test_batch_start", "M.test_step", "M.on_test_batch_end",
+                                           "M.on_test_epoch_end", "M.on_test_end", "M.on_test_model_train",
+                                           "M.on_predict_model_eval", "M.on_predict_start", "M.on_predict_epoch_start",
+                                           "M.on_predict_batch_start", "M.predict_step", "M.on_predict_batch_end",
+                                           "M.on_predict_epoch_end", "M.on_predict_end", "M.on_predict_model_train"),
+                         test_name);
+
+INSTANTIATE_TEST_SUITE_P(OfCallback, Failure,
+                         ::testing::Values("C.setup", "C.on_fit_start", "C.on_sanity_check_start",
+                                           "C.on_sanity_check_end", "C.on_train_start", "C.on_train_epoch_start",
+                                           "C.on_train_batch_start", "C.on_before_zero_grad", "C.on_before_backward",
+                                           "C.on_after_backward", "C.on_before_optimizer_step", "C.on_train_batch_end",
+                                           "C.on_validation_start", "C.on_validation_epoch_start",
+                                           "C.on_validation_batch_start", "C.on_validation_batch_end",
+                                           "C.on_validation_epoch_end", "C.on_validation_end", "C.on_train_epoch_end",
+                                           "C.on_train_end", "C.on_fit_end", "C.on_metrics"),
+                         test_name);
+
+INSTANTIATE_TEST_SUITE_P(OfCallbackInTestAndPredict, Failure,
+                         ::testing::Values("C.on_test_start", "C.on_test_epoch_start", "C.on_test_batch_start",
+                                           "C.on_test_batch_end", "C.on_test_epoch_end", "C.on_test_end",
+                                           "C.on_predict_start", "C.on_predict_epoch_start", "C.on_predict_batch_start",
+                                           "C.on_predict_batch_end", "C.on_predict_epoch_end", "C.on_predict_end"),
+                         test_name);
+
+class TeardownFailure : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(TeardownFailure, ReachesTheCallerOnceEverythingIsTornDown) {
+  Scene run(GetParam());
+  EXPECT_EQ(message_of<std::domain_error>([&] { run(); }), GetParam());
+  EXPECT_THAT(run.witness->told, IsEmpty());  // the run itself was a success
+  EXPECT_EQ(run.witness->teardowns, 1);
+  EXPECT_EQ(run.data.teardowns, 1);
+  EXPECT_EQ(run.module->teardowns, 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(, TeardownFailure, ::testing::Values("D.teardown", "C.teardown", "M.teardown"), test_name);
+
+TEST(Failures, OfOnExceptionAreToldAndHideNothing) {
+  struct Fails : TinyModule {
+    at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("first"); }
+  };
+  Scene run("C.on_exception");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(message_of<std::runtime_error>([&] { run.trainer.fit(make_module<Fails>(), run.data); }), "first");
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("on_exception failed too: C.on_exception"));
+  EXPECT_THAT(run.witness->told, ElementsAre("first"));
+}
+
+TEST(Failures, OfAnyTypeAreToldAndReachTheCallerAsTheyAre) {
+  struct ThrowsANumber : TinyModule {
+    at::Tensor training_step(const Batch&, int64_t) override { throw 42; }
+  };
+  Scene run("");
+  try {
+    run.trainer.fit(make_module<ThrowsANumber>(), run.data);
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (int number) {
+    EXPECT_EQ(number, 42);
+  }
+  EXPECT_THAT(run.witness->told, ElementsAre("an exception of unknown type"));
+  EXPECT_EQ(run.witness->teardowns, 1);
+}
+
+TEST(Failures, OfOneModulesCallbacksAreNotToldToThoseOfTheModuleBefore) {
+  struct WithWitness : TinyModule {
+    explicit WithWitness(std::shared_ptr<Callback> given) : callback(std::move(given)) {}
+    std::shared_ptr<Callback> callback;
+    std::vector<std::shared_ptr<Callback>> configure_callbacks() override { return {callback}; }
+  };
+  const auto before = std::make_shared<Witness>();
+  Trainer trainer(quiet());
+  trainer.fit(make_module<WithWitness>(before), {.train = tiny_loader()});
+  const Failpoint failpoint{"M.configure_callbacks"};
+  EXPECT_THROW(trainer.fit(make_module<FailingModule>(&failpoint), {.train = tiny_loader()}), std::domain_error);
+  EXPECT_THAT(before->told, IsEmpty());
+  EXPECT_EQ(before->teardowns, 1);
+}
+
+TEST(Failures, TheOptimizersAreOutOfReachInTeardown) {
+  struct Reaching : TinyModule {
+    void teardown(EntryPoint) override { lr_scheduler(); }
+  };
+  EXPECT_THAT(message_of<c10::Error>([] { Trainer(quiet()).fit(make_module<Reaching>(), {.train = tiny_loader()}); }),
+              HasSubstr("lr_scheduler() can only be called while fit runs"));
+}
+
+}  // namespace
+}  // namespace fulgur

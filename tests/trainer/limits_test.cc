@@ -1,0 +1,253 @@
+// How much of the data is run: limits of every stage, trial runs, overfitting, streams, loaders that are made anew.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "callbacks/csv_logger.h"
+#include "callbacks/model_checkpoint.h"
+#include "core/callback.h"
+#include "core/error.h"
+#include "data/data_module.h"
+#include "tests/testing/counting_module.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/unsized_loader.h"
+#include "trainer/batch_limit.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using testing::CountingModule;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using testing::quiet;
+using testing::tiny_loader;
+using testing::UnsizedLoader;
+
+std::shared_ptr<Loader> ten_batches() { return tiny_loader(40, 4); }
+std::shared_ptr<Loader> stream_of_ten() { return UnsizedLoader::make(ten_batches()); }
+
+// The batches that are run of each stage under the same limit.
+std::vector<int64_t> run_under(BatchLimit limit, const std::shared_ptr<Loader>& loader) {
+  Trainer trainer(quiet({.limit_train_batches = limit,
+                         .limit_val_batches = limit,
+                         .limit_test_batches = limit,
+                         .limit_predict_batches = limit}));
+  const auto module = make_module<CountingModule>();
+  trainer.fit(module, {.train = loader, .val = loader});
+  trainer.test(module, {.test = loader});
+  EXPECT_EQ(trainer.predict(module, {.predict = loader}).size(), module->predicted);
+  return {module->trained, module->validated, module->tested, module->predicted};
+}
+
+TEST(Limits, BatchesAreACount) {
+  EXPECT_THAT(run_under(Batches(3), ten_batches()), Each(3));
+  EXPECT_THAT(run_under(Batches(1), ten_batches()), Each(1));
+  EXPECT_THAT(run_under(Batches(99), ten_batches()), Each(10));
+}
+
+TEST(Limits, AFractionIsOfTheEpochRoundedDown) {
+  EXPECT_THAT(run_under(Fraction(0.5), ten_batches()), Each(5));
+  EXPECT_THAT(run_under(Fraction(0.39), ten_batches()), Each(3));
+  EXPECT_THAT(run_under(Fraction(1.0), ten_batches()), Each(10));
+}
+
+TEST(Limits, ZeroTurnsTheStageOff) {
+  EXPECT_THAT(run_under(Batches(0), ten_batches()), Each(0));
+  EXPECT_THAT(run_under(Fraction(0.0), ten_batches()), Each(0));
+}
+
+TEST(Limits, NoValidationDataIsRunUnderAZeroLimitOfVal) {
+  const auto module = make_module<CountingModule>();
+  Trainer(quiet({.limit_val_batches = Batches(0)})).fit(module, {.train = ten_batches(), .val = ten_batches()});
+  EXPECT_THAT((std::vector{module->trained, module->validated, module->sanity_checked}), ElementsAre(10, 0, 0));
+}
+
+TEST(Limits, AStreamTakesBatchesOrAllOfIt) {
+  EXPECT_THAT(run_under(Batches(3), stream_of_ten()), Each(3));
+  EXPECT_THAT(run_under(Batches(99), stream_of_ten()), Each(10));
+  EXPECT_THAT(run_under(Fraction(1.0), stream_of_ten()), Each(10));
+  EXPECT_THAT(run_under(Fraction(0.0), stream_of_ten()), Each(0));
+}
+
+TEST(Limits, AStreamHasNoFraction) {
+  const BatchLimit half = Fraction(0.5);
+  const auto stream = stream_of_ten();
+  const auto module = make_module<CountingModule>();
+  EXPECT_THROW(Trainer(quiet({.limit_train_batches = half})).fit(module, {.train = stream}), SetupError);
+  EXPECT_THROW(Trainer(quiet({.limit_val_batches = half})).fit(module, {.train = ten_batches(), .val = stream}),
+               SetupError);
+  EXPECT_THROW(Trainer(quiet({.limit_val_batches = half})).validate(module, {.val = stream}), SetupError);
+  EXPECT_THROW(Trainer(quiet({.limit_test_batches = half})).test(module, {.test = stream}), SetupError);
+  EXPECT_THROW(Trainer(quiet({.limit_predict_batches = half})).predict(module, {.predict = stream}), SetupError);
+  EXPECT_EQ(module->trained, 0);
+}
+
+TEST(Limits, EachOfSeveralLoadersHasItsOwn) {
+  const auto module = make_module<CountingModule>();
+  Trainer trainer(quiet({.limit_val_batches = Fraction(0.5)}));
+  trainer.validate(module, {.val = {tiny_loader(40, 4), tiny_loader(16, 4)}});
+  EXPECT_EQ(module->validated, 5 + 2);
+}
+
+TEST(BatchLimit, TheSmallestFractionThatAMessageNamesGivesABatch) {
+  for (int64_t num_batches = 2; num_batches <= 2000; ++num_batches) {
+    std::string message;
+    try {
+      BatchLimit(Fraction(0.5 / static_cast<double>(num_batches))).of(num_batches, "limit");
+    } catch (const SetupError& error) {
+      message = error.what();
+    }
+    const size_t start = message.find("at least Fraction(");
+    ASSERT_NE(start, std::string::npos);
+    const double fraction = std::stod(message.substr(start + sizeof("at least Fraction(") - 1));
+    ASSERT_EQ(BatchLimit(Fraction(fraction)).of(num_batches, "limit"), 1) << message;
+  }
+}
+
+TEST(EstimatedSteps, AreCeiledBatchesByEpochsCappedByMaxSteps) {
+  const auto estimate = [](TrainerOptions options, std::shared_ptr<Loader> train) {
+    struct Asking : testing::TinyModule {
+      std::optional<int64_t> steps;
+      Optimizers configure_optimizers() override {
+        steps = run_state().estimated_stepping_batches;  // where schedules are made
+        return TinyModule::configure_optimizers();
+      }
+      at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("enough"); }
+    };
+    const auto module = make_module<Asking>();
+    EXPECT_THROW(Trainer(quiet(std::move(options))).fit(module, {.train = std::move(train)}), std::runtime_error);
+    return module->steps;
+  };
+  EXPECT_EQ(estimate({.max_epochs = 3, .accumulate_grad_batches = 4}, ten_batches()), 3 * 3);
+  EXPECT_EQ(estimate({.max_epochs = 3, .limit_train_batches = Batches(5)}, ten_batches()), 3 * 5);
+  EXPECT_EQ(estimate({.max_epochs = 3, .max_steps = 7}, ten_batches()), 7);
+  EXPECT_EQ(estimate({.max_steps = 7}, ten_batches()), 7);
+  EXPECT_EQ(estimate({.max_epochs = 3}, stream_of_ten()), std::nullopt);
+  EXPECT_EQ(estimate({.max_epochs = 3, .max_steps = 7}, stream_of_ten()), 7);
+  EXPECT_EQ(estimate({.max_epochs = 3, .limit_train_batches = Batches(5)}, stream_of_ten()), 3 * 5);
+  EXPECT_EQ(estimate({.max_epochs = -1}, ten_batches()), std::nullopt);
+}
+
+TEST(FastDevRun, RunsOneEpochOfSoManyBatchesOfEveryStage) {
+  Trainer trainer(quiet({.max_epochs = 9,
+                         .min_epochs = 5,
+                         .fast_dev_run = 2,
+                         .overfit_batches = Batches(7),
+                         .limit_val_batches = Fraction(1.0),
+                         .check_val_every_n_epoch = 3}));
+  const auto module = make_module<CountingModule>();
+  trainer.fit(module, {.train = ten_batches(), .val = ten_batches()});
+  trainer.test(module, {.test = ten_batches()});
+  trainer.predict(module, {.predict = ten_batches()});
+  EXPECT_THAT((std::vector{module->trained, module->validated, module->tested, module->predicted}), Each(2));
+  EXPECT_EQ(module->sanity_checked, 0);
+  EXPECT_EQ(trainer.state().epoch, 1);
+}
+
+TEST(FastDevRun, WritesNothingWhoeverAsksForIt) {
+  struct WithCallbacks : CountingModule {
+    std::vector<std::shared_ptr<Callback>> configure_callbacks() override {
+      return {ModelCheckpoint::make(), CSVLogger::make()};
+    }
+  };
+  const testing::TempDir dir;
+  Trainer trainer({.accelerator = "cpu",
+                   .fast_dev_run = 1,
+                   .log_every_n_steps = 1,
+                   .default_root_dir = dir.path().string(),
+                   .enable_progress_bar = false,
+                   .enable_model_summary = false,
+                   .enable_checkpointing = true,
+                   .logger = true,
+                   .callbacks = {ModelCheckpoint::make()}});
+  trainer.fit(make_module<WithCallbacks>(), {.train = ten_batches(), .val = ten_batches()});
+  EXPECT_EQ(trainer.state().global_step, 1);
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+// Which samples the steps of a run saw, told by their first feature.
+struct SeeingModule : CountingModule {
+  std::vector<float> seen;
+  at::Tensor training_step(const Batch& batch, int64_t i) override {
+    seen.push_back(batch["x"].sum().item<float>());
+    return CountingModule::training_step(batch, i);
+  }
+};
+
+TEST(OverfitBatches, TrainsOnTheSameBatchesInEveryEpoch) {
+  const auto module = make_module<SeeingModule>();
+  Trainer trainer(quiet({.max_epochs = 2, .overfit_batches = Batches(2)}));
+  trainer.fit(module, {.train = tiny_loader(40, 4, /*shuffle=*/true), .val = ten_batches()});
+  ASSERT_EQ(module->seen.size(), 4U);
+  EXPECT_EQ(module->seen[0], module->seen[2]);
+  EXPECT_EQ(module->seen[1], module->seen[3]);
+  EXPECT_NE(module->seen[0], module->seen[1]);
+  EXPECT_EQ(module->validated, 2 * 2);
+}
+
+TEST(OverfitBatches, BeatsTheLimitsOfTrainAndValAndLeavesTestAlone) {
+  const auto module = make_module<CountingModule>();
+  Trainer trainer(quiet({.overfit_batches = Fraction(0.3),
+                         .limit_train_batches = Batches(9),
+                         .limit_val_batches = Batches(9),
+                         .limit_test_batches = Batches(9)}));
+  trainer.fit(module, {.train = ten_batches(), .val = ten_batches()});
+  trainer.test(module, {.test = ten_batches()});
+  EXPECT_THAT((std::vector{module->trained, module->validated, module->tested}), ElementsAre(3, 3, 9));
+}
+
+// Loaders that have one batch more each time they are asked for.
+struct GrowingData : DataModule {
+  int64_t train_calls = 0, val_calls = 0;
+  std::shared_ptr<Loader> train_dataloader() override { return tiny_loader(4 * ++train_calls, 4); }
+  LoaderList val_dataloader() override { return tiny_loader(4 * ++val_calls, 4); }
+};
+
+TEST(ReloadDataloaders, AsksForThemEveryNEpochs) {
+  struct Lengths : Callback {
+    std::vector<int64_t> lengths;
+    void on_train_epoch_start(TrainerControl& trainer) override {
+      lengths.push_back(trainer.state().num_batches.value());
+    }
+  };
+  const auto callback = std::make_shared<Lengths>();
+  const auto module = make_module<CountingModule>();
+  GrowingData data;
+  Trainer(quiet({.max_epochs = 5, .reload_dataloaders_every_n_epochs = 2, .callbacks = {callback}})).fit(module, data);
+  EXPECT_THAT(callback->lengths, ElementsAre(1, 1, 2, 2, 3));
+  EXPECT_EQ(module->trained, 1 + 1 + 2 + 2 + 3);
+  EXPECT_EQ(module->validated, 1 + 1 + 2 + 2 + 3);
+}
+
+TEST(ReloadDataloaders, NeverUnlessSaid) {
+  GrowingData data;
+  Trainer(quiet({.max_epochs = 3})).fit(make_module<CountingModule>(), data);
+  EXPECT_EQ(data.train_calls, 1);
+  EXPECT_EQ(data.val_calls, 1);
+}
+
+TEST(ReloadDataloaders, StepsOfValidationAreCountedOn) {
+  struct LogsSteps : CountingModule {
+    void validation_step(const Batch&, int64_t) override { log("v", 1.0, {.on_step = true, .on_epoch = false}); }
+  };
+  struct Steps : Callback {
+    std::vector<int64_t> steps;
+    void on_metrics(TrainerControl&, const Metrics& metrics, int64_t step) override {
+      if (metrics.contains("v")) steps.push_back(step);
+    }
+  };
+  const auto callback = std::make_shared<Steps>();
+  GrowingData data;
+  Trainer(
+      quiet({.max_epochs = 2, .reload_dataloaders_every_n_epochs = 1, .log_every_n_steps = 1, .callbacks = {callback}}))
+      .fit(make_module<LogsSteps>(), data);
+  EXPECT_THAT(callback->steps, ElementsAre(0, 1, 2));
+}
+
+}  // namespace
+}  // namespace fulgur

@@ -1,0 +1,202 @@
+// Optimizer steps out of batches: windows of micro-batches, batches and epochs that are skipped, updates that are left
+// out, and which steps loggers hear of.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "core/callback.h"
+#include "optim/lr_schedulers.h"
+#include "optim/sgd.h"
+#include "tests/testing/at_batch_end.h"
+#include "tests/testing/counting_module.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using testing::at_batch_end;
+using testing::CountingModule;
+using ::testing::ElementsAre;
+using testing::quiet;
+using testing::stop_at_batch;
+using testing::tiny_loader;
+
+constexpr double kLr = 0.5;
+
+// One weight w and the loss w * x: the gradient of a batch is the mean of its x, whatever w is.
+struct Line : Module {
+  at::Tensor w = register_parameter("w", torch::zeros({}));
+  at::Tensor training_step(const Batch& batch, int64_t) override { return (w * batch["x"]).mean(); }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = kLr}); }
+};
+
+// Batches of one sample, with these x.
+std::shared_ptr<Loader> loader_of(const std::vector<float>& x) {
+  return DataLoader::make(TensorDataset::make({{"x", torch::tensor(x)}}), {.batch_size = 1});
+}
+
+template <class M>
+double weight_after(TrainerOptions options, const std::vector<float>& x) {
+  const auto module = make_module<M>();
+  Trainer(quiet(std::move(options))).fit(module, {.train = loader_of(x)});
+  return module->w.template item<double>();
+}
+
+TEST(Steps, AShortLastWindowIsDividedByItsRealCount) {
+  EXPECT_DOUBLE_EQ(weight_after<Line>({.accumulate_grad_batches = 2}, {1, 3, 8}), -kLr * ((1.0 + 3.0) / 2 + 8.0));
+}
+
+TEST(Steps, AWindowDoesNotReachIntoTheNextEpoch) {
+  EXPECT_DOUBLE_EQ(weight_after<Line>({.max_epochs = 2, .accumulate_grad_batches = 4}, {1, 3, 8}), -kLr * 4.0 * 2);
+}
+
+// Returns no loss for a negative x.
+struct SkipsNegative : Line {
+  int backwards = 0;
+  std::vector<bool> had_loss;
+  at::Tensor training_step(const Batch& batch, int64_t i) override {
+    return batch["x"].item<float>() < 0 ? at::Tensor() : Line::training_step(batch, i);
+  }
+  void on_before_backward(const at::Tensor&) override { ++backwards; }
+  void on_train_batch_end(const at::Tensor& loss, const Batch&, int64_t) override {
+    had_loss.push_back(loss.defined());
+  }
+};
+
+TEST(Steps, ABatchWithoutALossIsSkipped) {
+  const auto module = make_module<SkipsNegative>();
+  Trainer trainer(quiet());
+  trainer.fit(module, {.train = loader_of({1, -1, 2})});
+  EXPECT_EQ(trainer.state().global_step, 2);
+  EXPECT_EQ(trainer.state().batches_that_stepped, 2);
+  EXPECT_EQ(module->backwards, 2);
+  EXPECT_THAT(module->had_loss, ElementsAre(true, false, true));
+  EXPECT_DOUBLE_EQ(module->w.item<double>(), -kLr * 3.0);
+}
+
+TEST(Steps, ASkippedBatchDoesNotCountInTheMeanOfItsWindow) {
+  EXPECT_DOUBLE_EQ(weight_after<SkipsNegative>({.accumulate_grad_batches = 3}, {1, -1, 2}), -kLr * 1.5);
+  EXPECT_DOUBLE_EQ(weight_after<SkipsNegative>({.accumulate_grad_batches = 2}, {-1, 2, 3, -1}), -kLr * (2.0 + 3.0));
+}
+
+TEST(Steps, AWindowOfSkippedBatchesIsNoStep) {
+  Trainer trainer(quiet({.accumulate_grad_batches = 2}));
+  trainer.fit(make_module<SkipsNegative>(), {.train = loader_of({-1, -1, 1, 1})});
+  EXPECT_EQ(trainer.state().global_step, 1);
+}
+
+TEST(Steps, AccumulationMayChangeFromTheNextEpochOn) {
+  Trainer trainer(quiet({.max_epochs = 2, .callbacks = {at_batch_end([](auto& run) { run.set_accumulation(2); })}}));
+  trainer.fit(make_module<Line>(), {.train = loader_of({1, 2, 3, 4})});
+  EXPECT_EQ(trainer.state().global_step, 4 + 2);
+}
+
+// A schedule of every step that divides the learning rate by ten.
+struct Scheduled : Line {
+  int64_t moves = 0, epochs_ended = 0;
+  Optimizers configure_optimizers() override {
+    return {optim::SGD(parameters(), {.lr = kLr}),
+            {.scheduler = optim::StepLR::make({.step_size = 1}), .interval = "step"}};
+  }
+  void lr_scheduler_step(LRSchedule& schedule, std::optional<double> metric) override {
+    ++moves;
+    Line::lr_scheduler_step(schedule, metric);
+  }
+  void on_train_epoch_end() override { ++epochs_ended; }
+};
+
+TEST(Steps, AnUpdateThatIsLeftOutIsNoStep) {
+  struct EveryOther : Scheduled {
+    int64_t asked = 0;
+    void optimizer_step(Optimizer&, const std::function<void()>& step) override {
+      if (asked++ % 2 == 0) step();
+    }
+  };
+  const auto module = make_module<EveryOther>();
+  Trainer trainer(quiet());
+  trainer.fit(module, {.train = loader_of({1, 2, 3, 4})});
+  EXPECT_EQ(trainer.state().global_step, 2);
+  EXPECT_EQ(trainer.state().batches_that_stepped, 2);
+  EXPECT_EQ(module->moves, 2);
+  EXPECT_NEAR(module->w.item<double>(), -kLr * (1.0 + 0.1 * 3.0), 1e-6);
+}
+
+// Skips the rest of each epoch at its third batch.
+struct SkipEpoch : Callback {
+  BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t batch_idx) override {
+    return batch_idx == 2 ? BatchAction::skip_epoch : BatchAction::run;
+  }
+};
+
+TEST(SkipEpoch, OfACallbackEndsTheEpochNotTheRun) {
+  const auto module = make_module<CountingModule>();
+  Trainer trainer(quiet({.max_epochs = 2, .callbacks = {std::make_shared<SkipEpoch>()}}));
+  trainer.fit(module, {.train = tiny_loader(40, 8), .val = tiny_loader(8, 8)});
+  EXPECT_EQ(module->trained, 2 + 2);
+  EXPECT_EQ(trainer.state().epoch, 2);
+  EXPECT_EQ(module->validated, 0);  // it is due at the end of the epoch, which never comes
+}
+
+TEST(SkipEpoch, OfTheModuleStillEndsTheEpochWithHooksAndSchedules) {
+  struct Skipping : Scheduled {
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = kLr}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+    BatchAction on_train_batch_start(const Batch& batch, int64_t) override {
+      return batch["x"].item<float>() == 0 ? BatchAction::skip_epoch : BatchAction::run;
+    }
+  };
+  const auto module = make_module<Skipping>();
+  Trainer(quiet({.max_epochs = 2})).fit(module, {.train = loader_of({1, 2, 0, 100})});
+  EXPECT_EQ(module->epochs_ended, 2);
+  EXPECT_EQ(module->moves, 2);
+  EXPECT_NEAR(module->w.item<double>(), -kLr * (3.0 + 0.1 * 3.0), 1e-6);
+}
+
+TEST(SkipEpoch, TakesTheStepOfAWindowThatHasBegun) {
+  const auto module = make_module<Scheduled>();
+  Trainer trainer(quiet({.accumulate_grad_batches = 4, .callbacks = {std::make_shared<SkipEpoch>()}}));
+  trainer.fit(module, {.train = loader_of({1, 2, 3, 4})});
+  EXPECT_DOUBLE_EQ(module->w.item<double>(), -kLr * 1.5);
+  EXPECT_EQ(trainer.state().global_step, 1);
+  EXPECT_EQ(trainer.state().batches_that_stepped, 1);
+  EXPECT_EQ(module->moves, 1);
+}
+
+// The x of the step metrics that loggers are sent.
+std::vector<int64_t> logged_steps(TrainerOptions options) {
+  struct Steps : Callback {
+    std::vector<int64_t> steps;
+    void on_metrics(TrainerControl&, const Metrics& metrics, int64_t step) override {
+      if (metrics.contains("train_loss")) steps.push_back(step);
+    }
+  };
+  const auto callback = std::make_shared<Steps>();
+  options.callbacks.push_back(callback);
+  Trainer(quiet(std::move(options))).fit(make_module<CountingModule>(), {.train = tiny_loader(40, 4)});
+  return callback->steps;
+}
+
+TEST(LogEveryNSteps, SendsEveryNthStep) {
+  EXPECT_THAT(logged_steps({.log_every_n_steps = 3}), ElementsAre(2, 5, 8));
+  EXPECT_THAT(logged_steps({.max_epochs = 2, .limit_train_batches = Batches(2), .log_every_n_steps = 3}),
+              ElementsAre(2));
+  EXPECT_THAT(logged_steps({}), ElementsAre());  // every 50
+}
+
+TEST(LogEveryNSteps, CountsStepsNotBatches) {
+  EXPECT_THAT(logged_steps({.accumulate_grad_batches = 2, .log_every_n_steps = 2}), ElementsAre(1, 3));
+}
+
+TEST(LogEveryNSteps, TheLastStepBeforeAStopIsSent) {
+  EXPECT_THAT(logged_steps({.log_every_n_steps = 3, .callbacks = {stop_at_batch(5)}}), ElementsAre(2, 4));
+}
+
+}  // namespace
+}  // namespace fulgur
