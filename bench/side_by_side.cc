@@ -38,9 +38,10 @@ std::vector<double> side_by_side(const std::string& unit, double units, const st
   std::vector<double> medians;
   for (size_t i = 0; i < contenders.size(); ++i) {
     medians.push_back(median(ratios[i]));
-    fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f})\n", contenders[i].name,
-               median(times[i]) * 1e6, unit, medians[i], *std::ranges::min_element(ratios[i]),
-               *std::ranges::max_element(ratios[i]));
+    const double time = median(times[i]), bytes = contenders[i].bytes_per_unit;
+    fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f}){}\n", contenders[i].name, time * 1e6,
+               unit, medians[i], *std::ranges::min_element(ratios[i]), *std::ranges::max_element(ratios[i]),
+               bytes > 0 ? fmt::format("   {:.1f} GB/s", bytes / time * 1e-9) : "");
   }
   return medians;
 }

@@ -10,6 +10,7 @@ namespace fulgur::bench {
 struct Contender {
   std::string name;
   std::function<void()> run;
+  double bytes_per_unit = 0.0;  // that cross the memory bus; above 0: GB/s are printed, too
 };
 
 // Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine meets

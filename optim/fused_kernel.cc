@@ -109,11 +109,11 @@ template <class D>
 struct SGDStep {
   static constexpr size_t kNumStates = 1;
   D d;
-  V<D> minus_lr, momentum, weight, l2;
+  V<D> minus_lr, minus_loss, weight, l2;  // momentum is 1 + minus_loss, more exactly than it could be rounded
   bool nesterov;
   explicit SGDStep(const SGDRule& rule)
       : minus_lr(rounded(d, -rule.lr)),
-        momentum(rounded(d, rule.momentum)),
+        minus_loss(rounded(d, rule.momentum - 1.0)),
         weight(rounded(d, rule.one_minus_dampening)),
         l2(rounded(d, rule.l2)),
         nesterov(rule.nesterov) {}
@@ -121,8 +121,8 @@ struct SGDStep {
     grad = fma(d, l2, param, grad);
     V<D> direction = grad;
     if (present[0]) {
-      states[0] = fma(d, momentum, states[0], weight * grad);
-      direction = nesterov ? fma(d, momentum, states[0], grad) : states[0];
+      states[0] = fma(d, weight, grad, fma(d, minus_loss, states[0], states[0]));
+      direction = nesterov ? fma(d, minus_loss, states[0], states[0] + grad) : states[0];
     }
     return fma(d, minus_lr, direction, param);
   }
@@ -220,8 +220,8 @@ HWY_INLINE V<D> load(D d, const FP16* from) {
   const auto rebiased = magnitude + hn::Set(u32, (127u - 15u) << 23);
   const auto inf_or_nan = rebiased + hn::Set(u32, (128u - 16u) << 23);
   const auto smallest_normal = hn::Set(u32, 113u << 23);
-  const auto subnormal = hn::BitCast(
-      u32, hn::BitCast(d, rebiased + hn::Set(u32, 1u << 23)) - hn::BitCast(d, smallest_normal));  // exact
+  const auto subnormal =
+      hn::BitCast(u32, hn::BitCast(d, rebiased + hn::Set(u32, 1u << 23)) - hn::BitCast(d, smallest_normal));  // exact
   auto bits = hn::IfThenElse(exponent == hn::Set(u32, 0x7c00u << 13), inf_or_nan, rebiased);
   bits = hn::IfThenElse(exponent == hn::Zero(u32), subnormal, bits);
   return hn::BitCast(d, bits | hn::ShiftLeft<16>(half & hn::Set(u32, 0x8000)));
@@ -238,10 +238,10 @@ HWY_INLINE hn::Vec<U16<D>> round_to(D d, V<D> value, BF16) {
   const U32<D> u32;
   const auto bits = hn::BitCast(u32, value);
   const auto odd = hn::ShiftRight<16>(bits) & hn::Set(u32, 1);
-  const auto rounded_bits = hn::ShiftRight<16>(bits + hn::Set(u32, 0x7fff) + odd);
-  const auto quiet_nan = hn::ShiftRight<16>(bits) | hn::Set(u32, 0x40);
-  const auto is_nan = (bits & hn::Set(u32, 0x7fffffff)) > hn::Set(u32, 0x7f800000);
-  return narrowed(d, hn::IfThenElse(is_nan, quiet_nan, rounded_bits));
+  const auto quiet_nan = bits | hn::Set(u32, 0x400000);
+  const auto rounded_up = bits + hn::Set(u32, 0x7fff) + odd;
+  const auto is_nan = hn::RebindMask(u32, hn::IsNaN(value));
+  return narrowed(d, hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet_nan, rounded_up)));
 }
 
 template <class D>

@@ -11,13 +11,13 @@
 namespace fulgur::optim {
 namespace {
 
-constexpr int64_t kUnit = 256;                       // elements: chunks are cut between units, so that they stay aligned
+constexpr int64_t kUnit = 256;  // elements: chunks are cut between units, so that they stay aligned
 constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a thread, as in torch
-constexpr int64_t kStreamedBytes = 2 << 20;          // smaller copies may still be in the cache when they are read
+constexpr int64_t kStreamedBytes = 4 << 20;             // smaller copies may still be in the cache when they are read
 
-// Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template that
-// runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an iteration
-// over that many bytes, which are never touched, is given to libtorch, and the pointers tell the chunk.
+// Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
+// that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an
+// iteration over that many bytes, which are never touched, is given to libtorch, and the pointers tell the chunk.
 template <class Body>
 void parallel_units(void* memory, int64_t num_units, const Body& body) {
   const at::Tensor units = at::from_blob(memory, {num_units}, at::kByte);
@@ -91,8 +91,7 @@ void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientSca
   check(rule, slice);
   const int64_t num_units = (slice.num_elements + kUnit - 1) / kUnit;
   const auto update_units = [&](int64_t begin, int64_t end) {
-    internal::run_kernel(
-        kernel_call(rule, slice, scaling, begin * kUnit, std::min(end * kUnit, slice.num_elements)));
+    internal::run_kernel(kernel_call(rule, slice, scaling, begin * kUnit, std::min(end * kUnit, slice.num_elements)));
   };
   if (num_units <= kUnitsPerThread) {
     update_units(0, num_units);

@@ -25,12 +25,12 @@ namespace fulgur::optim {
 // must not overlap.
 template <class T>
 struct Slice {
-  T* param = nullptr;                                               // in and out
-  const void* grad = nullptr;                                       // in
-  c10::ScalarType grad_type = c10::CppTypeToScalarType<T>::value;   // T; or, for T = float, kBFloat16 or kHalf
-  std::array<T*, kMaxStates> states{};                              // in and out, in the order of the rule
-  void* copy_out = nullptr;                                         // the new parameters, rounded to nearest even
-  c10::ScalarType copy_type = c10::ScalarType::BFloat16;            // or kHalf; of copy_out, for T = float only
+  T* param = nullptr;                                              // in and out
+  const void* grad = nullptr;                                      // in
+  c10::ScalarType grad_type = c10::CppTypeToScalarType<T>::value;  // T; or, for T = float, kBFloat16 or kHalf
+  std::array<T*, kMaxStates> states{};                             // in and out, in the order of the rule
+  void* copy_out = nullptr;                                        // the new parameters, rounded to nearest even
+  c10::ScalarType copy_type = c10::ScalarType::BFloat16;           // or kHalf; of copy_out, for T = float only
   int64_t num_elements = 0;
 };
 
