@@ -10,6 +10,7 @@ namespace fulgur::bench {
 struct Contender {
   std::string name;
   std::function<void()> run;
+  double bytes_per_unit = 0.0;  // that cross the memory bus; above 0: GB/s are printed, too
 };
 
 struct Timing {

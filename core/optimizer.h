@@ -60,6 +60,11 @@ class Optimizer {
   virtual bool needs_closure() const { return false; }
   virtual void step(const Closure& closure);
 
+  // True if what becomes of an element depends on that element's gradient and state alone, so that the update may run
+  // on any slice of a parameter. One that needs whole tensors, for their norms say, is refused where parameters are
+  // sharded.
+  virtual bool element_wise() const { return false; }
+
   // Drops every gradient, so that the next backward allocates it anew and an unused parameter has none.
   void zero_grad();
 

@@ -1,13 +1,9 @@
 #include "optim/adam.h"
 
-#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
-#include <c10/core/GradMode.h>
 
-#include "optim/gradient_divisor.h"
+#include <cmath>
 
 namespace fulgur::optim {
 namespace {
@@ -42,53 +38,37 @@ void AdamWOptions::describe(FieldVisitor& visit) { describe_options(*this, visit
 namespace internal {
 
 AdamBase::AdamBase(std::string_view name, std::vector<ParamGroup> given_groups, const AdamOptions& options, Decay decay)
-    : Optimizer(name, std::move(given_groups), options.lr, options.weight_decay),
+    : ElementWiseOptimizer(name, std::move(given_groups), options.lr, options.weight_decay,
+                           {{.name = "exp_avg", .slot = 0}, {.name = "exp_avg_sq", .slot = 1}}),
       betas_(options.betas),
       eps_(options.eps),
-      decay_(decay) {
-  for (const Group& group : groups()) states_.emplace_back(group.params.size());
+      decay_(decay) {}
+
+Rule AdamBase::rule(const Group& group, int64_t num_updates) const {
+  const auto t = static_cast<double>(num_updates);
+  return AdamRule{
+      .one_minus_beta1 = 1.0 - betas_.first,
+      .one_minus_beta2 = 1.0 - betas_.second,
+      .eps = eps_,
+      .step_size = group.lr / (1.0 - std::pow(betas_.first, t)),
+      .inv_root_bias_correction2 = 1.0 / std::sqrt(1.0 - std::pow(betas_.second, t)),
+      .l2 = decay_ == Decay::l2 ? group.weight_decay : 0.0,
+      .decay = decay_ == Decay::decoupled ? group.lr * group.weight_decay : 0.0,
+  };
 }
 
-void AdamBase::KernelArguments::clear() {
-  for (auto* list : {&params, &grads, &exp_avgs, &exp_avg_sqs, &num_updates}) list->clear();
-}
-
-void AdamBase::collect(size_t group_index) {
-  arguments_.clear();
-  const std::vector<at::Tensor>& params = groups()[group_index].params;
-  for (size_t i = 0; i < params.size(); ++i) {
-    const at::Tensor& param = params[i];
-    if (!param.grad().defined()) continue;
-    State& state = states_[group_index][i];
-    if (!state.exp_avg.defined()) {
-      state = {at::zeros_like(param), at::zeros_like(param), at::zeros({}, param.options().dtype(at::kFloat))};
-    }
-    arguments_.params.push_back(param);
-    arguments_.grads.push_back(param.grad());
-    arguments_.exp_avgs.push_back(state.exp_avg);
-    arguments_.exp_avg_sqs.push_back(state.exp_avg_sq);
-    arguments_.num_updates.push_back(state.num_updates);
+void AdamBase::update_with_torch(const Group& group, int64_t num_updates, const TensorLists& lists,
+                                 const std::optional<at::Tensor>& gradient_divisor) {
+  const auto update = [&](auto kernel) {
+    kernel(lists.params, lists.grads, lists.states[0], lists.states[1], at::TensorList(),
+           lists.repeated(static_cast<double>(num_updates)), group.lr, betas_.first, betas_.second, group.weight_decay,
+           eps_, /*amsgrad=*/false, /*maximize=*/false, gradient_divisor, /*found_inf=*/std::nullopt);
+  };
+  if (decay_ == Decay::l2) {
+    update([](const auto&... arguments) { at::_fused_adam_(arguments...); });
+  } else {
+    update([](const auto&... arguments) { at::_fused_adamw_(arguments...); });
   }
-}
-
-void AdamBase::step(const GradientTransform& transform) {
-  const c10::NoGradGuard no_grad;
-  const std::optional<at::Tensor> divisor = gradient_divisor(transform, *this);
-  for (size_t i = 0; i < groups().size(); ++i) {
-    collect(i);
-    auto& [params, grads, exp_avgs, exp_avg_sqs, num_updates] = arguments_;
-    if (params.empty()) continue;
-    const Group& group = groups()[i];
-    at::_foreach_add_(num_updates, 1);
-    if (decay_ == Decay::l2) {
-      at::_fused_adam_(params, grads, exp_avgs, exp_avg_sqs, {}, num_updates, group.lr, betas_.first, betas_.second,
-                       group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, divisor);
-    } else {
-      at::_fused_adamw_(params, grads, exp_avgs, exp_avg_sqs, {}, num_updates, group.lr, betas_.first, betas_.second,
-                        group.weight_decay, eps_, /*amsgrad=*/false, /*maximize=*/false, divisor);
-    }
-  }
-  arguments_.clear();  // gradients are not kept alive
 }
 
 }  // namespace internal

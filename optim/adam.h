@@ -1,11 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/describe.h"
 #include "core/optimizer.h"
+#include "optim/element_wise_optimizer.h"
 
 namespace fulgur::optim {
 
@@ -25,37 +28,25 @@ struct AdamWOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Adam and AdamW differ in where the weight decay goes. Defaults and arithmetic are torch.optim's: one fused kernel of
-// ATen (at::_fused_adam_, at::_fused_adamw_) per group and step. Each parameter counts its own updates, for the bias
-// correction. Options are checked in the constructor: UsageError.
-// Source: Kingma and Ba 2015, arXiv:1412.6980; Loshchilov and Hutter 2019, arXiv:1711.05101.
+// Adam and AdamW differ in where the weight decay goes. Defaults and arithmetic are torch.optim's, with each
+// parameter's own count of updates in the bias corrections. Options are checked in the constructor: UsageError. Source:
+// Kingma and Ba 2015, arXiv:1412.6980; Loshchilov and Hutter 2019, arXiv:1711.05101.
 namespace internal {
 
-class AdamBase : public Optimizer {
+class AdamBase : public ElementWiseOptimizer {
  public:
-  using Optimizer::step;
-  void step(const GradientTransform& transform) override;
+  Rule rule(const Group& group, int64_t num_updates) const override;
 
  protected:
   enum class Decay { l2, decoupled };
   AdamBase(std::string_view name, std::vector<ParamGroup> groups, const AdamOptions& options, Decay decay);
+  void update_with_torch(const Group& group, int64_t num_updates, const TensorLists& lists,
+                         const std::optional<at::Tensor>& gradient_divisor) override;
 
  private:
-  struct State {  // of one parameter; undefined until its first gradient
-    at::Tensor exp_avg, exp_avg_sq, num_updates;
-  };
-  struct KernelArguments {  // parallel lists; kept from step to step for their capacity
-    std::vector<at::Tensor> params, grads, exp_avgs, exp_avg_sqs, num_updates;
-    void clear();
-  };
-
-  void collect(size_t group_index);
-
   std::pair<double, double> betas_;
   double eps_;
   Decay decay_;
-  std::vector<std::vector<State>> states_;  // [group][parameter]
-  KernelArguments arguments_;
 };
 
 }  // namespace internal

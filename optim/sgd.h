@@ -1,10 +1,12 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "core/describe.h"
 #include "core/optimizer.h"
+#include "optim/element_wise_optimizer.h"
 
 namespace fulgur::optim {
 
@@ -17,25 +19,19 @@ struct SGDOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Stochastic gradient descent with torch.optim.SGD's defaults and arithmetic: one fused kernel of ATen
-// (at::_fused_sgd_) per group and step. Options are checked in the constructor: UsageError.
-// Source: Sutskever et al. 2013 for momentum, as in torch.optim.SGD.
-class SGD final : public Optimizer {
+// Stochastic gradient descent with torch.optim.SGD's defaults and arithmetic. Options are checked in the constructor:
+// UsageError. Source: Sutskever et al. 2013 for momentum, as in torch.optim.SGD.
+class SGD final : public ElementWiseOptimizer {
  public:
   explicit SGD(std::vector<at::Tensor> params, SGDOptions options = {});
   explicit SGD(std::vector<ParamGroup> groups, SGDOptions options = {});
-  using Optimizer::step;
-  void step(const GradientTransform& transform) override;
+  Rule rule(const Group& group, int64_t num_updates) const override;
 
  private:
-  struct KernelArguments {
-    std::vector<at::Tensor> params, grads, momentum_buffers;
-  };
-  void update(const Group& group, KernelArguments& arguments, const std::optional<at::Tensor>& divisor,
-              bool is_first_step);
+  void update_with_torch(const Group& group, int64_t num_updates, const TensorLists& lists,
+                         const std::optional<at::Tensor>& gradient_divisor) override;
 
   SGDOptions options_;
-  std::vector<std::vector<at::Tensor>> momentum_buffers_;  // [group][parameter]; undefined until the first gradient
 };
 
 }  // namespace fulgur::optim

@@ -1,14 +1,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 #include <torch/types.h>
 
+#include <cmath>
 #include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
 
 #include "core/error.h"
+#include "optim/adagrad.h"
 #include "optim/adam.h"
+#include "optim/lamb.h"
+#include "optim/lars.h"
+#include "optim/lion.h"
+#include "optim/rmsprop.h"
 #include "optim/sgd.h"
 #include "tests/testing/errors.h"
 
@@ -30,62 +41,198 @@ void set_gradients(const std::vector<at::Tensor>& params, int step) {
   for (const at::Tensor& param : params) param.mutable_grad() = torch::randn(param.sizes(), generator);
 }
 
-// Runs both over the same gradients; torch's own optimizer is the oracle.
-void expect_same_path(
-    const std::function<Optimizers(std::vector<at::Tensor>)>& make_ours,
-    const std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>& make_theirs) {
-  const auto ours = parameters(), theirs = parameters();
-  const Optimizers optimizers = make_ours(ours);
-  const auto oracle = make_theirs(theirs);
-  for (int step = 0; step < 20; ++step) {
-    set_gradients(ours, step);
-    set_gradients(theirs, step);
-    for (const auto& optimizer : optimizers) optimizer->step();
-    oracle->step();
+std::vector<at::Tensor> many_parameters() {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(12);
+  return {torch::randn({4000}, generator).requires_grad_()};
+}
+
+// ---- Our optimizers with a counterpart in torch, which is the oracle.
+
+using Oracle = std::unique_ptr<torch::optim::Optimizer>;
+
+struct Pair {
+  const char* name;
+  std::function<Optimizers(std::vector<at::Tensor>)> make_ours;
+  std::function<Oracle(std::vector<at::Tensor>)> make_theirs;
+};
+
+class OptimizerOfTorch : public ::testing::TestWithParam<Pair> {};
+
+template <class Make>
+std::vector<at::Tensor> trained(const std::vector<at::Tensor>& params, int steps, const Make& make) {
+  const auto optimizer = make(params);
+  for (int step = 0; step < steps; ++step) {
+    set_gradients(params, step);
+    for (const at::Tensor& param : params) param.mutable_grad() = param.grad().to(param.dtype());
+    if constexpr (std::is_same_v<decltype(optimizer), const Oracle>) {
+      optimizer->step();
+    } else {
+      optimizer[0].step();
+    }
   }
+  return params;
+}
+
+std::vector<at::Tensor> doubles(const std::vector<at::Tensor>& params) {
+  std::vector<at::Tensor> result;
+  for (const at::Tensor& param : params) result.push_back(param.detach().to(at::kDouble).requires_grad_());
+  return result;
+}
+
+double mean_error(const std::vector<at::Tensor>& params, const std::vector<at::Tensor>& exact) {
+  double sum = 0.0;
+  for (size_t i = 0; i < params.size(); ++i) {
+    sum += (params[i].detach().to(at::kDouble) - exact[i].detach()).abs().sum().item<double>();
+  }
+  return sum;
+}
+
+void expect_close(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs, double tolerance) {
   for (size_t i = 0; i < ours.size(); ++i) {
-    EXPECT_LE((ours[i] - theirs[i]).norm().item<double>(), 1e-6 * theirs[i].norm().item<double>());
-    EXPECT_FALSE(ours[i].equal(parameters()[i]));
+    EXPECT_LE((ours[i] - theirs[i]).norm().item<double>(), tolerance * theirs[i].norm().item<double>());
+    EXPECT_FALSE(ours[i].to(at::kFloat).equal(parameters()[i]));
   }
 }
 
-TEST(Adam, AgreesWithTorch) {
-  expect_same_path(
-      [](auto params) { return optim::Adam(params, {.lr = 0.1, .betas = {0.8, 0.95}, .weight_decay = 0.1}); },
-      [](auto params) {
-        return std::make_unique<torch::optim::Adam>(
-            params, torch::optim::AdamOptions(0.1).betas({0.8, 0.95}).weight_decay(0.1));
-      });
+TEST_P(OptimizerOfTorch, TakesTheSamePath) {
+  expect_close(trained(parameters(), 20, GetParam().make_ours), trained(parameters(), 20, GetParam().make_theirs),
+               1e-6);
 }
 
-TEST(AdamW, AgreesWithTorch) {
-  expect_same_path([](auto params) { return optim::AdamW(params, {.lr = 0.1, .weight_decay = 0.1}); },
-                   [](auto params) {
-                     return std::make_unique<torch::optim::AdamW>(params,
-                                                                  torch::optim::AdamWOptions(0.1).weight_decay(0.1));
-                   });
+TEST_P(OptimizerOfTorch, TakesTheSamePathInDoublePrecision) {
+  expect_close(trained(doubles(parameters()), 100, GetParam().make_ours),
+               trained(doubles(parameters()), 100, GetParam().make_theirs), 1e-13);
 }
 
-TEST(SGD, AgreesWithTorch) {
-  expect_same_path(
-      [](auto params) { return optim::SGD(params, {.lr = 0.1}); },
-      [](auto params) { return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1)); });
+TEST_P(OptimizerOfTorch, IsNoLessExactOver100Steps) {
+  const auto exact = trained(doubles(many_parameters()), 100, GetParam().make_theirs);
+  const double ours = mean_error(trained(many_parameters(), 100, GetParam().make_ours), exact);
+  const double theirs = mean_error(trained(many_parameters(), 100, GetParam().make_theirs), exact);
+  RecordProperty("error_to_torchs", std::to_string(ours / theirs));
+  EXPECT_LE(ours, theirs) << "ours / theirs: " << ours / theirs;
 }
 
-TEST(SGD, AgreesWithTorchWithEverythingOn) {
-  expect_same_path(
-      [](auto params) {
-        return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1});
-      },
-      [](auto params) {
-        return std::make_unique<torch::optim::SGD>(
-            params, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1));
-      });
-  expect_same_path([](auto params) { return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .nesterov = true}); },
-                   [](auto params) {
-                     return std::make_unique<torch::optim::SGD>(
-                         params, torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
-                   });
+INSTANTIATE_TEST_SUITE_P(
+    , OptimizerOfTorch,
+    ::testing::Values(
+        Pair{"Adam",
+             [](auto params) { return optim::Adam(params, {.lr = 0.1, .betas = {0.8, 0.95}, .weight_decay = 0.1}); },
+             [](auto params) {
+               return std::make_unique<torch::optim::Adam>(
+                   params, torch::optim::AdamOptions(0.1).betas({0.8, 0.95}).weight_decay(0.1));
+             }},
+        Pair{"AdamW", [](auto params) { return optim::AdamW(params, {.lr = 0.1, .weight_decay = 0.1}); },
+             [](auto params) {
+               return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.1).weight_decay(0.1));
+             }},
+        Pair{"AdamWByDefault", [](auto params) { return optim::AdamW(params); },
+             [](auto params) { return std::make_unique<torch::optim::AdamW>(params); }},
+        Pair{"SGD", [](auto params) { return optim::SGD(params, {.lr = 0.1}); },
+             [](auto params) { return std::make_unique<torch::optim::SGD>(params, torch::optim::SGDOptions(0.1)); }},
+        Pair{"SGDWithDampening",
+             [](auto params) {
+               return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1});
+             },
+             [](auto params) {
+               return std::make_unique<torch::optim::SGD>(
+                   params, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5).weight_decay(0.1));
+             }},
+        Pair{"Nesterov", [](auto params) { return optim::SGD(params, {.lr = 0.1, .momentum = 0.9, .nesterov = true}); },
+             [](auto params) {
+               return std::make_unique<torch::optim::SGD>(params,
+                                                          torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+             }},
+        Pair{"Adagrad",
+             [](auto params) {
+               return optim::Adagrad(
+                   params, {.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.1});
+             },
+             [](auto params) {
+               return std::make_unique<torch::optim::Adagrad>(
+                   params,
+                   torch::optim::AdagradOptions(0.1).lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.1));
+             }},
+        Pair{"RMSprop", [](auto params) { return optim::RMSprop(params); },
+             [](auto params) { return std::make_unique<torch::optim::RMSprop>(params); }},
+        Pair{"CenteredRMSprop",
+             [](auto params) {
+               return optim::RMSprop(params, {.weight_decay = 0.1, .momentum = 0.5, .centered = true});
+             },
+             [](auto params) {
+               return std::make_unique<torch::optim::RMSprop>(
+                   params, torch::optim::RMSpropOptions().weight_decay(0.1).momentum(0.5).centered(true));
+             }}),
+    [](const auto& test) { return test.param.name; });
+
+// ---- Those without: their papers' formulas, element by element in fp64.
+
+// Calls update(p, g, step) for each parameter, as vectors of numbers, and expects what `optimizers` makes of them.
+template <class Update>
+void expect_formula(const std::function<Optimizers(std::vector<at::Tensor>)>& make, const Update& update,
+                    double tolerance) {
+  const auto ours = trained(parameters(), 20, make);
+  auto initial = parameters();
+  for (size_t i = 0; i < initial.size(); ++i) {
+    const auto param = doubles({initial[i]})[0].detach();
+    auto state = update();
+    for (int step = 0; step < 20; ++step) {
+      set_gradients(initial, step);
+      state(param, initial[i].grad().to(at::kDouble), step + 1);
+    }
+    EXPECT_LE((ours[i].detach() - param).norm().template item<double>(),
+              tolerance * param.norm().template item<double>());
+  }
+}
+
+TEST(Lion, FollowsThePaper) {
+  expect_formula([](auto params) { return optim::Lion(params, {.lr = 0.01, .weight_decay = 0.1}); },
+                 [] {
+                   return [m = at::Tensor()](at::Tensor p, const at::Tensor& g, int step) mutable {
+                     if (step == 1) m = torch::zeros_like(p);
+                     const at::Tensor c = 0.9 * m + 0.1 * g;
+                     p.sub_(0.01 * (c.sign() + 0.1 * p));
+                     m = 0.99 * m + 0.01 * g;
+                   };
+                 },
+                 1e-6);
+}
+
+TEST(LAMB, FollowsThePaper) {
+  expect_formula([](auto params) { return optim::LAMB(params, {.lr = 0.01, .weight_decay = 0.1}); },
+                 [] {
+                   return [m = at::Tensor(), v = at::Tensor()](at::Tensor p, const at::Tensor& g, int t) mutable {
+                     if (t == 1) m = torch::zeros_like(p), v = torch::zeros_like(p);
+                     m = 0.9 * m + 0.1 * g;
+                     v = 0.999 * v + 0.001 * g * g;
+                     const at::Tensor r = (m / (1 - std::pow(0.9, t))) / ((v / (1 - std::pow(0.999, t))).sqrt() + 1e-6);
+                     const at::Tensor u = r + 0.1 * p;
+                     p.sub_(0.01 * (p.norm() / u.norm()) * u);
+                   };
+                 },
+                 1e-6);
+}
+
+TEST(LARS, FollowsThePaper) {
+  expect_formula([](auto params) { return optim::LARS(params, {.weight_decay = 0.1, .trust_coefficient = 0.1}); },
+                 [] {
+                   return [b = at::Tensor()](at::Tensor p, const at::Tensor& g, int step) mutable {
+                     if (step == 1) b = torch::zeros_like(p);
+                     const at::Tensor local_lr = 0.1 * p.norm() / (g.norm() + 0.1 * p.norm() + 1e-8);
+                     b = 0.9 * b + local_lr * (g + 0.1 * p);
+                     p.sub_(0.1 * b);
+                   };
+                 },
+                 1e-6);
+}
+
+TEST(LARS, ATensorOfZerosMovesAsWithSGD) {
+  const at::Tensor zeros = torch::zeros({3}).requires_grad_(), still = torch::ones({3}).requires_grad_();
+  Optimizers optimizers = optim::LARS({zeros, still}, {.lr = 0.5});
+  zeros.mutable_grad() = torch::ones({3});
+  still.mutable_grad() = torch::zeros({3});
+  optimizers[0].step();
+  EXPECT_TRUE(zeros.equal(torch::full({3}, -0.5)));
+  EXPECT_TRUE(still.equal(torch::ones({3})));
 }
 
 // Every kind of optimizer, for what they have in common.
@@ -154,12 +301,131 @@ TEST_P(EveryOptimizer, RefusesBadParameters) {
   EXPECT_THAT(refusal({{.params = params, .lr = -1.0}}), HasSubstr("lr must be at least 0; got -1"));
 }
 
-INSTANTIATE_TEST_SUITE_P(, EveryOptimizer,
-                         ::testing::Values(Kind{"Adam", [](auto groups) { return optim::Adam(groups); }},
-                                           Kind{"AdamW", [](auto groups) { return optim::AdamW(groups); }},
-                                           Kind{"SGD",
-                                                [](auto groups) { return optim::SGD(groups, {.momentum = 0.9}); }}),
-                         [](const auto& kind) { return kind.param.name; });
+TEST_P(EveryOptimizer, TransformsTheGradientsBeforeTheUpdate) {
+  const auto inside = parameters(), before = parameters();
+  const Optimizers ours = GetParam().make(one_group(inside)), plain = GetParam().make(one_group(before));
+  for (int step = 0; step < 3; ++step) {
+    set_gradients(inside, step);
+    set_gradients(before, step);
+    for (const at::Tensor& param : before) param.mutable_grad().mul_(0.3).clamp_(-0.2, 0.2);
+    ours[0].step({.factor = torch::tensor(0.3, at::kDouble), .clip_value = 0.2});
+    plain[0].step();
+  }
+  for (size_t i = 0; i < inside.size(); ++i) EXPECT_TRUE(inside[i].allclose(before[i], 1e-6, 1e-8));
+}
+
+TEST_P(EveryOptimizer, TakesParametersOfAnyStrides) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
+  const at::Tensor values = torch::randn({6, 8}, generator), gradient = torch::randn({6, 8}, generator);
+  const std::vector<std::pair<const char*, at::Tensor>> layouts{
+      {"contiguous", values.clone()},
+      {"transposed", values.t().contiguous().t()},
+      {"with gaps", torch::zeros({6, 16}).slice(1, 0, 16, 2).copy_(values)},
+  };
+  for (const auto& [name, layout] : layouts) {
+    for (const at::Tensor& grad : {gradient, gradient.t().contiguous().t()}) {
+      const at::Tensor plain = values.clone().requires_grad_(), param = layout.detach().requires_grad_();
+      const Optimizers expected = GetParam().make(one_group({plain})), optimizers = GetParam().make(one_group({param}));
+      for (int step = 0; step < 3; ++step) {
+        plain.mutable_grad() = gradient.clone();
+        param.mutable_grad() = grad.clone();
+        expected[0].step();
+        optimizers[0].step();
+      }
+      EXPECT_TRUE(param.allclose(plain, 1e-6, 1e-8)) << name;
+      EXPECT_EQ(param.strides(), layout.strides()) << name;
+      layout.copy_(values);
+    }
+  }
+}
+
+TEST_P(EveryOptimizer, UpdatesA16BitParameterInSinglePrecision) {
+  const at::Tensor single = torch::randn({100}).to(at::kBFloat16).to(at::kFloat).requires_grad_();
+  const at::Tensor half = single.detach().to(at::kBFloat16).requires_grad_();
+  const Optimizers singles = GetParam().make(one_group({single})), halves = GetParam().make(one_group({half}));
+  half.mutable_grad() = torch::randn({100}).to(at::kBFloat16);
+  single.mutable_grad() = half.grad().to(at::kFloat);
+  singles[0].step();
+  halves[0].step();
+  EXPECT_TRUE(half.allclose(single.to(at::kBFloat16), 0.01, 1e-5));
+  EXPECT_EQ(half.scalar_type(), at::kBFloat16);
+}
+
+TEST_P(EveryOptimizer, ChangesAreNoticedByAutograd) {
+  const at::Tensor param = torch::ones({3}).requires_grad_();
+  const Optimizers optimizers = GetParam().make(one_group({param}));
+  const at::Tensor loss = (param * param).sum();
+  param.mutable_grad() = torch::ones({3});
+  optimizers[0].step();
+  EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
+const Kind kElementWise[] = {
+    {"Adam", [](auto groups) { return optim::Adam(groups); }},
+    {"AdamW", [](auto groups) { return optim::AdamW(groups); }},
+    {"SGD", [](auto groups) { return optim::SGD(groups, {.momentum = 0.9}); }},
+    {"Adagrad", [](auto groups) { return optim::Adagrad(groups); }},
+    {"RMSprop", [](auto groups) { return optim::RMSprop(groups); }},
+    {"Lion", [](auto groups) { return optim::Lion(groups); }},
+};
+const Kind kWholeTensor[] = {
+    {"LAMB", [](auto groups) { return optim::LAMB(groups); }},
+    {"LARS", [](auto groups) { return optim::LARS(groups); }},
+};
+const auto kind_name = [](const auto& test) { return std::string(test.param.name); };
+
+INSTANTIATE_TEST_SUITE_P(ElementWise, EveryOptimizer, ::testing::ValuesIn(kElementWise), kind_name);
+INSTANTIATE_TEST_SUITE_P(WholeTensor, EveryOptimizer, ::testing::ValuesIn(kWholeTensor), kind_name);
+
+// ---- Those with an update rule.
+
+const Kind kWithAllOptions[] = {
+    {"Adam", [](auto groups) { return optim::Adam(groups, {.lr = 0.1, .weight_decay = 0.1}); }},
+    {"AdamW", [](auto groups) { return optim::AdamW(groups, {.lr = 0.1, .weight_decay = 0.1}); }},
+    {"SGD", [](auto groups) { return optim::SGD(groups, {.lr = 0.1, .weight_decay = 0.1}); }},
+    {"Momentum", [](auto groups) { return optim::SGD(groups, {.lr = 0.1, .momentum = 0.9, .dampening = 0.2}); }},
+    {"Nesterov", [](auto groups) { return optim::SGD(groups, {.lr = 0.1, .momentum = 0.9, .nesterov = true}); }},
+    {"Adagrad", [](auto groups) { return optim::Adagrad(groups, {.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1}); }},
+    {"RMSprop",
+     [](auto groups) {
+       return optim::RMSprop(groups, {.lr = 0.01, .weight_decay = 0.1, .momentum = 0.9, .centered = true});
+     }},
+    {"Lion", [](auto groups) { return optim::Lion(groups, {.lr = 0.01, .weight_decay = 0.1}); }},
+};
+
+class ElementWiseOptimizer : public ::testing::TestWithParam<Kind> {};
+
+TEST_P(ElementWiseOptimizer, DoesTheSameWithTorchsOperations) {
+  const auto ours = parameters(), theirs = parameters();
+  const Optimizers kernel = GetParam().make(one_group(ours)), operations = GetParam().make(one_group(theirs));
+  for (int step = 0; step < 20; ++step) {
+    set_gradients(ours, step);
+    set_gradients(theirs, step);
+    if (step % 3 == 1) {  // so that there are different counts of updates
+      ours[1].mutable_grad().reset();
+      theirs[1].mutable_grad().reset();
+    }
+    GradientTransform transform{.factor = torch::tensor(0.3, at::kDouble)};
+    if (step % 2) transform.clip_value = 0.2;
+    kernel[0].step(transform);
+    dynamic_cast<optim::ElementWiseOptimizer&>(operations[0]).step_with_torch(transform);
+  }
+  expect_close(ours, theirs, 1e-6);
+}
+
+TEST_P(ElementWiseOptimizer, RefusesASparseGradient) {
+  const at::Tensor param = torch::ones({3}).requires_grad_();
+  const Optimizers optimizers = GetParam().make(one_group({param}));
+  param.mutable_grad() = torch::ones({3}).to_sparse();
+  EXPECT_THAT(message_of<SetupError>([&] { optimizers[0].step(); }), HasSubstr("a gradient is sparse"));
+}
+
+INSTANTIATE_TEST_SUITE_P(, ElementWiseOptimizer, ::testing::ValuesIn(kWithAllOptions), kind_name);
+
+TEST(Optimizers, SayWhetherTheyAreElementWise) {
+  for (const Kind& kind : kElementWise) EXPECT_TRUE(kind.make(one_group(parameters()))[0].element_wise()) << kind.name;
+  for (const Kind& kind : kWholeTensor) EXPECT_FALSE(kind.make(one_group(parameters()))[0].element_wise()) << kind.name;
+}
 
 TEST(Optimizers, RefuseOptionsOutOfRange) {
   const auto params = parameters();

@@ -1,0 +1,157 @@
+// What the fused AdamW kernel costs: against a pass over the same memory without arithmetic, against torch's kernels,
+// with 16-bit gradients and copies against three passes, and with two threads against one.
+//   ./bazelw run //bench:adamw_kernel
+#include <ATen/Parallel.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
+
+#include <vector>
+
+#include "bench/side_by_side.h"
+#include "optim/fused_update.h"
+
+#if defined(__x86_64__)
+#define FULGUR_BENCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FULGUR_BENCH_CLONES
+#endif
+#define FULGUR_BENCH_INLINE __attribute__((always_inline)) inline
+
+namespace {
+
+using namespace fulgur;
+
+constexpr double kFp32Bytes = 7 * 4;          // per parameter: param, m, v in and out, gradient in
+constexpr double kBf16Bytes = 6 * 4 + 2 * 2;  // gradient in and copy out are shorter
+constexpr double kLr = 1e-3, kWeightDecay = 0.01;
+
+struct Buffers {
+  int64_t size;
+  at::Tensor param, grad, exp_avg, exp_avg_sq, num_updates, grad16, copy16, widened;
+  explicit Buffers(int64_t num_elements)
+      : size(num_elements),
+        param(torch::randn(size)),
+        grad(torch::randn(size)),
+        exp_avg(torch::randn(size).mul_(0.1)),
+        exp_avg_sq(torch::rand(size).add_(0.1)),
+        num_updates(torch::tensor(10.0f)),
+        grad16(grad.to(at::kBFloat16)),
+        copy16(param.to(at::kBFloat16)),
+        widened(torch::empty(size)) {}
+
+  optim::Slice<float> slice(const at::Tensor& gradient) {
+    return {.param = param.data_ptr<float>(),
+            .grad = gradient.data_ptr(),
+            .grad_type = gradient.scalar_type(),
+            .states = {exp_avg.data_ptr<float>(), exp_avg_sq.data_ptr<float>()},
+            .num_elements = size};
+  }
+};
+
+const optim::AdamRule kRule{.step_size = kLr / 0.65, .inv_root_bias_correction2 = 10.0, .decay = kLr * kWeightDecay};
+
+typedef uint32_t Line __attribute__((vector_size(64), aligned(4)));
+
+// Reads and writes what the kernel does; `zero` is 0, but the compiler cannot know. kAhead > 0: with software prefetch
+// of so many lines.
+template <int64_t kAhead>
+FULGUR_BENCH_INLINE void touch(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
+  for (int64_t i = 0; i < num_lines; ++i) {
+    if constexpr (kAhead > 0) {
+      __builtin_prefetch(param + i + kAhead);
+      __builtin_prefetch(grad + i + kAhead);
+      __builtin_prefetch(m + i + kAhead);
+      __builtin_prefetch(v + i + kAhead);
+    }
+    param[i] ^= grad[i] & zero;
+    m[i] ^= zero;
+    v[i] ^= zero;
+  }
+}
+FULGUR_BENCH_CLONES void pass(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
+  touch<0>(param, grad, m, v, num_lines, zero);
+}
+FULGUR_BENCH_CLONES void prefetching_pass(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines,
+                                          uint32_t zero) {
+  touch<32>(param, grad, m, v, num_lines, zero);
+}
+
+template <class Pass>
+void run_pass(const Pass& body, Buffers& buffers) {
+  static volatile uint32_t zero = 0;
+  const auto bits = [](const at::Tensor& tensor) { return reinterpret_cast<Line*>(tensor.data_ptr<float>()); };
+  body(bits(buffers.param), bits(buffers.grad), bits(buffers.exp_avg), bits(buffers.exp_avg_sq), buffers.size / 16,
+       zero);
+}
+
+void compare_at(int64_t size) {
+  const int64_t repeats = std::max<int64_t>(1, (1 << 23) / size);
+  const auto repeated = [=](auto body) {
+    return [=] {
+      for (int64_t i = 0; i < repeats; ++i) body();
+    };
+  };
+  const c10::NoGradGuard no_grad;
+  auto shared = std::make_shared<Buffers>(size);
+  Buffers& buffers = *shared;
+  const double units = static_cast<double>(size * repeats) * 1e-6;
+  const auto measure = [&](std::vector<bench::Contender> contenders, double bytes) {
+    for (bench::Contender& contender : contenders) {
+      contender.run = repeated(contender.run);
+      contender.bytes_per_unit = bytes * 1e6;
+    }
+    bench::side_by_side("M", units, contenders, size > (8 << 20) ? 15 : 31);
+  };
+
+  fmt::print("\n{} parameters, fp32, one thread\n", size);
+  at::set_num_threads(1);
+  const auto kernel = [&] { optim::fused_update(kRule, buffers.slice(buffers.grad)); };
+  measure({{"pass without arithmetic", [&] { run_pass(pass, buffers); }},
+           {"the same, prefetching", [&] { run_pass(prefetching_pass, buffers); }},
+           {"fused_update", kernel}},
+          kFp32Bytes);
+  at::Tensor own = torch::randn(size).set_requires_grad(true);
+  own.mutable_grad() = buffers.grad;
+  torch::optim::AdamW unfused({own}, torch::optim::AdamWOptions(kLr).weight_decay(kWeightDecay));
+  measure({{"fused_update", kernel},
+           {"at::_fused_adamw_",
+            [&] {
+              at::_fused_adamw_({buffers.param}, {buffers.grad}, {buffers.exp_avg}, {buffers.exp_avg_sq}, {},
+                                {buffers.num_updates}, kLr, 0.9, 0.999, kWeightDecay, 1e-8, false, false);
+            }}},
+          kFp32Bytes);
+  measure({{"fused_update", kernel}, {"torch::optim::AdamW", [&] { unfused.step(); }}}, kFp32Bytes);
+
+  fmt::print("{} parameters, bf16 gradient in and copy out, one thread\n", size);
+  measure({{"fused_update, one pass",
+            [&] {
+              auto slice = buffers.slice(buffers.grad16);
+              slice.copy_out = buffers.copy16.data_ptr();
+              optim::fused_update(kRule, slice);
+            }},
+           {"cast, fused_update, cast",
+            [&] {
+              buffers.widened.copy_(buffers.grad16);
+              optim::fused_update(kRule, buffers.slice(buffers.widened));
+              buffers.copy16.copy_(buffers.param);
+            }}},
+          kBf16Bytes);
+
+  fmt::print("{} parameters, fp32, threads\n", size);
+  const auto with_threads = [&](int num_threads) {
+    return [&, num_threads] {
+      at::set_num_threads(num_threads);
+      kernel();
+    };
+  };
+  measure({{"fused_update, two threads", with_threads(2)}, {"fused_update, one thread", with_threads(1)}}, kFp32Bytes);
+}
+
+}  // namespace
+
+int main() {
+  for (const int64_t size : {1 << 16, 1 << 20, 1 << 25}) compare_at(size);
+}

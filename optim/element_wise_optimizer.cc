@@ -1,0 +1,150 @@
+#include "optim/element_wise_optimizer.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/full_like.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "optim/gradient_divisor.h"
+
+namespace fulgur::optim {
+namespace {
+
+bool is_16_bit(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
+
+// The tensor itself if the kernel can run over its memory, else a copy that it can run over.
+at::Tensor dense(const at::Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
+}
+
+// Its gradient in the same order of elements, and of a dtype that the kernel reads.
+at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) {
+  const bool read_as_it_is =
+      grad.scalar_type() == memory.scalar_type() ||
+      (memory.scalar_type() == at::kFloat && is_16_bit(grad.scalar_type()));
+  if (read_as_it_is && grad.strides() == memory.strides()) return grad;
+  return at::empty_like(memory).copy_(grad);
+}
+
+template <class T>
+Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& grad, const std::array<at::Tensor, kMaxStates>& states) {
+  Slice<T> slice{.param = memory.mutable_data_ptr<T>(),
+                 .grad = grad.const_data_ptr(),
+                 .grad_type = grad.scalar_type(),
+                 .num_elements = memory.numel()};
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    if (states[i].defined()) slice.states[i] = states[i].mutable_data_ptr<T>();
+  }
+  return slice;
+}
+
+GradientScaling scaling_of(const GradientTransform& transform) {
+  GradientScaling scaling;
+  if (transform.factor.defined()) scaling.factor = transform.factor.item<double>();
+  if (transform.clip_value) scaling.clip_value = *transform.clip_value;
+  return scaling;
+}
+
+}  // namespace
+
+ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> given_groups, double lr,
+                                           double weight_decay, std::vector<StateField> state_fields)
+    : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {
+  for (const Group& group : groups()) states_.emplace_back(group.params.size());
+}
+
+ElementWiseOptimizer::State& ElementWiseOptimizer::next_update(size_t group_index, size_t param_index) {
+  const at::Tensor& param = groups()[group_index].params[param_index];
+  State& state = states_[group_index][param_index];
+  if (param.grad().layout() != at::kStrided) {
+    throw SetupError(
+        fmt::format("{}: a gradient is sparse; give the embedding that it comes from sparse = false", name()));
+  }
+  if (!at::isFloatingType(param.scalar_type())) {
+    throw SetupError(fmt::format("{}: a parameter has dtype {}; it must be fp32, fp64, bf16 or fp16", name(),
+                                 c10::toString(param.scalar_type())));
+  }
+  if (state.num_updates++ == 0) {
+    if (is_16_bit(param.scalar_type())) state.master = dense(param.detach().to(at::kFloat));
+    const at::Tensor memory = state.master.defined() ? state.master : dense(param.detach());
+    for (const StateField& field : state_fields_) {
+      state.tensors[field.slot] = at::full_like(memory, field.initial);
+    }
+  }
+  return state;
+}
+
+void ElementWiseOptimizer::step(const GradientTransform& transform) {
+  if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
+  const c10::NoGradGuard no_grad;
+  const GradientScaling scaling = scaling_of(transform);
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
+    std::optional<Rule> rule_of_last;  // nearly always all parameters have as many updates
+    int64_t num_updates_of_last = 0;
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const at::Tensor& param = group.params[i];
+      if (!param.grad().defined()) continue;
+      State& state = next_update(g, i);
+      if (state.num_updates != std::exchange(num_updates_of_last, state.num_updates)) {
+        rule_of_last = rule(group, state.num_updates);
+      }
+      update_on_cpu(param, state, *rule_of_last, scaling);
+    }
+  }
+}
+
+void ElementWiseOptimizer::update_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
+                                         const GradientScaling& scaling) {
+  const at::Tensor memory = state.master.defined() ? state.master : dense(param);
+  const at::Tensor grad = as_kernel_gradient(param.grad(), memory);
+  bool is_written = memory.is_same(param);
+  if (memory.scalar_type() == at::kDouble) {
+    fused_update(rule, slice_of<double>(memory, grad, state.tensors), scaling);
+  } else {
+    Slice<float> slice = slice_of<float>(memory, grad, state.tensors);
+    if (state.master.defined() && param.strides() == memory.strides()) {
+      slice.copy_out = param.mutable_data_ptr();
+      slice.copy_type = param.scalar_type();
+      is_written = true;
+    }
+    fused_update(rule, slice, scaling);
+  }
+  if (is_written) {
+    param.unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change, as after an in-place operation
+  } else {
+    param.copy_(memory);
+  }
+}
+
+void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
+  const c10::NoGradGuard no_grad;
+  const std::optional<at::Tensor> divisor = gradient_divisor(transform, *this);
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
+    std::map<int64_t, TensorLists> by_num_updates;
+    std::vector<std::pair<at::Tensor, at::Tensor>> with_masters;
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const at::Tensor& param = group.params[i];
+      if (!param.grad().defined()) continue;
+      const State& state = next_update(g, i);
+      if (state.master.defined()) with_masters.emplace_back(param, state.master);
+      TensorLists& lists = by_num_updates[state.num_updates];
+      lists.params.push_back(state.master.defined() ? state.master : param);
+      lists.grads.push_back(param.grad().to(lists.params.back().scalar_type()));
+      for (const StateField& field : state_fields_) lists.states[field.slot].push_back(state.tensors[field.slot]);
+    }
+    for (const auto& [num_updates, lists] : by_num_updates) update_with_torch(group, num_updates, lists, divisor);
+    for (const auto& [param, master] : with_masters) param.copy_(master);
+  }
+}
+
+std::vector<at::Tensor> ElementWiseOptimizer::TensorLists::repeated(double value) const {
+  return {params.size(), at::full({}, value, params.front().options().dtype(at::kFloat))};
+}
+
+}  // namespace fulgur::optim

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "core/optimizer.h"
+#include "optim/fused_update.h"
+#include "optim/update_rules.h"
+
+namespace fulgur::optim {
+
+// What the optimizers with an update rule have in common: state per element, a count of updates per parameter, and a
+// step that is one pass of fused_update over each parameter on a CPU, and torch's own kernels on other devices.
+// Parameters are fp32 or fp64 and of any strides. Those of 16 bits have a master in fp32, made at their first update:
+// the master is updated and the parameter is its rounding, so that they train as fp32 does; what is written to such a
+// parameter between steps is lost. Their gradients may be of 16 bits or fp32.
+// Throws SetupError for a sparse gradient and for other dtypes.
+class ElementWiseOptimizer : public Optimizer {
+ public:
+  struct StateField {
+    std::string_view name;  // as in torch's state dict
+    size_t slot = 0;        // in Slice::states
+    double initial = 0.0;
+  };
+
+  using Optimizer::step;
+  void step(const GradientTransform& transform) override;
+  void step_with_torch(const GradientTransform& transform);  // as on other devices; works on a CPU, too
+
+  bool element_wise() const final { return true; }
+
+  // The numbers that are kept for each element of a parameter.
+  const std::vector<StateField>& state_fields() const { return state_fields_; }
+
+  // The coefficients of the num_updates-th update, from 1, of a parameter of the group.
+  virtual Rule rule(const Group& group, int64_t num_updates) const = 0;
+
+ protected:
+  ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay,
+                       std::vector<StateField> state_fields);
+
+  // Parallel lists of tensors that have as many updates behind them.
+  struct TensorLists {
+    std::vector<at::Tensor> params, grads;
+    std::array<std::vector<at::Tensor>, kMaxStates> states;  // by slot
+    std::vector<at::Tensor> repeated(double value) const;    // a 0-dim fp32 tensor on their device, as often as a param
+  };
+  virtual void update_with_torch(const Group& group, int64_t num_updates, const TensorLists& lists,
+                                 const std::optional<at::Tensor>& gradient_divisor) = 0;
+
+ private:
+  struct State {                                 // of one parameter; undefined until its first gradient
+    std::array<at::Tensor, kMaxStates> tensors;  // by slot
+    at::Tensor master;                           // fp32, of a parameter of 16 bits
+    int64_t num_updates = 0;
+  };
+  State& next_update(size_t group_index, size_t param_index);
+  void update_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling);
+
+  std::vector<StateField> state_fields_;
+  std::vector<std::vector<State>> states_;  // [group][parameter]
+};
+
+}  // namespace fulgur::optim

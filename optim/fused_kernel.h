@@ -1,0 +1,32 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+
+#include "optim/update_rules.h"
+
+// What stands between fused_update, which checks and cuts, and the vector code, which is compiled once per instruction
+// set: one call on the calling thread.
+namespace fulgur::optim::internal {
+
+template <class T>
+struct KernelCall {
+  size_t rule_index;  // in Rule
+  const void* rule;
+  T* param;
+  const void* grad;
+  c10::ScalarType grad_type;
+  T* states[kMaxStates];
+  void* copy_out;
+  c10::ScalarType copy_type;
+  size_t num_elements;
+  T factor;
+  T clip_value;
+  bool stream_copy;  // write copy_out past the caches; it is aligned to 64 bytes then
+};
+
+void run_kernel(const KernelCall<float>& call);
+void run_kernel(const KernelCall<double>& call);
+
+}  // namespace fulgur::optim::internal

@@ -1,0 +1,113 @@
+#include "optim/fused_update.h"
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "optim/fused_kernel.h"
+
+namespace fulgur::optim {
+namespace {
+
+constexpr int64_t kUnit = 256;  // elements: chunks are cut between units, so that they stay aligned
+constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a thread, as in torch
+constexpr int64_t kStreamedBytes = 4 << 20;             // smaller copies may still be in the cache when they are read
+
+// Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
+// that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an
+// iteration over that many bytes, which are never touched, is given to libtorch, and the pointers tell the chunk.
+template <class Body>
+void parallel_units(void* memory, int64_t num_units, const Body& body) {
+  const at::Tensor units = at::from_blob(memory, {num_units}, at::kByte);
+  at::TensorIterator::borrowing_nullary_op(units).for_each(
+      [&](char** data, const int64_t* /*strides*/, int64_t count, int64_t /*rows: 1*/) {
+        const int64_t begin = data[0] - static_cast<char*>(memory);
+        body(begin, begin + count);
+      },
+      kUnitsPerThread);
+}
+
+// So many states the rule must have; the further ones may be null.
+struct RequiredStates {
+  size_t operator()(const AdamRule&) const { return 2; }
+  size_t operator()(const SGDRule&) const { return 0; }
+  size_t operator()(const AdagradRule&) const { return 1; }
+  size_t operator()(const RMSpropRule&) const { return 1; }
+  size_t operator()(const LionRule&) const { return 1; }
+};
+
+template <class T>
+void check(const Rule& rule, const Slice<T>& slice) {
+  TORCH_CHECK_VALUE(slice.num_elements >= 0, "fused_update: num_elements is negative: ", slice.num_elements);
+  TORCH_CHECK_VALUE(slice.param && slice.grad, "fused_update: param or grad is null");
+  for (size_t i = 0; i < std::visit(RequiredStates(), rule); ++i) {
+    TORCH_CHECK_VALUE(slice.states[i], "fused_update: the rule needs state ", i, ", which is null");
+  }
+  constexpr bool kSingle = std::is_same_v<T, float>;
+  const auto is_16_bit = [](at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; };
+  TORCH_CHECK_VALUE(slice.grad_type == c10::CppTypeToScalarType<T>::value || (kSingle && is_16_bit(slice.grad_type)),
+                    "fused_update: a gradient of type ", slice.grad_type, " for parameters of type ",
+                    c10::CppTypeToScalarType<T>::value);
+  TORCH_CHECK_VALUE(!slice.copy_out || (kSingle && is_16_bit(slice.copy_type)), "fused_update: a copy of type ",
+                    slice.copy_type, " of parameters of type ", c10::CppTypeToScalarType<T>::value);
+}
+
+bool is_streamed(const void* copy_out, int64_t num_elements) {
+  return copy_out && num_elements * 2 >= kStreamedBytes && reinterpret_cast<uintptr_t>(copy_out) % 64 == 0;
+}
+
+void* advance(const void* start, int64_t num_bytes) {
+  return start ? const_cast<char*>(static_cast<const char*>(start)) + num_bytes : nullptr;
+}
+
+template <class T>
+internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, const GradientScaling& scaling,
+                                    int64_t begin, int64_t end) {
+  internal::KernelCall<T> call{
+      .rule_index = rule.index(),
+      .rule = std::visit([](const auto& r) -> const void* { return &r; }, rule),
+      .param = slice.param + begin,
+      .grad = advance(slice.grad, begin * static_cast<int64_t>(c10::elementSize(slice.grad_type))),
+      .grad_type = slice.grad_type,
+      .states = {},
+      .copy_out = advance(slice.copy_out, begin * 2),
+      .copy_type = slice.copy_type,
+      .num_elements = static_cast<size_t>(end - begin),
+      .factor = static_cast<T>(scaling.factor),
+      .clip_value = static_cast<T>(scaling.clip_value),
+      .stream_copy = is_streamed(slice.copy_out, slice.num_elements),
+  };
+  for (size_t i = 0; i < kMaxStates; ++i) {
+    call.states[i] = slice.states[i] ? slice.states[i] + begin : nullptr;
+  }
+  return call;
+}
+
+template <class T>
+void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientScaling& scaling) {
+  if (slice.num_elements == 0) return;
+  check(rule, slice);
+  const int64_t num_units = (slice.num_elements + kUnit - 1) / kUnit;
+  const auto update_units = [&](int64_t begin, int64_t end) {
+    internal::run_kernel(kernel_call(rule, slice, scaling, begin * kUnit, std::min(end * kUnit, slice.num_elements)));
+  };
+  if (num_units <= kUnitsPerThread) {
+    update_units(0, num_units);
+  } else {
+    parallel_units(slice.param, num_units, update_units);
+  }
+}
+
+}  // namespace
+
+void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling) {
+  update_in_chunks(rule, slice, scaling);
+}
+
+void fused_update(const Rule& rule, const Slice<double>& slice, const GradientScaling& scaling) {
+  update_in_chunks(rule, slice, scaling);
+}
+
+}  // namespace fulgur::optim

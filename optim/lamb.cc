@@ -1,0 +1,60 @@
+#include "optim/lamb.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "optim/whole_tensor.h"
+
+namespace fulgur::optim {
+namespace {
+
+LAMBOptions checked(LAMBOptions options) {
+  check_fields("LAMB", options);
+  return options;
+}
+
+}  // namespace
+
+void LAMBOptions::describe(FieldVisitor& visit) {
+  constexpr double kBelowOne = 1.0 - 1e-16;
+  visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
+  visit({.name = "beta1", .help = "decay of the mean of the gradient", .min = 0, .max = kBelowOne}, &betas.first);
+  visit({.name = "beta2", .help = "decay of the mean of its square", .min = 0, .max = kBelowOne}, &betas.second);
+  visit({.name = "eps", .help = "added to the root of the second mean", .min = 0}, &eps);
+  visit({.name = "weight_decay", .help = "weight decay", .min = 0}, &weight_decay);
+}
+
+LAMB::LAMB(std::vector<at::Tensor> params, LAMBOptions options) : LAMB(one_group(std::move(params)), options) {}
+
+LAMB::LAMB(std::vector<ParamGroup> given_groups, LAMBOptions options)
+    : Optimizer("LAMB", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {
+  for (const Group& group : groups()) states_.emplace_back(group.params.size());
+}
+
+void LAMB::step(const GradientTransform& transform) {
+  const c10::NoGradGuard no_grad;
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const at::Tensor& param = group.params[i];
+      if (!param.grad().defined()) continue;
+      const at::Tensor update =
+          direction(param, transformed_gradient(param, transform), states_[g][i], group.weight_decay);
+      param.sub_(update.mul(ratio_or_one(norm(param), norm(update))), group.lr);
+    }
+  }
+}
+
+at::Tensor LAMB::direction(const at::Tensor& param, at::Tensor grad, State& state, double weight_decay) const {
+  const auto [beta1, beta2] = options_.betas;
+  if (state.num_updates++ == 0) state.exp_avg = at::zeros_like(grad), state.exp_avg_sq = at::zeros_like(grad);
+  state.exp_avg.lerp_(grad, 1.0 - beta1);
+  state.exp_avg_sq.mul_(beta2).addcmul_(grad, grad, 1.0 - beta2);
+  const auto t = static_cast<double>(state.num_updates);
+  const at::Tensor root = state.exp_avg_sq.sqrt().div_(std::sqrt(1.0 - std::pow(beta2, t))).add_(options_.eps);
+  return state.exp_avg.div(root).div_(1.0 - std::pow(beta1, t)).add_(param, weight_decay);
+}
+
+}  // namespace fulgur::optim

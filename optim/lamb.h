@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/describe.h"
+#include "core/optimizer.h"
+
+namespace fulgur::optim {
+
+struct LAMBOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas{0.9, 0.999};  // decay of the running means of the gradient and of its square
+  double eps = 1e-6;                            // added to the root of the second mean
+  double weight_decay = 0.0;                    // added to Adam's direction, times the parameter
+  void describe(FieldVisitor& visit);
+};
+
+// Adam for very large batches: each tensor moves by lr times its own norm, or by lr times Adam's direction where a norm
+// is 0. It needs whole tensors, so it is not element-wise: where parameters are sharded it is refused. Works on every
+// device with torch's operations; norms are summed in fp64, state is fp32 for parameters of 16 bits. Put biases and
+// normalization weights in a group without weight decay, as with AdamW. Options are checked in the constructor:
+// UsageError.
+// Source: You et al. 2020, arXiv:1904.00962, algorithm 2 with bias correction.
+class LAMB final : public Optimizer {
+ public:
+  explicit LAMB(std::vector<at::Tensor> params, LAMBOptions options = {});
+  explicit LAMB(std::vector<ParamGroup> groups, LAMBOptions options = {});
+  using Optimizer::step;
+  void step(const GradientTransform& transform) override;
+
+ private:
+  struct State {  // of one parameter; undefined until its first gradient
+    at::Tensor exp_avg, exp_avg_sq;
+    int64_t num_updates = 0;
+  };
+  at::Tensor direction(const at::Tensor& param, at::Tensor grad, State& state, double weight_decay) const;
+
+  LAMBOptions options_;
+  std::vector<std::vector<State>> states_;  // [group][parameter]
+};
+
+}  // namespace fulgur::optim

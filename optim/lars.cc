@@ -1,0 +1,58 @@
+#include "optim/lars.h"
+
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <utility>
+
+#include "optim/whole_tensor.h"
+
+namespace fulgur::optim {
+namespace {
+
+LARSOptions checked(LARSOptions options) {
+  check_fields("LARS", options);
+  return options;
+}
+
+}  // namespace
+
+void LARSOptions::describe(FieldVisitor& visit) {
+  visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
+  visit({.name = "momentum", .help = "of the running sum of scaled gradients", .min = 0}, &momentum);
+  visit({.name = "weight_decay", .help = "L2, added to the gradient", .min = 0}, &weight_decay);
+  visit({.name = "trust_coefficient", .help = "a step's norm, as a part of the tensor's", .min = 0},
+        &trust_coefficient);
+  visit({.name = "eps", .help = "added to the norm that is divided by", .min = 0}, &eps);
+}
+
+LARS::LARS(std::vector<at::Tensor> params, LARSOptions options) : LARS(one_group(std::move(params)), options) {}
+
+LARS::LARS(std::vector<ParamGroup> given_groups, LARSOptions options)
+    : Optimizer("LARS", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {
+  for (const Group& group : groups()) momentum_buffers_.emplace_back(group.params.size());
+}
+
+void LARS::step(const GradientTransform& transform) {
+  const c10::NoGradGuard no_grad;
+  for (size_t g = 0; g < groups().size(); ++g) {
+    const Group& group = groups()[g];
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const at::Tensor& param = group.params[i];
+      if (!param.grad().defined()) continue;
+      at::Tensor& buffer = momentum_buffers_[g][i];
+      const at::Tensor grad = scaled_gradient(param, transformed_gradient(param, transform), group.weight_decay);
+      if (!buffer.defined()) buffer = at::zeros_like(grad);
+      param.sub_(buffer.mul_(options_.momentum).add_(grad), group.lr);
+    }
+  }
+}
+
+at::Tensor LARS::scaled_gradient(const at::Tensor& param, const at::Tensor& grad, double weight_decay) const {
+  const at::Tensor param_norm = norm(param), grad_norm = norm(grad);
+  const at::Tensor divisor = grad_norm.add(param_norm, weight_decay).add_(options_.eps);
+  const at::Tensor ratio = ratio_or_one(param_norm.mul(options_.trust_coefficient), divisor.mul_(grad_norm.ne(0)));
+  return grad.add(param, weight_decay).mul_(ratio);
+}
+
+}  // namespace fulgur::optim

@@ -1,0 +1,24 @@
+#include "optim/whole_tensor.h"
+
+#include <ATen/ops/linalg_vector_norm.h>
+
+namespace fulgur::optim {
+
+at::Tensor transformed_gradient(const at::Tensor& param, const GradientTransform& transform) {
+  const at::ScalarType type = param.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor grad = param.grad().to(type, /*non_blocking=*/false, /*copy=*/true);
+  if (transform.factor.defined()) grad.mul_(transform.factor);
+  if (transform.clip_value) grad.clamp_(-*transform.clip_value, *transform.clip_value);
+  return grad;
+}
+
+at::Tensor norm(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
+}
+
+at::Tensor ratio_or_one(const at::Tensor& numerator, const at::Tensor& denominator) {
+  const at::Tensor usable = numerator.ne(0).logical_and_(denominator.ne(0));
+  return numerator.div(denominator).where(usable, 1.0);
+}
+
+}  // namespace fulgur::optim
