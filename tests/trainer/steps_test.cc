@@ -159,6 +159,20 @@ TEST(SkipEpoch, OfTheModuleStillEndsTheEpochWithHooksAndSchedules) {
   EXPECT_NEAR(module->w.item<double>(), -kLr * (3.0 + 0.1 * 3.0), 1e-6);
 }
 
+TEST(SkipEpoch, OfTheLastBatchStillMovesTheSchedule) {
+  struct Skipping : Scheduled {
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = kLr}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      return batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+    }
+  };
+  const auto module = make_module<Skipping>();
+  Trainer(quiet({.max_epochs = 3})).fit(module, {.train = loader_of({1, 2})});
+  EXPECT_EQ(module->moves, 3);
+}
+
 TEST(SkipEpoch, TakesTheStepOfAWindowThatHasBegun) {
   const auto module = make_module<Scheduled>();
   Trainer trainer(quiet({.accumulate_grad_batches = 4, .callbacks = {std::make_shared<SkipEpoch>()}}));
@@ -196,6 +210,41 @@ TEST(LogEveryNSteps, CountsStepsNotBatches) {
 
 TEST(LogEveryNSteps, TheLastStepBeforeAStopIsSent) {
   EXPECT_THAT(logged_steps({.log_every_n_steps = 3, .callbacks = {stop_at_batch(5)}}), ElementsAre(2, 4));
+}
+
+// What loggers get of a step: name, value and x.
+struct Sent : Callback {
+  std::vector<std::pair<Metrics, int64_t>> metrics;
+  void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override { metrics.emplace_back(values, step); }
+};
+
+TEST(StepMetrics, ReachLoggersFromEveryHookOfTheBatch) {
+  struct Logging : Line {
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      log("first", batch_idx);
+      return BatchAction::run;
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override { log("last", batch_idx); }
+  };
+  const auto sent = std::make_shared<Sent>();
+  Trainer(quiet({.log_every_n_steps = 1, .callbacks = {sent}}))
+      .fit(make_module<Logging>(), {.train = loader_of({1, 2})});
+  ASSERT_EQ(sent->metrics.size(), 2U);
+  EXPECT_EQ(sent->metrics[1].first, (Metrics{{"first", 1}, {"last", 1}}));
+}
+
+TEST(StepMetrics, AMetricNamedStepTakesThePlaceOfTheStep) {
+  struct Logging : Line {
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override {
+      log("a", 1);
+      log("step", 100 + batch_idx);
+    }
+  };
+  const auto sent = std::make_shared<Sent>();
+  Trainer(quiet({.log_every_n_steps = 1, .callbacks = {sent}}))
+      .fit(make_module<Logging>(), {.train = loader_of({1, 2})});
+  ASSERT_EQ(sent->metrics.size(), 2U);
+  EXPECT_EQ(sent->metrics[1], (std::pair(Metrics{{"a", 1}}, int64_t{101})));
 }
 
 }  // namespace
