@@ -90,14 +90,14 @@ LoaderList checked(LoaderList loaders, std::string_view name) {
   return loaders;
 }
 
-// The loaders to validate with during fit; none if the module does not validate or there is no data.
-LoaderList validation_loaders(const ModuleHandle& module, DataModule& data) {
+// The loaders to validate with during fit; none if there is no data, which `warn` says to a module that validates.
+LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, bool warn) {
   LoaderList loaders = data.val_dataloader();
   require(loaders.empty() || module.hooks().validation_step,
           fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
                       "write it, or leave the val loader out",
                       module->name()));
-  if (loaders.empty() && module.hooks().validation_step) {
+  if (warn && loaders.empty() && module.hooks().validation_step) {
     log_warning("{} has a validation_step, but there is no val loader; fit does not validate", module->name());
   }
   return loaders.empty() ? loaders : checked(std::move(loaders), "val");
@@ -215,7 +215,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
                                  auto train = checked(data.train_dataloader(), "train");
                                  return options_.overfit_batches ? repeat_first_epoch(std::move(train)) : train;
                                },
-                           .val = [&] { return validation_loaders(module, data); }});
+                           .val = [&] { return validation_loaders(module, data, /*warn=*/state_.epoch == 0); }});
     Optimizers optimizers = module->configure_optimizers();
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
     if (adjust_optimizers_) adjust_optimizers_(optimizers);
