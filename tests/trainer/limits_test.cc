@@ -225,6 +225,15 @@ TEST(ReloadDataloaders, AsksForThemEveryNEpochs) {
   EXPECT_EQ(module->validated, 1 + 1 + 2 + 2 + 3);
 }
 
+TEST(ReloadDataloaders, WarnsOnceThatThereIsNothingToValidateWith) {
+  ::testing::internal::CaptureStderr();
+  Trainer(quiet({.max_epochs = 3, .reload_dataloaders_every_n_epochs = 1}))
+      .fit(make_module<CountingModule>(), {.train = ten_batches()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("no val loader"), std::string::npos);
+  EXPECT_EQ(told.find("no val loader"), told.rfind("no val loader"));
+}
+
 TEST(ReloadDataloaders, NeverUnlessSaid) {
   GrowingData data;
   Trainer(quiet({.max_epochs = 3})).fit(make_module<CountingModule>(), data);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/types.h>
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include "core/callback.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
 #include "trainer/trainer.h"
@@ -23,6 +25,7 @@ namespace {
 using testing::at_batch_end;
 using testing::CountingModule;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::quiet;
 using testing::stop_at_batch;
 using testing::tiny_loader;
@@ -125,6 +128,34 @@ TEST(Steps, AnUpdateThatIsLeftOutIsNoStep) {
   EXPECT_EQ(trainer.state().batches_that_stepped, 2);
   EXPECT_EQ(module->moves, 2);
   EXPECT_NEAR(module->w.item<double>(), -kLr * (1.0 + 0.1 * 3.0), 1e-6);
+}
+
+TEST(Steps, AnUpdateWithAClosureThatIsLeftOutIsNoStep) {
+  struct LeftOut : Line {
+    int64_t trained = 0;
+    at::Tensor training_step(const Batch& batch, int64_t i) override {
+      ++trained;
+      return Line::training_step(batch, i);
+    }
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(kLr)));
+    }
+    void optimizer_step(Optimizer&, const std::function<void()>&) override {}
+  };
+  const auto module = make_module<LeftOut>();
+  Trainer trainer(quiet());
+  trainer.fit(module, {.train = loader_of({1, 2})});
+  EXPECT_EQ(module->trained, 0);  // it is the closure that runs it
+  EXPECT_EQ(trainer.state().global_step, 0);
+  EXPECT_EQ(trainer.state().batches_that_stepped, 0);
+}
+
+TEST(Steps, AnEpochWithoutAnyIsWarnedOfOnce) {
+  ::testing::internal::CaptureStderr();
+  Trainer(quiet({.max_epochs = 4})).fit(make_module<SkipsNegative>(), {.train = loader_of({-1, -2})});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("epoch 0 ended without an optimizer step"));
+  EXPECT_EQ(told.find("without an optimizer step"), told.rfind("without an optimizer step"));
 }
 
 // Skips the rest of each epoch at its third batch.
