@@ -111,6 +111,7 @@ class Callback {
   // batches that ended in an optimizer step.
   virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
 
+  // What was thrown; a stand-in for what is not a std::exception. The caller of fit gets it as it is.
   virtual void on_exception(TrainerControl&, const std::exception&) {}
   virtual void teardown(TrainerControl&, EntryPoint) {}
 };

@@ -85,7 +85,8 @@ class Module : public torch::nn::Module {
   // Override it to clip in a way of your own, by clip_gradients() or by hand.
   virtual void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping);
 
-  // Override it to do something around the update, or to leave it out by not calling `step`.
+  // Override it to do something around the update, or to leave it out by not calling `step`: then it counts as no step,
+  // and no schedule moves.
   virtual void optimizer_step(Optimizer&, const std::function<void()>& step) { step(); }
 
   // Moves a schedule that the Trainer steps. `metric` is its monitored one.

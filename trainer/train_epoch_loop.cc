@@ -105,7 +105,8 @@ at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
   stepped_ = steps_.step([&] {
     const at::Tensor loss = training_step(batch);
     TORCH_CHECK(loss.defined(), context_.hooks.module().name(), "::training_step skipped the batch, but ",
-                steps_.optimizers()[0].name(), " needs a loss for each");
+                steps_.optimizers()[0].name(),
+                " needs a loss for each; return one, or use an optimizer that takes gradients as they are");
     steps_.zero_grad(0);
     steps_.backward(loss);
     if (!first.defined()) first = loss.detach();

@@ -92,15 +92,16 @@ LoaderList checked(LoaderList loaders, std::string_view name) {
   return loaders;
 }
 
-// The loaders to validate with during fit; none if the module does not validate or there is no data.
-LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit) {
+// The loaders to validate with during fit; none if the limit leaves none, or if there is no data, which `warn` says to
+// a module that validates.
+LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit, bool warn) {
   if (limit.is_zero()) return {};
   LoaderList loaders = data.val_dataloader();
   require(loaders.empty() || module.hooks().validation_step,
           fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
                       "write it, or leave the val loader out",
                       module->name()));
-  if (loaders.empty() && module.hooks().validation_step) {
+  if (warn && loaders.empty() && module.hooks().validation_step) {
     log_warning("{} has a validation_step, but there is no val loader; fit does not validate", module->name());
   }
   return loaders.empty() ? loaders : checked(std::move(loaders), "val");
@@ -234,8 +235,10 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
   state_ = {};
   run(EntryPoint::fit, module, data, [&](LoopContext& context) {
-    FitLoop loop(context, {.train = [&] { return checked(data.train_dataloader(), "train"); },
-                           .val = [&] { return validation_loaders(module, data, options_.limit_val_batches); }});
+    const auto val = [&] {
+      return validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0);
+    };
+    FitLoop loop(context, {.train = [&] { return checked(data.train_dataloader(), "train"); }, .val = val});
     Optimizers optimizers = [&] {
       const auto scope = hooks_.enter(hooks::configure_optimizers);
       return module->configure_optimizers();

@@ -62,5 +62,10 @@ TEST_F(CSVLoggerTest, SaysWhichFileCannotBeWritten) {
               ::testing::HasSubstr("missing/metrics.csv': No such file or directory"));
 }
 
+TEST_F(CSVLoggerTest, AMetricNamedEpochTakesItsColumn) {
+  logger.on_metrics(trainer, {{"a", 1}, {"epoch", 5}}, 7);
+  EXPECT_EQ(written(), "epoch,step,a\n5,7,1\n");
+}
+
 }  // namespace
 }  // namespace fulgur

@@ -278,5 +278,17 @@ TEST_F(MetricLogTest, LoggedMetricsAreWhatLoggersWereSent) {
   EXPECT_THAT(log.logged_metrics(), ElementsAre(Pair("m_epoch", 2.0), Pair("m_step", 2.0)));
 }
 
+TEST_F(MetricLogTest, OneLoadersValueMayBeLoggedInTwoHooks) {
+  constexpr Hook kBatchEnd{"on_validation_batch_end", LogScope::evaluation_step};
+  log.begin_epoch(Stage::validate);
+  log.set_dataloader(0);
+  const LogOptions own_name{.batch_size = 1, .add_dataloader_idx = false};
+  log.enter(Stage::validate, kValidationStep);
+  log.log("a", 1.0, own_name);
+  log.enter(Stage::validate, kBatchEnd);
+  log.log("a", 2.0, own_name);
+  EXPECT_THAT(log.end_epoch(Stage::validate), ElementsAre(Pair("a", 2.0)));
+}
+
 }  // namespace
 }  // namespace fulgur

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/lbfgs.h>
 
 #include <chrono>
 #include <functional>
@@ -18,6 +19,7 @@
 #include "core/error.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
 #include "trainer/trainer.h"
@@ -188,6 +190,11 @@ struct VectorLoss : TinyModule {
 
 struct DetachedLoss : TinyModule {
   at::Tensor training_step(const Batch& batch, int64_t) override { return loss(batch).detach(); }
+};
+
+struct SkipsWithLbfgs : TinyModule {
+  at::Tensor training_step(const Batch&, int64_t) override { return {}; }
+  Optimizers configure_optimizers() override { return optim::TorchOptimizer(torch::optim::LBFGS(parameters())); }
 };
 
 struct NanLoss : TinyModule {
@@ -399,6 +406,7 @@ std::vector<Row> rows_of_optimisation() {
        "the Trainer's gradient_clip_val is 0.5; set one of them, or make them equal"},
       {42, "LossThatIsNoScalar", fitted<VectorLoss>(), "got a tensor of shape [8, 1]; return its mean() or sum()"},
       {42, "LossWithoutGraph", fitted<DetachedLoss>(), "was it detached, or computed under NoGradGuard?"},
+      {42, "NoLossForAClosure", fitted<SkipsWithLbfgs>(), "needs a loss for each; return one, or use an optimizer"},
       {43, "LossOfNan", fitted<NanLoss>({.detect_anomaly = true}),
        "returned a loss of nan for batch 0; is there a division by 0"},
   };

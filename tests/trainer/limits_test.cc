@@ -32,33 +32,34 @@ std::shared_ptr<Loader> ten_batches() { return tiny_loader(40, 4); }
 std::shared_ptr<Loader> stream_of_ten() { return UnsizedLoader::make(ten_batches()); }
 
 // The batches that are run of each stage under the same limit.
-std::vector<int64_t> run_under(BatchLimit limit, const std::shared_ptr<Loader>& loader) {
+template <class MakeLoader>
+std::vector<int64_t> run_under(BatchLimit limit, const MakeLoader& loader) {
   Trainer trainer(quiet({.limit_train_batches = limit,
                          .limit_val_batches = limit,
                          .limit_test_batches = limit,
                          .limit_predict_batches = limit}));
   const auto module = make_module<CountingModule>();
-  trainer.fit(module, {.train = loader, .val = loader});
-  trainer.test(module, {.test = loader});
-  EXPECT_EQ(trainer.predict(module, {.predict = loader}).size(), module->predicted);
+  trainer.fit(module, {.train = loader(), .val = loader()});
+  trainer.test(module, {.test = loader()});
+  EXPECT_EQ(trainer.predict(module, {.predict = loader()}).size(), module->predicted);
   return {module->trained, module->validated, module->tested, module->predicted};
 }
 
 TEST(Limits, BatchesAreACount) {
-  EXPECT_THAT(run_under(Batches(3), ten_batches()), Each(3));
-  EXPECT_THAT(run_under(Batches(1), ten_batches()), Each(1));
-  EXPECT_THAT(run_under(Batches(99), ten_batches()), Each(10));
+  EXPECT_THAT(run_under(Batches(3), ten_batches), Each(3));
+  EXPECT_THAT(run_under(Batches(1), ten_batches), Each(1));
+  EXPECT_THAT(run_under(Batches(99), ten_batches), Each(10));
 }
 
 TEST(Limits, AFractionIsOfTheEpochRoundedDown) {
-  EXPECT_THAT(run_under(Fraction(0.5), ten_batches()), Each(5));
-  EXPECT_THAT(run_under(Fraction(0.39), ten_batches()), Each(3));
-  EXPECT_THAT(run_under(Fraction(1.0), ten_batches()), Each(10));
+  EXPECT_THAT(run_under(Fraction(0.5), ten_batches), Each(5));
+  EXPECT_THAT(run_under(Fraction(0.39), ten_batches), Each(3));
+  EXPECT_THAT(run_under(Fraction(1.0), ten_batches), Each(10));
 }
 
 TEST(Limits, ZeroTurnsTheStageOff) {
-  EXPECT_THAT(run_under(Batches(0), ten_batches()), Each(0));
-  EXPECT_THAT(run_under(Fraction(0.0), ten_batches()), Each(0));
+  EXPECT_THAT(run_under(Batches(0), ten_batches), Each(0));
+  EXPECT_THAT(run_under(Fraction(0.0), ten_batches), Each(0));
 }
 
 TEST(Limits, NoValidationDataIsRunUnderAZeroLimitOfVal) {
@@ -68,10 +69,10 @@ TEST(Limits, NoValidationDataIsRunUnderAZeroLimitOfVal) {
 }
 
 TEST(Limits, AStreamTakesBatchesOrAllOfIt) {
-  EXPECT_THAT(run_under(Batches(3), stream_of_ten()), Each(3));
-  EXPECT_THAT(run_under(Batches(99), stream_of_ten()), Each(10));
-  EXPECT_THAT(run_under(Fraction(1.0), stream_of_ten()), Each(10));
-  EXPECT_THAT(run_under(Fraction(0.0), stream_of_ten()), Each(0));
+  EXPECT_THAT(run_under(Batches(3), stream_of_ten), Each(3));
+  EXPECT_THAT(run_under(Batches(99), stream_of_ten), Each(10));
+  EXPECT_THAT(run_under(Fraction(1.0), stream_of_ten), Each(10));
+  EXPECT_THAT(run_under(Fraction(0.0), stream_of_ten), Each(0));
 }
 
 TEST(Limits, AStreamHasNoFraction) {
@@ -222,6 +223,15 @@ TEST(ReloadDataloaders, AsksForThemEveryNEpochs) {
   EXPECT_THAT(callback->lengths, ElementsAre(1, 1, 2, 2, 3));
   EXPECT_EQ(module->trained, 1 + 1 + 2 + 2 + 3);
   EXPECT_EQ(module->validated, 1 + 1 + 2 + 2 + 3);
+}
+
+TEST(ReloadDataloaders, WarnsOnceThatThereIsNothingToValidateWith) {
+  ::testing::internal::CaptureStderr();
+  Trainer(quiet({.max_epochs = 3, .reload_dataloaders_every_n_epochs = 1}))
+      .fit(make_module<CountingModule>(), {.train = ten_batches()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(told.find("no val loader"), std::string::npos);
+  EXPECT_EQ(told.find("no val loader"), told.rfind("no val loader"));
 }
 
 TEST(ReloadDataloaders, NeverUnlessSaid) {

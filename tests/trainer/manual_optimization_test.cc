@@ -7,8 +7,11 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
 
+#include "callbacks/gradient_accumulation_scheduler.h"
 #include "core/error.h"
+#include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
@@ -201,6 +204,56 @@ TEST(ClosureOptimizer, RefusesAccumulation) {
   Trainer trainer(quiet({.accumulate_grad_batches = 2}));
   EXPECT_THAT(message_of<SetupError>([&] { trainer.fit(make_module<Closure>(), {.train = tiny_loader()}); }),
               HasSubstr("accumulate_grad_batches = 2 must be 1"));
+}
+
+TEST(ClosureOptimizer, RefusesAScheduleOfAccumulationAndManualOptimisation) {
+  struct Closure : TinyModule {
+    Optimizers configure_optimizers() override { return optim::TorchOptimizer(torch::optim::LBFGS(parameters())); }
+  };
+  TrainerOptions options = quiet();
+  options.callbacks = {GradientAccumulationScheduler::make({{0, 4}})};
+  EXPECT_THAT(message_of<SetupError>([&] { Trainer(options).fit(make_module<Closure>(), {.train = tiny_loader()}); }),
+              HasSubstr("accumulate_grad_batches = 4 must be 1"));
+  const auto manual = make_module<Closure>();
+  manual->automatic_optimization = false;
+  EXPECT_THAT(message_of<SetupError>([&] { Trainer(quiet()).fit(manual, {.train = tiny_loader()}); }),
+              HasSubstr("leave automatic_optimization true"));
+}
+
+TEST(ClosureOptimizer, GradientsAreClippedInEveryEvaluation) {
+  struct Clipped : TinyModule {
+    double largest = 0.0;
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(1e-3).max_iter(3)));
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+      largest = std::max(largest, gradient_norm(parameters()).item<double>());
+    }
+  };
+  const auto module = make_module<Clipped>();
+  Trainer(quiet({.gradient_clip_val = 1e-3})).fit(module, {.train = tiny_loader()});
+  EXPECT_GT(module->largest, 0.9e-3);
+  EXPECT_LT(module->largest, 1.001e-3);
+}
+
+TEST(TorchOptimizer, UpdatesATiedParameterOnce) {
+  const at::Tensor tied = torch::ones({2}).requires_grad_();
+  optim::TorchOptimizer optimizer(torch::optim::SGD(std::vector{tied, tied}, 0.5));
+  tied.mutable_grad() = torch::ones({2});
+  optimizer.step();
+  EXPECT_TRUE(tied.equal(torch::full({2}, 0.5)));
+}
+
+TEST(ManualOptimization, APlateauNeedsItsMetric) {
+  struct Scheduled : Manual {
+    using Manual::Manual;
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {}), {.scheduler = optim::ReduceLROnPlateau::make({}), .monitor = "train_loss"}};
+    }
+  };
+  const auto module = make_module<Scheduled>([](Manual& self, const Batch&) { self.lr_scheduler().step(); });
+  EXPECT_THAT(message_of<c10::ValueError>([&] { Trainer(quiet()).fit(module, {.train = tiny_loader()}); }),
+              HasSubstr("looks at a metric; give its value to step()"));
 }
 
 }  // namespace

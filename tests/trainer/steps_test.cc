@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/types.h>
 
 #include <functional>
@@ -13,6 +14,7 @@
 #include "core/callback.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
 #include "trainer/trainer.h"
@@ -23,6 +25,7 @@ namespace {
 using testing::at_batch_end;
 using testing::CountingModule;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::quiet;
 using testing::stop_at_batch;
 using testing::tiny_loader;
@@ -127,6 +130,34 @@ TEST(Steps, AnUpdateThatIsLeftOutIsNoStep) {
   EXPECT_NEAR(module->w.item<double>(), -kLr * (1.0 + 0.1 * 3.0), 1e-6);
 }
 
+TEST(Steps, AnUpdateWithAClosureThatIsLeftOutIsNoStep) {
+  struct LeftOut : Line {
+    int64_t trained = 0;
+    at::Tensor training_step(const Batch& batch, int64_t i) override {
+      ++trained;
+      return Line::training_step(batch, i);
+    }
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(kLr)));
+    }
+    void optimizer_step(Optimizer&, const std::function<void()>&) override {}
+  };
+  const auto module = make_module<LeftOut>();
+  Trainer trainer(quiet());
+  trainer.fit(module, {.train = loader_of({1, 2})});
+  EXPECT_EQ(module->trained, 0);  // it is the closure that runs it
+  EXPECT_EQ(trainer.state().global_step, 0);
+  EXPECT_EQ(trainer.state().batches_that_stepped, 0);
+}
+
+TEST(Steps, AnEpochWithoutAnyIsWarnedOfOnce) {
+  ::testing::internal::CaptureStderr();
+  Trainer(quiet({.max_epochs = 4})).fit(make_module<SkipsNegative>(), {.train = loader_of({-1, -2})});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("epoch 0 ended without an optimizer step"));
+  EXPECT_EQ(told.find("without an optimizer step"), told.rfind("without an optimizer step"));
+}
+
 // Skips the rest of each epoch at its third batch.
 struct SkipEpoch : Callback {
   BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t batch_idx) override {
@@ -157,6 +188,20 @@ TEST(SkipEpoch, OfTheModuleStillEndsTheEpochWithHooksAndSchedules) {
   EXPECT_EQ(module->epochs_ended, 2);
   EXPECT_EQ(module->moves, 2);
   EXPECT_NEAR(module->w.item<double>(), -kLr * (3.0 + 0.1 * 3.0), 1e-6);
+}
+
+TEST(SkipEpoch, OfTheLastBatchStillMovesTheSchedule) {
+  struct Skipping : Scheduled {
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = kLr}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      return batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+    }
+  };
+  const auto module = make_module<Skipping>();
+  Trainer(quiet({.max_epochs = 3})).fit(module, {.train = loader_of({1, 2})});
+  EXPECT_EQ(module->moves, 3);
 }
 
 TEST(SkipEpoch, TakesTheStepOfAWindowThatHasBegun) {
@@ -196,6 +241,41 @@ TEST(LogEveryNSteps, CountsStepsNotBatches) {
 
 TEST(LogEveryNSteps, TheLastStepBeforeAStopIsSent) {
   EXPECT_THAT(logged_steps({.log_every_n_steps = 3, .callbacks = {stop_at_batch(5)}}), ElementsAre(2, 4));
+}
+
+// What loggers get of a step: name, value and x.
+struct Sent : Callback {
+  std::vector<std::pair<Metrics, int64_t>> metrics;
+  void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override { metrics.emplace_back(values, step); }
+};
+
+TEST(StepMetrics, ReachLoggersFromEveryHookOfTheBatch) {
+  struct Logging : Line {
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      log("first", batch_idx);
+      return BatchAction::run;
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override { log("last", batch_idx); }
+  };
+  const auto sent = std::make_shared<Sent>();
+  Trainer(quiet({.log_every_n_steps = 1, .callbacks = {sent}}))
+      .fit(make_module<Logging>(), {.train = loader_of({1, 2})});
+  ASSERT_EQ(sent->metrics.size(), 2U);
+  EXPECT_EQ(sent->metrics[1].first, (Metrics{{"first", 1}, {"last", 1}}));
+}
+
+TEST(StepMetrics, AMetricNamedStepTakesThePlaceOfTheStep) {
+  struct Logging : Line {
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override {
+      log("a", 1);
+      log("step", 100 + batch_idx);
+    }
+  };
+  const auto sent = std::make_shared<Sent>();
+  Trainer(quiet({.log_every_n_steps = 1, .callbacks = {sent}}))
+      .fit(make_module<Logging>(), {.train = loader_of({1, 2})});
+  ASSERT_EQ(sent->metrics.size(), 2U);
+  EXPECT_EQ(sent->metrics[1], (std::pair(Metrics{{"a", 1}}, int64_t{101})));
 }
 
 }  // namespace

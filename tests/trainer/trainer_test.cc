@@ -1,13 +1,19 @@
 #include "trainer/trainer.h"
+#include "core/gradient_clipping.h"
+#include "optim/lr_schedulers.h"
 
+#include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <stdexcept>
 
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/progress_bar.h"
 #include "core/error.h"
+#include "core/gradient_clipping.h"
+#include "optim/lr_schedulers.h"
 #include "strategies/presets.h"
 #include "strategies/single_device.h"
 #include "tests/testing/errors.h"
@@ -337,6 +343,94 @@ TEST(TrainerRefuses, EvaluationWithoutItsStep) {
   EXPECT_THAT(message_of<SetupError>([&] { trainer.test(module, {.test = tiny_loader()}); }), HasSubstr("test_step"));
   EXPECT_THAT(message_of<SetupError>([&] { trainer.predict(module, {.predict = tiny_loader()}); }),
               HasSubstr("predict_step"));
+}
+
+TEST(Trainer, CallbacksOfTheModuleTakeThePlaceOfThoseOfTheirType) {
+  struct Own : TinyModule {
+    std::shared_ptr<AtBatchEnd> callback;
+    int calls = 0;
+    std::vector<std::shared_ptr<Callback>> configure_callbacks() override {
+      return {std::make_shared<AtBatchEnd>([this](TrainerControl&) { ++calls; })};
+    }
+  };
+  int replaced = 0;
+  TrainerOptions options = quiet();
+  options.callbacks = {std::make_shared<AtBatchEnd>([&](TrainerControl&) { ++replaced; })};
+  const auto module = make_module<Own>();
+  Trainer(options).fit(module, {.train = tiny_loader(40, 8)});
+  EXPECT_EQ(module->calls, 5);
+  EXPECT_EQ(replaced, 0);
+}
+
+TEST(Trainer, RefusesOneLoaderForTrainingAndValidation) {
+  const auto loader = tiny_loader();
+  EXPECT_THAT(message_of<SetupError>(
+                  [&] { Trainer(quiet()).fit(make_module<TinyModule>(), {.train = loader, .val = loader}); }),
+              HasSubstr("make two of the same dataset"));
+}
+
+TEST(Trainer, DebugModesHoldInTheRunAndEndWithIt) {
+  struct Asking : TinyModule {
+    std::vector<bool> deterministic, anomaly;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      ask();
+      return TinyModule::training_step(batch, batch_idx);
+    }
+    void test_step(const Batch&, int64_t) override { ask(); }
+    void ask() {
+      deterministic.push_back(at::globalContext().deterministicAlgorithms());
+      anomaly.push_back(torch::autograd::AnomalyMode::is_enabled());
+    }
+  };
+  const auto module = make_module<Asking>();
+  Trainer trainer(quiet({.detect_anomaly = true, .deterministic = true}));
+  trainer.fit(module, {.train = tiny_loader(8, 8)});
+  trainer.test(module, {.test = tiny_loader(8, 8)});
+  module->ask();
+  EXPECT_THAT(module->deterministic, ::testing::ElementsAre(true, true, false));
+  EXPECT_THAT(module->anomaly, ::testing::ElementsAre(true, false, false));
+}
+
+TEST(Trainer, AScheduleThatIsNotStrictWaitsForItsMetric) {
+  struct Waiting : TinyModule {
+    Optimizers configure_optimizers() override {
+      return {optim::AdamW(parameters(), {.lr = 1.0}),
+              {.scheduler = optim::ReduceLROnPlateau::make({.patience = 0}), .monitor = "late", .strict = false}};
+    }
+    void on_train_epoch_end() override {
+      if (current_epoch() > 0) log("late", 1.0);
+      lrs.push_back(lr);
+    }
+    void on_before_optimizer_step(Optimizer& optimizer) override { lr = optimizer.groups()[0].lr; }
+    double lr = 0.0;
+    std::vector<double> lrs;
+  };
+  const auto module = make_module<Waiting>();
+  Trainer(quiet({.max_epochs = 4})).fit(module, {.train = tiny_loader(8, 8)});
+  ASSERT_EQ(module->lrs.size(), 4U);
+  EXPECT_EQ(module->lrs[2], 1.0);  // nothing to look at after epoch 0, a first value after epoch 1
+  EXPECT_NEAR(module->lrs[3], 0.1, 1e-12);
+}
+
+TEST(Trainer, GradientsAreThoseOfTheMeanForWhoWantsThem) {
+  struct Norms : Callback {
+    explicit Norms(bool given) : wants(given) {}
+    bool wants;
+    std::vector<double> norms;
+    bool wants_gradients() const override { return wants; }
+    void on_before_optimizer_step(TrainerControl& trainer, Optimizer&) override {
+      norms.push_back(gradient_norm(trainer.module().parameters()).item<double>());
+    }
+  };
+  const auto norm = [](bool wants) {
+    seed_everything(1);
+    const auto callback = std::make_shared<Norms>(wants);
+    TrainerOptions options = quiet({.accumulate_grad_batches = 4});
+    options.callbacks = {callback};
+    Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader(32, 8)});
+    return callback->norms.at(0);
+  };
+  EXPECT_NEAR(norm(false) / norm(true), 4.0, 1e-5);
 }
 
 }  // namespace
