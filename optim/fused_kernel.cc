@@ -337,15 +337,21 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const S
   if (streams.copy) memcpy(streams.copy + first, copy, count * sizeof(Copy));
 }
 
+// The address may lie past the end, or be made of null: it is only a hint.
+template <class Element>
+HWY_INLINE void prefetch(const Element* start, size_t index) {
+  hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(start) + index * sizeof(Element)));
+}
+
 template <class Step, class D, class Number, class Grad, class Copy>
 HWY_NOINLINE void update(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
                          size_t num_elements, bool stream_copy) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   size_t i = 0;
   for (; i + kLine <= num_elements; i += kLine) {
-    hwy::Prefetch(streams.param + i + kPrefetchElements);
-    hwy::Prefetch(streams.grad + i + kPrefetchElements);
-    for (size_t k = 0; k < Step::kNumStates; ++k) hwy::Prefetch(streams.states[k] + i + kPrefetchElements);
+    prefetch(streams.param, i + kPrefetchElements);
+    prefetch(streams.grad, i + kPrefetchElements);
+    for (size_t k = 0; k < Step::kNumStates; ++k) prefetch(streams.states[k], i + kPrefetchElements);
     update_line(step, scaling, streams, i, stream_copy);
   }
   if (i < num_elements) update_tail(step, scaling, streams, i, num_elements - i);
