@@ -59,7 +59,7 @@ class TransformerLmTest(unittest.TestCase):
         self.assertEqual((first.returncode, first.stderr), (0, ""))
         order_0 = float(re.search(r"^order 0: ([\d.]+) bits per character", first.stdout, re.M)[1])
         self.assertGreater(order_0, 3.5)
-        self.assertLess(val_bpc(first.stdout), 1.2)  # 10 bits for the 26 characters of a sentence: 0.4 at best
+        self.assertLess(val_bpc(first.stdout), 1.5)  # 10 bits for the 26 characters of a sentence: 0.4 at best
         self.assertEqual(figures(first.stdout), figures(second.stdout))
         other = run("--data.path=text", *TINY, "--seed=2", folder=self.folder)
         self.assertNotEqual(val_bpc(other.stdout), val_bpc(first.stdout))
