@@ -20,6 +20,7 @@
 #include "core/make_module.h"
 #include "core/module.h"
 #include "core/seed.h"
+#include "core/tie_parameter.h"
 #include "data/data_loader.h"
 #include "data/data_module.h"
 #include "data/tensor_dataset.h"

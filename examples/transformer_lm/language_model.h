@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "fulgur.h"
+
+namespace transformer_lm {
+
+struct LanguageModelOptions {
+  int64_t n_layer = 4;
+  int64_t n_head = 4;
+  int64_t n_embd = 128;  // width of a token's vector; a multiple of n_head
+  int64_t context = 64;  // characters that the model looks back on, the present one included
+  double dropout = 0.0;
+  double lr = 2e-3;           // the peak of the schedule
+  double warmup = 0.05;       // fraction of all steps in which the learning rate rises
+  double weight_decay = 0.1;  // of matrices; biases and norms have none
+  void describe(fulgur::FieldVisitor& visit);
+};
+
+// A GPT-2 on bytes: embeddings of the character and its position, pre-norm blocks of causal attention and a GELU MLP, a
+// last norm, and an output head that is the token embedding. AdamW; a linear warm-up, then half a cosine to a tenth.
+// Logs train_bpc and val_bpc, bits per character: the mean cost of the next character in base 2.
+// Batches: "tokens", uint8 [batch_size, up to context + 1]; all but the last are read, all but the first predicted.
+// Throws UsageError for options that cannot be used.
+// Source: Radford et al. 2019 (GPT-2), with its initial weights; Press and Wolf 2017, arXiv:1608.05859, for the head.
+class LanguageModel final : public fulgur::Module {
+ public:
+  using Options = LanguageModelOptions;
+  explicit LanguageModel(Options options);
+
+  // tokens: int64 [batch_size, length up to context]. Returns logits [batch_size, length, 256] of what follows each.
+  at::Tensor forward(const at::Tensor& tokens);
+
+  at::Tensor training_step(const fulgur::Batch& batch, int64_t batch_idx) override;
+  void validation_step(const fulgur::Batch& batch, int64_t batch_idx) override;
+  fulgur::Optimizers configure_optimizers() override;
+
+  const Options& options() const { return options_; }
+
+ private:
+  void initialize();
+
+  Options options_;
+  torch::nn::Embedding token_embedding_{nullptr}, position_embedding_{nullptr};
+  torch::nn::Dropout dropout_{nullptr};
+  torch::nn::Sequential blocks_{nullptr};
+  torch::nn::LayerNorm norm_{nullptr};
+  torch::nn::Linear head_{nullptr};  // its weight is token_embedding_'s
+};
+
+struct SampleOptions {
+  int64_t length = 300;         // characters to write
+  double temperature = 0.8;     // of the softmax; lower is safer, 0 always takes the likeliest
+  std::string prompt = "The ";  // what the sample goes on from; at least one character
+  void describe(fulgur::FieldVisitor& visit);
+};
+void check(const SampleOptions& options);  // throws UsageError
+
+// Writes on from the prompt, character by character, on the model's device; returns what follows the prompt. The same
+// seed gives the same text. The model is in its former mode afterwards. Throws as check() does.
+std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t seed);
+
+}  // namespace transformer_lm

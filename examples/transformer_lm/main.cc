@@ -1,0 +1,59 @@
+// Trains a small GPT on the characters of text files, then lets it write.
+#include <fmt/format.h>
+
+#include "examples/transformer_lm/language_model.h"
+#include "examples/transformer_lm/text_data.h"
+#include "examples/transformer_lm/throughput.h"
+#include "fulgur.h"
+
+namespace {
+
+using namespace fulgur;
+using namespace transformer_lm;
+
+struct Options {
+  TrainerOptions trainer{.max_epochs = 10, .gradient_clip_val = 1.0};
+  TextDataOptions data;
+  LanguageModelOptions model;
+  SampleOptions sample;
+  int64_t seed = 1;
+
+  void describe(FieldVisitor& visit) {
+    trainer.describe(visit);
+    data.describe(visit);
+    model.describe(visit);
+    sample.describe(visit);
+    visit({.name = "seed", .help = "of the weights, the windows and the sample", .min = 0}, &seed);
+  }
+};
+
+void write_sample(LanguageModel& model, const SampleOptions& options, uint64_t seed) {
+  const std::string text = sample(model, options, seed);
+  const std::string rule(40, '-');
+  fmt::print("{}\nsample at temperature {}\n{}\n{}{}\n{}\n", rule, options.temperature, rule, options.prompt, text,
+             rule);
+}
+
+void train(Options options) {
+  check(options.sample);
+  seed_everything(options.seed);
+  TextData data(options.data, options.model.context, options.seed);
+  const auto model = make_module<LanguageModel>(options.model);
+  const auto checkpoint = ModelCheckpoint::make({.monitor = "val_bpc"});
+  const auto throughput = std::make_shared<Throughput>();
+  options.trainer.callbacks = {throughput, checkpoint};
+
+  Trainer trainer(options.trainer);
+  trainer.fit(model, data);
+  trainer.validate(model, data);
+
+  write_sample(*model, options.sample, options.seed);
+  fmt::print("order 0: {:.3f} bits per character, from how often each byte comes\n", order_0_bpc(data.text()));
+  fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());
+  fmt::print("checkpoint: {}\nnext: ./bazelw run //examples/transformer_lm -- --max_epochs=30 --dropout=0.1\n",
+             checkpoint->best_model_path().string());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return fulgur::run_command_line(argc, argv, train); }
