@@ -25,7 +25,8 @@ struct CheckpointError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Ranks could not work together: one died, threw, hangs or cannot be reached. The message names it and what it was doing.
+// Ranks could not work together: one died, threw, hangs or cannot be reached. The message names it and what it was
+// doing.
 struct DistributedError : std::runtime_error {
   explicit DistributedError(const std::string& message, std::optional<int64_t> rank = std::nullopt, int code = 1)
       : std::runtime_error(message), failed_rank(rank), exit_code(code) {}

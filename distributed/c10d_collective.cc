@@ -44,7 +44,8 @@ c10d::ReduceOp c10d_op(ReduceOp op) {
 // One view per rank.
 std::vector<at::Tensor> parts_of(const at::Tensor& flat, int64_t world_size) {
   std::vector<at::Tensor> parts;
-  for (int64_t rank = 0; rank < world_size; ++rank) parts.push_back(rank_range(flat.numel(), rank, world_size).of(flat));
+  for (int64_t rank = 0; rank < world_size; ++rank)
+    parts.push_back(rank_range(flat.numel(), rank, world_size).of(flat));
   return parts;
 }
 
@@ -210,7 +211,8 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op) {
   op = number_op(flat, op);
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
-    return impl_->start_transfers("reduce_scatter", [flat, op](Transfers& transfers) { transfers.reduce_scatter(flat, op); });
+    return impl_->start_transfers("reduce_scatter",
+                                  [flat, op](Transfers& transfers) { transfers.reduce_scatter(flat, op); });
   }
   return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
     const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};

@@ -12,8 +12,9 @@ ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size) 
 
 void check_flat(const at::Tensor& flat) {
   TORCH_CHECK_VALUE(flat.defined(), "a collective was given an undefined tensor");
-  TORCH_CHECK_VALUE(flat.dim() == 1 && flat.is_contiguous(), "a collective takes a contiguous tensor of 1 dimension; got ",
-                    flat.sizes(), " with strides ", flat.strides(), "; pass tensor.view({-1})");
+  TORCH_CHECK_VALUE(flat.dim() == 1 && flat.is_contiguous(),
+                    "a collective takes a contiguous tensor of 1 dimension; got ", flat.sizes(), " with strides ",
+                    flat.strides(), "; pass tensor.view({-1})");
   switch (flat.scalar_type()) {
     case at::kFloat:
     case at::kDouble:

@@ -94,18 +94,18 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
   }
   if (!absent.empty()) return {absent.front(), fmt::format("{} never joined the run", list_of(absent))};
   if (!silent.empty()) {
-    return {silent.front(), fmt::format("{} no sign of life (killed, or hanging); last seen {}",
-                                        list_of(silent) + (silent.size() == 1 ? " gives" : " give"),
-                                        places_of(silent, after, group))};
+    return {silent.front(),
+            fmt::format("{} no sign of life (killed, or hanging); last seen {}",
+                        list_of(silent) + (silent.size() == 1 ? " gives" : " give"), places_of(silent, after, group))};
   }
   if (!left.empty()) {
     return {left.front(), fmt::format("{} left the run {}", list_of(left) + (left.size() == 1 ? " has" : " have"),
                                       places_of(left, after, group))};
   }
   if (!behind.empty()) {
-    return {behind.front(), fmt::format("{} missing: alive, but still {}",
-                                        list_of(behind) + (behind.size() == 1 ? " is" : " are"),
-                                        places_of(behind, after, group))};
+    return {behind.front(),
+            fmt::format("{} missing: alive, but still {}", list_of(behind) + (behind.size() == 1 ? " is" : " are"),
+                        places_of(behind, after, group))};
   }
   return {std::nullopt, "every rank is alive and has started it; the network between them may have failed"};
 }
@@ -221,7 +221,8 @@ std::atomic<int64_t>& Heartbeat::num_started(const std::string& group) {
 
 void Heartbeat::report_failure(const std::string& message) {
   const auto shared = shared_;
-  const Diagnosis mine{shared->rank, fmt::format("rank {} failed at step {}: {}", shared->rank, shared->step.load(), message)};
+  const Diagnosis mine{shared->rank,
+                       fmt::format("rank {} failed at step {}: {}", shared->rank, shared->step.load(), message)};
   shared->ask<Diagnosis>([shared, mine] { return shared->record(mine); });
 }
 
@@ -243,8 +244,8 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
   }
   if (diagnosis) return *diagnosis;
   if (!shared->store_rank) return {std::nullopt, "the store that the launcher keeps does not answer"};
-  return {shared->store_rank,
-          fmt::format("rank {}, which keeps the store, does not answer (killed, ended, or hanging)", *shared->store_rank)};
+  return {shared->store_rank, fmt::format("rank {}, which keeps the store, does not answer (killed, ended, or hanging)",
+                                          *shared->store_rank)};
 }
 
 }  // namespace fulgur

@@ -25,8 +25,8 @@ struct Diagnosis {
 // Any thread may call it. No call waits longer than a few intervals, even if the store does not answer.
 class Heartbeat {
  public:
-  // `store` must be a connection that nobody else waits on (Store::clone()). `store_rank`: the rank in whose process the
-  // store lives; unset if it outlives the ranks.
+  // `store` must be a connection that nobody else waits on (Store::clone()). `store_rank`: the rank in whose process
+  // the store lives; unset if it outlives the ranks.
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
             std::chrono::milliseconds interval);
   ~Heartbeat();  // tells that this rank has left

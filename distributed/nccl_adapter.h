@@ -4,8 +4,8 @@
 
 namespace fulgur {
 
-// Connects by NCCL, for tensors on the group's CUDA device. Throws UsageError if fulgur was built without CUDA, and what
-// c10d throws (std::exception).
+// Connects by NCCL, for tensors on the group's CUDA device. Throws UsageError if fulgur was built without CUDA, and
+// what c10d throws (std::exception).
 Connect connect_nccl();
 
 }  // namespace fulgur

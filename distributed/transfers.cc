@@ -58,7 +58,8 @@ Transfers::Transfer Transfers::receive(at::Tensor slice, int64_t peer) {
 
 void Transfers::wait(const Transfer& transfer, Clock::time_point deadline) const {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  if (!transfer->wait(std::max(left, std::chrono::milliseconds(1)))) throw std::runtime_error("the transfer was aborted");
+  if (!transfer->wait(std::max(left, std::chrono::milliseconds(1))))
+    throw std::runtime_error("the transfer was aborted");
 }
 
 at::Tensor Transfers::staging(const at::Tensor& like, int64_t num_elements) {
