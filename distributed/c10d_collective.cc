@@ -73,7 +73,7 @@ class C10dCollective::Impl {
       fail({"connecting", 0}, error);
     }
     if (!group_.device.is_cpu()) return;
-    transfers_.emplace(backend_, TransferOptions{.timeout = group_.timeout, .chunk_bytes = options.chunk_bytes});
+    transfers_.emplace(backend_, TransferOptions{.timeout = group_.timeout, .staging_bytes = options.staging_bytes});
     worker_.emplace();
   }
 

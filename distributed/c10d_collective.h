@@ -12,7 +12,7 @@ namespace fulgur {
 struct C10dOptions {
   bool rank_order_all_reduce = false;  // all_reduce adds in the order of ranks too: the same bits as reduce_scatter, at
                                        // any world size, wherever the tensor begins
-  int64_t chunk_bytes = 1 << 20;       // of one message of reduce_scatter on the CPU; it stages two per peer
+  int64_t staging_bytes = 8 << 20;     // on the CPU: memory of reduce_scatter for what arrives, whatever its size
 };
 
 // Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter and all_gather are our

@@ -64,15 +64,16 @@ std::string list_of(const std::vector<int64_t>& ranks) {
   return text;
 }
 
+// "at step 12, in collective 16 of group 'data', 3 of 'control'": the group in question first.
 std::string place_of(const Beat& beat, const std::string& group) {
   const auto found = beat.started.find(group);
   const int64_t number = found == beat.started.end() ? 0 : found->second;
-  return number == 0 ? fmt::format("at step {}, before any collective of group '{}'", beat.step, group)
-                     : fmt::format("at step {}, in collective {} of group '{}'", beat.step, number, group);
-}
-
-std::string places_of(const std::vector<int64_t>& ranks, const Reading& reading, const std::string& group) {
-  return place_of(reading.beats.at(ranks.front()), group);
+  std::string text = number == 0 ? fmt::format("at step {}, before any collective of group '{}'", beat.step, group)
+                                 : fmt::format("at step {}, in collective {} of group '{}'", beat.step, number, group);
+  for (const auto& [other, count] : beat.started) {
+    if (other != group && count > 0) text += fmt::format(", {} of '{}'", count, other);
+  }
+  return text;
 }
 
 // Compares two readings of the ranks that a collective needs.
@@ -94,18 +95,18 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
   }
   if (!absent.empty()) return {absent.front(), fmt::format("{} never joined the run", list_of(absent))};
   if (!silent.empty()) {
-    return {silent.front(),
-            fmt::format("{} no sign of life (killed, or hanging); last seen {}",
-                        list_of(silent) + (silent.size() == 1 ? " gives" : " give"), places_of(silent, after, group))};
+    return {silent.front(), fmt::format("{} no sign of life (killed, or hanging); last seen {}",
+                                        list_of(silent) + (silent.size() == 1 ? " gives" : " give"),
+                                        place_of(after.beats.at(silent.front()), group))};
   }
   if (!left.empty()) {
     return {left.front(), fmt::format("{} left the run {}", list_of(left) + (left.size() == 1 ? " has" : " have"),
-                                      places_of(left, after, group))};
+                                      place_of(after.beats.at(left.front()), group))};
   }
   if (!behind.empty()) {
     return {behind.front(),
             fmt::format("{} missing: alive, but still {}", list_of(behind) + (behind.size() == 1 ? " is" : " are"),
-                        places_of(behind, after, group))};
+                        place_of(after.beats.at(behind.front()), group))};
   }
   return {std::nullopt, "every rank is alive and has started it; the network between them may have failed"};
 }
@@ -240,7 +241,7 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
   if (last) {
     const Diagnosis mine = compare(*first, *last, group, number, ranks);
     diagnosis = shared->ask<Diagnosis>([shared, mine] { return shared->record(mine); });
-    if (shared->rank == shared->store_rank) std::this_thread::sleep_for(3 * shared->interval);  // the others read it
+    if (shared->rank == shared->store_rank) std::this_thread::sleep_for(2 * shared->interval);  // the others read it
   }
   if (diagnosis) return *diagnosis;
   if (!shared->store_rank) return {std::nullopt, "the store that the launcher keeps does not answer"};

@@ -234,7 +234,7 @@ class Launcher::Impl {
   }
 
   void wait_for_end(std::unique_lock<std::mutex>& lock) {
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.grace_s), [this] { return all_ended(); });
+    changed_.wait_for(lock, std::chrono::duration<double>(options_.kill_after_s), [this] { return all_ended(); });
   }
 
   DistributedError end_after_failure(std::unique_lock<std::mutex>& lock) {

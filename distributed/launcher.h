@@ -12,7 +12,8 @@ namespace fulgur {
 struct LauncherOptions {
   int64_t local_world_size = 1;  // ranks on this host, this process included
   int64_t num_nodes = 1;         // hosts; with several, NODE_RANK, MASTER_ADDR and MASTER_PORT must be set on each
-  double grace_s = 5;            // from the failure of a rank until what still runs is killed
+  double grace_s = 5;            // from the failure of another rank until this process is ended
+  double kill_after_s = 3;       // from the failure of this rank until others that still run are killed
   double timeout_s = 1800;       // from the end of this rank until the others must have ended
 };
 
@@ -39,8 +40,9 @@ class Launcher {
   // code of the first rank that failed, or if one does not end in time.
   void finish();
 
-  // This rank has failed: gives the others grace_s to end, then kills them. Throws the failure that came first: that of
-  // another rank, with its output and exit code, if `error` is the DistributedError that it caused here, else `error`.
+  // This rank has failed: gives the others kill_after_s to end, then kills them. Throws the failure that came first:
+  // that of another rank, with its output and exit code, if `error` is the DistributedError that it caused here, else
+  // `error`.
   [[noreturn]] void fail(std::exception_ptr error);
 
  private:

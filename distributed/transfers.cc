@@ -86,19 +86,24 @@ void Transfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
   const at::NoGradGuard no_grad;
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
-  const int64_t chunk_size = std::clamp<int64_t>(options_.chunk_bytes / flat.element_size(), 1,
-                                                 std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1));
+  const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
+  const int64_t largest_range = std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1);
+  const int64_t chunk_size =
+      std::clamp<int64_t>(options_.staging_bytes / (2 * num_peers * flat.element_size()), 1, largest_range);
   const int64_t num_chunks = (mine.numel() + chunk_size - 1) / chunk_size;
-  const at::Tensor stage = staging(flat, 2 * world_size_ * chunk_size).view({2, world_size_, chunk_size});
+  const at::Tensor stage = staging(flat, 2 * num_peers * chunk_size);
   const auto chunk_of = [&](const at::Tensor& tensor, int64_t chunk) {
     return tensor.narrow(0, chunk * chunk_size, std::min(chunk_size, mine.numel() - chunk * chunk_size));
   };
-  const auto staged = [&](int64_t chunk, int64_t peer) {
-    return stage[chunk % 2][peer].narrow(0, 0, chunk_of(mine, chunk).numel());
+  const auto slot_of = [&](int64_t chunk, int64_t peer) {
+    return chunk % 2 * num_peers + (peer < rank_ ? peer : peer - 1);
   };
-  std::vector<Transfer> receives(static_cast<size_t>(2 * world_size_));
+  const auto staged = [&](int64_t chunk, int64_t peer) {
+    return stage.narrow(0, slot_of(chunk, peer) * chunk_size, chunk_of(mine, chunk).numel());
+  };
+  std::vector<Transfer> receives(static_cast<size_t>(2 * num_peers));
   const auto receive_of = [&](int64_t chunk, int64_t peer) -> Transfer& {
-    return receives[static_cast<size_t>(chunk % 2 * world_size_ + peer)];
+    return receives[static_cast<size_t>(slot_of(chunk, peer))];
   };
   const auto start_receives = [&](int64_t chunk) {
     for (int64_t peer = 0; peer < world_size_ && chunk < num_chunks; ++peer) {

@@ -13,7 +13,7 @@ namespace fulgur {
 
 struct TransferOptions {
   std::chrono::milliseconds timeout{};  // of a whole collective
-  int64_t chunk_bytes = 1 << 20;        // of one message of reduce_scatter; it stages two per peer
+  int64_t staging_bytes = 8 << 20;      // memory of reduce_scatter for what arrives: two chunks per peer
 };
 
 // reduce_scatter and all_gather from sends and receives between every two ranks, in place, for a backend (Gloo) whose

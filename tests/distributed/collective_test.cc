@@ -19,8 +19,8 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
 
-WorldOptions small_chunks() {
-  return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1, .collectives = {.chunk_bytes = 256}};
+WorldOptions little_staging() {
+  return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1, .collectives = {.staging_bytes = 512}};
 }
 
 // Element i of rank r, exact in every dtype.
@@ -47,7 +47,7 @@ class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::
 
   // Also with fewer elements than ranks, ends that are uneven, and several chunks.
   void for_each_size(const std::function<void(World&, int64_t)>& body) const {
-    run_ranks(world_size(), small_chunks(), [&](World& world) {
+    run_ranks(world_size(), little_staging(), [&](World& world) {
       for (const int64_t size : {1, 2, 5, 64, 1003}) body(world, size);
     });
   }
@@ -132,7 +132,7 @@ TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
     const std::vector<at::Tensor> values = noise(GetParam(), dtype);
     at::Tensor expected = values[0].clone();
     for (size_t rank = 1; rank < values.size(); ++rank) expected += values[rank];
-    WorldOptions options = small_chunks();
+    WorldOptions options = little_staging();
     options.collectives.rank_order_all_reduce = true;
     run_ranks(GetParam(), options, [&](World& world) {
       const at::Tensor scattered = values[static_cast<size_t>(world.rank())].clone();
