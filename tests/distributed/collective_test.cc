@@ -5,6 +5,7 @@
 #include <torch/types.h>
 
 #include <chrono>
+#include <latch>
 #include <mutex>
 #include <vector>
 
@@ -219,15 +220,17 @@ class Timeout : public ::testing::TestWithParam<const char*> {
 TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
   std::mutex mutex;
   std::vector<std::string> messages;
+  std::latch others_failed(2);
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THROW(run_ranks(3, impatient(),
                          [&](World& world) {
                            world.set_step(12);
                            world.data().barrier();
-                           if (world.rank() == 2) return;
+                           if (world.rank() == 2) return others_failed.wait();
                            try {
                              call(world.data());
                            } catch (const DistributedError& error) {
+                             others_failed.count_down();
                              const std::lock_guard lock(mutex);
                              messages.emplace_back(error.what());
                              EXPECT_EQ(error.failed_rank, 2);
