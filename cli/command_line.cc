@@ -124,6 +124,8 @@ int exit_code_of(const std::function<void()>& body) {
     return 0;
   } catch (const UsageError& error) {
     return report(2, error.what());
+  } catch (const DistributedError& error) {
+    return report(error.exit_code, error.what());
   } catch (const c10::Error& error) {
     return report(1, error.what_without_backtrace());
   } catch (const std::exception& error) {

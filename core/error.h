@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
+#include <string>
 
 namespace fulgur {
 
@@ -20,6 +23,16 @@ struct SetupError : std::logic_error {
 // A file or folder of a checkpoint could not be written or read. The message names the path and the reason.
 struct CheckpointError : std::runtime_error {
   using std::runtime_error::runtime_error;
+};
+
+// Ranks could not work together: one died, threw, hangs or cannot be reached. The message names it and what it was
+// doing.
+struct DistributedError : std::runtime_error {
+  explicit DistributedError(const std::string& message, std::optional<int64_t> rank = std::nullopt, int code = 1)
+      : std::runtime_error(message), failed_rank(rank), exit_code(code) {}
+
+  std::optional<int64_t> failed_rank;  // the rank at fault, where that is known
+  int exit_code;                       // of that rank if it has ended, so that the run ends with the same
 };
 
 }  // namespace fulgur

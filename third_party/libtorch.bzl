@@ -42,6 +42,7 @@ _CUDA_BUILD = """
 # Headers only, for host code: the libraries come with libtorch_cuda.
 cc_library(
     name = "cuda",
+    defines = ["FULGUR_HAS_CUDA"],
     includes = [
         "cuda_include",
         "nccl_include",
@@ -51,6 +52,10 @@ cc_library(
         "nccl_include",
     ],
 )
+"""
+
+_NO_CUDA_BUILD = """
+cc_library(name = "cuda")
 """
 
 def _installed_site(ctx, folder):
@@ -103,7 +108,7 @@ def _libtorch_repository(ctx):
     ctx.file("BUILD", executable = False, content = _BUILD.format(
         site = site,
         libraries = "".join(['        "-l%s",\n' % library for library in libraries]),
-    ) + (_CUDA_BUILD if cuda else ""))
+    ) + (_CUDA_BUILD if cuda else _NO_CUDA_BUILD))
 
 libtorch_repository = repository_rule(
     implementation = _libtorch_repository,

@@ -1,0 +1,267 @@
+#include "distributed/c10d_collective.h"
+
+#include <ATen/ops/zeros.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "core/error.h"
+#include "distributed/serial_worker.h"
+#include "distributed/transfers.h"
+
+namespace fulgur {
+namespace {
+
+using C10dWork = c10::intrusive_ptr<c10d::Work>;
+
+// One call of one group, for errors.
+struct Call {
+  const char* name;
+  int64_t number;
+};
+
+// bool as bytes of 0 and 1, whose sum is taken as their maximum: no backend adds bools.
+at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
+ReduceOp number_op(const at::Tensor& flat, ReduceOp op) {
+  return flat.scalar_type() == at::kBool && op == ReduceOp::sum ? ReduceOp::max : op;
+}
+
+c10d::ReduceOp c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    default:
+      return c10d::ReduceOp::SUM;
+  }
+}
+
+// One view per rank.
+std::vector<at::Tensor> parts_of(const at::Tensor& flat, int64_t world_size) {
+  std::vector<at::Tensor> parts;
+  for (int64_t rank = 0; rank < world_size; ++rank)
+    parts.push_back(rank_range(flat.numel(), rank, world_size).of(flat));
+  return parts;
+}
+
+std::string message_of(const std::exception& error) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  const std::string whole = c10_error ? c10_error->what_without_backtrace() : error.what();
+  return whole.substr(0, whole.find('\n'));
+}
+
+}  // namespace
+
+class C10dCollective::Impl {
+ public:
+  Impl(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
+      : group_(std::move(group)),
+        connect_(std::move(connect)),
+        heartbeat_(std::move(heartbeat)),
+        options_(options),
+        num_started_(heartbeat_->num_started(group_.name)) {
+    try {
+      backend_ = connect_(group_);
+    } catch (const DistributedError&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail({"connecting", 0}, error);
+    }
+    if (!group_.device.is_cpu()) return;
+    transfers_.emplace(backend_, TransferOptions{.timeout = group_.timeout, .staging_bytes = options.staging_bytes});
+    worker_.emplace();
+  }
+
+  const Group& group() const { return group_; }
+
+  // Starts `run(backend)`, which returns c10d's Work.
+  template <class Run>
+  Work start(const char* name, const Run& run) {
+    const Call call = begin(name);
+    C10dWork work;
+    try {
+      work = run(*backend_);
+    } catch (const std::exception& error) {
+      fail(call, error);
+    }
+    return Work([this, call, work] { guarded(call, [&] { work->wait(); }); });
+  }
+
+  // Starts `run(transfers)` on the worker.
+  template <class Run>
+  Work start_transfers(const char* name, Run run) {
+    const Call call = begin(name);
+    const std::shared_future<void> done = worker_->run([this, run = std::move(run)] { run(*transfers_); });
+    return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
+  }
+
+  bool on_cpu() const { return transfers_.has_value(); }
+  bool rank_order_all_reduce() const { return on_cpu() && options_.rank_order_all_reduce; }
+
+  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) {
+    check_ranks(ranks, group_.world_size());
+    Group sub = group_;
+    sub.name = fmt::format("{}.{}", group_.name, ++num_sub_groups_);
+    sub.ranks.clear();
+    sub.rank = -1;
+    for (const int64_t rank : ranks) {
+      if (rank == group_.rank) sub.rank = static_cast<int64_t>(sub.ranks.size());
+      sub.ranks.push_back(group_.ranks[static_cast<size_t>(rank)]);
+    }
+    if (sub.rank < 0) return nullptr;
+    return std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
+  }
+
+  void abort(const std::string& reason) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
+    }
+    break_connections();
+  }
+
+  void break_connections() {
+    if (transfers_ && group_.world_size() > 1) {
+      transfers_->abort();
+    } else {
+      backend_->abort();
+    }
+  }
+
+ private:
+  Call begin(const char* name) {
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw *failure_;
+    return {name, ++num_started_};
+  }
+
+  template <class Body>
+  void guarded(const Call& call, const Body& body) {
+    try {
+      body();
+    } catch (const std::exception& error) {
+      fail(call, error);
+    }
+  }
+
+  // The first failure of a group looks for its cause; later ones follow from it.
+  [[noreturn]] void fail(const Call& call, const std::exception& error) {
+    const std::lock_guard only_one(failing_);
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) throw *failure_;
+    }
+    const Diagnosis diagnosis = heartbeat_->diagnose(group_.name, call.number, group_.ranks);
+    DistributedError failure(
+        fmt::format("rank {}: {} (collective {} of group '{}', timeout {:%Q} s) failed: {} [{}]",
+                    group_.ranks[static_cast<size_t>(group_.rank)], call.name, call.number, group_.name,
+                    std::chrono::duration<double>(group_.timeout), diagnosis.text, message_of(error)),
+        diagnosis.failed_rank);
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_.emplace(failure);
+    throw *failure_;
+  }
+
+  const Group group_;
+  const Connect connect_;
+  const std::shared_ptr<Heartbeat> heartbeat_;
+  const C10dOptions options_;
+  std::atomic<int64_t>& num_started_;
+  int64_t num_sub_groups_ = 0;
+  std::mutex failing_;
+  std::mutex mutex_;
+  std::optional<DistributedError> failure_{};
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::optional<Transfers> transfers_;
+  std::optional<SerialWorker> worker_;  // the first to be destroyed: it uses all the others
+};
+
+C10dCollective::C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
+    : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
+
+// What still runs is broken off, else the threads of the backend would wait for it until the timeout.
+C10dCollective::~C10dCollective() { impl_->break_connections(); }
+
+int64_t C10dCollective::rank() const { return impl_->group().rank; }
+int64_t C10dCollective::world_size() const { return impl_->group().world_size(); }
+
+Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
+  check_flat(flat);
+  op = number_op(flat, op);
+  flat = as_numbers(flat);
+  if (impl_->rank_order_all_reduce()) {
+    return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) {
+      transfers.reduce_scatter(flat, op);
+      transfers.all_gather(flat);
+    });
+  }
+  return impl_->start("all_reduce", [&](c10d::Backend& backend) {
+    std::vector<at::Tensor> tensors{flat};
+    return backend.allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = impl_->group().timeout});
+  });
+}
+
+Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op) {
+  check_flat(flat);
+  op = number_op(flat, op);
+  flat = as_numbers(flat);
+  if (impl_->on_cpu()) {
+    return impl_->start_transfers("reduce_scatter",
+                                  [flat, op](Transfers& transfers) { transfers.reduce_scatter(flat, op); });
+  }
+  return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
+    const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};
+    std::vector<at::Tensor> parts = parts_of(flat, world_size());
+    at::Tensor mine = parts[static_cast<size_t>(rank())];
+    if (flat.numel() % world_size() == 0) return backend._reduce_scatter_base(mine, flat, options);
+    std::vector<at::Tensor> outputs{mine};
+    std::vector<std::vector<at::Tensor>> inputs{parts};
+    return backend.reduce_scatter(outputs, inputs, options);
+  });
+}
+
+Work C10dCollective::all_gather(at::Tensor flat) {
+  check_flat(flat);
+  flat = as_numbers(flat);
+  if (impl_->on_cpu()) {
+    return impl_->start_transfers("all_gather", [flat](Transfers& transfers) { transfers.all_gather(flat); });
+  }
+  return impl_->start("all_gather", [&](c10d::Backend& backend) {
+    const c10d::AllgatherOptions options{.timeout = impl_->group().timeout};
+    std::vector<at::Tensor> parts = parts_of(flat, world_size());
+    at::Tensor mine = parts[static_cast<size_t>(rank())];
+    if (flat.numel() % world_size() == 0) return backend._allgather_base(flat, mine, options);
+    std::vector<at::Tensor> inputs{mine};
+    std::vector<std::vector<at::Tensor>> outputs{parts};
+    return backend.allgather(outputs, inputs, options);
+  });
+}
+
+Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
+  check_flat(flat);
+  check_root(root, world_size());
+  flat = as_numbers(flat);
+  return impl_->start("broadcast", [&](c10d::Backend& backend) {
+    std::vector<at::Tensor> tensors{flat};
+    return backend.broadcast(tensors, {.rootRank = root, .timeout = impl_->group().timeout});
+  });
+}
+
+void C10dCollective::barrier() {
+  at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
+  all_reduce(nothing).wait();
+  if (!impl_->on_cpu()) nothing.item();  // until here the host has not waited
+}
+
+std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>& ranks) {
+  return impl_->sub_group(ranks);
+}
+
+void C10dCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
+
+}  // namespace fulgur

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include "distributed/collective.h"
+#include "distributed/group.h"
+#include "distributed/heartbeat.h"
+
+namespace fulgur {
+
+struct C10dOptions {
+  bool rank_order_all_reduce = false;  // all_reduce adds in the order of ranks too: the same bits as reduce_scatter, at
+                                       // any world size, wherever the tensor begins
+  int64_t staging_bytes = 8 << 20;     // on the CPU: memory of reduce_scatter for what arrives, whatever its size
+};
+
+// Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter and all_gather are our
+// own (Transfers) and run on a thread of the group's, all others are Gloo's.
+// Destroy it on every rank after a barrier, or after abort(): a rank that goes breaks the connections of the others.
+class C10dCollective final : public Collective {
+ public:
+  // Connects; blocks until every rank of the group does the same. `heartbeat` is this rank's, shared by all groups.
+  // Throws DistributedError if a rank does not come within the group's timeout.
+  C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options = {});
+  ~C10dCollective() override;
+
+  int64_t rank() const override;
+  int64_t world_size() const override;
+  Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
+  Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
+  Work all_gather(at::Tensor flat) override;
+  Work broadcast(at::Tensor flat, int64_t root) override;
+  void barrier() override;
+  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
+
+  // Ends what runs and what is called later, here and on the other ranks, with a DistributedError. From any thread.
+  void abort(std::string_view reason);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace fulgur

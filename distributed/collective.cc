@@ -1,0 +1,49 @@
+#include "distributed/collective.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace fulgur {
+
+ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size) {
+  const int64_t size = (num_elements + world_size - 1) / world_size;
+  return {std::min(rank * size, num_elements), std::min((rank + 1) * size, num_elements)};
+}
+
+void check_flat(const at::Tensor& flat) {
+  TORCH_CHECK_VALUE(flat.defined(), "a collective was given an undefined tensor");
+  TORCH_CHECK_VALUE(flat.dim() == 1 && flat.is_contiguous(),
+                    "a collective takes a contiguous tensor of 1 dimension; got ", flat.sizes(), " with strides ",
+                    flat.strides(), "; pass tensor.view({-1})");
+  switch (flat.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kBool:
+      return;
+    default:
+      TORCH_CHECK_VALUE(false, "a collective does not take ", flat.scalar_type(),
+                        "; it takes float, double, bfloat16, half, int, long, uint8 and bool");
+  }
+}
+
+void check_root(int64_t root, int64_t world_size) {
+  TORCH_CHECK_VALUE(0 <= root && root < world_size, "broadcast from rank ", root, ", but ranks go from 0 to ",
+                    world_size - 1);
+}
+
+void check_ranks(const std::vector<int64_t>& ranks, int64_t world_size) {
+  TORCH_CHECK_VALUE(!ranks.empty(), "a sub-group needs at least one rank");
+  std::unordered_set<int64_t> seen;
+  for (const int64_t rank : ranks) {
+    TORCH_CHECK_VALUE(0 <= rank && rank < world_size, "a sub-group with rank ", rank, ", but ranks go from 0 to ",
+                      world_size - 1);
+    TORCH_CHECK_VALUE(seen.insert(rank).second, "a sub-group with rank ", rank, " twice");
+  }
+}
+
+}  // namespace fulgur

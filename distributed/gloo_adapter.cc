@@ -1,0 +1,24 @@
+#include "distributed/gloo_adapter.h"
+
+#define USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace fulgur {
+
+// ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes are enough, as long as
+// nothing here makes, calls or destroys one.
+Connect connect_gloo(Network network) {
+  return [network](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
+    using c10d::ProcessGroupGloo;
+    auto options = ProcessGroupGloo::Options::create(group.timeout);
+    options->devices.push_back(network.interface.empty()
+                                   ? ProcessGroupGloo::createDeviceForHostname(network.address)
+                                   : ProcessGroupGloo::createDeviceForInterface(network.interface));
+    return c10::make_intrusive<ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(group.name, group.store),
+                                                 static_cast<int>(group.rank), static_cast<int>(group.world_size()),
+                                                 options);
+  };
+}
+
+}  // namespace fulgur

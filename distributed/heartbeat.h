@@ -1,0 +1,52 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fulgur {
+
+// Who is at fault when a collective does not come to an end.
+struct Diagnosis {
+  std::optional<int64_t> failed_rank;  // unset: nobody can tell
+  std::string text;                    // "rank 2 gives no sign of life; it was last seen at step 12, in collective 16"
+};
+
+// Writes to the store, at intervals and from a thread of its own, that this rank is alive, its step, and how many
+// collectives it has started in each group; so that, when one fails, the others can name the rank that is missing.
+// The first rank to fail leaves a record there, which every other rank then reports: all name the same cause.
+// Any thread may call it. No call waits longer than a few intervals, even if the store does not answer.
+class Heartbeat {
+ public:
+  // `store` must be a connection that nobody else waits on (Store::clone()). `store_rank`: the rank in whose process
+  // the store lives; unset if it outlives the ranks.
+  Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
+            std::chrono::milliseconds interval);
+  ~Heartbeat();  // tells that this rank has left
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+  void set_step(int64_t global_step);
+
+  // The number of collectives that this rank has started in a group; valid as long as the Heartbeat.
+  std::atomic<int64_t>& num_started(const std::string& group);
+
+  // This rank has failed, for a reason of its own: the record, unless another rank came first.
+  void report_failure(const std::string& message);
+
+  // Why collective `number` of `group` failed. Takes two to four intervals, unless a rank has left a record.
+  Diagnosis diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks);
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;  // also held by the thread, which may hang in the store when the Heartbeat goes
+};
+
+}  // namespace fulgur

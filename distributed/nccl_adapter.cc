@@ -1,0 +1,35 @@
+#include "distributed/nccl_adapter.h"
+
+#ifdef FULGUR_HAS_CUDA
+#define USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#else
+#include "core/error.h"
+#endif
+
+namespace fulgur {
+
+#ifdef FULGUR_HAS_CUDA
+
+Connect connect_nccl() {
+  return [](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = group.timeout;
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>(group.name, group.store), static_cast<int>(group.rank),
+        static_cast<int>(group.world_size()), options);
+    backend->setBoundDeviceId(group.device);
+    return backend;
+  };
+}
+
+#else
+
+Connect connect_nccl() {
+  throw UsageError("NCCL was asked for, but fulgur was built with FULGUR_CUDA=0; build it without, or use the CPU");
+}
+
+#endif
+
+}  // namespace fulgur

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distributed/environment_variables.h"
+
+namespace fulgur {
+
+// Where this process takes connections from other ranks: an interface, or else an address of this host (IPv4 or IPv6).
+struct Network {
+  std::string interface{};
+  std::string address{};
+};
+
+// FULGUR_SOCKET_IFNAME, or else GLOO_SOCKET_IFNAME, names the interface. Without them it is the address from which this
+// host reaches the master (127.0.0.1 or ::1 where that is this host), so a host with several networks takes the right
+// one. Throws UsageError for an interface that does not exist, listing those that do, and DistributedError if there is
+// no way to the master.
+Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port);
+
+std::vector<std::string> interface_names();
+
+// A socket that listens at a free port of this host's loopback (127.0.0.1, or ::1 on a host without IPv4). The port is
+// taken from the moment it is known.
+class LoopbackListener {
+ public:
+  LoopbackListener();
+  ~LoopbackListener();
+  LoopbackListener(const LoopbackListener&) = delete;
+  LoopbackListener& operator=(const LoopbackListener&) = delete;
+
+  const std::string& address() const { return address_; }
+  uint16_t port() const { return port_; }
+  int release();  // the file descriptor, which is now the caller's to close
+
+ private:
+  bool listen_at(int family);
+
+  std::string address_;
+  uint16_t port_ = 0;
+  int descriptor_ = -1;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,288 @@
+#include "distributed/collective.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <latch>
+#include <mutex>
+#include <vector>
+
+#include "core/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::run_ranks;
+
+WorldOptions little_staging() {
+  return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1, .collectives = {.staging_bytes = 512}};
+}
+
+// Element i of rank r, exact in every dtype.
+at::Tensor values_of(int64_t rank, int64_t size, at::ScalarType dtype) {
+  if (dtype == at::kBool) return (torch::arange(size) % 3).eq(rank % 3);
+  return ((rank + 1) * (torch::arange(size) % 7 + 1)).to(dtype);
+}
+
+at::Tensor reduced(int64_t world_size, int64_t size, at::ScalarType dtype, ReduceOp op) {
+  at::Tensor total = values_of(0, size, dtype);
+  for (int64_t rank = 1; rank < world_size; ++rank) {
+    const at::Tensor value = values_of(rank, size, dtype);
+    total = op == ReduceOp::sum   ? total + value
+            : op == ReduceOp::min ? at::minimum(total, value)
+                                  : at::maximum(total, value);
+  }
+  return total;
+}
+
+class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType>> {
+ protected:
+  int64_t world_size() const { return std::get<0>(GetParam()); }
+  at::ScalarType dtype() const { return std::get<1>(GetParam()); }
+
+  // Also with fewer elements than ranks, ends that are uneven, and several chunks.
+  void for_each_size(const std::function<void(World&, int64_t)>& body) const {
+    run_ranks(world_size(), little_staging(), [&](World& world) {
+      for (const int64_t size : {1, 2, 5, 64, 1003}) body(world, size);
+    });
+  }
+};
+
+TEST_P(EveryCollective, AllReduceGivesTheReductionToEveryRank) {
+  for_each_size([&](World& world, int64_t size) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
+      const at::Tensor flat = values_of(world.rank(), size, dtype());
+      world.data().all_reduce(flat, op).wait();
+      EXPECT_TRUE(flat.equal(reduced(world_size(), size, dtype(), op)));
+    }
+  });
+}
+
+TEST_P(EveryCollective, ReduceScatterGivesEachRankItsRange) {
+  for_each_size([&](World& world, int64_t size) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
+      const at::Tensor flat = values_of(world.rank(), size, dtype());
+      world.data().reduce_scatter(flat, op).wait();
+      const ElementRange mine = rank_range(size, world.rank(), world_size());
+      EXPECT_TRUE(mine.of(flat).equal(mine.of(reduced(world_size(), size, dtype(), op))));
+    }
+  });
+}
+
+TEST_P(EveryCollective, AllGatherBringsEveryRange) {
+  for_each_size([&](World& world, int64_t size) {
+    const at::Tensor whole = values_of(3, size, dtype());
+    const at::Tensor flat = torch::zeros({size}, dtype());
+    const ElementRange mine = rank_range(size, world.rank(), world_size());
+    mine.of(flat).copy_(mine.of(whole));
+    world.data().all_gather(flat).wait();
+    EXPECT_TRUE(flat.equal(whole));
+  });
+}
+
+TEST_P(EveryCollective, BroadcastGivesTheRootsValues) {
+  for_each_size([&](World& world, int64_t size) {
+    for (int64_t root = 0; root < world_size(); ++root) {
+      const at::Tensor flat = values_of(world.rank(), size, dtype());
+      world.data().broadcast(flat, root).wait();
+      EXPECT_TRUE(flat.equal(values_of(root, size, dtype())));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, EveryCollective,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
+                                                              at::kInt, at::kLong, at::kByte, at::kBool)),
+                         [](const auto& param) {
+                           return std::to_string(std::get<0>(param.param)) + "_" +
+                                  c10::toString(std::get<1>(param.param));
+                         });
+
+TEST(RankRange, CoversTheTensorInOrder) {
+  for (const int64_t world_size : {1, 2, 3, 4, 7}) {
+    for (const int64_t size : {0, 1, 2, 5, 64, 1003}) {
+      int64_t end = 0;
+      for (int64_t rank = 0; rank < world_size; ++rank) {
+        const ElementRange range = rank_range(size, rank, world_size);
+        EXPECT_EQ(range.begin, end);
+        end = range.end;
+      }
+      EXPECT_EQ(end, size);
+    }
+  }
+}
+
+class RankOrder : public ::testing::TestWithParam<int64_t> {};
+
+std::vector<at::Tensor> noise(int64_t world_size, at::ScalarType dtype) {
+  torch::manual_seed(1);
+  std::vector<at::Tensor> values;
+  for (int64_t rank = 0; rank < world_size; ++rank) values.push_back(torch::randn({1003}).to(dtype));
+  return values;
+}
+
+TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const std::vector<at::Tensor> values = noise(GetParam(), dtype);
+    at::Tensor expected = values[0].clone();
+    for (size_t rank = 1; rank < values.size(); ++rank) expected += values[rank];
+    WorldOptions options = little_staging();
+    options.collectives.rank_order_all_reduce = true;
+    run_ranks(GetParam(), options, [&](World& world) {
+      const at::Tensor scattered = values[static_cast<size_t>(world.rank())].clone();
+      world.data().reduce_scatter(scattered).wait();
+      const ElementRange mine = rank_range(1003, world.rank(), world.world_size());
+      EXPECT_TRUE(mine.of(scattered).equal(mine.of(expected)));
+      const at::Tensor all = values[static_cast<size_t>(world.rank())].clone();
+      world.data().all_reduce(all).wait();
+      EXPECT_TRUE(all.equal(expected));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RankOrder, ::testing::Values(2, 3, 4));
+
+TEST(Collective, ManyAreInFlightAndWaitedForInAnyOrder) {
+  run_ranks(3, [](World& world) {
+    std::vector<at::Tensor> buckets;
+    std::vector<Work> works;
+    for (int64_t i = 0; i < 6; ++i) {
+      buckets.push_back(torch::full({300000 + i}, world.rank() + 1.0));
+      works.push_back(i % 3 == 0 ? world.data().all_reduce(buckets.back())
+                                 : world.data().reduce_scatter(buckets.back()));
+    }
+    world.control().barrier();  // does not wait for them
+    for (size_t i = 0; i < 6; ++i) works[world.rank() % 2 == 0 ? i : 5 - i].wait();
+    for (const at::Tensor& bucket : buckets) {
+      const at::Tensor mine = rank_range(bucket.numel(), world.rank(), 3).of(bucket);
+      EXPECT_TRUE(mine.eq(6.0).all().item<bool>());
+    }
+  });
+}
+
+TEST(Collective, SubGroupsExchangeAmongThemselves) {
+  run_ranks(4, [](World& world) {
+    const auto even = world.data().sub_group({0, 2});
+    const auto odd = world.data().sub_group({3, 1});
+    ASSERT_EQ(even != nullptr, world.rank() % 2 == 0);
+    ASSERT_EQ(odd != nullptr, world.rank() % 2 == 1);
+    Collective& mine = even ? *even : *odd;
+    EXPECT_EQ(mine.world_size(), 2);
+    EXPECT_EQ(mine.rank(), world.rank() == 2 || world.rank() == 1 ? 1 : 0);
+    const at::Tensor sum = torch::full({5}, world.rank());
+    mine.all_reduce(sum).wait();
+    EXPECT_TRUE(sum.eq(even ? 2 : 4).all().item<bool>());
+    const at::Tensor first = torch::full({1}, world.rank());
+    mine.broadcast(first, 0).wait();
+    EXPECT_EQ(first.item<int64_t>(), even ? 0 : 3);
+    world.control().barrier();
+  });
+}
+
+TEST(Collective, RefusesWhatItCannotSend) {
+  for (const int64_t world_size : {1, 2}) {
+    run_ranks(world_size, [](World& world) {
+      const auto refusal = [&](const at::Tensor& tensor) {
+        return message_of<c10::ValueError>([&] { world.data().all_reduce(tensor).wait(); });
+      };
+      EXPECT_THAT(refusal(torch::zeros({4, 4})), HasSubstr("pass tensor.view({-1})"));
+      EXPECT_THAT(refusal(torch::zeros({8}).slice(0, 0, 8, 2)), HasSubstr("contiguous"));
+      EXPECT_THAT(refusal(torch::zeros({4}, at::kComplexFloat)), HasSubstr("does not take ComplexFloat"));
+      EXPECT_THAT(message_of<c10::ValueError>([&] { world.data().broadcast(torch::zeros({4}), 7).wait(); }),
+                  HasSubstr("broadcast from rank 7"));
+      EXPECT_THAT(message_of<c10::ValueError>([&] { world.data().sub_group({0, 0}); }), HasSubstr("twice"));
+    });
+  }
+}
+
+WorldOptions impatient() { return {.timeout_s = 1, .heartbeat_interval_s = 0.1}; }
+
+class Timeout : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void call(Collective& group) {
+    const at::Tensor flat = torch::ones({100000});
+    const std::string name = GetParam();
+    if (name == "all_reduce") group.all_reduce(flat).wait();
+    if (name == "reduce_scatter") group.reduce_scatter(flat).wait();
+    if (name == "all_gather") group.all_gather(flat).wait();
+    if (name == "broadcast") group.broadcast(flat, 2).wait();
+    if (name == "barrier") group.barrier();
+  }
+};
+
+TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  std::latch others_failed(2);
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THROW(run_ranks(3, impatient(),
+                         [&](World& world) {
+                           world.set_step(12);
+                           world.data().barrier();
+                           if (world.rank() == 2) return others_failed.wait();
+                           try {
+                             call(world.data());
+                           } catch (const DistributedError& error) {
+                             others_failed.count_down();
+                             const std::lock_guard lock(mutex);
+                             messages.emplace_back(error.what());
+                             EXPECT_EQ(error.failed_rank, 2);
+                             throw;
+                           }
+                         }),
+               DistributedError);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(6));
+  ASSERT_EQ(messages.size(), 2U);
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, HasSubstr("rank 2 is missing: alive, but still at step 12, in collective 1 of group 'data'"));
+    EXPECT_THAT(message, HasSubstr("collective 2 of group 'data', timeout 1 s"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, Timeout,
+                         ::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(Collective, ARankThatThrowsStopsTheOthersWithItsReason) {
+  for (const bool own : {false, true}) {  // waiting in Gloo's all_reduce, and in our own transfers
+    const auto start = std::chrono::steady_clock::now();
+    const auto body = [&](World& world) {
+      world.set_step(7);
+      world.data().barrier();
+      if (world.rank() == 1) throw std::runtime_error("boom");
+      const at::Tensor flat = torch::ones({100000});
+      Work work = own ? world.data().reduce_scatter(flat) : world.data().all_reduce(flat);
+      for (int again = 0; again < 2; ++again) {
+        const std::string message = message_of<DistributedError>([&] { work.wait(); });
+        EXPECT_THAT(message, HasSubstr("rank 1 failed at step 7: boom"));
+      }
+      EXPECT_THAT(message_of<DistributedError>([&] { world.data().all_reduce(flat).wait(); }), HasSubstr("boom"));
+    };
+    EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(3, body); }), "boom");
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  }
+}
+
+TEST(Collective, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto body = [](World& world) {
+    if (world.rank() == 0) world.control().barrier();  // rank 0 joins nothing
+    const at::Tensor flat = torch::ones({100000});
+    std::vector<Work> pending;
+    pending.push_back(world.data().all_reduce(flat));
+    pending.push_back(world.data().reduce_scatter(flat.clone()));
+    throw std::runtime_error("boom");
+  };
+  EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(2, body); }), "boom");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+}  // namespace
+}  // namespace fulgur

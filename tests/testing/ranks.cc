@@ -1,0 +1,49 @@
+#include "tests/testing/ranks.h"
+
+#include <ATen/Parallel.h>
+
+#include <barrier>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+namespace fulgur::testing {
+
+void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {
+  run_ranks(world_size, {.timeout_s = kRanksTimeoutS, .heartbeat_interval_s = 0.1}, body);
+}
+
+void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::mutex mutex;
+  std::exception_ptr first;
+  std::barrier all_done(world_size);  // a World that goes breaks the connections of the others
+  const auto run_rank = [&](int64_t rank) {
+    at::set_num_threads(1);
+    const auto note = [&](World& world, std::exception_ptr error, const char* what) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!first) first = error;
+      }
+      world.abort(what);
+    };
+    World world = world_size == 1
+                      ? World()
+                      : World(store, rank, world_size, std::nullopt, {.interface = "lo", .address = {}}, options);
+    try {
+      body(world);
+      world.leave();
+    } catch (const std::exception& error) {
+      note(world, std::current_exception(), error.what());
+    }
+    all_done.arrive_and_wait();
+  };
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world_size; ++rank) threads.emplace_back(run_rank, rank);
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace fulgur::testing

@@ -1,0 +1,1 @@
+// Stands in for a Gloo header that the torch wheel lacks; see third_party/BUILD.
