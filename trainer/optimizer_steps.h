@@ -31,6 +31,8 @@ class OptimizerSteps final : public ManualOptimization {
   bool needs_closure() const { return optimizers()[0].needs_closure(); }
   void step(const Closure& closure);
 
+  int64_t num_skipped() const { return num_skipped_; }  // steps that a loss scale skipped: they changed nothing
+
   // Moves the schedules of an interval that are due. Plateau schedules, which look at a metric, come after validation.
   enum class Kind { plain, plateau };
   void move_schedules(std::string_view interval, Kind kind);
@@ -39,10 +41,12 @@ class OptimizerSteps final : public ManualOptimization {
   GradientClipping trainer_clipping() const;
   void before_step(size_t optimizer, StepRequest& request);
   void update(size_t optimizer, const StepRequest& request);
+  void count_skipped(const StepReport& report);
   void move(LRSchedule& schedule);
 
   LoopContext& context_;
   bool wants_gradients_;
+  int64_t num_skipped_ = 0;
   std::vector<LRSchedule> schedules_;
 };
 

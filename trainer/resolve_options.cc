@@ -12,6 +12,7 @@
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"
 #include "core/error.h"
+#include "strategies/precision.h"
 
 namespace fulgur {
 namespace {
@@ -28,6 +29,15 @@ void check_amounts(const TrainerOptions& options) {
         "check_val_every_n_epoch is none, so that val_check_interval counts across epochs, and a Fraction of an "
         "epoch has no meaning; set val_check_interval to Batches or a TimeSpan");
   }
+}
+
+void check_precision(const TrainerOptions& options) {
+  const Precision precision(options.precision);
+  if (!precision.is_true_16_bit()) return;
+  throw UsageError(
+      fmt::format("precision '{}' is not there yet, since updates in 16 bits lose too much; use '{}', "
+                  "which computes in the same type and updates in fp32",
+                  precision.name(), precision.needs_loss_scale() ? "16-mixed" : "bf16-mixed"));
 }
 
 void resolve_barebones(TrainerOptions& options) {
@@ -102,6 +112,7 @@ void add_default_callbacks(TrainerOptions& options) {
 TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
   check_amounts(options);
+  check_precision(options);
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
   resolve_barebones(options);
   resolve_fast_dev_run(options);

@@ -67,7 +67,10 @@ bool TrainEpochLoop::ends_here() {
 
 void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
+  const int64_t global_step = context_.state.global_step, num_skipped = steps_.num_skipped();
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
+  const bool only_skipped = steps_.num_skipped() > num_skipped && context_.state.global_step == global_step;
+  stepped_ = stepped_ && !only_skipped;
   ++total_batches_;
   if (automatic && stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
