@@ -13,16 +13,26 @@ namespace fulgur {
 // dropout and torch::rand are the same in every run. Samplers have a seed of their own (data/sampler.h).
 void seed_everything(uint64_t seed);
 
+// Where the generators are that libtorch draws from.
+class RandomState {
+ public:
+  static RandomState now();
+  void restore() const;
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
 // Puts the generators, at the end of its life, where they were at its beginning.
 class RandomStateRestored {
  public:
-  RandomStateRestored();
-  ~RandomStateRestored();
+  RandomStateRestored() = default;
+  ~RandomStateRestored() { state_.restore(); }
   RandomStateRestored(const RandomStateRestored&) = delete;
   RandomStateRestored& operator=(const RandomStateRestored&) = delete;
 
  private:
-  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+  const RandomState state_ = RandomState::now();
 };
 
 }  // namespace fulgur

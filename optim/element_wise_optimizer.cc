@@ -23,9 +23,8 @@ at::Tensor dense(const at::Tensor& tensor) {
 
 // Its gradient in the same order of elements, and of a dtype that the kernel reads.
 at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) {
-  const bool read_as_it_is =
-      grad.scalar_type() == memory.scalar_type() ||
-      (memory.scalar_type() == at::kFloat && is_16_bit(grad.scalar_type()));
+  const bool read_as_it_is = grad.scalar_type() == memory.scalar_type() ||
+                             (memory.scalar_type() == at::kFloat && is_16_bit(grad.scalar_type()));
   if (read_as_it_is && grad.strides() == memory.strides()) return grad;
   return at::empty_like(memory).copy_(grad);
 }

@@ -142,7 +142,6 @@ FlatParameters::~FlatParameters() {
   const c10::NoGradGuard no_grad;
   for (Bucket& bucket : buckets_) {
     for (Slot& slot : bucket.slots) {
-      slot.param.mutable_grad().reset();
       try {
         if (slot.param.is_alias_of(bucket.flat)) slot.param.set_data(slot.param.detach().clone());
       } catch (const std::exception& error) {

@@ -48,7 +48,7 @@ class FlatParameters {
   // not the module's or its elements do not lie densely in memory.
   FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {});
 
-  // Gives every parameter memory of its own again, without a gradient.
+  // Gives every parameter memory of its own again; gradients stay.
   ~FlatParameters();
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;

@@ -15,6 +15,7 @@
 #include "core/module.h"
 #include "core/optimizer.h"
 #include "core/ranks.h"
+#include "strategies/precision.h"
 
 namespace fulgur {
 
@@ -23,6 +24,12 @@ struct StepRequest {
   int64_t micro_batches = 1;    // whose losses' gradients were summed; the step is taken on their mean
   GradientClipping clipping{};  // of that mean
   Closure closure{};            // for an optimizer that needs_closure(); it leaves the gradients of one batch
+};
+
+// What became of it.
+struct StepReport {
+  bool skipped = false;  // nothing was changed: with the loss scale in use, gradients were not finite
+  double loss_scale = 1.0;
 };
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
@@ -35,15 +42,17 @@ class Strategy : public Ranks {
   // Throws UsageError if it cannot train on these devices; called by the Trainer's constructor.
   virtual void check_devices(const std::vector<c10::Device>& devices) const = 0;
 
-  // Brings the module to its devices. The module outlives teardown().
-  virtual void setup(Module& module, const std::vector<c10::Device>& devices) = 0;
+  // Brings the module to its devices and into its precision, in which training_step and backward then run. The module
+  // outlives teardown(). Throws UsageError if the strategy cannot train so.
+  virtual void setup(Module& module, const std::vector<c10::Device>& devices, const Precision& precision) = 0;
 
   // Takes over the optimizers that the module made, once it is on its devices. Only before fit. Throws UsageError if it
   // cannot run one of them.
   virtual void setup_optimizers(Optimizers optimizers) = 0;
   virtual const Optimizers& optimizers() const = 0;
 
-  virtual Batch to_device(const Batch& batch) = 0;  // by the module's transfer_batch_to_device
+  // By the module's transfer_batch_to_device, in the precision of the run.
+  virtual Batch to_device(const Batch& batch) = 0;
 
   // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
   // its graph. Gradients of a step's micro-batches are summed.
@@ -52,16 +61,16 @@ class Strategy : public Ranks {
   virtual void backward(const at::Tensor& loss) = 0;
 
   // Updates the parameters of one optimizer.
-  virtual void optimizer_step(size_t optimizer, const StepRequest& request) = 0;
+  virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;
 
-  // Makes the gradients those of the mean loss, for a hook that wants to see them; the following optimizer_step is then
-  // asked for micro_batches = 1.
+  // Makes the gradients those of the mean loss, without loss scale, for a hook that wants to see them; the following
+  // optimizer_step is then asked for micro_batches = 1.
   virtual void materialize_gradients(size_t optimizer, int64_t micro_batches) = 0;
 
   // The tensors to save, by the names that Python's state_dict gives them; a tied one once.
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;
 
-  // Gives the module back as ordinary tensors on the CPU. Also after a failed setup; does not throw.
+  // Gives the module back as ordinary tensors of their own types on the CPU. Also after a failed setup; does not throw.
   virtual void teardown() noexcept = 0;
 };
 

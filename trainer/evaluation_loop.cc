@@ -174,6 +174,7 @@ Metrics EvaluationLoop::run(const EvaluationLoaders& loaders) {
       hooks(phase.batch_start, batch, batch_idx);
       {
         const auto scope = hooks.enter(phase.step);
+        const PrecisionScope precision = context_.precision_scope();
         (hooks.module().*phase.step_member)(batch, batch_idx);
       }
       hooks(phase.batch_end, batch, batch_idx);
@@ -220,6 +221,7 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
       Batch prediction;
       {
         const auto scope = hooks.enter(hooks::predict_step);
+        const PrecisionScope precision = context.precision_scope();
         prediction = hooks.module().predict_step(batch, batch_idx);
       }
       hooks(hooks::on_predict_batch_end, prediction, batch, batch_idx);

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <c10/core/DeviceType.h>
+
 #include "core/make_module.h"
 #include "core/metric_log.h"
 #include "core/run_state.h"
 #include "data/data_module.h"
+#include "strategies/precision.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
 #include "trainer/trainer_options.h"
@@ -14,6 +17,8 @@ namespace fulgur {
 struct LoopContext {
   const TrainerOptions& options;
   Strategy& strategy;
+  const Precision& precision;
+  c10::DeviceType device_type;
   DataModule& data;
   const OverriddenHooks& overridden;
   RunState& state;
@@ -21,6 +26,9 @@ struct LoopContext {
   HookCaller& hooks;
   const bool& stop_requested;
   int64_t& accumulate_grad_batches;  // from the next epoch on
+
+  // What evaluation steps run in; training steps run in the strategy's.
+  PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
 
   // The batch as steps see it: on its device, after the transfer hooks.
   Batch to_device(Batch batch) const {

@@ -113,14 +113,23 @@ void OptimizerSteps::before_step(size_t index, StepRequest& request) {
 }
 
 bool OptimizerSteps::update(size_t index, const StepRequest& request) {
-  bool stepped = false;
+  std::optional<StepReport> report;
   const auto scope = context_.hooks.enter(hooks::optimizer_step);
-  context_.hooks.module().optimizer_step(optimizers()[index], [&] {
-    context_.strategy.optimizer_step(index, request);
-    stepped = true;
-  });
+  context_.hooks.module().optimizer_step(optimizers()[index],
+                                         [&] { report = context_.strategy.optimizer_step(index, request); });
+  if (report && report->skipped) tell_of_skipped(*report);
+  const bool stepped = report && !report->skipped;
   if (stepped) ++context_.state.global_step;
   return stepped;
+}
+
+// Once: later ones are as they should be.
+void OptimizerSteps::tell_of_skipped(const StepReport& report) {
+  if (std::exchange(told_skipped_, true)) return;
+  log_warning(
+      "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the scale "
+      "is lowered; now and then that is as it should be, and not told again",
+      context_.state.epoch, context_.state.batch_idx, report.loss_scale);
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {

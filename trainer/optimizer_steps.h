@@ -42,10 +42,12 @@ class OptimizerSteps final : public ManualOptimization {
   GradientClipping trainer_clipping() const;
   void before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
+  void tell_of_skipped(const StepReport& report);
   void move(LRSchedule& schedule);
 
   LoopContext& context_;
   bool wants_gradients_;
+  bool told_skipped_ = false;
   std::vector<LRSchedule> schedules_;
 };
 

@@ -12,6 +12,7 @@
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"
 #include "core/error.h"
+#include "strategies/precision.h"
 
 namespace fulgur {
 namespace {
@@ -112,6 +113,7 @@ void add_default_callbacks(TrainerOptions& options) {
 TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
   check_amounts(options);
+  const Precision known(options.precision);  // throws for another one
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
   resolve_barebones(options);
   resolve_fast_dev_run(options);

@@ -205,6 +205,7 @@ constexpr std::string_view kNoOptimizer =
 Trainer::Trainer(TrainerOptions options)
     : options_(resolve(std::move(options))),
       devices_(choose_devices(options_)),
+      precision_(options_.precision),
       strategy_(make_strategy(options_, devices_)),
       callbacks_(options_.callbacks),
       hooks_(callbacks_, *this, state_, metrics_) {}
@@ -360,6 +361,8 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
     setup(data);
     LoopContext context{.options = options_,
                         .strategy = *strategy_,
+                        .precision = precision_,
+                        .device_type = devices_.front().type(),
                         .data = data,
                         .overridden = module.hooks(),
                         .state = state_,
@@ -389,7 +392,8 @@ void Trainer::setup(DataModule& data) {
   data.setup(state_.entry_point);
   hooks_(hooks::setup, state_.entry_point);
   module.configure_model();
-  strategy_->setup(module, devices_);
+  if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(devices_.front().type());
+  strategy_->setup(module, devices_, precision_);
 }
 
 void Trainer::teardown(DataModule& data) {

@@ -15,6 +15,7 @@
 #include "core/metric_log.h"
 #include "core/run_state.h"
 #include "data/data_module.h"
+#include "strategies/precision.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
 #include "trainer/loop_context.h"
@@ -100,6 +101,7 @@ class Trainer final : private TrainerControl {
 
   TrainerOptions options_;
   std::vector<c10::Device> devices_;
+  Precision precision_;
   std::unique_ptr<Strategy> strategy_;
   RunState state_;
   MetricLog metrics_;
@@ -110,7 +112,8 @@ class Trainer final : private TrainerControl {
   bool running_ = false;
   bool stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  bool is_trial_ = false;  // of find_*: without schedules and the module's callbacks
+  bool told_slow_ = false;  // of the precision
+  bool is_trial_ = false;   // of find_*: without schedules and the module's callbacks
   std::filesystem::path run_dir_;
 };
 

@@ -115,7 +115,7 @@ struct Tied : TinyModule {
 TEST_P(StrategyContract, NamesEveryTensorOnce) {
   const auto strategy = strategy_registry().create(GetParam());
   const auto module = make_module<Tied>();
-  strategy->setup(*module, {c10::kCPU});
+  strategy->setup(*module, {c10::kCPU}, Precision());
   std::vector<std::string> names;
   for (const auto& [name, tensor] : strategy->module_state()) names.push_back(name);
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("hidden.weight", "hidden.bias", "out.weight", "out.bias"));

@@ -184,16 +184,18 @@ TEST(Trainer, TakesAUsersOwnStrategyByName) {
     SingleDevice inner;
     std::string name() const override { return "mine"; }
     void check_devices(const std::vector<c10::Device>&) const override {}
-    void setup(Module& module, const std::vector<c10::Device>& devices) override { inner.setup(module, devices); }
+    void setup(Module& module, const std::vector<c10::Device>& devices, const Precision& precision) override {
+      inner.setup(module, devices, precision);
+    }
     void setup_optimizers(Optimizers optimizers) override { inner.setup_optimizers(std::move(optimizers)); }
     const Optimizers& optimizers() const override { return inner.optimizers(); }
     Batch to_device(const Batch& batch) override { return batch; }
     at::Tensor training_step(const Batch& batch, int64_t i) override { return inner.training_step(batch, i); }
     void zero_grad(size_t i) override { inner.zero_grad(i); }
     void backward(const at::Tensor& loss) override { inner.backward(loss); }
-    void optimizer_step(size_t i, const StepRequest& request) override {
-      inner.optimizer_step(i, request);
+    StepReport optimizer_step(size_t i, const StepRequest& request) override {
       ++steps;
+      return inner.optimizer_step(i, request);
     }
     void materialize_gradients(size_t i, int64_t n) override { inner.materialize_gradients(i, n); }
     void all_reduce(std::span<double> values, Reduction reduction) override { inner.all_reduce(values, reduction); }

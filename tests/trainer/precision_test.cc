@@ -1,0 +1,345 @@
+// Training in each precision by the Trainer against the same training written out by hand.
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/_amp_update_scale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/lbfgs.h>
+
+#include <functional>
+#include <optional>
+#include <set>
+
+#include "core/autocast.h"
+#include "core/error.h"
+#include "core/gradient_clipping.h"
+#include "optim/adam.h"
+#include "optim/lr_schedulers.h"
+#include "optim/torch_optimizer.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::quiet;
+using testing::tiny_loader;
+using testing::TinyModule;
+
+constexpr int64_t kEpochs = 4;
+constexpr int64_t kBatches = 5;
+
+std::shared_ptr<DataLoader> loader() { return tiny_loader(8 * kBatches, 8, /*shuffle=*/true); }
+
+// What a step computes in, and whether the loss overflows.
+struct Spy : TinyModule {
+  int64_t overflows_at = -1;  // batch_idx
+  std::set<std::string> dtypes{};
+  std::vector<double> grad_norms{};
+
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    look(batch);
+    const at::Tensor value = TinyModule::training_step(batch, batch_idx);
+    return batch_idx == overflows_at ? value * 1e37 : value;
+  }
+  void validation_step(const Batch& batch, int64_t) override { look(batch); }
+  void test_step(const Batch& batch, int64_t) override { look(batch); }
+  Batch predict_step(const Batch& batch, int64_t) override { return look(batch), Batch(); }
+  void look(const Batch& batch) { dtypes.insert(c10::toString(forward(batch["x"]).scalar_type())); }
+};
+
+struct Recipe {
+  std::string precision = "32";
+  int64_t accumulate = 1;
+  double clip_norm = 0.0;
+  int64_t overflows_at = -1;
+};
+
+// Python's idiom: autocast around the forward pass, GradScaler around the rest.
+class ByHand {
+ public:
+  ByHand(const std::shared_ptr<Spy>& module, const Recipe& recipe) : net_(module), recipe_(recipe) {
+    if (recipe.precision == "64") net_->to(at::kDouble);
+    optimizer_.emplace(net_->parameters(), optim::AdamWOptions{.lr = 1e-2});
+  }
+
+  void train() {
+    const auto batches = loader();
+    for (int64_t epoch = 0; epoch < kEpochs; ++epoch) {
+      batches->begin_epoch(epoch);
+      for (int64_t first = 0; first < kBatches; first += recipe_.accumulate) {
+        optimizer_->zero_grad();
+        const int64_t window = std::min(recipe_.accumulate, kBatches - first);
+        for (int64_t i = 0; i < window; ++i) backward(*batches->next(), first + i);
+        step(static_cast<double>(window));
+      }
+    }
+  }
+
+ private:
+  void backward(Batch batch, int64_t batch_idx) {
+    if (recipe_.precision == "64") batch = {{"x", batch["x"].to(at::kDouble)}, {"y", batch["y"].to(at::kDouble)}};
+    at::Tensor loss;
+    {
+      std::optional<AutocastScope> autocast;
+      if (recipe_.precision == "bf16-mixed") autocast.emplace(AutocastState{at::kCPU, true, at::kBFloat16});
+      if (recipe_.precision == "16-mixed") autocast.emplace(AutocastState{at::kCPU, true, at::kHalf});
+      loss = net_->training_step(batch, batch_idx);
+    }
+    (scaled() ? loss * scale_ : loss).backward();
+  }
+
+  void step(double micro_batches) {
+    at::Tensor found_inf = at::zeros({});
+    if (scaled()) {
+      std::vector<at::Tensor> grads;
+      for (const at::Tensor& param : net_->parameters()) grads.push_back(param.grad());
+      at::_amp_foreach_non_finite_check_and_unscale_(grads, found_inf, scale_.reciprocal());
+    }
+    double factor = 1.0 / micro_batches;
+    if (recipe_.clip_norm > 0.0) {
+      factor *= clip_coefficient(gradient_norm(net_->parameters()) * factor, recipe_.clip_norm).item<double>();
+    }
+    if (found_inf.item<float>() == 0.0F) optimizer_->step({.factor = at::scalar_tensor(factor, at::kDouble)});
+    if (scaled()) at::_amp_update_scale_(scale_, growth_tracker_, found_inf, 2.0, 0.5, 2000);
+  }
+
+  bool scaled() const { return recipe_.precision == "16-mixed"; }
+
+  std::shared_ptr<Spy> net_;
+  Recipe recipe_;
+  std::optional<optim::AdamW> optimizer_;
+  at::Tensor scale_ = at::full({}, 65536.0, at::kFloat);
+  at::Tensor growth_tracker_ = at::zeros({}, at::kInt);
+};
+
+std::shared_ptr<Spy> spy(const Recipe& recipe = {}) {
+  seed_everything(5);
+  auto module = make_module<Spy>();
+  module->overflows_at = recipe.overflows_at;
+  return module;
+}
+
+TrainerOptions options(const Recipe& recipe) {
+  TrainerOptions options{.max_epochs = kEpochs, .precision = recipe.precision};
+  options.accumulate_grad_batches = recipe.accumulate;
+  options.gradient_clip_val = recipe.clip_norm;
+  return quiet(options);
+}
+
+class PrecisionParity : public ::testing::TestWithParam<Recipe> {};
+
+TEST_P(PrecisionParity, EqualsALoopByHandBitForBit) {
+  const auto expected = spy(GetParam()), trained = spy(GetParam());
+  ByHand(expected, GetParam()).train();
+  Trainer(options(GetParam())).fit(trained, {.train = loader()});
+  ASSERT_EQ(trained->train_losses.size(), static_cast<size_t>(kEpochs * kBatches));
+  EXPECT_EQ(trained->train_losses, expected->train_losses);
+  EXPECT_LT(trained->train_losses.back(), trained->train_losses.front());
+  for (size_t i = 0; i < expected->parameters().size(); ++i) {
+    EXPECT_TRUE(trained->parameters()[i].equal(expected->parameters()[i].to(at::kFloat))) << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, PrecisionParity,
+                         ::testing::Values(Recipe{.precision = "32"}, Recipe{.precision = "64"},
+                                           Recipe{.precision = "bf16-mixed"}, Recipe{.precision = "16-mixed"},
+                                           Recipe{.precision = "bf16-mixed", .accumulate = 2, .clip_norm = 0.5},
+                                           Recipe{.precision = "16-mixed", .accumulate = 2, .clip_norm = 0.5},
+                                           Recipe{.precision = "16-mixed", .overflows_at = 0},
+                                           Recipe{.precision = "16-mixed", .accumulate = 3, .overflows_at = 1}));
+
+struct Seen {
+  const char* precision;
+  const char* forward;
+};
+class PrecisionOfSteps : public ::testing::TestWithParam<Seen> {};
+
+TEST_P(PrecisionOfSteps, IsThatOfTheTrainerInEveryStage) {
+  Trainer trainer(quiet({.precision = GetParam().precision}));
+  const auto expect_dtype = [](const std::shared_ptr<Spy>& module, const char* stage) {
+    EXPECT_THAT(module->dtypes, ElementsAre(GetParam().forward)) << stage;
+    for (const at::Tensor& parameter : module->parameters()) EXPECT_EQ(parameter.scalar_type(), at::kFloat) << stage;
+    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU)) << stage;
+  };
+  auto module = spy();
+  trainer.fit(module, {.train = loader(), .val = loader()});
+  expect_dtype(module, "fit");
+  trainer.validate(module = spy(), {.val = loader()});
+  expect_dtype(module, "validate");
+  trainer.test(module = spy(), {.test = loader()});
+  expect_dtype(module, "test");
+  trainer.predict(module = spy(), {.predict = loader()});
+  expect_dtype(module, "predict");
+}
+
+INSTANTIATE_TEST_SUITE_P(, PrecisionOfSteps,
+                         ::testing::Values(Seen{"32", "Float"}, Seen{"64", "Double"}, Seen{"bf16-mixed", "BFloat16"},
+                                           Seen{"16-mixed", "Half"}, Seen{"32-true", "Float"},
+                                           Seen{"bf16", "BFloat16"}));
+
+TEST(TrainerPrecision, ASkippedStepChangesNothing) {
+  struct Scheduled : Spy {
+    std::vector<double> lrs;
+    Optimizers configure_optimizers() override {
+      return {optim::AdamW(parameters(), {.lr = 1e-2}),
+              {.scheduler = optim::StepLR::make({.step_size = 1, .gamma = 0.5}), .interval = "step"}};
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+      lrs.push_back(lr_scheduler().optimizer().groups()[0].lr);
+    }
+  };
+  const auto module = make_module<Scheduled>();
+  module->overflows_at = 1;
+  Trainer trainer(quiet({.max_epochs = 1, .precision = "16-mixed"}));
+  ::testing::internal::CaptureStderr();
+  trainer.fit(module, {.train = loader()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(trainer.state().global_step, kBatches - 1);
+  EXPECT_EQ(trainer.state().batches_that_stepped, kBatches - 1);
+  EXPECT_THAT(module->lrs, ElementsAre(5e-3, 5e-3, 2.5e-3, 1.25e-3, 6.25e-4));
+  EXPECT_THAT(told, HasSubstr("warning: the gradients of epoch 0, batch 1 were not finite at a loss scale of 65536"));
+}
+
+TEST(TrainerPrecision, TellsOfTheFirstSkippedStepOnly) {
+  const auto module = spy({.overflows_at = 2});
+  Trainer trainer(quiet({.max_epochs = 3, .precision = "16-mixed"}));
+  ::testing::internal::CaptureStderr();
+  trainer.fit(module, {.train = loader()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(trainer.state().global_step, 3 * (kBatches - 1));
+  EXPECT_EQ(told.find("not finite"), told.rfind("not finite"));
+  EXPECT_THAT(told, HasSubstr("epoch 0, batch 2"));
+}
+
+TEST(TrainerPrecision, SixteenMixedOnACpuWarnsOnce) {
+  Trainer trainer(quiet({.precision = "16-mixed"}));
+  ::testing::internal::CaptureStderr();
+  trainer.fit(spy(), {.train = loader()});
+  trainer.test(spy(), {.test = loader()});
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told, HasSubstr("'bf16-mixed' is faster there"));
+  EXPECT_EQ(told.find("bf16-mixed"), told.rfind("bf16-mixed"));
+}
+
+TEST(TrainerPrecision, HooksSeeGradientsWithoutTheLossScale) {
+  struct Looks : Spy {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      return Spy::training_step(batch, batch_idx) / 16;  // no overflow at the first loss scale
+    }
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      grad_norms.push_back(gradient_norm(optimizer.params()).item<double>());
+    }
+  };
+  const auto norms = [](const char* precision, bool clip) {
+    seed_everything(5);
+    const auto module = make_module<Looks>();
+    TrainerOptions given{.max_epochs = kEpochs, .precision = precision, .accumulate_grad_batches = 2};
+    given.gradient_clip_val = clip ? 0.5 : 0.0;
+    Trainer(quiet(given)).fit(module, {.train = loader()});
+    return module->grad_norms;
+  };
+  for (const bool clip : {false, true}) {
+    const auto expected = norms("32", clip), got = norms("16-mixed", clip);
+    ASSERT_EQ(got.size(), static_cast<size_t>(kEpochs * 3));
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 0.05 * expected[i]) << i;
+  }
+}
+
+TEST(TrainerPrecision, AHookCannotHideThatGradientsAreNotFinite) {
+  struct Hides : Spy {
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      for (const at::Tensor& param : optimizer.params()) param.mutable_grad().nan_to_num_(0.0, 0.0, 0.0);
+    }
+  };
+  const auto module = make_module<Hides>();
+  module->overflows_at = 3;
+  Trainer trainer(quiet({.max_epochs = 1, .precision = "16-mixed"}));
+  trainer.fit(module, {.train = loader()});
+  EXPECT_EQ(trainer.state().global_step, kBatches - 1);
+}
+
+// Two optimizers, whose gradients one backward makes; the second steps every other batch.
+struct TwoOptimizers : Spy {
+  TwoOptimizers() { automatic_optimization = false; }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor value = loss(batch);
+    train_losses.push_back(value.item<double>());
+    if (batch_idx % 2 == 0) optimizer(1).zero_grad();
+    optimizer(0).zero_grad();
+    manual_backward(value);
+    EXPECT_EQ(hidden->weight.grad().scalar_type(), at::kFloat);
+    optimizer(0).step();
+    if (batch_idx % 2 == 1) optimizer(1).step();
+    return value;
+  }
+  Optimizers configure_optimizers() override {
+    Optimizers optimizers;
+    optimizers.add(optim::AdamW(hidden->parameters(), {.lr = 1e-2}));
+    optimizers.add(optim::AdamW(out->parameters(), {.lr = 1e-2}));
+    return optimizers;
+  }
+};
+
+TEST(TrainerPrecision, ManualOptimisationTrainsAsIn32) {
+  const auto losses = [](const char* precision) {
+    seed_everything(5);
+    const auto module = make_module<TwoOptimizers>();
+    Trainer(quiet({.max_epochs = 10, .precision = precision})).fit(module, {.train = loader()});
+    return module->train_losses;
+  };
+  const auto expected = losses("32");
+  EXPECT_LT(expected.back(), 0.5 * expected.front());
+  for (const auto* precision : {"bf16-mixed", "16-mixed"}) {
+    const auto got = losses(precision);
+    ASSERT_EQ(got.size(), expected.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 0.05) << precision << " " << i;
+  }
+}
+
+TEST(TrainerPrecision, SixtyFourConvertsBuffersButNoIntegers) {
+  struct Normed : Spy {
+    torch::nn::BatchNorm1d norm{nullptr};
+    Normed() { norm = register_module("norm", torch::nn::BatchNorm1d(4)); }
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      EXPECT_EQ(norm->running_mean.scalar_type(), at::kDouble);
+      EXPECT_EQ(norm->num_batches_tracked.scalar_type(), at::kLong);
+      return Spy::training_step({{"x", norm(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+    }
+  };
+  const auto module = make_module<Normed>();
+  Trainer(quiet({.max_epochs = 1, .precision = "64"})).fit(module, {.train = loader()});
+  EXPECT_EQ(module->norm->running_mean.scalar_type(), at::kFloat);
+  EXPECT_EQ(module->norm->num_batches_tracked.item<int64_t>(), kBatches);
+}
+
+TEST(TrainerPrecision, RefusesWhatIsNotKnownOrNotThereYet) {
+  const auto message = [](const char* precision) {
+    return message_of<UsageError>([&] { Trainer(quiet({.precision = precision})); });
+  };
+  EXPECT_THAT(message("bf17"), HasSubstr("unknown precision 'bf17'"));
+  EXPECT_THAT(message("bf16-true"), ::testing::AllOf(HasSubstr("not there yet"), HasSubstr("'bf16-mixed'")));
+  EXPECT_THAT(message("16-true"), ::testing::AllOf(HasSubstr("not there yet"), HasSubstr("'16-mixed'")));
+}
+
+TEST(TrainerPrecision, RefusesAClosureWithALossScale) {
+  struct WithLBFGS : Spy {
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(std::make_unique<torch::optim::LBFGS>(parameters()));
+    }
+  };
+  EXPECT_THAT(message_of<UsageError>(
+                  [] { Trainer(quiet({.precision = "16-mixed"})).fit(make_module<WithLBFGS>(), {.train = loader()}); }),
+              HasSubstr("evaluates the loss several times"));
+}
+
+}  // namespace
+}  // namespace fulgur
