@@ -113,7 +113,7 @@ void add_default_callbacks(TrainerOptions& options) {
 TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
   check_amounts(options);
-  const Precision known(options.precision);  // throws for another one
+  static_cast<void>(Precision(options.precision));  // throws if it is not known
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
   resolve_barebones(options);
   resolve_fast_dev_run(options);

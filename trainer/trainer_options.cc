@@ -51,7 +51,8 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &check_val_every_n_epoch);
   visit({.name = "num_sanity_val_steps", .help = "validation batches before training; -1: all", .min = -1},
         &num_sanity_val_steps);
-  visit({.name = "precision", .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed"}, &precision);
+  visit({.name = "precision", .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true"},
+        &precision);
   visit({.name = "accumulate_grad_batches", .help = "micro-batches to an optimizer step", .min = 1},
         &accumulate_grad_batches);
   visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0}, &gradient_clip_val);

@@ -41,7 +41,7 @@ struct TrainerOptions {
   std::optional<int64_t> num_sanity_val_steps{};       // val batches run before training; default 2; -1: all
 
   // How a step is made.
-  std::string precision = "32";                  // 32, 64, bf16-mixed, 16-mixed (strategies/precision.h)
+  std::string precision = "32";                  // 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true
   int64_t accumulate_grad_batches = 1;           // micro-batches to an optimizer step; the step is taken on their mean
   double gradient_clip_val = 0.0;                // 0: no clipping
   std::string gradient_clip_algorithm = "norm";  // norm or value
