@@ -49,15 +49,16 @@ void FitLoop::load() {
   const auto name_of = [&](std::string_view limit) { return options.overfit_batches ? "overfit_batches" : limit; };
   train_ = sources_.train();
   const LoaderList val = sources_.val();
-  if (std::ranges::count(val, train_) > 0) {
-    throw SetupError(
-        "the train loader is a val loader too, and a loader can be read by one loop at a time; make two of the same "
-        "dataset");
-  }
+  const bool is_shared = std::ranges::count(val, train_) > 0;
   if (options.overfit_batches) train_ = repeat_first_epoch(std::move(train_));
   num_train_batches_ = options.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches"));
   validation_.set_loaders({val, options.limit_val_batches, name_of("limit_val_batches")});
   schedule_.set_num_batches(num_train_batches_);
+  if (is_shared && !schedule_.only_at_epoch_end()) {
+    throw SetupError(
+        "the train loader is a val loader too, but val_check_interval validates within the epoch, and a loader can be "
+        "read by one loop at a time; make two of the same dataset");
+  }
   context_.state.num_batches = num_train_batches_;
   context_.state.has_validation = !validation_.empty();
 }

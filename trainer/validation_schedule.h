@@ -18,6 +18,7 @@ class ValidationSchedule {
   // Of a training epoch; nullopt: unknown. Needed before due(). Throws SetupError if the interval does not fit it.
   void set_num_batches(std::optional<int64_t> num_batches);
 
+  bool only_at_epoch_end() const { return !every_n_batches_ && !every_; }
   bool validates_in(int64_t epoch) const;
 
   // After the batch that `state` shows; `total_batches` counts those of all epochs.

@@ -364,10 +364,11 @@ TEST(Trainer, CallbacksOfTheModuleTakeThePlaceOfThoseOfTheirType) {
   EXPECT_EQ(replaced, 0);
 }
 
-TEST(Trainer, RefusesOneLoaderForTrainingAndValidation) {
+TEST(Trainer, RefusesOneLoaderForTrainingAndForValidationWithinTheEpoch) {
   const auto loader = tiny_loader();
-  EXPECT_THAT(message_of<SetupError>(
-                  [&] { Trainer(quiet()).fit(make_module<TinyModule>(), {.train = loader, .val = loader}); }),
+  Trainer(quiet()).fit(make_module<TinyModule>(), {.train = loader, .val = loader});
+  Trainer trainer(quiet({.val_check_interval = Fraction(0.5)}));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.fit(make_module<TinyModule>(), {.train = loader, .val = loader}); }),
               HasSubstr("make two of the same dataset"));
 }
 
