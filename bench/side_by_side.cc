@@ -39,14 +39,10 @@ std::vector<Timing> side_by_side(const std::string& unit, double units, const st
   for (size_t i = 0; i < contenders.size(); ++i) {
     timings.push_back({median(times[i]), median(ratios[i])});
     const double bytes = contenders[i].bytes_per_unit;
-    fmt::print(
-        "{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f}){}
-        ", contenders[i].name,
-            timings[i]
-                .seconds *
-            1e6,
-        unit, timings[i].ratio, *std::ranges::min_element(ratios[i]), *std::ranges::max_element(ratios[i]),
-        bytes > 0 ? fmt::format("   {:.1f} GB/s", bytes / timings[i].seconds * 1e-9) : "");
+    fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f}){}\n", contenders[i].name,
+               timings[i].seconds * 1e6, unit, timings[i].ratio, *std::ranges::min_element(ratios[i]),
+               *std::ranges::max_element(ratios[i]),
+               bytes > 0 ? fmt::format("   {:.1f} GB/s", bytes / timings[i].seconds * 1e-9) : "");
   }
   return timings;
 }

