@@ -1,10 +1,11 @@
 // What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel; what a
 // logged value costs; and what the default callbacks cost, which write to a temporary folder.
-//   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step
+//   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -110,7 +111,8 @@ void trained(const std::vector<Batch>& pool, TrainerOptions options, Args... arg
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
   at::set_num_threads(1);
   const std::vector<Batch> pool = make_pool();
   const TrainerOptions barebones{.barebones = true};
@@ -123,16 +125,16 @@ int main() {
     options.callbacks = {ProgressBar::make({.out = &nowhere}), ModelSummary::make({.out = &nowhere})};
     trained<Mlp>(pool, options);
   };
-  bench::side_by_side("step", kSteps,
-                      {{"hand-written loop", [&] { hand_written(pool); }},
-                       {"Trainer, barebones", [&] { trained<Mlp>(pool, barebones); }},
-                       {"Trainer, without callbacks", [&] { trained<Mlp>(pool, quiet); }},
-                       {"Trainer, default callbacks", with_defaults}});
+  const std::vector<bench::Contender> loops{{"hand-written loop", [&] { hand_written(pool); }},
+                                            {"Trainer, barebones", [&] { trained<Mlp>(pool, barebones); }},
+                                            {"Trainer, without callbacks", [&] { trained<Mlp>(pool, quiet); }},
+                                            {"Trainer, default callbacks", with_defaults}};
+  bench::side_by_side("step", kSteps, loops, rounds);
   std::filesystem::remove_all(folder);
-  const auto logging =
-      bench::side_by_side("step", kSteps,
-                          {{"one weight, nothing logged", [&] { trained<OneWeight>(pool, quiet, 0); }},
-                           {"one weight, 1 logged value", [&] { trained<OneWeight>(pool, quiet, 1); }},
-                           {"one weight, 10 logged values", [&] { trained<OneWeight>(pool, quiet, 10); }}});
-  fmt::print("a logged value: {:.2f} us\n", (logging[2].seconds - logging[0].seconds) / 10 * 1e6);
+  const std::vector<bench::Contender> logging{
+      {"one weight, nothing logged", [&] { trained<OneWeight>(pool, quiet, 0); }},
+      {"one weight, 1 logged value", [&] { trained<OneWeight>(pool, quiet, 1); }},
+      {"one weight, 10 logged values", [&] { trained<OneWeight>(pool, quiet, 10); }}};
+  const auto timings = bench::side_by_side("step", kSteps, logging, rounds);
+  fmt::print("a logged value: {:.2f} us\n", (timings[2].seconds - timings[0].seconds) / 10 * 1e6);
 }

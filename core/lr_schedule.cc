@@ -8,7 +8,6 @@ namespace fulgur {
 
 LRSchedule::LRSchedule(LRSchedulerConfig config, Optimizer& optimizer)
     : config_(std::move(config)), optimizer_(&optimizer) {
-  for (const Optimizer::Group& group : optimizer.groups()) initial_lrs_.push_back(group.lr);
   write_learning_rates();
 }
 
@@ -21,6 +20,9 @@ void LRSchedule::step(std::optional<double> metric) {
 }
 
 void LRSchedule::write_learning_rates() {
+  for (size_t i = initial_lrs_.size(); i < optimizer_->groups().size(); ++i) {
+    initial_lrs_.push_back(optimizer_->groups()[i].lr);
+  }
   for (size_t i = 0; i < initial_lrs_.size(); ++i) {
     optimizer_->groups()[i].lr = config_.scheduler->lr(initial_lrs_[i], num_steps_);
   }

@@ -27,7 +27,7 @@ class LRSchedule {
 
   LRSchedulerConfig config_;
   Optimizer* optimizer_;
-  std::vector<double> initial_lrs_;  // of each group
+  std::vector<double> initial_lrs_;  // of each group, also of one that was added later
   int64_t num_steps_ = 0;
 };
 

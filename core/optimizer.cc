@@ -23,31 +23,42 @@ std::vector<ParamGroup> one_group(std::vector<at::Tensor> params) {
 }
 
 Optimizer::Optimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay)
-    : name_(name) {
-  std::unordered_map<const at::TensorImpl*, size_t> group_of;
-  for (ParamGroup& given : groups) {
-    Group& group = groups_.emplace_back(Group{{}, given.lr.value_or(lr), given.weight_decay.value_or(weight_decay)});
-    check_not_negative(name, "lr", group.lr);
-    check_not_negative(name, "weight_decay", group.weight_decay);
-    for (at::Tensor& param : given.params) {
-      if (!param.defined()) throw UsageError(fmt::format("{}: a parameter is an undefined tensor", name));
-      if (!param.is_leaf()) {
-        throw UsageError(
-            fmt::format("{}: a parameter is the result of a computation, so that it never gets a gradient; pass "
-                        "the module's parameters()",
-                        name));
-      }
-      const auto [entry, added] = group_of.emplace(param.unsafeGetTensorImpl(), groups_.size());
-      if (entry->second != groups_.size()) {
-        throw UsageError(fmt::format("{}: groups {} and {} have a parameter in common; leave it in one of them", name,
-                                     entry->second - 1, groups_.size() - 1));
-      }
-      if (added) group.params.push_back(std::move(param));
-    }
-  }
-  if (group_of.empty()) {
+    : name_(name), default_lr_(lr), default_weight_decay_(weight_decay) {
+  for (ParamGroup& group : groups) append(std::move(group));
+  if (params().empty()) {
     throw UsageError(fmt::format("{}: there is no parameter to update; did the module register any?", name));
   }
+}
+
+void Optimizer::add_param_group(ParamGroup group) {
+  if (group.params.empty()) throw UsageError(fmt::format("{}: the group to add has no parameter", name_));
+  append(std::move(group));
+}
+
+void Optimizer::append(ParamGroup given) {
+  std::unordered_map<const at::TensorImpl*, size_t> group_of;
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (const at::Tensor& param : groups_[i].params) group_of.emplace(param.unsafeGetTensorImpl(), i);
+  }
+  Group group{{}, given.lr.value_or(default_lr_), given.weight_decay.value_or(default_weight_decay_)};
+  check_not_negative(name_, "lr", group.lr);
+  check_not_negative(name_, "weight_decay", group.weight_decay);
+  for (at::Tensor& param : given.params) {
+    if (!param.defined()) throw UsageError(fmt::format("{}: a parameter is an undefined tensor", name_));
+    if (!param.is_leaf()) {
+      throw UsageError(
+          fmt::format("{}: a parameter is the result of a computation, so that it never gets a gradient; pass the "
+                      "module's parameters()",
+                      name_));
+    }
+    const auto [entry, added] = group_of.emplace(param.unsafeGetTensorImpl(), groups_.size());
+    if (entry->second != groups_.size()) {
+      throw UsageError(fmt::format("{}: groups {} and {} have a parameter in common; leave it in one of them", name_,
+                                   entry->second, groups_.size()));
+    }
+    if (added) group.params.push_back(std::move(param));
+  }
+  groups_.push_back(std::move(group));
 }
 
 void Optimizer::step(const Closure&) {

@@ -52,6 +52,9 @@ class Optimizer {
   Optimizer(Optimizer&&) = default;
   Optimizer& operator=(Optimizer&&) = default;
 
+  // Adds parameters in the middle of a run, such as those of a layer that is trained from now on. Errors as above.
+  virtual void add_param_group(ParamGroup group);
+
   // One update. A parameter without a gradient is left alone: no decay, no step. The gradients may be changed by it.
   virtual void step(const GradientTransform& transform) = 0;
   void step() { step(GradientTransform{}); }
@@ -74,7 +77,10 @@ class Optimizer {
   std::vector<at::Tensor> params() const;  // of all groups
 
  private:
+  void append(ParamGroup given);
+
   std::string name_;
+  double default_lr_, default_weight_decay_;  // of groups that say none
   std::vector<Group> groups_;
 };
 

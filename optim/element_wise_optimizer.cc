@@ -52,12 +52,11 @@ GradientScaling scaling_of(const GradientTransform& transform) {
 
 ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> given_groups, double lr,
                                            double weight_decay, std::vector<StateField> state_fields)
-    : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {
-  for (const Group& group : groups()) states_.emplace_back(group.params.size());
-}
+    : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {}
 
 ElementWiseOptimizer::State& ElementWiseOptimizer::next_update(size_t group_index, size_t param_index) {
   const at::Tensor& param = groups()[group_index].params[param_index];
+  for (size_t i = states_.size(); i < groups().size(); ++i) states_.emplace_back(groups()[i].params.size());
   State& state = states_[group_index][param_index];
   if (param.grad().layout() != at::kStrided) {
     throw SetupError(

@@ -29,14 +29,13 @@ void LAMBOptions::describe(FieldVisitor& visit) {
 LAMB::LAMB(std::vector<at::Tensor> params, LAMBOptions options) : LAMB(one_group(std::move(params)), options) {}
 
 LAMB::LAMB(std::vector<ParamGroup> given_groups, LAMBOptions options)
-    : Optimizer("LAMB", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {
-  for (const Group& group : groups()) states_.emplace_back(group.params.size());
-}
+    : Optimizer("LAMB", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {}
 
 void LAMB::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
   for (size_t g = 0; g < groups().size(); ++g) {
     const Group& group = groups()[g];
+    if (g == states_.size()) states_.emplace_back(group.params.size());
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& param = group.params[i];
       if (!param.grad().defined()) continue;

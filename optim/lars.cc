@@ -29,14 +29,13 @@ void LARSOptions::describe(FieldVisitor& visit) {
 LARS::LARS(std::vector<at::Tensor> params, LARSOptions options) : LARS(one_group(std::move(params)), options) {}
 
 LARS::LARS(std::vector<ParamGroup> given_groups, LARSOptions options)
-    : Optimizer("LARS", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {
-  for (const Group& group : groups()) momentum_buffers_.emplace_back(group.params.size());
-}
+    : Optimizer("LARS", std::move(given_groups), options.lr, options.weight_decay), options_(checked(options)) {}
 
 void LARS::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
   for (size_t g = 0; g < groups().size(); ++g) {
     const Group& group = groups()[g];
+    if (g == momentum_buffers_.size()) momentum_buffers_.emplace_back(group.params.size());
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& param = group.params[i];
       if (!param.grad().defined()) continue;

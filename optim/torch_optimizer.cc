@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/error.h"
 #include "core/gradient_clipping.h"
 
 namespace fulgur::optim {
@@ -28,6 +29,11 @@ TorchOptimizer::TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimize
     : Optimizer("TorchOptimizer", groups_of(*optimizer), /*lr=*/0.0, /*weight_decay=*/0.0),
       optimizer_(std::move(optimizer)),
       needs_closure_(dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()) != nullptr) {}
+
+void TorchOptimizer::add_param_group(ParamGroup) {
+  throw UsageError(
+      "TorchOptimizer cannot be given a further group; make it with all groups, those to be trained later too");
+}
 
 void TorchOptimizer::step(const GradientTransform& transform) {
   if (transform.factor.defined()) scale_gradients(params(), transform.factor);

@@ -21,6 +21,7 @@ class TorchOptimizer final : public Optimizer {
   explicit TorchOptimizer(T optimizer) : TorchOptimizer(std::make_unique<T>(std::move(optimizer))) {}
   explicit TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer);
 
+  void add_param_group(ParamGroup group) override;  // throws UsageError: torch's own has to have it from the start
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
   bool needs_closure() const override { return needs_closure_; }

@@ -339,6 +339,24 @@ TEST_P(EveryOptimizer, TakesParametersOfAnyStrides) {
   }
 }
 
+TEST_P(EveryOptimizer, AGroupThatIsAddedTrainsFromThenOnByItsOwnSettings) {
+  const auto params = parameters();
+  const Optimizers optimizers = GetParam().make(one_group({params[0]}));
+  Optimizer& optimizer = optimizers[0];
+  for (const at::Tensor& param : params) param.mutable_grad() = torch::ones_like(param);
+  optimizer.step();
+  const at::Tensor before = params[1].detach().clone();
+  optimizer.add_param_group({.params = {params[1]}, .lr = 0.0});
+  optimizer.step();
+  EXPECT_TRUE(params[1].equal(before));
+  optimizer.groups()[1].lr = 0.1;
+  optimizer.step();
+  EXPECT_FALSE(params[1].equal(before));
+  EXPECT_THAT(message_of<UsageError>([&] { optimizer.add_param_group({.params = {params[0]}}); }),
+              HasSubstr("groups 0 and 2 have a parameter in common"));
+  EXPECT_THAT(message_of<UsageError>([&] { optimizer.add_param_group({}); }), HasSubstr("has no parameter"));
+}
+
 TEST_P(EveryOptimizer, UpdatesA16BitParameterInSinglePrecision) {
   const at::Tensor single = torch::randn({100}).to(at::kBFloat16).to(at::kFloat).requires_grad_();
   const at::Tensor half = single.detach().to(at::kBFloat16).requires_grad_();

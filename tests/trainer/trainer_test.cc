@@ -436,5 +436,28 @@ TEST(Trainer, GradientsAreThoseOfTheMeanForWhoWantsThem) {
   EXPECT_NEAR(norm(false) / norm(true), 4.0, 1e-5);
 }
 
+TEST(Trainer, ALayerMayBeTrainedFromTheMiddleOfARunOn) {
+  struct Thawing : TinyModule {
+    std::vector<bool> in_bucket;  // its weights after each batch
+    Thawing() {
+      for (const at::Tensor& param : hidden->parameters()) at::Tensor(param).requires_grad_(false);
+    }
+    Optimizers configure_optimizers() override { return optim::AdamW(out->parameters(), {.lr = 1e-2}); }
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      if (global_step() != 2) return;
+      for (const at::Tensor& param : hidden->parameters()) at::Tensor(param).requires_grad_(true);
+      optimizer.add_param_group({.params = hidden->parameters(), .lr = 1e-3});
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+      in_bucket.push_back(hidden->weight.storage().nbytes() > hidden->weight.nbytes());
+    }
+  };
+  const auto module = make_module<Thawing>();
+  const at::Tensor before = module->hidden->weight.detach().clone();
+  Trainer(quiet()).fit(module, {.train = tiny_loader(40, 8)});
+  EXPECT_THAT(module->in_bucket, ElementsAre(false, false, true, true, true));
+  EXPECT_FALSE(module->hidden->weight.equal(before));
+}
+
 }  // namespace
 }  // namespace fulgur
