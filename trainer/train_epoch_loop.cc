@@ -120,6 +120,7 @@ at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
   const auto scope = context_.hooks.enter(hooks::training_step);
   const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
   stepped_ = true;
+  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
   return loss.defined() ? loss.detach() : loss;
 }
 

@@ -71,6 +71,16 @@ class TransformerLmTest(unittest.TestCase):
         for column in ("tokens_per_s", "train_bpc", "val_bpc"):
             self.assertIn(column, header.split(","))
 
+    def test_half_precisions_reach_the_loss_of_single(self):
+        reached = {}
+        for precision in ("32", "bf16-mixed", "bf16-true"):
+            done = run("--data.path=text", *TINY, f"--precision={precision}", folder=self.folder)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            reached[precision] = val_bpc(done.stdout)
+        self.assertEqual(len(set(reached.values())), 3, reached)  # each did compute in its own way
+        for precision, bpc in reached.items():
+            self.assertAlmostEqual(bpc, reached["32"], delta=0.01 * reached["32"], msg=precision)
+
     def test_sample_goes_on_from_the_prompt_for_the_length_asked_for(self):
         for length, temperature in [(0, 0.8), (1, 0.0), (100, 1.5)]:  # 100: past the context
             with self.subTest(length=length):

@@ -154,6 +154,16 @@ TEST(ManualOptimization, ToggleLeavesFrozenParametersFrozen) {
   EXPECT_TRUE(module->out->weight.requires_grad());
 }
 
+TEST(ManualOptimization, AnomaliesAreDetectedInWhatTheStepReturns) {
+  struct NaN : TinyModule {
+    NaN() { automatic_optimization = false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override { return loss(batch) / 0.0 * 0.0; }
+  };
+  EXPECT_THAT(message_of<c10::Error>(
+                  [] { Trainer(quiet({.detect_anomaly = true})).fit(make_module<NaN>(), {.train = tiny_loader()}); }),
+              HasSubstr("returned a loss of nan"));
+}
+
 TEST(ManualOptimization, SeveralOptimizersNeedIt) {
   struct Two : TinyModule {
     Optimizers configure_optimizers() override {
