@@ -73,8 +73,8 @@ class TransformerLmTest(unittest.TestCase):
 
     def test_half_precisions_reach_the_loss_of_single(self):
         reached = {}
-        for precision in ("32", "bf16-mixed", "bf16-true"):
-            done = run("--data.path=text", *TINY, f"--precision={precision}", folder=self.folder)
+        for precision in ("32", "bf16-mixed", "bf16-true"):  # ten epochs: while it falls steeply, rounding shifts the loss
+            done = run("--data.path=text", *TINY, "--max_epochs=10", f"--precision={precision}", folder=self.folder)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             reached[precision] = val_bpc(done.stdout)
         self.assertEqual(len(set(reached.values())), 3, reached)  # each did compute in its own way
