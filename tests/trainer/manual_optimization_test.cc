@@ -161,7 +161,7 @@ TEST(ManualOptimization, AnomaliesAreDetectedInWhatTheStepReturns) {
   };
   EXPECT_THAT(message_of<c10::Error>(
                   [] { Trainer(quiet({.detect_anomaly = true})).fit(make_module<NaN>(), {.train = tiny_loader()}); }),
-              HasSubstr("returned a loss of nan"));
+              HasSubstr("nan for batch 0"));
 }
 
 TEST(ManualOptimization, SeveralOptimizersNeedIt) {
