@@ -4,6 +4,7 @@ and with its defaults, in turn with the C++ program. Needs torch and lightning i
 
   ./bazelw build //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/python_step.py bazel-bin/bench/trainer_step
 """
+import contextlib
 import logging
 import re
 import statistics
@@ -73,7 +74,7 @@ def hand_written(pool):
 
 def with_lightning(pool, **options):
     loader = torch.utils.data.DataLoader(Pool(pool), batch_size=None)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, open("/dev/null", "w") as nowhere, contextlib.redirect_stdout(nowhere):
         lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=folder, **options).fit(Mlp(), loader)
 
 
