@@ -67,7 +67,7 @@ class MetricLog {
   Metrics callback_metrics() const;      // everything known: the last epochs' values, and this step's while training
   Metrics progress_bar_metrics() const;  // those logged with prog_bar
   const Metrics& logged_metrics() const { return logged_metrics_; }  // what loggers were sent, the last value of each
-  const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced in the last epoch, of whatever stage
+  const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced since a stage, of whatever kind, began
 
  private:
   // One number on its way to being read: on the host, or still on a device.

@@ -14,8 +14,6 @@
 namespace fulgur::optim {
 namespace {
 
-bool is_16_bit(at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
-
 // The tensor itself if the kernel can run over its memory, else a copy that it can run over.
 at::Tensor dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();

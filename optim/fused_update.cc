@@ -46,7 +46,6 @@ void check(const Rule& rule, const Slice<T>& slice) {
     TORCH_CHECK_VALUE(slice.states[i], "fused_update: the rule needs state ", i, ", which is null");
   }
   constexpr bool kSingle = std::is_same_v<T, float>;
-  const auto is_16_bit = [](at::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; };
   TORCH_CHECK_VALUE(slice.grad_type == c10::CppTypeToScalarType<T>::value || (kSingle && is_16_bit(slice.grad_type)),
                     "fused_update: a gradient of type ", slice.grad_type, " for parameters of type ",
                     c10::CppTypeToScalarType<T>::value);

@@ -21,6 +21,11 @@
 // Threads: static chunks over at::get_num_threads() of torch's own pool; small slices stay on the calling thread.
 namespace fulgur::optim {
 
+// What a gradient, and a copy, of fp32 parameters may be besides.
+constexpr bool is_16_bit(c10::ScalarType type) {
+  return type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half;
+}
+
 // A run of elements: T is float or double. Memory need not be aligned and nothing outside of it is touched; the runs
 // must not overlap.
 template <class T>

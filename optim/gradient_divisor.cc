@@ -9,10 +9,15 @@ std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, c
     if (!transform.factor.defined()) return std::nullopt;
     return transform.factor.reciprocal().to(at::kFloat);
   }
-  const std::vector<at::Tensor> params = optimizer.params();
-  if (transform.factor.defined()) scale_gradients(params, transform.factor);
-  clip_gradients(params, {.value = *transform.clip_value, .algorithm = ClipAlgorithm::value});
+  transform_gradients(transform, optimizer.params());
   return std::nullopt;
+}
+
+void transform_gradients(const GradientTransform& transform, const std::vector<at::Tensor>& params) {
+  if (transform.factor.defined()) scale_gradients(params, transform.factor);
+  if (transform.clip_value) {
+    clip_gradients(params, {.value = *transform.clip_value, .algorithm = ClipAlgorithm::value});
+  }
 }
 
 }  // namespace fulgur::optim

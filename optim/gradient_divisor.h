@@ -14,4 +14,7 @@ namespace fulgur::optim {
 // by.
 std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const Optimizer& optimizer);
 
+// The transform as a pass of its own over the parameters' gradients.
+void transform_gradients(const GradientTransform& transform, const std::vector<at::Tensor>& params);
+
 }  // namespace fulgur::optim

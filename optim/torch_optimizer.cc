@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "core/gradient_clipping.h"
+#include "optim/gradient_divisor.h"
 
 namespace fulgur::optim {
 namespace {
@@ -36,10 +36,7 @@ void TorchOptimizer::add_param_group(ParamGroup) {
 }
 
 void TorchOptimizer::step(const GradientTransform& transform) {
-  if (transform.factor.defined()) scale_gradients(params(), transform.factor);
-  if (transform.clip_value) {
-    clip_gradients(params(), {.value = *transform.clip_value, .algorithm = ClipAlgorithm::value});
-  }
+  transform_gradients(transform, params());
   set_learning_rates();
   optimizer_->step();
 }

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/logging.h"
 #include "core/module_state.h"
+#include "optim/fused_update.h"
 
 namespace fulgur {
 namespace {
@@ -30,14 +31,12 @@ GradientTransform transform_for(const Optimizer& optimizer, const StepRequest& r
   return transform;
 }
 
-bool is_16_bit(c10::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
-
 // So that the gradients of further micro-batches are added in fp32. The first one's stay as they are: a step of one
 // micro-batch pays nothing.
 void widen_gradients(const std::vector<at::Tensor>& params) {
   for (const at::Tensor& param : params) {
     const at::Tensor& grad = param.grad();
-    if (grad.defined() && is_16_bit(grad.scalar_type())) param.mutable_grad() = grad.to(at::kFloat);
+    if (grad.defined() && optim::is_16_bit(grad.scalar_type())) param.mutable_grad() = grad.to(at::kFloat);
   }
 }
 
@@ -64,8 +63,9 @@ void SingleDevice::setup(Module& module, const std::vector<c10::Device>& devices
 void SingleDevice::setup_optimizers(Optimizers optimizers) {
   optimizers_ = std::move(optimizers);
   flatten();
-  has_16_bit_params_ = std::ranges::any_of(
-      flat_->buckets(), [](const FlatParameters::Bucket& bucket) { return is_16_bit(bucket.flat.scalar_type()); });
+  has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
+    return optim::is_16_bit(bucket.flat.scalar_type());
+  });
   if (!precision_.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
     if (!optimizer->needs_closure()) continue;

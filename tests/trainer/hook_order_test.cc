@@ -11,6 +11,7 @@
 
 #include "core/callback.h"
 #include "optim/lr_schedulers.h"
+#include "tests/testing/reporting_hooks.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
 
@@ -19,144 +20,23 @@ namespace {
 
 using ::testing::ElementsAreArray;
 using testing::tiny_loader;
-using testing::TinyModule;
 using Calls = std::vector<std::string>;
 
-#define RECORD(hook) \
-  void hook() override { calls->push_back("M." #hook); }
-#define RECORD_BATCH(hook) \
-  void hook(const Batch&, int64_t) override { calls->push_back("M." #hook); }
-#define RECORD_THEN(result, hook, parameters, ...) \
-  result hook parameters override {                \
-    calls->push_back("M." #hook);                  \
-    return TinyModule::hook(__VA_ARGS__);          \
-  }
-
-struct RecordingModule : TinyModule {
-  explicit RecordingModule(Calls* recorded) : calls(recorded) {}
-  Calls* calls;
-
-  RECORD(prepare_data)
-  void setup(EntryPoint) override { calls->push_back("M.setup"); }
-  RECORD(configure_model)
-  RECORD_THEN(Optimizers, configure_optimizers, ())
-  RECORD_THEN(std::vector<std::shared_ptr<Callback>>, configure_callbacks, ())
-  RECORD(on_fit_start)
-  RECORD(on_train_start)
-  RECORD(on_train_epoch_start)
-  RECORD_THEN(Batch, on_before_batch_transfer, (Batch batch), batch)
-  RECORD_THEN(Batch, transfer_batch_to_device, (const Batch& batch, c10::Device device), batch, device)
-  RECORD_THEN(Batch, on_after_batch_transfer, (Batch batch), batch)
-  RECORD_THEN(BatchAction, on_train_batch_start, (const Batch& batch, int64_t i), batch, i)
-  RECORD_THEN(at::Tensor, training_step, (const Batch& batch, int64_t i), batch, i)
-  RECORD(on_before_zero_grad)
-  void on_before_backward(const at::Tensor&) override { calls->push_back("M.on_before_backward"); }
-  RECORD_THEN(void, backward, (const at::Tensor& loss), loss)
-  RECORD(on_after_backward)
-  void on_before_optimizer_step(Optimizer&) override { calls->push_back("M.on_before_optimizer_step"); }
-  RECORD_THEN(void, configure_gradient_clipping, (Optimizer & optimizer, const GradientClipping& clipping), optimizer,
-              clipping)
-  RECORD_THEN(void, optimizer_step, (Optimizer & optimizer, const std::function<void()>& step), optimizer, step)
-  RECORD_THEN(void, lr_scheduler_step, (LRSchedule & schedule, std::optional<double> metric), schedule, metric)
-  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
-    calls->push_back("M.on_train_batch_end");
-  }
-  RECORD_THEN(void, on_validation_model_zero_grad, ())
-  RECORD_THEN(void, on_validation_model_eval, ())
-  RECORD(on_validation_start)
-  RECORD(on_validation_epoch_start)
-  RECORD_BATCH(on_validation_batch_start)
-  RECORD_THEN(void, validation_step, (const Batch& batch, int64_t i), batch, i)
-  RECORD_BATCH(on_validation_batch_end)
-  RECORD(on_validation_epoch_end)
-  RECORD(on_validation_end)
-  RECORD(on_validation_model_train)
-  RECORD(on_train_epoch_end)
-  RECORD(on_train_end)
-  RECORD(on_fit_end)
-  RECORD_THEN(void, on_test_model_eval, ())
-  RECORD(on_test_start)
-  RECORD(on_test_epoch_start)
-  RECORD_BATCH(on_test_batch_start)
-  RECORD_BATCH(test_step)
-  RECORD_BATCH(on_test_batch_end)
-  RECORD(on_test_epoch_end)
-  RECORD(on_test_end)
-  RECORD(on_test_model_train)
-  RECORD_THEN(void, on_predict_model_eval, ())
-  RECORD(on_predict_start)
-  RECORD(on_predict_epoch_start)
-  RECORD_BATCH(on_predict_batch_start)
-  RECORD_THEN(Batch, predict_step, (const Batch& batch, int64_t i), batch, i)
-  void on_predict_batch_end(const Batch&, const Batch&, int64_t) override {
-    calls->push_back("M.on_predict_batch_end");
-  }
-  RECORD(on_predict_epoch_end)
-  RECORD(on_predict_end)
-  RECORD(on_predict_model_train)
-  void teardown(EntryPoint) override { calls->push_back("M.teardown"); }
+struct RecordingModule : testing::ReportingModule {
+  explicit RecordingModule(Calls* calls)
+      : ReportingModule([calls](const std::string& hook) { calls->push_back("M." + hook); }) {}
 };
 
-#undef RECORD
-#undef RECORD_BATCH
-#undef RECORD_THEN
-
-#define RECORD(hook, ...) \
-  void hook(TrainerControl&, ##__VA_ARGS__) override { record(#hook); }
-
-class RecordingCallback : public Callback {
- public:
-  RecordingCallback(Calls* calls, std::string name, bool last = false)
-      : calls_(calls), name_(std::move(name)), last_(last) {}
-  bool runs_last() const override { return last_; }
-
-  RECORD(setup, EntryPoint)
-  RECORD(on_fit_start)
-  RECORD(on_sanity_check_start)
-  RECORD(on_sanity_check_end)
-  RECORD(on_train_start)
-  RECORD(on_train_epoch_start)
-  BatchAction on_train_batch_start(TrainerControl&, const Batch&, int64_t) override {
-    record("on_train_batch_start");
-    return BatchAction::run;
-  }
-  RECORD(on_before_zero_grad)
-  RECORD(on_before_backward, const at::Tensor&)
-  RECORD(on_after_backward)
-  RECORD(on_before_optimizer_step, Optimizer&)
-  RECORD(on_train_batch_end, const at::Tensor&, const Batch&, int64_t)
-  RECORD(on_validation_start)
-  RECORD(on_validation_epoch_start)
-  RECORD(on_validation_batch_start, const Batch&, int64_t)
-  RECORD(on_validation_batch_end, const Batch&, int64_t)
-  RECORD(on_validation_epoch_end)
-  RECORD(on_validation_end)
-  RECORD(on_train_epoch_end)
-  RECORD(on_train_end)
-  RECORD(on_fit_end)
-  RECORD(on_test_start)
-  RECORD(on_test_epoch_start)
-  RECORD(on_test_batch_start, const Batch&, int64_t)
-  RECORD(on_test_batch_end, const Batch&, int64_t)
-  RECORD(on_test_epoch_end)
-  RECORD(on_test_end)
-  RECORD(on_predict_start)
-  RECORD(on_predict_epoch_start)
-  RECORD(on_predict_batch_start, const Batch&, int64_t)
-  RECORD(on_predict_batch_end, const Batch&, const Batch&, int64_t)
-  RECORD(on_predict_epoch_end)
-  RECORD(on_predict_end)
-  RECORD(on_exception, const std::exception&)
-  RECORD(teardown, EntryPoint)
-
- private:
-  void record(const std::string& hook) { calls_->push_back(name_ + "." + hook); }
-  Calls* calls_;
-  std::string name_;
-  bool last_;
+// What loggers are sent is not part of the order.
+struct RecordingCallback : testing::ReportingCallback {
+  RecordingCallback(Calls* calls, const std::string& name, bool runs_last = false)
+      : ReportingCallback([calls, name](const std::string& hook) {
+          if (hook != "on_metrics") calls->push_back(name + "." + hook);
+        }),
+        last(runs_last) {}
+  bool runs_last() const override { return last; }
+  bool last;
 };
-
-#undef RECORD
 
 // A list of calls. "X.hook" stands for that hook of every callback in order, then of the Module; "C.hook" for the
 // callbacks' only.
