@@ -67,8 +67,8 @@ void compare(World& world, int64_t num_megabytes) {
 
 int main(int argc, char** argv) {
   return exit_code_of([&] {
-    const DistributedOptions options{
-        .num_devices = argc > 1 ? std::stoll(argv[1]) : 2,
+    const SessionOptions options{
+        .devices = std::vector<c10::Device>(argc > 1 ? std::stoull(argv[1]) : 2, c10::kCPU),
         .world = {.collectives = {.staging_bytes = argc > 2 ? std::stoll(argv[2]) : C10dOptions().staging_bytes}}};
     run_distributed(options, [](World& world) {
       at::set_num_threads(1);

@@ -23,6 +23,7 @@ class CSVLogger final : public Callback {
   explicit CSVLogger(Options options = {});
   static std::shared_ptr<CSVLogger> make(Options options = {});
 
+  bool runs_on_every_rank() const override { return false; }
   bool runs_in_fast_dev_run() const override { return false; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;  // throws SetupError: the file exists
   void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;  // throws std::runtime_error

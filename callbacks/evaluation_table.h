@@ -18,6 +18,8 @@ class EvaluationTable final : public Callback {
   explicit EvaluationTable(Options options = {});
   static std::shared_ptr<EvaluationTable> make(Options options = {});
 
+  bool runs_on_every_rank() const override { return false; }
+
   void on_validation_end(TrainerControl& trainer) override;
   void on_test_end(TrainerControl& trainer) override;
 

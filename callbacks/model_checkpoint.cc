@@ -124,7 +124,7 @@ void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   trainer.save_checkpoint(saved.path);
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
   saved_.insert(place, saved);
-  remove_surplus();
+  remove_surplus(trainer);
 }
 
 bool ModelCheckpoint::better(double a, double b) const {
@@ -154,9 +154,9 @@ fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
                                          {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics}));
 }
 
-void ModelCheckpoint::remove_surplus() {
+void ModelCheckpoint::remove_surplus(const TrainerControl& trainer) {
   while (options_.save_top_k > 0 && saved_.size() > static_cast<size_t>(options_.save_top_k)) {
-    fs::remove_all(saved_.back().path);
+    if (trainer.is_global_zero()) fs::remove_all(saved_.back().path);
     saved_.pop_back();
   }
 }

@@ -52,7 +52,7 @@ class ModelCheckpoint final : public Callback {
   double score(TrainerControl& trainer) const;
   bool worth_saving(double score) const;
   std::filesystem::path path_for(TrainerControl& trainer) const;
-  void remove_surplus();
+  void remove_surplus(const TrainerControl& trainer);
   const Saved& best() const;
 
   Options options_;

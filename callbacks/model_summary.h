@@ -19,6 +19,8 @@ class ModelSummary final : public Callback {
   explicit ModelSummary(Options options = {});
   static std::shared_ptr<ModelSummary> make(Options options = {});
 
+  bool runs_on_every_rank() const override { return false; }
+
   void on_fit_start(TrainerControl& trainer) override;
 
  private:

@@ -27,6 +27,8 @@ class ProgressBar final : public Callback {
   explicit ProgressBar(Options options = {});
   static std::shared_ptr<ProgressBar> make(Options options = {});
 
+  bool runs_on_every_rank() const override { return false; }
+
   void on_train_epoch_start(TrainerControl& trainer) override;
   void on_validation_start(TrainerControl& trainer) override;
   void on_validation_end(TrainerControl& trainer) override;

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/names.h"
 #include "core/working_directory.h"
+#include "distributed/session.h"
 
 namespace fulgur {
 namespace {
@@ -120,7 +121,14 @@ void enter_working_directory() { std::filesystem::current_path(working_directory
 
 int exit_code_of(const std::function<void()>& body) {
   try {
-    body();
+    std::exception_ptr failure;
+    try {
+      body();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    failure = process_session::end(failure);
+    if (failure != nullptr) std::rethrow_exception(failure);
     return 0;
   } catch (const UsageError& error) {
     return report(2, error.what());

@@ -27,11 +27,13 @@ class TrainerControl {
   virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
   virtual const Module& module() const = 0;
   virtual std::string device_summary() const = 0;  // "single_device on cpu"
+  virtual bool is_global_zero() const = 0;         // rank 0 of all: the one that writes files
 
-  // The folder of this run's files, runs/version_N under default_root_dir; made at the first call.
+  // The folder of this run's files, runs/version_N under default_root_dir, on every rank; made at the first call.
   virtual const std::filesystem::path& run_dir() = 0;
 
-  // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached. With several ranks it is enough
+  // that one asks, and the step after that may be the last.
   virtual void request_stop(std::string_view reason) = 0;
 
   virtual int64_t accumulation() const = 0;  // micro-batches to an optimizer step
@@ -39,7 +41,8 @@ class TrainerControl {
   // Changes it, from the next epoch on, or in on_train_epoch_start from this one on. Throws UsageError if less than 1.
   virtual void set_accumulation(int64_t accumulate_grad_batches) = 0;
 
-  // Writes a checkpoint: a new folder that appears whole or not at all. Throws CheckpointError.
+  // Writes a checkpoint: a new folder that appears whole or not at all. Every rank calls it, and returns when it is
+  // written. Throws CheckpointError.
   virtual void save_checkpoint(const std::filesystem::path& folder) = 0;
 };
 
@@ -60,6 +63,8 @@ class Callback {
 
   virtual bool runs_last() const { return false; }  // true for ModelCheckpoint: what it saves must be complete
   virtual bool runs_in_fast_dev_run() const { return true; }  // false for what leaves files or stops training
+
+  virtual bool runs_on_every_rank() const { return true; }    // false for what shows or writes: once for all ranks
 
   // True: gradients are those of the mean loss when on_before_optimizer_step fires, at the price of a pass over them.
   virtual bool wants_gradients() const { return false; }

@@ -13,6 +13,13 @@
 
 namespace fulgur {
 
+// The part of one of several ranks.
+struct DataShard {
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  bool even = false;  // every rank gets as many samples, for training; else none comes twice, for evaluation
+};
+
 // Hands out the batches of one epoch after the other. data/data_loader.h has the one most people use; derive from this
 // for data that comes from elsewhere.
 // Threading: one thread at a time.
@@ -29,6 +36,10 @@ class Loader {
 
   // Batches in an epoch; nullopt if that is not known in advance.
   virtual std::optional<int64_t> num_batches() const = 0;
+
+  // From the next epoch on it hands out one rank's part, and num_batches() counts that. The Trainer says which. False:
+  // it does not know how, and hands out everything.
+  virtual bool set_shard(const DataShard&) { return false; }
 };
 
 // The loaders of an evaluation: none, one, or several. Converts from what a user has at hand: `.val = loader`,

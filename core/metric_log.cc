@@ -3,6 +3,8 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -66,7 +68,7 @@ double MetricLog::Entry::epoch_value() const {
 
 double MetricLog::Entry::metric_value(Ranks* ranks) const {
   MetricStates states = metric->states();
-  if (ranks != nullptr && options.sync_dist) states = ranks->combine(std::move(states));
+  if (ranks != nullptr && ranks->world_size() > 1 && options.sync_dist) states = ranks->combine(std::move(states));
   const at::Tensor value = metric->compute(states);
   TORCH_CHECK_VALUE(value.numel() == 1, "log('", name,
                     "', metric) takes a metric of a single value; its value has shape ", value.sizes(),
@@ -123,8 +125,27 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
   return for_loggers;
 }
 
+// Throws on every rank if they did not log the same.
+void MetricLog::check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const {
+  std::vector<std::string> logged;
+  for (const Entry& entry : entries) {
+    if (*entry.options.on_epoch && entry.options.sync_dist) {
+      logged.push_back(fmt::format("'{}' in {}", entry.name, entry.hook));
+    }
+  }
+  const auto or_nothing = [](const std::string& text) { return text.empty() ? "nothing" : text; };
+  const std::vector<std::string> by_rank = ranks.all_gather(fmt::format("{}", fmt::join(logged, ", ")));
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    TORCH_CHECK_VALUE(by_rank[rank] == by_rank[0], "epoch values are reduced over ranks, but rank 0 logged ",
+                      or_nothing(by_rank[0]), " and rank ", rank, " logged ", or_nothing(by_rank[rank]),
+                      "; log the same in the same order on every rank, or with sync_dist = false");
+  }
+}
+
 // One call for each kind of reduction. A mean travels as its two sums, so that it is the mean over all samples.
 void MetricLog::reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const {
+  if (ranks.world_size() == 1) return;
+  check_same_on_all(entries, ranks);
   for (const Reduction reduction : {Reduction::sum, Reduction::min, Reduction::max}) {
     std::vector<double> values;
     std::vector<Entry*> owners;

@@ -107,6 +107,7 @@ class MetricLog {
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options);
   double weight_of(std::string_view name, const LogOptions& options) const;
+  void check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const;
   void reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const;
   Table& table(Stage stage) { return tables_[static_cast<size_t>(stage)]; }
   const Table& table(Stage stage) const { return tables_[static_cast<size_t>(stage)]; }

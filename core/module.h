@@ -28,6 +28,8 @@ struct OverriddenHooks {
   bool validation_step = false;
   bool test_step = false;
   bool predict_step = false;
+  bool backward = false;
+  bool on_after_backward = false;
   bool on_before_optimizer_step = false;
   bool configure_gradient_clipping = false;
 };
@@ -77,7 +79,7 @@ class Module : public torch::nn::Module {
   virtual void on_before_zero_grad() {}
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
   virtual void backward(const at::Tensor& loss) { loss.backward(); }
-  virtual void on_after_backward() {}
+  virtual void on_after_backward() {}  // gradients are those of this rank
 
   // The gradients are those of the mean loss over the micro-batches, not yet clipped.
   virtual void on_before_optimizer_step(Optimizer&) {}

@@ -17,6 +17,8 @@ constexpr OverriddenHooks overridden_hooks() {
           .validation_step = FULGUR_OVERRIDES(T, validation_step),
           .test_step = FULGUR_OVERRIDES(T, test_step),
           .predict_step = FULGUR_OVERRIDES(T, predict_step),
+          .backward = FULGUR_OVERRIDES(T, backward),
+          .on_after_backward = FULGUR_OVERRIDES(T, on_after_backward),
           .on_before_optimizer_step = FULGUR_OVERRIDES(T, on_before_optimizer_step),
           .configure_gradient_clipping = FULGUR_OVERRIDES(T, configure_gradient_clipping)};
 }

@@ -1,6 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/metric.h"
 
@@ -13,11 +17,24 @@ class Ranks {
  public:
   virtual ~Ranks() = default;
 
-  // Combines values element by element, in place, by sum, min or max; every rank gives as many.
+  virtual int64_t rank() const = 0;
+  virtual int64_t world_size() const = 0;
+
+  // Combines values element by element, in place; every rank gives as many.
   virtual void all_reduce(std::span<double> values, Reduction reduction) = 0;
 
   // The states of one metric over all ranks; see combined().
   virtual MetricStates combine(MetricStates states) = 0;
+
+  // What every rank says, by rank.
+  virtual std::vector<std::string> all_gather(std::string_view text) = 0;
 };
+
+// Whether any rank says so.
+inline bool any_rank(Ranks& ranks, bool mine) {
+  double any = mine ? 1.0 : 0.0;
+  ranks.all_reduce({&any, 1}, Reduction::max);
+  return any != 0.0;
+}
 
 }  // namespace fulgur

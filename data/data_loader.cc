@@ -1,5 +1,6 @@
 #include "data/data_loader.h"
 
+#include <ATen/ops/arange.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,6 +15,12 @@ std::shared_ptr<const Sampler> choose_sampler(const Dataset& dataset, const Data
   if (options.sampler) return options.sampler;
   if (options.shuffle) return std::make_shared<RandomSampler>(dataset.size(), options.seed);
   return std::make_shared<SequentialSampler>(dataset.size());
+}
+
+at::Tensor part_of(const at::Tensor& indices, const DataShard& shard, int64_t num_samples) {
+  if (shard.world_size == 1 || indices.numel() == 0) return indices;
+  const at::Tensor places = at::arange(num_samples, at::kLong).mul_(shard.world_size).add_(shard.rank);
+  return indices.index_select(0, places.remainder_(indices.numel()));
 }
 
 }  // namespace
@@ -33,7 +40,7 @@ std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> data
 }
 
 void DataLoader::begin_epoch(int64_t epoch) {
-  indices_ = sampler_->indices(epoch);
+  indices_ = part_of(sampler_->indices(epoch), shard_, num_samples());
   position_ = 0;
 }
 
@@ -47,7 +54,18 @@ std::optional<Batch> DataLoader::next() {
 }
 
 std::optional<int64_t> DataLoader::num_batches() const {
-  return (sampler_->size() + (drop_last_ ? 0 : batch_size_ - 1)) / batch_size_;
+  return (num_samples() + (drop_last_ ? 0 : batch_size_ - 1)) / batch_size_;
+}
+
+bool DataLoader::set_shard(const DataShard& shard) {
+  shard_ = shard;
+  return true;
+}
+
+int64_t DataLoader::num_samples() const {
+  const int64_t size = sampler_->size();
+  if (!shard_.even) return (size - shard_.rank + shard_.world_size - 1) / shard_.world_size;
+  return drop_last_ ? size / shard_.world_size : (size + shard_.world_size - 1) / shard_.world_size;
 }
 
 }  // namespace fulgur

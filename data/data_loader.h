@@ -31,11 +31,19 @@ class DataLoader final : public Loader {
   std::optional<Batch> next() override;
   std::optional<int64_t> num_batches() const override;
 
+  // Rank r gets the samples r, r + world_size, ... of the epoch's order, so that the batches of all ranks together are
+  // those of one process with world_size times the batch_size. `even`: the last samples are left out (drop_last) or
+  // the first ones come again, as torch's DistributedSampler has it.
+  bool set_shard(const DataShard& shard) override;
+
  private:
+  int64_t num_samples() const;  // of an epoch
+
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<const Sampler> sampler_;
   int64_t batch_size_;
   bool drop_last_;
+  DataShard shard_{};
   at::Tensor indices_{};  // of the running epoch
   int64_t position_ = 0;  // samples handed out in it
 };

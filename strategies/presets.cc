@@ -2,13 +2,14 @@
 
 #include <memory>
 
-#include "strategies/single_device.h"
+#include "strategies/flat_strategy.h"
 
 namespace fulgur {
 namespace {
 
 void register_builtin_strategies(StrategyRegistry& registry) {  // the one place that names every strategy
-  registry.add("single_device", [] { return std::make_unique<SingleDevice>(); });
+  registry.add(SingleDevice::kName, [] { return std::make_unique<FlatStrategy>(SingleDevice()); });
+  registry.add(Ddp::kName, [] { return std::make_unique<FlatStrategy>(Ddp()); });
 }
 
 }  // namespace

@@ -5,16 +5,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "core/batch.h"
+#include "core/describe.h"
 #include "core/gradient_clipping.h"
-#include "core/metric_log.h"
 #include "core/module.h"
 #include "core/optimizer.h"
-#include "core/ranks.h"
+#include "distributed/world.h"
 #include "strategies/precision.h"
 
 namespace fulgur {
@@ -32,19 +33,42 @@ struct StepReport {
   double loss_scale = 1.0;
 };
 
+// The micro-batches of one optimizer step, as one rank has seen them.
+struct Window {
+  int64_t micro_batches = 0;  // that had a loss
+  bool wants_stop = false;    // asks for the end of fit
+  bool ends_epoch = false;    // has no further batch in this epoch
+};
+
+// What a strategy is set up with.
+struct StrategySetup {
+  std::vector<c10::Device> devices;  // of this process
+  Precision precision{};
+  World& world;                // the ranks that train together; borrowed until teardown
+  bool deterministic = false;  // the same bits however the parameters fall into buckets
+};
+
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
 // The loops call these members and know nothing else of it. strategies/presets.h registers the built-in ones, and
 // yours. Threading: the training thread only.
-class Strategy : public Ranks {
+class Strategy {
  public:
+  virtual ~Strategy() = default;
   virtual std::string name() const = 0;  // as registered
 
-  // Throws UsageError if it cannot train on these devices; called by the Trainer's constructor.
-  virtual void check_devices(const std::vector<c10::Device>& devices) const = 0;
+  // Its settings, for flags and options structs (strategies/strategy_choice.h).
+  virtual void describe(FieldVisitor&) {}
 
-  // Brings the module to its devices and into its precision, in which training_step and backward then run. The module
-  // outlives teardown(). Throws UsageError if the strategy cannot train so.
-  virtual void setup(Module& module, const std::vector<c10::Device>& devices, const Precision& precision) = 0;
+  // Throws UsageError if it cannot train on these devices of each of num_nodes machines; called by the Trainer's
+  // constructor.
+  virtual void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const = 0;
+
+  // For a strategy with a process (rank) for each device: how ranks are connected. Else there is one process.
+  virtual std::optional<WorldOptions> rank_per_device() const { return std::nullopt; }
+
+  // Brings the module to its devices and into its precision, in which training_step and backward then run; afterwards
+  // it is the same on every rank. The module outlives teardown(). Throws UsageError if the strategy cannot train so.
+  virtual void setup(Module& module, const StrategySetup& setup) = 0;
 
   // Takes over the optimizers that the module made, once it is on its devices. Only before fit. Throws UsageError if it
   // cannot run one of them.
@@ -55,10 +79,18 @@ class Strategy : public Ranks {
   virtual Batch to_device(const Batch& batch) = 0;
 
   // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
-  // its graph. Gradients of a step's micro-batches are summed.
+  // its graph. Gradients of a step's micro-batches are summed. `is_last`, of its window: gradients may go on their way to
+  // other ranks while backward still runs; only a hint, and only where there is one optimizer.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx) = 0;
   virtual void zero_grad(size_t optimizer) = 0;
-  virtual void backward(const at::Tensor& loss) = 0;
+  virtual void backward(const at::Tensor& loss, bool is_last) = 0;
+
+  // Ends a window: afterwards gradients are the sums over all ranks. Returns the window of all: micro_batches summed,
+  // what any rank wants. Every rank calls it, also one that had no loss.
+  virtual Window end_window(const Window& mine) = 0;
+
+  // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
+  virtual void manual_backward(const at::Tensor& loss) = 0;
 
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;

@@ -182,9 +182,9 @@ Metrics EvaluationLoop::run(const EvaluationLoaders& loaders) {
         send(metric_log.take_step_metrics(), num_batches_run_ - 1);
       metric_log.begin_step(stage_);
     });
-    Metrics for_loggers = metric_log.end_epoch(stage_, &context_.strategy);
+    Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
     hooks(phase.epoch_end);
-    for_loggers.merge(metric_log.end_epoch(stage_, &context_.strategy));
+    for_loggers.merge(metric_log.end_epoch(stage_, &context_.ranks));
     metrics = metric_log.epoch_metrics();
     send(for_loggers, context_.state.last_step());
     hooks(phase.end);

@@ -4,8 +4,9 @@
 
 namespace fulgur {
 
-FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested)
-    : options_(options), state_(state), stop_requested_(stop_requested) {}
+FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested,
+                     Ranks& ranks)
+    : options_(options), state_(state), stop_requested_(stop_requested), ranks_(ranks) {}
 
 bool FitBounds::max_steps_reached() const {
   return options_.max_steps >= 0 && state_.global_step >= options_.max_steps;
@@ -14,7 +15,7 @@ bool FitBounds::max_steps_reached() const {
 bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
 
 bool FitBounds::should_stop() {
-  if (!stop_requested_ && !time_is_over()) return false;
+  if (!(ranks_.world_size() == 1 ? wants_stop() : agreed_)) return false;
   const bool minimum_reached = state_.epoch >= options_.min_epochs && state_.global_step >= options_.min_steps;
   if (!minimum_reached && !told_minimum_) {
     told_minimum_ = true;
@@ -22,6 +23,12 @@ bool FitBounds::should_stop() {
              options_.min_epochs, options_.min_steps);
   }
   return minimum_reached;
+}
+
+bool FitBounds::wants_stop() { return stop_requested_ || time_is_over(); }
+
+void FitBounds::agree() {
+  if (ranks_.world_size() > 1) agree(any_rank(ranks_, wants_stop()));
 }
 
 bool FitBounds::time_is_over() {

@@ -51,7 +51,9 @@ void FitLoop::load() {
   const LoaderList val = sources_.val();
   const bool is_shared = std::ranges::count(val, train_) > 0;
   if (options.overfit_batches) train_ = repeat_first_epoch(std::move(train_));
-  num_train_batches_ = options.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches"));
+  num_train_batches_ =
+      shortest_of_ranks(options.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches")));
+  together_ = context_.ranks.world_size() > 1 && any_rank(context_.ranks, !train_->num_batches());
   validation_.set_loaders({val, options.limit_val_batches, name_of("limit_val_batches")});
   schedule_.set_num_batches(num_train_batches_);
   if (is_shared && !schedule_.only_at_epoch_end()) {
@@ -61,6 +63,22 @@ void FitLoop::load() {
   }
   context_.state.num_batches = num_train_batches_;
   context_.state.has_validation = !validation_.empty();
+}
+
+// All ranks train on as many batches. A loader that knows no length on one rank counts as such on all.
+std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_batches) {
+  constexpr double kUnknown = -1;
+  double least = num_batches ? static_cast<double>(*num_batches) : kUnknown, most = least;
+  context_.ranks.all_reduce({&least, 1}, Reduction::min);
+  context_.ranks.all_reduce({&most, 1}, Reduction::max);
+  if (least == kUnknown) return std::nullopt;
+  if (least < most && context_.ranks.rank() == 0) {
+    log_warning(
+        "the train loaders of the ranks have from {} to {} batches; every epoch ends after {}, and the rest is not "
+        "trained on",
+        least, most, least);
+  }
+  return static_cast<int64_t>(least);
 }
 
 // What RunState says of the whole run.
@@ -95,7 +113,8 @@ void FitLoop::train(OptimizerSteps& steps) {
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
   schedule_.restart_clock();
-  FitBounds bounds(context_.options, context_.state, context_.stop_requested);
+  FitBounds bounds(context_.options, context_.state, context_.stop_requested, context_.ranks);
+  bounds.agree();
   while (!bounds.done()) run_epoch(steps, bounds);
   hooks(hooks::on_train_end);
 }
@@ -106,12 +125,14 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   if (reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
   context_.hooks(hooks::on_train_epoch_start);
-  TrainEpochLoop(context_, steps, bounds, validation_, schedule_, total_batches_).run(*train_, num_train_batches_);
+  TrainEpochLoop(context_, steps, bounds, validation_, schedule_, total_batches_)
+      .run(*train_, num_train_batches_, together_);
   if (state.global_step == steps_before && !told_idle_ && !bounds.done()) {
     told_idle_ = true;
     log_warning("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);
+  bounds.agree();
   ++state.epoch;
 }
 
@@ -119,13 +140,13 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
 void FitLoop::end_epoch(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   const auto runs_last = [](const Callback& callback) { return callback.runs_last(); };
-  Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.strategy);
+  Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.ranks);
   hooks.callbacks_where(std::not_fn(runs_last), hooks::on_train_epoch_end, &Callback::on_train_epoch_end);
   {
     const auto scope = hooks.enter(hooks::on_train_epoch_end);
     hooks.module().on_train_epoch_end();
   }
-  metrics.merge(context_.metrics.end_epoch(Stage::train, &context_.strategy));
+  metrics.merge(context_.metrics.end_epoch(Stage::train, &context_.ranks));
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);
   if (hooks.module().automatic_optimization) steps.move_schedules("epoch", OptimizerSteps::Kind::plateau);

@@ -31,6 +31,7 @@ class FitLoop {
 
  private:
   void load();
+  std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
   void train(OptimizerSteps& steps);
   void run_epoch(OptimizerSteps& steps, FitBounds& bounds);
@@ -40,6 +41,7 @@ class FitLoop {
   LoaderSources sources_;
   std::shared_ptr<Loader> train_;
   std::optional<int64_t> num_train_batches_;  // of an epoch, limits applied; nullopt: unknown
+  bool together_ = false;                     // it is unknown, and there are several ranks
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   int64_t total_batches_ = 0;

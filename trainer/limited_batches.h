@@ -5,14 +5,16 @@
 #include <utility>
 
 #include "core/loader.h"
+#include "core/ranks.h"
 
 namespace fulgur {
 
 // The first batches of one epoch of a loader, at most `limit`. Looks one batch ahead, so that the last one is known as
-// such, also of a loader that does not know its length.
+// such, also of a loader that does not know its length. With `together` all ranks have as many: where one ends, all do.
 class LimitedBatches {
  public:
-  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit) : loader_(loader), left_(limit) {
+  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together = nullptr)
+      : loader_(loader), left_(limit), together_(together) {
     loader.begin_epoch(epoch);
     fetch();
   }
@@ -30,10 +32,12 @@ class LimitedBatches {
   void fetch() {
     if (left_ && (*left_)-- <= 0) return;
     next_ = loader_.next();
+    if (together_ != nullptr && any_rank(*together_, !next_)) next_.reset();
   }
 
   Loader& loader_;
   std::optional<int64_t> left_;
+  Ranks* together_;
   std::optional<Batch> next_;
 };
 

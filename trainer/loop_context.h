@@ -4,8 +4,10 @@
 
 #include "core/make_module.h"
 #include "core/metric_log.h"
+#include "core/ranks.h"
 #include "core/run_state.h"
 #include "data/data_module.h"
+#include "distributed/world.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
@@ -17,6 +19,8 @@ namespace fulgur {
 struct LoopContext {
   const TrainerOptions& options;
   Strategy& strategy;
+  World& world;
+  Ranks& ranks;
   const Precision& precision;
   c10::DeviceType device_type;
   DataModule& data;

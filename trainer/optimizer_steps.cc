@@ -1,5 +1,6 @@
 #include "trainer/optimizer_steps.h"
 
+#include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -69,7 +70,13 @@ void OptimizerSteps::zero_grad(size_t optimizer) {
 
 void OptimizerSteps::backward(const at::Tensor& loss) {
   context_.hooks(hooks::on_before_backward, loss);
-  context_.strategy.backward(loss);
+  context_.strategy.manual_backward(loss);
+  context_.hooks(hooks::on_after_backward);
+}
+
+void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
+  context_.hooks(hooks::on_before_backward, loss);
+  context_.strategy.backward(loss, is_last && !context_.overridden.backward && !context_.overridden.on_after_backward);
   context_.hooks(hooks::on_after_backward);
 }
 
@@ -82,8 +89,15 @@ bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
 bool OptimizerSteps::step(const Closure& closure) {
   StepRequest request;
   request.closure = [&] {
-    const at::Tensor loss = closure();
-    StepRequest evaluated{.clipping = trainer_clipping()};
+    at::Tensor loss = closure();
+    StepRequest evaluated{.micro_batches = context_.strategy.end_window({.micro_batches = 1}).micro_batches,
+                          .clipping = trainer_clipping()};
+    if (evaluated.micro_batches > 1) {  // ranks
+      context_.strategy.materialize_gradients(0, std::exchange(evaluated.micro_batches, 1));
+      double mean = loss.item<double>();
+      context_.ranks.all_reduce({&mean, 1}, Reduction::mean);
+      loss = at::scalar_tensor(mean, loss.options());
+    }
     before_step(0, evaluated);
     clip_gradients(optimizers()[0].params(), evaluated.clipping);
     return loss;
@@ -119,7 +133,7 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
                                          [&] { report = context_.strategy.optimizer_step(index, request); });
   if (report && report->skipped) tell_of_skipped(*report);
   const bool stepped = report && !report->skipped;
-  if (stepped) ++context_.state.global_step;
+  if (stepped) context_.world.set_step(++context_.state.global_step);
   return stepped;
 }
 
@@ -155,6 +169,7 @@ void OptimizerSteps::move(LRSchedule& schedule) {
       return;
     }
     metric = found->second;
+    context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // so that learning rates stay the same on all
   }
   const auto scope = context_.hooks.enter(hooks::lr_scheduler_step);
   context_.hooks.module().lr_scheduler_step(schedule, metric);

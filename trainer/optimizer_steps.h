@@ -21,7 +21,8 @@ class OptimizerSteps final : public ManualOptimization {
   const Optimizers& optimizers() const override { return context_.strategy.optimizers(); }
   std::vector<LRSchedule>& lr_schedules() override { return schedules_; }
   void zero_grad(size_t optimizer) override;
-  void backward(const at::Tensor& loss) override;
+  void backward(const at::Tensor& loss) override;  // for manual optimisation
+  void backward(const at::Tensor& loss, bool is_last);
   void step(size_t optimizer) override { step(optimizer, 1); }
 
   // One update from the summed gradients of so many micro-batches. False: the Module's optimizer_step left it out.

@@ -11,6 +11,7 @@ class FirstEpoch final : public Loader {
   void begin_epoch(int64_t) override { loader_->begin_epoch(0); }
   std::optional<Batch> next() override { return loader_->next(); }
   std::optional<int64_t> num_batches() const override { return loader_->num_batches(); }
+  bool set_shard(const DataShard& shard) override { return loader_->set_shard(shard); }
 
  private:
   std::shared_ptr<Loader> loader_;

@@ -35,25 +35,28 @@ void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_id
 
 }  // namespace
 
-void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit) {
+void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool together) {
   RunState& state = context_.state;
   HookCaller& hooks = context_.hooks;
   state.batch_idx = 0;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
   steps_.check_accumulation(accumulate_grad_batches_);
   state.is_last_batch = false;
-  bool reached_last = false;
-  LimitedBatches batches(loader, state.epoch, limit);
+  bool reached_last = false, skipped = false;
+  LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr);
   if (batches.empty()) {
     throw SetupError(
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
   }
-  while (!batches.empty() && !ends_here()) {
+  while (!batches.empty() && !ended_ && !ends_here()) {
     const Batch batch = context_.to_device(batches.take());
     state.is_last_batch = batches.empty();
     if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
     context_.metrics.set_batch(&batch);
-    if (hooks.train_batch_start(batch, state.batch_idx) == BatchAction::skip_epoch) break;
+    if (hooks.train_batch_start(batch, state.batch_idx) == BatchAction::skip_epoch) {
+      skipped = true;
+      break;
+    }
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
@@ -61,8 +64,9 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit) {
     ++state.batch_idx;
   }
   context_.metrics.set_batch(nullptr);
-  if (window_batches_ > 0) {  // the epoch was skipped in the middle of a window
-    end_window();
+  const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
+  if (window_batches_ > 0 || others_wait) {  // the epoch was skipped in the middle of a window
+    end_window(/*ends_epoch=*/true);
     count_step();
   }
   if (!reached_last && context_.hooks.module().automatic_optimization)
@@ -86,16 +90,17 @@ at::Tensor TrainEpochLoop::run_automatic(const Batch& batch) {
   stepped_ = false;
   if (steps_.needs_closure()) return run_closure(batch);
   ++window_batches_;
-  const at::Tensor loss = run_micro_batch(batch);
-  if (window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch) end_window();
+  const bool is_last = window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch;
+  const at::Tensor loss = run_micro_batch(batch, is_last);
+  if (is_last) end_window(context_.state.is_last_batch);
   return loss;
 }
 
-at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch) {
+at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch, bool is_last) {
   const at::Tensor loss = training_step(batch);
   if (!loss.defined()) return loss;
   if (micro_batches_ == 0) steps_.zero_grad(0);
-  steps_.backward(loss);
+  steps_.backward(loss, is_last);
   ++micro_batches_;
   return loss.detach();  // the graph has served
 }
@@ -108,11 +113,12 @@ at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
                 steps_.optimizers()[0].name(),
                 " needs a loss for each; return one, or use an optimizer that takes gradients as they are");
     steps_.zero_grad(0);
-    steps_.backward(loss);
+    steps_.backward(loss, /*is_last=*/true);
     if (!first.defined()) first = loss.detach();
     return loss.detach();
   });
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
+  bounds_.agree();
   return first;
 }
 
@@ -120,6 +126,7 @@ at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
   const auto scope = context_.hooks.enter(hooks::training_step);
   const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
   stepped_ = true;
+  bounds_.agree();
   if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
   return loss.defined() ? loss.detach() : loss;
 }
@@ -132,10 +139,14 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
   return loss;
 }
 
-void TrainEpochLoop::end_window() {
+void TrainEpochLoop::end_window(bool ends_epoch) {
   window_batches_ = 0;
-  const int64_t micro_batches = std::exchange(micro_batches_, 0);
-  stepped_ = micro_batches > 0 && steps_.step(0, micro_batches);
+  const Window all = context_.strategy.end_window({.micro_batches = std::exchange(micro_batches_, 0),
+                                                   .wants_stop = bounds_.wants_stop(),
+                                                   .ends_epoch = ends_epoch});
+  bounds_.agree(all.wants_stop);
+  ended_ = all.ends_epoch;
+  stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches);
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
 }
 
@@ -152,7 +163,8 @@ void TrainEpochLoop::log_step_metrics() {
 }
 
 void TrainEpochLoop::validate_if_due() {
-  const bool due = schedule_.due(context_.state, total_batches_);
+  bool due = schedule_.due(context_.state, total_batches_);
+  if (schedule_.is_by_clock()) due = any_rank(context_.ranks, due);
   const bool last_chance = ends_here() && schedule_.validates_in(context_.state.epoch);
   if (!validation_.empty() && (due || last_chance)) {
     if (window_batches_ == 0 && context_.hooks.module().automatic_optimization) {
@@ -160,6 +172,7 @@ void TrainEpochLoop::validate_if_due() {
     }
     validation_.run();
     schedule_.restart_clock();
+    bounds_.agree();
   }
   if (stepped_ && context_.hooks.module().automatic_optimization) {
     steps_.move_schedules("step", OptimizerSteps::Kind::plateau);

@@ -28,18 +28,18 @@ class TrainEpochLoop {
         schedule_(validation_schedule),
         total_batches_(total_batches) {}
 
-  // `limit`: batches at most. Ends with the loader, with a bound of fit, or when on_train_batch_start says so.
-  void run(Loader& loader, std::optional<int64_t> limit);
+  // `limit`: batches at most. `together`: of a loader that does not know its length, all ranks run as many. Ends with the loader, with a bound of fit, or when on_train_batch_start says so.
+  void run(Loader& loader, std::optional<int64_t> limit, bool together);
 
  private:
   bool ends_here();
   void run_batch(const Batch& batch);
   at::Tensor run_automatic(const Batch& batch);
-  at::Tensor run_micro_batch(const Batch& batch);
+  at::Tensor run_micro_batch(const Batch& batch, bool is_last);
   at::Tensor run_closure(const Batch& batch);
   at::Tensor run_manual(const Batch& batch);
   at::Tensor training_step(const Batch& batch);
-  void end_window();
+  void end_window(bool ends_epoch);
   void count_step();
   void log_step_metrics();
   void validate_if_due();
@@ -54,6 +54,7 @@ class TrainEpochLoop {
   int64_t accumulate_grad_batches_ = 1;  // in this epoch
   int64_t window_batches_ = 0;           // of the running window
   int64_t micro_batches_ = 0;            // those of them that had a loss
+  bool ended_ = false;                   // a rank has no further batch
   bool stepped_ = false;                 // the last batch ended in an optimizer step
 };
 

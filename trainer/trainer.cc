@@ -17,7 +17,9 @@
 #include "core/module_state.h"
 #include "core/names.h"
 #include "core/seed.h"
-#include "strategies/presets.h"
+#include "distributed/exchange.h"
+#include "distributed/thread_world.h"
+#include "strategies/flat_strategy.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
 #include "trainer/fit_loop.h"
@@ -28,23 +30,51 @@
 namespace fulgur {
 namespace {
 
-bool is_auto(std::string_view name) { return canonical_name(name) == "auto"; }
+// The ranks that torchrun, srun or mpirun started, if one of them did.
+std::optional<ClusterEnvironment> cluster() { return detect_cluster_environment(process_environment_variables()); }
 
-// Where nothing was said of strategy and devices, one device.
+bool is_auto(const Devices& devices) { return canonical_name(devices.to_string()) == "auto"; }
+
+// Where nothing was said of strategy and devices, one device; or, where somebody started several ranks, a device each.
 std::vector<c10::Device> choose_devices(const TrainerOptions& options) {
-  std::vector<c10::Device> devices = resolve_devices(options.accelerator, options.devices);
-  if (is_auto(options.strategy) && is_auto(options.devices.to_string())) devices.resize(1, c10::kCPU);
-  return devices;
+  const auto environment = cluster();
+  Devices devices = options.devices;
+  if (is_auto(devices) && environment) devices = Devices(environment->local_world_size);
+  std::vector<c10::Device> resolved = resolve_devices(options.accelerator, devices);
+  if (options.strategy.is_auto() && is_auto(devices)) resolved.resize(1, c10::kCPU);
+  return resolved;
 }
 
 std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices) {
-  auto strategy = strategy_registry().create(is_auto(options.strategy) ? "single_device" : options.strategy);
-  if (options.num_nodes > 1) {
-    throw UsageError(fmt::format("strategy '{}' trains on one machine, but num_nodes = {}; set it to 1",
-                                 strategy->name(), options.num_nodes));
-  }
-  strategy->check_devices(devices);
+  auto strategy = options.strategy.make(devices.size() > 1 || options.num_nodes > 1 ? Ddp::kName : SingleDevice::kName);
+  strategy->check_devices(devices, options.num_nodes);
   return strategy;
+}
+
+// Whoever starts several ranks does not want each to train by itself. Those that our launcher started may do so between
+// runs that they share.
+void check_alone() {
+  const auto environment = cluster();
+  if (environment && environment->name != "fulgur" && !process_session::joined()) check_world_size(*environment, 1, 1);
+}
+
+std::string text_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& c10_error) {
+    return c10_error.what_without_backtrace();
+  } catch (const std::exception& std_error) {
+    return std_error.what();
+  } catch (...) {
+    return "an exception of unknown type";
+  }
+}
+
+// So that dropout differs from rank to rank. Rank 0 draws what one process would.
+void seed_rank(int64_t rank) {
+  if (rank == 0) return;
+  const uint64_t seed = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
+  seed_everything(seed + static_cast<uint64_t>(rank) * 0x9e3779b97f4a7c15);
 }
 
 // A data module of loaders that exist already.
@@ -162,6 +192,7 @@ class EveryoneGetsIt {
       if (first_ == nullptr) first_ = std::current_exception();
     }
   }
+  const std::exception_ptr& first() const { return first_; }
   void rethrow() const {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
@@ -204,9 +235,9 @@ constexpr std::string_view kNoOptimizer =
 
 Trainer::Trainer(TrainerOptions options)
     : options_(resolve(std::move(options))),
+      strategy_(make_strategy(options_, choose_devices(options_))),
       devices_(choose_devices(options_)),
       precision_(options_.precision),
-      strategy_(make_strategy(options_, devices_)),
       callbacks_(options_.callbacks),
       hooks_(callbacks_, *this, state_, metrics_) {}
 
@@ -237,9 +268,13 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   state_ = {};
   run(EntryPoint::fit, module, data, [&](LoopContext& context) {
     const auto val = [&] {
-      return validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0);
+      return shared_out(
+          validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0), "val");
     };
-    FitLoop loop(context, {.train = [&] { return checked(data.train_dataloader(), "train"); }, .val = val});
+    const auto train = [&] {
+      return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true);
+    };
+    FitLoop loop(context, {.train = train, .val = val});
     Optimizers optimizers = [&] {
       const auto scope = hooks_.enter(hooks::configure_optimizers);
       return module->configure_optimizers();
@@ -258,7 +293,7 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
   Metrics metrics;
   run(EntryPoint::validate, module, data, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::validate,
-                       {checked(data.val_dataloader(), "val"), options_.limit_val_batches, "limit_val_batches"});
+                       {shared_out(checked(data.val_dataloader(), "val"), "val"), options_.limit_val_batches, "limit_val_batches"});
   });
   return metrics;
 }
@@ -269,7 +304,7 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data) {
   Metrics metrics;
   run(EntryPoint::test, module, data, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::test,
-                       {checked(data.test_dataloader(), "test"), options_.limit_test_batches, "limit_test_batches"});
+                       {shared_out(checked(data.test_dataloader(), "test"), "test"), options_.limit_test_batches, "limit_test_batches"});
   });
   return metrics;
 }
@@ -279,7 +314,7 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data) {
                "predict runs it on every batch");
   std::vector<Batch> predictions;
   run(EntryPoint::predict, module, data, [&](LoopContext& context) {
-    predictions = run_prediction(context, {checked(data.predict_dataloader(), "predict"),
+    predictions = run_prediction(context, {shared_out(checked(data.predict_dataloader(), "predict"), "predict"),
                                            options_.limit_predict_batches, "limit_predict_batches"});
   });
   return predictions;
@@ -296,6 +331,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
           fmt::format("find_learning_rate sets the learning rate before each step that the Trainer takes, but {} "
                       "optimises manually",
                       module->name()));
+  check_one_rank("find_learning_rate");
   if (options_.fast_dev_run > 0) {
     log_warning("find_learning_rate does nothing in fast_dev_run");
     return {};
@@ -307,6 +343,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
 
 int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                                  BatchSizeFinderOptions options) {
+  check_one_rank("find_batch_size");
   if (options_.fast_dev_run > 0) {
     log_warning("find_batch_size does nothing in fast_dev_run");
     return options.init_size;
@@ -346,6 +383,7 @@ void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::share
 
 void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
                   const std::function<void(LoopContext&)>& body) {
+  meet_ranks();
   module_ = module;
   metrics_ = {};
   stop_requested_ = false;
@@ -357,12 +395,15 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   hooks_.set_module(&*module);
   std::exception_ptr failure;
   const DebugModes modes(options_, entry_point);
+  GroupRanks ranks(world_->control());
   try {
     setup(data);
     LoopContext context{.options = options_,
                         .strategy = *strategy_,
+                        .world = *world_,
+                        .ranks = ranks,
                         .precision = precision_,
-                        .device_type = devices_.front().type(),
+                        .device_type = own_devices_.front().type(),
                         .data = data,
                         .overridden = module.hooks(),
                         .state = state_,
@@ -373,27 +414,110 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
     body(context);
   } catch (...) {
     failure = std::current_exception();
+    world_->abort(text_of(failure));
     notify_of(failure, data);
   }
   EveryoneGetsIt after;
   after([&] { teardown(data); });
-  if (failure == nullptr) return after.rethrow();
-  after.warn("teardown failed too");
-  std::rethrow_exception(failure);
+  if (failure == nullptr && after.first() == nullptr) return leave_ranks();
+  if (failure != nullptr) after.warn("teardown failed too");
+  leave_ranks(failure != nullptr ? failure : after.first());
+}
+
+// Connects this process to the others, if the strategy has any.
+void Trainer::meet_ranks() {
+  const std::optional<WorldOptions> ranks = strategy_->rank_per_device();
+  if (!ranks) {
+    check_alone();
+    world_ = &alone_.emplace();
+    own_devices_ = devices_;
+    return;
+  }
+  if (World* world = ThreadWorld::current()) {
+    world_ = world;
+    local_rank_ = world->rank();
+  } else {
+    session_ = &process_session::join({.devices = devices_, .num_nodes = options_.num_nodes, .world = *ranks});
+    session_->set_busy(true);
+    world_ = &session_->world();
+    local_rank_ = session_->environment().local_rank;
+    seed_rank(world_->rank());
+  }
+  rank_ = world_->rank();
+  world_size_ = world_->world_size();
+  own_devices_ = {devices_[static_cast<size_t>(local_rank_) % devices_.size()]};
+}
+
+// Throws `failure`, or that of the rank that caused it.
+void Trainer::leave_ranks(std::exception_ptr failure) {
+  world_ = nullptr;
+  Session* session = std::exchange(session_, nullptr);
+  if (session != nullptr) session->set_busy(false);
+  if (failure == nullptr) return;
+  std::rethrow_exception(session != nullptr ? process_session::end(failure) : failure);
+}
+
+void Trainer::prepare_data(DataModule& data) {
+  if (local_rank_ == 0) {
+    data.prepare_data();
+    hooks_.module().prepare_data();
+  }
+  world_->control().barrier();
+}
+
+// That of rank 0, which makes it.
+void Trainer::share_run_dir() {
+  if (world_size_ == 1) return;
+  const std::string own = rank_ == 0 ? run_dir().string() : "";
+  run_dir_ = all_gather_bytes(world_->control(), own).front();
+}
+
+// Each rank reads its part. Throws on every rank if one would have nothing to read.
+std::shared_ptr<Loader> Trainer::shared_out(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
+  const bool share = world_size_ > 1 && options_.use_distributed_sampler;
+  const DataShard shard{.rank = rank_, .world_size = world_size_, .even = even};
+  const bool is_shared = loader->set_shard(share ? shard : DataShard());
+  if (share && !is_shared && !std::exchange(told_no_shard_, true)) {
+    log_warning(
+        "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "
+        "all of it; write set_shard, or set use_distributed_sampler to false if it reads a part already",
+        name, world_size_);
+  }
+  GroupRanks ranks(world_->control());
+  if (world_size_ > 1 && any_rank(ranks, loader->num_batches() == 0)) {
+    throw SetupError(fmt::format("the {} loader has too few samples: of {} ranks, not each gets a batch; use fewer "
+                                 "devices, or a smaller batch_size without drop_last",
+                                 name, world_size_));
+  }
+  return loader;
+}
+
+LoaderList Trainer::shared_out(LoaderList loaders, std::string_view name) {
+  for (const auto& loader : loaders) shared_out(loader, name, /*even=*/false);
+  return loaders;
+}
+
+void Trainer::check_one_rank(std::string_view what) const {
+  if (!strategy_->rank_per_device() || static_cast<int64_t>(devices_.size()) * options_.num_nodes == 1) return;
+  throw UsageError(fmt::format("{} tries on one device; set devices and num_nodes to 1 for it", what));
 }
 
 void Trainer::setup(DataModule& data) {
   Module& module = hooks_.module();
   if (!is_trial_) callbacks_ = with_module_callbacks(options_, module);
+  if (rank_ > 0) std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
   module.attach(link_);
   running_ = true;
-  data.prepare_data();
-  module.prepare_data();
+  share_run_dir();
+  prepare_data(data);
   data.setup(state_.entry_point);
   hooks_(hooks::setup, state_.entry_point);
   module.configure_model();
-  if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(devices_.front().type());
-  strategy_->setup(module, devices_, precision_);
+  if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
+  strategy_->setup(module, {.devices = own_devices_,
+                            .precision = precision_,
+                            .world = *world_,
+                            .deterministic = options_.deterministic});
 }
 
 void Trainer::teardown(DataModule& data) {
@@ -431,8 +555,10 @@ std::string Trainer::device_summary() const {
   for (const c10::Device& device : devices_) names.push_back(device.str());
   std::string summary = fmt::format("{} on {}", strategy_->name(), fmt::join(names, ", "));
   if (devices_.front().is_cpu()) {
-    summary += fmt::format(" with {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
+    summary += fmt::format(" with {} thread{}{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
+                           world_size_ > 1 ? " each" : "");
   }
+  if (options_.num_nodes > 1) summary += fmt::format(", on each of {} machines", options_.num_nodes);
   return summary;
 }
 
@@ -455,7 +581,10 @@ void Trainer::set_accumulation(int64_t accumulate_grad_batches) {
 
 void Trainer::save_checkpoint(const std::filesystem::path& folder) {
   if (!module_) throw UsageError("save_checkpoint: there is no module yet; call fit, validate, test or predict first");
-  write_checkpoint(folder, running_ ? strategy_->module_state() : named_state(**module_));
+  const bool together = running_ && world_size_ > 1;
+  if (together) world_->control().barrier();  // all have chosen its name before there is a folder of that name
+  if (rank_ == 0) write_checkpoint(folder, running_ ? strategy_->module_state() : named_state(**module_));
+  if (together) world_->control().barrier();
 }
 
 }  // namespace fulgur

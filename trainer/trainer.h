@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "core/metric_log.h"
 #include "core/run_state.h"
 #include "data/data_module.h"
+#include "distributed/session.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
 #include "trainer/hook_caller.h"
@@ -37,6 +39,9 @@ class Trainer final : private TrainerControl {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
+  // With a strategy of several ranks, the first entry point of a process starts the others, unless torchrun, srun or
+  // mpirun did: they run this program from its beginning, and so what stands around fit runs on every rank.
+
   // Trains until a bound is reached or a stop is requested, and validates in between if there is a validation_step and
   // a val loader. Starts counting anew. The module is on the CPU afterwards.
   void fit(ModuleHandle module, DataModule& data);
@@ -49,7 +54,8 @@ class Trainer final : private TrainerControl {
   Metrics test(ModuleHandle module, DataModule& data);
   Metrics test(ModuleHandle module, Loaders loaders);
 
-  // One pass of predict_step; a result for each batch, loader by loader, on the CPU.
+  // One pass of predict_step; a result for each batch, loader by loader, on the CPU. With several ranks each has those
+  // of its own part of the data.
   std::vector<Batch> predict(ModuleHandle module, DataModule& data);
   std::vector<Batch> predict(ModuleHandle module, Loaders loaders);
 
@@ -77,6 +83,11 @@ class Trainer final : private TrainerControl {
   void request_stop(std::string_view reason) override;
 
   const RunState& state() const override { return state_; }
+
+  // This process among those that train together. Known from the first entry point on.
+  int64_t global_rank() const { return rank_; }
+  int64_t world_size() const { return world_size_; }
+  bool is_global_zero() const override { return rank_ == 0; }
   Metrics callback_metrics() const { return metrics_.callback_metrics(); }
   Metrics progress_bar_metrics() const { return metrics_.progress_bar_metrics(); }
   const Metrics& logged_metrics() const { return metrics_.logged_metrics(); }
@@ -94,15 +105,27 @@ class Trainer final : private TrainerControl {
   // What all entry points share: setup, `body`, and whatever happens teardown.
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
            const std::function<void(LoopContext&)>& body);
+  void meet_ranks();
+  void leave_ranks(std::exception_ptr failure = nullptr);
+  void share_run_dir();
+  void prepare_data(DataModule& data);
+  std::shared_ptr<Loader> shared_out(std::shared_ptr<Loader> loader, std::string_view name, bool even);
+  LoaderList shared_out(LoaderList loaders, std::string_view name);
+  void check_one_rank(std::string_view what) const;
   void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps);
   void setup(DataModule& data);
   void teardown(DataModule& data);
   void notify_of(const std::exception_ptr& failure, DataModule& data);
 
   TrainerOptions options_;
-  std::vector<c10::Device> devices_;
-  Precision precision_;
   std::unique_ptr<Strategy> strategy_;
+  std::vector<c10::Device> devices_;      // of each machine
+  std::vector<c10::Device> own_devices_;  // of this process
+  Precision precision_;
+  std::optional<World> alone_;  // the world of a strategy without ranks
+  World* world_ = nullptr;      // of the running entry point
+  Session* session_ = nullptr;  // that it belongs to
+  int64_t rank_ = 0, local_rank_ = 0, world_size_ = 1;
   RunState state_;
   MetricLog metrics_;
   std::vector<std::shared_ptr<Callback>> callbacks_;  // of the run: those of the options and of the Module
@@ -112,7 +135,8 @@ class Trainer final : private TrainerControl {
   bool running_ = false;
   bool stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  bool told_slow_ = false;  // of the precision
+  bool told_slow_ = false;     // of the precision
+  bool told_no_shard_ = false;  // of a loader that cannot be shared out
   bool is_trial_ = false;   // of find_*: without schedules and the module's callbacks
   std::filesystem::path run_dir_;
 };

@@ -1,16 +1,9 @@
 #include "trainer/trainer_options.h"
 
 #include "core/names.h"
-#include "strategies/presets.h"
 
 namespace fulgur {
 namespace {
-
-std::vector<std::string> strategy_choices() {
-  std::vector<std::string> names = strategy_registry().names();
-  names.insert(names.begin(), "auto");
-  return names;
-}
 
 // A setting that is made from text.
 template <class T>
@@ -28,7 +21,7 @@ TextField text_field(std::optional<T>& value) {
 
 void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "accelerator", .help = "what to train on", .choices = {"auto", "cpu", "cuda", "gpu"}}, &accelerator);
-  visit({.name = "strategy", .help = "how to train", .choices = strategy_choices()}, &strategy);
+  strategy.describe(visit);
   visit({.name = "devices", .help = "a count (2), indices (0,2) or auto"},
         TextField{[this](std::string_view text) { devices = Devices(text); }, [this] { return devices.to_string(); }});
   visit({.name = "num_nodes", .help = "machines", .min = 1}, &num_nodes);
@@ -59,7 +52,9 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "gradient_clip_algorithm", .help = "what is bounded", .choices = {"norm", "value"}},
         &gradient_clip_algorithm);
   visit({.name = "detect_anomaly", .help = "find the operation that gave NaN; slow"}, &detect_anomaly);
+  visit({.name = "sync_batchnorm", .help = "refuse BatchNorm that does not synchronise ranks"}, &sync_batchnorm);
   visit({.name = "deterministic", .help = "only deterministic algorithms"}, &deterministic);
+  visit({.name = "use_distributed_sampler", .help = "each rank reads its part of the data"}, &use_distributed_sampler);
   visit({.name = "reload_dataloaders_every_n_epochs", .help = "0: never", .min = 0},
         &reload_dataloaders_every_n_epochs);
   visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},

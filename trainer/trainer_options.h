@@ -10,6 +10,7 @@
 #include "core/describe.h"
 #include "core/gradient_clipping.h"
 #include "device/devices.h"
+#include "strategies/strategy_choice.h"
 #include "trainer/batch_limit.h"
 
 namespace fulgur {
@@ -18,7 +19,7 @@ namespace fulgur {
 struct TrainerOptions {
   // Where, and how.
   std::string accelerator = "auto";  // cpu, cuda, or auto: cuda where there is one
-  std::string strategy = "auto";     // a name of strategy_registry(); auto: single_device
+  StrategyChoice strategy{};         // a name or an options struct; auto: ddp for several devices, else single_device
   Devices devices{};                 // a count, a list of indices, or "auto"
   int64_t num_nodes = 1;             // machines
 
@@ -46,8 +47,10 @@ struct TrainerOptions {
   double gradient_clip_val = 0.0;                // 0: no clipping
   std::string gradient_clip_algorithm = "norm";  // norm or value
   bool detect_anomaly = false;                   // find the operation whose backward gave NaN; slow
+  bool sync_batchnorm = false;                   // refuses BatchNorm that is not nn::SyncBatchNorm
   bool deterministic = false;                    // only deterministic algorithms; an operation without one throws
 
+  bool use_distributed_sampler = true;            // each rank reads its part of what the loaders have
   int64_t reload_dataloaders_every_n_epochs = 0;  // ask the DataModule for its loaders anew; 0: never
 
   // What is shown and written. Unset is true, but false in barebones mode.

@@ -19,6 +19,7 @@ class ValidationSchedule {
   void set_num_batches(std::optional<int64_t> num_batches);
 
   bool only_at_epoch_end() const { return !every_n_batches_ && !every_; }
+  bool is_by_clock() const { return every_.has_value(); }
   bool validates_in(int64_t epoch) const;
 
   // After the batch that `state` shows; `total_batches` counts those of all epochs.

@@ -1,0 +1,110 @@
+#include "distributed/exchange.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace fulgur {
+namespace {
+
+std::vector<int64_t> all_gather_sizes(Collective& group, int64_t size) {
+  const at::Tensor sizes = at::zeros({group.world_size()}, at::kLong);
+  sizes[group.rank()].fill_(size);
+  group.all_gather(sizes).wait();
+  const auto* first = sizes.const_data_ptr<int64_t>();
+  return {first, first + sizes.numel()};
+}
+
+// The rows of every rank, one after the other; `rows` may differ in dim 0. On the CPU.
+at::Tensor all_gather_rows(Collective& group, const at::Tensor& rows) {
+  const std::vector<int64_t> sizes = all_gather_sizes(group, rows.numel());
+  const int64_t longest = std::ranges::max(sizes);
+  if (longest == 0) return rows;
+  const at::Tensor flat = at::zeros({longest * group.world_size()}, rows.options());
+  flat.narrow(0, longest * group.rank(), rows.numel()).copy_(rows.flatten());
+  group.all_gather(flat).wait();
+  std::vector<at::Tensor> parts;
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape[0] = -1;
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    if (sizes[rank] == 0) continue;
+    parts.push_back(flat.narrow(0, longest * static_cast<int64_t>(rank), sizes[rank]).view(shape));
+  }
+  return at::cat(parts);
+}
+
+}  // namespace
+
+std::vector<std::string> all_gather_bytes(Collective& group, std::string_view bytes) {
+  const std::vector<int64_t> sizes = all_gather_sizes(group, static_cast<int64_t>(bytes.size()));
+  const int64_t longest = std::max<int64_t>(1, std::ranges::max(sizes));
+  const at::Tensor flat = at::zeros({longest * group.world_size()}, at::kByte);
+  auto* data = reinterpret_cast<char*>(flat.mutable_data_ptr<uint8_t>());
+  std::memcpy(data + longest * group.rank(), bytes.data(), bytes.size());
+  group.all_gather(flat).wait();
+  std::vector<std::string> by_rank;
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    by_rank.emplace_back(data + longest * static_cast<int64_t>(rank), static_cast<size_t>(sizes[rank]));
+  }
+  return by_rank;
+}
+
+void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors, int64_t root, int64_t chunk_bytes) {
+  if (group.world_size() == 1) return;
+  const c10::NoGradGuard no_grad;
+  for (size_t begin = 0; begin < tensors.size();) {
+    int64_t num_bytes = 0;
+    size_t end = begin;
+    while (end < tensors.size() &&
+           (end == begin || num_bytes + static_cast<int64_t>(tensors[end].nbytes()) <= chunk_bytes)) {
+      num_bytes += static_cast<int64_t>(tensors[end++].nbytes());
+    }
+    std::vector<at::Tensor> parts;
+    for (size_t i = begin; i < end; ++i) parts.push_back(tensors[i].detach().contiguous().view(-1).view(at::kByte));
+    const at::Tensor packed = at::cat(parts);
+    if (packed.numel() > 0) group.broadcast(packed, root).wait();
+    int64_t offset = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const at::Tensor part = packed.narrow(0, offset, parts[i - begin].numel());
+      offset += part.numel();
+      if (group.rank() == root) continue;
+      at::Tensor received = at::empty_like(tensors[i], at::MemoryFormat::Contiguous);
+      received.view(-1).view(at::kByte).copy_(part);
+      at::Tensor(tensors[i]).detach().copy_(received);
+    }
+    begin = end;
+  }
+}
+
+void GroupRanks::all_reduce(std::span<double> values, Reduction reduction) {
+  if (group_.world_size() == 1 || values.empty()) return;
+  const at::Tensor flat = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  const bool is_sum = reduction == Reduction::sum || reduction == Reduction::mean;
+  group_.all_reduce(flat, is_sum ? ReduceOp::sum : reduction == Reduction::min ? ReduceOp::min : ReduceOp::max).wait();
+  if (reduction == Reduction::mean) flat.div_(group_.world_size());
+}
+
+MetricStates GroupRanks::combine(MetricStates states) {
+  if (group_.world_size() == 1) return states;
+  const c10::NoGradGuard no_grad;
+  for (MetricState& state : states) {
+    const c10::Device device = state.value.device();
+    const at::Tensor on_host = state.value.to(c10::kCPU);
+    if (state.combine == Combine::sum) {
+      const at::Tensor sum = on_host.clone(at::MemoryFormat::Contiguous);
+      group_.all_reduce(sum.view(-1)).wait();
+      state.value = sum.to(device);
+    } else {
+      state.value = all_gather_rows(group_, on_host).to(device);
+    }
+  }
+  return states;
+}
+
+}  // namespace fulgur

@@ -1,0 +1,23 @@
+#pragma once
+
+#include "distributed/world.h"
+
+namespace fulgur {
+
+// While it lives, Trainers of this thread run on the ranks of `world`, and not on the process's: so that ranks can be
+// threads of one process, as in tests.
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(World& world) : outer_(current_) { current_ = &world; }
+  ~ThreadWorld() { current_ = outer_; }
+  ThreadWorld(const ThreadWorld&) = delete;
+  ThreadWorld& operator=(const ThreadWorld&) = delete;
+
+  static World* current() { return current_; }  // null: the process's
+
+ private:
+  static inline thread_local World* current_ = nullptr;
+  World* outer_;
+};
+
+}  // namespace fulgur

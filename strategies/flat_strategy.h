@@ -1,0 +1,85 @@
+#pragma once
+
+#include <c10/core/DeviceGuard.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "strategies/flat_parameters.h"
+#include "strategies/gradient_reducer.h"
+#include "strategies/loss_scaling.h"
+#include "strategies/precision.h"
+#include "strategies/strategy.h"
+
+namespace fulgur {
+
+// One process, one device.
+struct SingleDevice {
+  static constexpr std::string_view kName = "single_device";
+  void describe(FieldVisitor&) {}
+};
+
+// Distributed data parallel: a process for each device, each with the whole model and its part of every batch.
+// Source: Li et al. 2020, arXiv:2006.15704.
+struct Ddp {
+  static constexpr std::string_view kName = "ddp";
+  double bucket_cap_mib = 25;     // of gradients that are reduced together; smaller starts sooner, costs more calls
+  double first_bucket_mib = 1;    // of the first, so that reducing starts early in backward
+  bool broadcast_buffers = true;  // after each step buffers (running means) are those of rank 0
+  double timeout_s = 1800;        // of every collective
+  void describe(FieldVisitor& visit);
+};
+
+// The engine of these. The parameters lie in flat buckets, so that they are reduced and updated many at a time. With
+// one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with several a
+// GradientReducer sums them while backward runs. 16-bit gradients of several micro-batches are summed in fp32.
+class FlatStrategy final : public Strategy {
+ public:
+  explicit FlatStrategy(SingleDevice) {}
+  explicit FlatStrategy(Ddp options) : ddp_(options) {}
+
+  std::string name() const override { return std::string(ddp_ ? Ddp::kName : SingleDevice::kName); }
+  void describe(FieldVisitor& visit) override;
+  void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override;
+  std::optional<WorldOptions> rank_per_device() const override;
+  void setup(Module& module, const StrategySetup& setup) override;
+  void setup_optimizers(Optimizers optimizers) override;
+  const Optimizers& optimizers() const override { return optimizers_; }
+  Batch to_device(const Batch& batch) override;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override;
+  void zero_grad(size_t optimizer) override;
+  void backward(const at::Tensor& loss, bool is_last) override;
+  Window end_window(const Window& mine) override;
+  void manual_backward(const at::Tensor& loss) override;
+  StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
+  void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
+  std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
+  void teardown() noexcept override;
+
+ private:
+  StepReport scaled_step(size_t optimizer, const StepRequest& request);
+  void flatten();
+  void rebuild_if_changed();
+  void broadcast_buffers();
+  bool alone() const { return world_->world_size() == 1; }
+
+  std::optional<Ddp> ddp_{};  // unset: single_device
+  Module* module_ = nullptr;
+  World* world_ = nullptr;
+  bool deterministic_ = false;
+  c10::Device device_{c10::kCPU};
+  std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is
+  Precision precision_;
+  std::optional<ConvertedModule> converted_;
+  Optimizers optimizers_;
+  std::vector<at::Tensor> buffers_;  // of the module, if they are broadcast
+  std::optional<FlatParameters> flat_;
+  std::optional<GradientReducer> reducer_;  // with several ranks
+  bool has_16_bit_params_ = false;
+  std::optional<LossScaling> loss_scaling_;  // if the precision needs it
+};
+
+}  // namespace fulgur

@@ -1,0 +1,188 @@
+#include "strategies/gradient_reducer.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <utility>
+
+#include "core/error.h"
+
+namespace fulgur {
+namespace {
+
+using torch::autograd::PostAccumulateGradHook;
+
+at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
+  return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
+}
+
+bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.strides() == b.strides();
+}
+
+}  // namespace
+
+// The place of hooks on a tensor holds one: what was there is kept inside.
+class GradientReducer::Hook final : public PostAccumulateGradHook {
+ public:
+  Hook(GradientReducer& reducer, size_t bucket, size_t slot, std::unique_ptr<PostAccumulateGradHook> inner)
+      : reducer_(reducer), bucket_(bucket), slot_(slot), inner_(std::move(inner)) {}
+
+  void operator()(const torch::autograd::Variable& param) override {
+    if (inner_) (*inner_)(param);
+    reducer_.on_gradient(bucket_, slot_);
+  }
+  std::unique_ptr<PostAccumulateGradHook> take_inner() { return std::move(inner_); }
+
+ private:
+  GradientReducer& reducer_;
+  size_t bucket_, slot_;
+  std::unique_ptr<PostAccumulateGradHook> inner_;
+};
+
+GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control,
+                                 ReduceOptions options)
+    : parameters_(parameters), data_(data), control_(control), options_(options) {
+  buckets_.resize(parameters.buckets().size());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& slots = parameters.buckets()[b].slots;
+    buckets_[b].is_full.assign(slots.size(), false);
+    for (size_t s = 0; s < slots.size(); ++s) {
+      auto inner = std::move(torch::autograd::impl::post_acc_grad_hooks(slots[s].param));
+      torch::autograd::impl::set_post_acc_grad_hooks(slots[s].param,
+                                                     std::make_unique<Hook>(*this, b, s, std::move(inner)));
+    }
+  }
+}
+
+GradientReducer::~GradientReducer() {
+  for (const auto& bucket : parameters_.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(slot.param).get());
+      if (hook != nullptr) torch::autograd::impl::set_post_acc_grad_hooks(slot.param, hook->take_inner());
+    }
+  }
+}
+
+void GradientReducer::begin() {
+  reducing_ = true;
+  next_ = 0;
+  for (Bucket& bucket : buckets_) {
+    bucket.is_full.assign(bucket.is_full.size(), false);
+    bucket.num_full = 0;
+    bucket.launched = false;
+  }
+}
+
+void GradientReducer::on_gradient(size_t b, size_t slot) {
+  if (!reducing_) return;
+  TORCH_CHECK(!buckets_[b].is_full[slot], "parameter '", parameters_.buckets()[b].slots[slot].name,
+              "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
+              "backward() once, or override Module::backward, which turns sending ahead off");
+  move_into_bucket(b, slot);
+  while (next_ < buckets_.size() && buckets_[next_].num_full == buckets_[next_].is_full.size()) launch(next_++);
+}
+
+void GradientReducer::move_into_bucket(size_t b, size_t s) {
+  const c10::NoGradGuard no_grad;
+  const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
+  Bucket& bucket = buckets_[b];
+  if (!bucket.gradients.defined()) bucket.gradients = at::zeros_like(parameters_.buckets()[b].flat);
+  const at::Tensor grad = std::exchange(slot.param.mutable_grad(), {});
+  if (grad.layout() != at::kStrided) {
+    throw SetupError(fmt::format(
+        "the gradient of parameter '{}' is sparse; give the embedding that it comes from sparse = false", slot.name));
+  }
+  if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
+    auto* place =
+        static_cast<std::byte*>(bucket.gradients.mutable_data_ptr()) + slot.begin * bucket.gradients.itemsize();
+    if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
+  } else {
+    view_in(bucket.gradients, slot).copy_(grad);
+  }
+  bucket.is_full[s] = true;
+  ++bucket.num_full;
+}
+
+void GradientReducer::launch(size_t b) {
+  Bucket& bucket = buckets_[b];
+  bucket.launched = true;
+  if (options_.rank_order) {
+    static_cast<void>(data_.reduce_scatter(bucket.gradients));
+    bucket.work = data_.all_gather(bucket.gradients);
+  } else {
+    bucket.work = data_.all_reduce(bucket.gradients);
+  }
+}
+
+void GradientReducer::finish(std::vector<double>& extra) {
+  if (!reducing_) begin();
+  reducing_ = false;
+  const std::vector<double> used = exchange_used(extra);
+  const double* used_of_bucket = used.data();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const size_t num_slots = buckets_[b].is_full.size();
+    bool any = false;
+    for (size_t s = 0; s < num_slots; ++s) any = any || used_of_bucket[s] > 0;
+    if (any && !buckets_[b].launched) {
+      fill_up(b);
+      launch(b);
+    }
+    used_of_bucket += num_slots;
+  }
+  used_of_bucket = used.data();
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    if (buckets_[b].launched) {
+      buckets_[b].work.wait();
+      hand_out(b, used_of_bucket);
+    }
+    used_of_bucket += buckets_[b].is_full.size();
+  }
+}
+
+// How many ranks have a gradient for each parameter, by bucket and slot.
+std::vector<double> GradientReducer::exchange_used(std::vector<double>& extra) {
+  std::vector<double> message = extra;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& slots = parameters_.buckets()[b].slots;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      message.push_back(buckets_[b].is_full[s] || slots[s].param.grad().defined() ? 1.0 : 0.0);
+    }
+  }
+  control_.all_reduce(at::from_blob(message.data(), {static_cast<int64_t>(message.size())}, at::kDouble)).wait();
+  const auto end_of_extra = message.begin() + static_cast<std::ptrdiff_t>(extra.size());
+  extra.assign(message.begin(), end_of_extra);
+  message.erase(message.begin(), end_of_extra);
+  return message;
+}
+
+// Those that this rank has no gradient for are zero.
+void GradientReducer::fill_up(size_t b) {
+  Bucket& bucket = buckets_[b];
+  const auto& parameters = parameters_.buckets()[b];
+  if (!bucket.gradients.defined()) bucket.gradients = at::zeros_like(parameters.flat);
+  for (size_t s = 0; s < parameters.slots.size(); ++s) {
+    const FlatParameters::Slot& slot = parameters.slots[s];
+    if (bucket.is_full[s]) continue;
+    if (slot.param.grad().defined()) {
+      move_into_bucket(b, s);
+    } else {
+      bucket.gradients.narrow(0, slot.begin, slot.num_elements).zero_();
+    }
+  }
+}
+
+void GradientReducer::hand_out(size_t b, const double* used) {
+  const auto& slots = parameters_.buckets()[b].slots;
+  for (size_t s = 0; s < slots.size(); ++s) {
+    if (used[s] > 0) slots[s].param.mutable_grad() = view_in(buckets_[b].gradients, slots[s]);
+  }
+}
+
+}  // namespace fulgur

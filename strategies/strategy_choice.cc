@@ -1,0 +1,104 @@
+#include "strategies/strategy_choice.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "core/error.h"
+#include "strategies/presets.h"
+
+namespace fulgur {
+namespace {
+
+// A visitor made of a function.
+template <class Visit>
+class Visitor final : public FieldVisitor {
+ public:
+  explicit Visitor(Visit visit) : visit_(std::move(visit)) {}
+  void operator()(const Field& field, FieldValue value) override { visit_(field, value); }
+
+ private:
+  Visit visit_;
+};
+
+// A setting of one or more strategies.
+struct Setting {
+  std::string help{}, default_text{};
+  std::vector<std::string> strategies{};
+};
+
+std::map<std::string, Setting> all_settings() {
+  std::map<std::string, Setting> settings;
+  for (const std::string& name : strategy_registry().names()) {
+    Visitor collect([&](const Field& field, const FieldValue& value) {
+      Setting& setting = settings[std::string(field.name)];
+      setting.help = field.help;
+      setting.default_text = field_text(value);
+      setting.strategies.push_back(name);
+    });
+    strategy_registry().create(name)->describe(collect);
+  }
+  return settings;
+}
+
+// Flags keep views of their texts.
+std::string_view kept(std::string text) {
+  static std::set<std::string> texts;
+  return *texts.insert(std::move(text)).first;
+}
+
+}  // namespace
+
+std::unique_ptr<Strategy> StrategyChoice::make(std::string_view if_auto) const {
+  std::unique_ptr<Strategy> strategy = strategy_registry().create(is_auto() ? if_auto : std::string_view(name_));
+  std::vector<std::string> known;
+  auto left = settings_;
+  Visitor set([&](const Field& field, const FieldValue& value) {
+    known.emplace_back(field.name);
+    const auto setting = left.extract(std::string(field.name));
+    if (!setting) return;
+    const std::string full_name = "strategy." + setting.key();
+    Field full = field;
+    full.name = full_name;
+    set_field(full, value, setting.mapped());
+  });
+  strategy->describe(set);
+  if (left.empty()) return strategy;
+  const std::string unknown = left.begin()->first;
+  if (known.empty()) {
+    throw UsageError(fmt::format("strategy '{}' has no settings, but strategy.{} is set", strategy->name(), unknown));
+  }
+  throw UsageError(
+      unknown_name_message(fmt::format("setting of strategy '{}'", strategy->name()), unknown, known));
+}
+
+void StrategyChoice::describe(FieldVisitor& visit) {
+  std::vector<std::string> names = strategy_registry().names();
+  names.insert(names.begin(), "auto");
+  const auto set_name = [this, names](std::string_view text) {
+    const auto known = std::ranges::any_of(
+        names, [&](const std::string& name) { return canonical_name(name) == canonical_name(text); });
+    if (!known) throw UsageError(unknown_name_message("strategy", text, names));
+    name_ = text;
+  };
+  visit({.name = "strategy", .help = "how to train", .choices = names}, TextField{set_name, [this] { return name_; }});
+  for (const auto& [name, setting] : all_settings()) {
+    const auto get = [this, name, text = setting.default_text] {
+      const auto own = settings_.find(name);
+      return own == settings_.end() ? text : own->second;
+    };
+    visit({.name = kept("strategy." + name),
+           .help = kept(fmt::format("{} ({})", setting.help, fmt::join(setting.strategies, ", ")))},
+          TextField{[this, name](std::string_view text) { settings_[name] = text; }, get});
+  }
+}
+
+void StrategyChoice::take_settings(const std::function<void(FieldVisitor&)>& describe) {
+  Visitor take([this](const Field& field, const FieldValue& value) {
+    settings_[std::string(field.name)] = field_text(value);
+  });
+  describe(take);
+}
+
+}  // namespace fulgur

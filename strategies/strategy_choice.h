@@ -1,0 +1,53 @@
+#pragma once
+
+#include <concepts>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/describe.h"
+#include "core/names.h"
+#include "strategies/strategy.h"
+
+namespace fulgur {
+
+// The options struct of a strategy: its registered name and its fields.
+template <class T>
+concept StrategyOptions = requires(T options, FieldVisitor& visit) {
+  { T::kName } -> std::convertible_to<std::string_view>;
+  options.describe(visit);
+};
+
+// Which strategy, and how it is set: `.strategy = "ddp"`, `.strategy = Ddp{.bucket_cap_mib = 10}`, or, on a command
+// line, --strategy=ddp --strategy.bucket_cap_mib=10.
+class StrategyChoice {
+ public:
+  StrategyChoice() = default;                                                             // auto
+  StrategyChoice(std::string_view name) : name_(name) {}                                  // NOLINT: implicit, as all
+  StrategyChoice(const char* name) : StrategyChoice(std::string_view(name)) {}            // NOLINT
+  StrategyChoice(const std::string& name) : StrategyChoice(std::string_view(name)) {}     // NOLINT
+  template <StrategyOptions T>
+  StrategyChoice(T options) : StrategyChoice(std::string_view(T::kName)) {  // NOLINT
+    take_settings([&](FieldVisitor& visit) { options.describe(visit); });
+  }
+
+  const std::string& name() const { return name_; }
+  bool is_auto() const { return canonical_name(name_) == "auto"; }
+
+  // Makes it, or `if_auto`. Throws UsageError for an unknown name or setting, or a setting's value.
+  std::unique_ptr<Strategy> make(std::string_view if_auto) const;
+
+  // As flags: `strategy`, and `strategy.X` for each setting X of any registered strategy.
+  void describe(FieldVisitor& visit);
+
+ private:
+  void take_settings(const std::function<void(FieldVisitor&)>& describe);
+
+  std::string name_ = "auto";
+  std::map<std::string, std::string, std::less<>> settings_{};  // as text
+};
+
+}  // namespace fulgur
