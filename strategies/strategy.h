@@ -87,10 +87,10 @@ class Strategy {
 
   // Ends a window: afterwards gradients are the sums over all ranks. Returns the window of all: micro_batches summed,
   // what any rank wants. Every rank calls it, also one that had no loss.
-  virtual Window end_window(const Window& mine) = 0;
+  virtual Window end_window(const Window& mine) { return mine; }
 
   // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
-  virtual void manual_backward(const at::Tensor& loss) = 0;
+  virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }
 
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <set>
 
 #include "core/error.h"
@@ -21,6 +22,18 @@ class Visitor final : public FieldVisitor {
  private:
   Visit visit_;
 };
+
+std::vector<std::string> known_names() {
+  std::vector<std::string> names = strategy_registry().names();
+  names.insert(names.begin(), "auto");
+  return names;
+}
+
+void check_name(std::string_view asked) {
+  const std::vector<std::string> names = known_names();
+  const auto same = [&](const std::string& name) { return canonical_name(name) == canonical_name(asked); };
+  if (std::ranges::none_of(names, same)) throw UsageError(unknown_name_message("strategy", asked, names));
+}
 
 // A setting of one or more strategies.
 struct Setting {
@@ -51,6 +64,7 @@ std::string_view kept(std::string text) {
 }  // namespace
 
 std::unique_ptr<Strategy> StrategyChoice::make(std::string_view if_auto) const {
+  check_name(name_);
   std::unique_ptr<Strategy> strategy = strategy_registry().create(is_auto() ? if_auto : std::string_view(name_));
   std::vector<std::string> known;
   auto left = settings_;
@@ -74,15 +88,12 @@ std::unique_ptr<Strategy> StrategyChoice::make(std::string_view if_auto) const {
 }
 
 void StrategyChoice::describe(FieldVisitor& visit) {
-  std::vector<std::string> names = strategy_registry().names();
-  names.insert(names.begin(), "auto");
-  const auto set_name = [this, names](std::string_view text) {
-    const auto known = std::ranges::any_of(
-        names, [&](const std::string& name) { return canonical_name(name) == canonical_name(text); });
-    if (!known) throw UsageError(unknown_name_message("strategy", text, names));
+  const auto set_name = [this](std::string_view text) {
+    check_name(text);
     name_ = text;
   };
-  visit({.name = "strategy", .help = "how to train", .choices = names}, TextField{set_name, [this] { return name_; }});
+  visit({.name = "strategy", .help = "how to train", .choices = known_names()},
+        TextField{set_name, [this] { return name_; }});
   for (const auto& [name, setting] : all_settings()) {
     const auto get = [this, name, text = setting.default_text] {
       const auto own = settings_.find(name);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <stdexcept>
+#include <system_error>
 #include <typeinfo>
 #include <utility>
 
@@ -472,6 +473,15 @@ void Trainer::share_run_dir() {
   run_dir_ = all_gather_bytes(world_->control(), own).front();
 }
 
+// It was made for all ranks to know, whether or not anybody would write to it.
+void Trainer::remove_unused_run_dir() {
+  if (world_size_ == 1 || rank_ > 0 || run_dir_.empty()) return;
+  std::error_code is_used;
+  if (!std::filesystem::remove(run_dir_, is_used) || is_used) return;
+  std::filesystem::remove(run_dir_.parent_path(), is_used);
+  run_dir_.clear();
+}
+
 // Each rank reads its part. Throws on every rank if one would have nothing to read.
 std::shared_ptr<Loader> Trainer::shared_out(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
   const bool share = world_size_ > 1 && options_.use_distributed_sampler;
@@ -530,6 +540,7 @@ void Trainer::teardown(DataModule& data) {
   for (const auto& callback : callbacks_) everyone([&] { callback->teardown(*this, state_.entry_point); });
   everyone([&] { module.teardown(state_.entry_point); });
   module.attach({});
+  everyone([&] { remove_unused_run_dir(); });
   everyone.rethrow();
 }
 

@@ -108,6 +108,7 @@ class Trainer final : private TrainerControl {
   void meet_ranks();
   void leave_ranks(std::exception_ptr failure = nullptr);
   void share_run_dir();
+  void remove_unused_run_dir();
   void prepare_data(DataModule& data);
   std::shared_ptr<Loader> shared_out(std::shared_ptr<Loader> loader, std::string_view name, bool even);
   LoaderList shared_out(LoaderList loaders, std::string_view name);

@@ -213,6 +213,12 @@ TEST_F(MetricLogTest, RefusesAMeanWithoutABatchSize) {
 
 // Two ranks: the other one has 3 samples with a mean of 10, a minimum of -7 and a maximum of 2.
 struct WithAnother : Ranks {
+  int64_t rank() const override { return 0; }
+  int64_t world_size() const override { return 2; }
+  std::vector<std::string> all_gather(std::string_view text) override {
+    return {std::string(text), other_logs.value_or(std::string(text))};
+  }
+  std::optional<std::string> other_logs{};  // else the same
   void all_reduce(std::span<double> values, Reduction reduction) override {
     if (reduction == Reduction::sum) {
       ASSERT_EQ(values.size(), 2U);  // a mean travels as its two sums
@@ -240,6 +246,15 @@ TEST_F(MetricLogTest, EpochValuesAreReducedOverRanks) {
   log.begin_epoch(Stage::validate);
   step(Stage::validate, 1, 4.0, {.sync_dist = false});
   EXPECT_THAT(log.end_epoch(Stage::validate, &ranks), ElementsAre(Pair("m", 4.0)));
+}
+
+TEST_F(MetricLogTest, RefusesToReduceWhatNotEveryRankLogged) {
+  WithAnother ranks;
+  ranks.other_logs = "";
+  log.begin_epoch(Stage::validate);
+  step(Stage::validate, 1, 4.0, {});
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.end_epoch(Stage::validate, &ranks); }),
+              HasSubstr("rank 0 logged 'm' in validation_step and rank 1 logged nothing; log the same"));
 }
 
 TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {

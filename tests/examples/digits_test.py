@@ -80,7 +80,7 @@ class DigitsTest(unittest.TestCase):
     def test_bad_input_is_refused_before_training(self):
         for flags, exit_code, message in [
             (["--max_epohcs=3"], 2, "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'? known: "),
-            (["--strategy=singel_device"], 2, "error: unknown --strategy 'singel_device'; did you mean 'single_device'?"),
+            (["--strategy=singel_device"], 2, "error: --strategy: unknown strategy 'singel_device'; did you mean 'single_device'?"),
             (["--devices=0"], 2, "error: "),
             (["--devices=2000"], 2, "error: "),
             (["--batch_size=0"], 2, "error: --batch_size must be at least 1; got 0"),

@@ -115,7 +115,8 @@ struct Tied : TinyModule {
 TEST_P(StrategyContract, NamesEveryTensorOnce) {
   const auto strategy = strategy_registry().create(GetParam());
   const auto module = make_module<Tied>();
-  strategy->setup(*module, {c10::kCPU}, Precision());
+  World alone;
+  strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone});
   std::vector<std::string> names;
   for (const auto& [name, tensor] : strategy->module_state()) names.push_back(name);
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("hidden.weight", "hidden.bias", "out.weight", "out.bias"));
@@ -124,11 +125,11 @@ TEST_P(StrategyContract, NamesEveryTensorOnce) {
 
 TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam())->teardown(); }
 
-INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device"),
+INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device", "ddp"),
                          [](const auto& name) { return name.param; });
 
 TEST(StrategyContractList, CoversEveryBuiltInStrategy) {
-  EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("single_device"));
+  EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("ddp", "single_device"));
 }
 
 }  // namespace

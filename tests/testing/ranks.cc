@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "distributed/thread_world.h"
+
 namespace fulgur::testing {
 
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {
@@ -33,6 +35,7 @@ void run_ranks(int64_t world_size, WorldOptions options, const std::function<voi
                       ? World()
                       : World(store, rank, world_size, std::nullopt, {.interface = "lo", .address = {}}, options);
     try {
+      const ThreadWorld as_process(world);
       body(world);
       world.leave();
     } catch (const std::exception& error) {

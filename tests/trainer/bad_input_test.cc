@@ -332,7 +332,8 @@ std::vector<Row> rows_of_devices() {
       {16, "DeviceThatDoesNotExist", made({.accelerator = "cpu", .devices = {5000}}),
        "there is no cpu:5000; indices go from 0 to"},
       {17, "NoNode", made({.num_nodes = 0}), "num_nodes must be at least 1; got 0"},
-      {17, "MoreNodesThanTheStrategyCanUse", made({.accelerator = "cpu", .num_nodes = 2}), "set it to 1"},
+      {17, "MoreNodesThanTheStrategyCanUse", made({.accelerator = "cpu", .strategy = "single_device", .num_nodes = 2}),
+       "devices = 1 and num_nodes = 2; set both to 1 or write strategy = 'ddp'"},
       no_meaning(18, "a strategy is chosen by name and has no devices of its own, so there is one place for each"),
   };
 }

@@ -15,7 +15,7 @@
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
 #include "strategies/presets.h"
-#include "strategies/single_device.h"
+#include "strategies/flat_strategy.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
@@ -181,25 +181,21 @@ TEST(Trainer, WorksAgainAfterAFailedRun) {
 TEST(Trainer, TakesAUsersOwnStrategyByName) {
   static int steps = 0;
   struct Mine : Strategy {
-    SingleDevice inner;
+    FlatStrategy inner{SingleDevice()};
     std::string name() const override { return "mine"; }
-    void check_devices(const std::vector<c10::Device>&) const override {}
-    void setup(Module& module, const std::vector<c10::Device>& devices, const Precision& precision) override {
-      inner.setup(module, devices, precision);
-    }
+    void check_devices(const std::vector<c10::Device>&, int64_t) const override {}
+    void setup(Module& module, const StrategySetup& setup) override { inner.setup(module, setup); }
     void setup_optimizers(Optimizers optimizers) override { inner.setup_optimizers(std::move(optimizers)); }
     const Optimizers& optimizers() const override { return inner.optimizers(); }
     Batch to_device(const Batch& batch) override { return batch; }
     at::Tensor training_step(const Batch& batch, int64_t i) override { return inner.training_step(batch, i); }
     void zero_grad(size_t i) override { inner.zero_grad(i); }
-    void backward(const at::Tensor& loss) override { inner.backward(loss); }
+    void backward(const at::Tensor& loss, bool is_last) override { inner.backward(loss, is_last); }
     StepReport optimizer_step(size_t i, const StepRequest& request) override {
       ++steps;
       return inner.optimizer_step(i, request);
     }
     void materialize_gradients(size_t i, int64_t n) override { inner.materialize_gradients(i, n); }
-    void all_reduce(std::span<double> values, Reduction reduction) override { inner.all_reduce(values, reduction); }
-    MetricStates combine(MetricStates states) override { return inner.combine(std::move(states)); }
     std::vector<std::pair<std::string, at::Tensor>> module_state() const override { return inner.module_state(); }
     void teardown() noexcept override { inner.teardown(); }
   };

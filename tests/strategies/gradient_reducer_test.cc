@@ -1,0 +1,237 @@
+#include "strategies/gradient_reducer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <map>
+
+#include "optim/sgd.h"
+#include "tests/testing/ranks.h"
+
+namespace fulgur {
+namespace {
+
+using testing::run_ranks;
+
+// Three layers; the second only sometimes has a part in the loss.
+struct Net : torch::nn::Module {
+  torch::nn::Linear first{nullptr}, sometimes{nullptr}, last{nullptr};
+  Net() {
+    first = register_module("first", torch::nn::Linear(6, 5));
+    sometimes = register_module("sometimes", torch::nn::Linear(5, 5));
+    last = register_module("last", torch::nn::Linear(5, 1));
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter : parameters()) parameter.normal_(0, 1, generator);
+  }
+  at::Tensor loss(const at::Tensor& x, bool with_sometimes) {
+    at::Tensor h = first->forward(x).tanh();
+    if (with_sometimes) h = sometimes->forward(h).tanh();
+    return last->forward(h).pow(2).sum();
+  }
+};
+
+at::Tensor input_of(int64_t rank, int64_t micro_batch) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 * rank + micro_batch));
+  return torch::randn({4, 6}, generator);
+}
+
+struct Case {
+  int64_t world_size;
+  int64_t bucket_bytes;
+  bool rank_order = false;
+};
+
+class Reducing : public ::testing::TestWithParam<Case> {
+ protected:
+  // Net on each rank, flattened, with a reducer.
+  template <class Body>
+  void on_ranks(const Body& body) const {
+    const Case& params = GetParam();
+    run_ranks(params.world_size, [&](World& world) {
+      Net net;
+      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(net, optimizers,
+                                {.first_bucket_bytes = params.bucket_bytes,
+                                 .bucket_cap_bytes = params.bucket_bytes,
+                                 .world_size = world.world_size()});
+      GradientReducer reducer(flat, world.data(), world.control(), {.rank_order = params.rank_order});
+      body(world, net, reducer);
+    });
+  }
+};
+
+// Gradients of the sum of every rank's losses, by autograd alone.
+std::map<std::string, at::Tensor> expected_gradients(int64_t world_size, int64_t micro_batches,
+                                                     const std::function<bool(int64_t rank)>& uses_sometimes) {
+  Net net;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    for (int64_t i = 0; i < micro_batches; ++i) net.loss(input_of(rank, i), uses_sometimes(rank)).backward();
+  }
+  std::map<std::string, at::Tensor> gradients;
+  for (const auto& item : net.named_parameters()) gradients[item.key()] = item.value().grad();
+  return gradients;
+}
+
+void expect_gradients(const Net& net, const std::map<std::string, at::Tensor>& expected) {
+  for (const auto& item : net.named_parameters()) {
+    const at::Tensor& wanted = expected.at(item.key());
+    ASSERT_EQ(item.value().grad().defined(), wanted.defined()) << item.key();
+    if (wanted.defined()) {
+      EXPECT_TRUE(torch::allclose(item.value().grad(), wanted, 1e-5, 1e-6)) << item.key();
+    }
+  }
+}
+
+TEST_P(Reducing, SumsGradientsOverRanks) {
+  const auto expected = expected_gradients(GetParam().world_size, 1, [](int64_t) { return true; });
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    for (int step = 0; step < 3; ++step) {
+      net.zero_grad();
+      reducer.begin();
+      net.loss(input_of(world.rank(), 0), true).backward();
+      std::vector<double> extra{1.0, static_cast<double>(world.rank())};
+      reducer.finish(extra);
+      const auto n = static_cast<double>(world.world_size());
+      EXPECT_THAT(extra, ::testing::ElementsAre(n, n * (n - 1) / 2));
+      expect_gradients(net, expected);
+    }
+  });
+}
+
+TEST_P(Reducing, MicroBatchesBeforeTheLastStayAtHome) {
+  const auto expected = expected_gradients(GetParam().world_size, 3, [](int64_t) { return true; });
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    for (int64_t i = 0; i < 3; ++i) {
+      if (i == 2) reducer.begin();
+      net.loss(input_of(world.rank(), i), true).backward();
+    }
+    std::vector<double> extra;
+    reducer.finish(extra);
+    expect_gradients(net, expected);
+  });
+}
+
+TEST_P(Reducing, WithoutAHeadStartTheSameSums) {
+  const auto expected = expected_gradients(GetParam().world_size, 1, [](int64_t) { return true; });
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    if (world.rank() == 0) reducer.begin();  // ranks need not agree
+    net.loss(input_of(world.rank(), 0), true).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    expect_gradients(net, expected);
+  });
+}
+
+TEST_P(Reducing, UsedOnOneRankCountsAsUsed) {
+  const auto uses = [](int64_t rank) { return rank == 0; };
+  const auto expected = expected_gradients(GetParam().world_size, 1, uses);
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    reducer.begin();
+    net.loss(input_of(world.rank(), 0), uses(world.rank())).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    expect_gradients(net, expected);
+  });
+}
+
+TEST_P(Reducing, UnusedOnAllRanksHasNoGradient) {
+  const auto expected = expected_gradients(GetParam().world_size, 1, [](int64_t) { return false; });
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    reducer.begin();
+    net.loss(input_of(world.rank(), 0), false).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    expect_gradients(net, expected);
+  });
+}
+
+TEST_P(Reducing, EveryRankHasTheSameBits) {
+  std::mutex mutex;
+  std::vector<at::Tensor> by_rank(static_cast<size_t>(GetParam().world_size));
+  on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
+    reducer.begin();
+    net.loss(input_of(world.rank(), 0), true).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    std::vector<at::Tensor> parts;
+    for (const auto& parameter : net.parameters()) parts.push_back(parameter.grad().flatten());
+    const std::lock_guard lock(mutex);
+    by_rank[static_cast<size_t>(world.rank())] = torch::cat(parts);
+  });
+  for (const at::Tensor& gradients : by_rank) EXPECT_TRUE(gradients.equal(by_rank[0]));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Reducing,
+                         ::testing::Values(Case{2, 1 << 20}, Case{2, 64}, Case{3, 256}, Case{4, 64},
+                                           Case{3, 256, /*rank_order=*/true}),
+                         [](const auto& test) {
+                           return "R" + std::to_string(test.param.world_size) + "Bytes" +
+                                  std::to_string(test.param.bucket_bytes) + (test.param.rank_order ? "RankOrder" : "");
+                         });
+
+// With rank_order the bits do not depend on where buckets end.
+TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
+  std::vector<at::Tensor> results;
+  for (const int64_t bytes : {64, 1 << 20}) {
+    run_ranks(3, [&](World& world) {
+      Net net;
+      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(
+          net, optimizers, {.first_bucket_bytes = bytes, .bucket_cap_bytes = bytes, .world_size = world.world_size()});
+      GradientReducer reducer(flat, world.data(), world.control(), {.rank_order = true});
+      net.loss(input_of(world.rank(), 0), true).backward();
+      std::vector<double> extra;
+      reducer.finish(extra);
+      if (world.rank() != 0) return;
+      std::vector<at::Tensor> parts;
+      for (const auto& parameter : net.parameters()) parts.push_back(parameter.grad().flatten());
+      results.push_back(torch::cat(parts));
+    });
+  }
+  EXPECT_TRUE(results[0].equal(results[1]));
+}
+
+TEST(GradientReducer, GivesHooksBack) {
+  struct Counting : torch::autograd::PostAccumulateGradHook {
+    int& calls;
+    explicit Counting(int& counter) : calls(counter) {}
+    void operator()(const torch::autograd::Variable&) override { ++calls; }
+  };
+  int calls = 0;
+  Net net;
+  const at::Tensor weight = net.last->weight;
+  torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<Counting>(calls));
+  World alone;
+  const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(net, optimizers);
+  {
+    GradientReducer reducer(flat, alone.data(), alone.control());
+    reducer.begin();
+    net.loss(input_of(0, 0), true).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    EXPECT_EQ(calls, 1);
+  }
+  net.loss(input_of(0, 0), true).backward();
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(GradientReducer, RefusesASecondGradientOfTheSameStep) {
+  Net net;
+  World alone;
+  const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(net, optimizers);
+  GradientReducer reducer(flat, alone.data(), alone.control());
+  reducer.begin();
+  const at::Tensor loss = net.loss(input_of(0, 0), true);
+  loss.backward({}, /*retain_graph=*/true);
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+}  // namespace
+}  // namespace fulgur

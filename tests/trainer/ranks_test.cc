@@ -1,0 +1,438 @@
+// Trainers on several ranks: threads that share a World.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/lbfgs.h>
+
+#include <cmath>
+#include <filesystem>
+#include <mutex>
+
+#include "callbacks/model_checkpoint.h"
+#include "core/error.h"
+#include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
+#include "tests/testing/at_batch_end.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+#include "tests/testing/unsized_loader.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::quiet;
+using testing::run_ranks;
+using testing::tiny_dataset;
+using testing::TinyModule;
+
+// A Trainer of `world_size` CPU devices.
+TrainerOptions ddp(const World& world, TrainerOptions options = {}) {
+  options.strategy = "ddp";
+  options.devices = world.world_size();
+  return quiet(std::move(options));
+}
+
+// Weights that depend on nothing but the type: ranks are threads, and share the generator.
+template <class M>
+std::shared_ptr<M> seeded() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  seed_everything(5);
+  return make_module<M>();
+}
+
+at::Tensor flat_weights(const torch::nn::Module& module) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& parameter : module.parameters()) parts.push_back(parameter.detach().flatten());
+  return torch::cat(parts);
+}
+
+double relative_l2(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+
+// What training left behind, of one process or of rank 0.
+struct Outcome {
+  at::Tensor weights;
+  std::vector<double> losses;  // mean over ranks, by batch
+  Metrics metrics;
+  RunState state;
+};
+
+template <class M>
+using MakeModule = std::function<std::shared_ptr<M>()>;
+
+template <class M>
+Outcome train_alone(const TrainerOptions& options, Loaders loaders, const MakeModule<M>& make = seeded<M>) {
+  const auto module = make();
+  Trainer trainer(quiet(options));
+  trainer.fit(module, std::move(loaders));
+  return {flat_weights(*module), module->train_losses, trainer.callback_metrics(), trainer.state()};
+}
+
+// Every rank's outcome but for the losses must be the same.
+template <class M>
+Outcome train_on_ranks(int64_t world_size, const TrainerOptions& options, const std::function<Loaders()>& loaders,
+                       const MakeModule<M>& make = seeded<M>) {
+  std::mutex mutex;
+  std::vector<Outcome> outcomes(static_cast<size_t>(world_size));
+  run_ranks(world_size, [&](World& world) {
+    const auto module = make();
+    Trainer trainer(ddp(world, options));
+    trainer.fit(module, loaders());
+    const std::lock_guard lock(mutex);
+    outcomes[static_cast<size_t>(world.rank())] = {flat_weights(*module), module->train_losses,
+                                                   trainer.callback_metrics(), trainer.state()};
+  });
+  Outcome first = outcomes[0];
+  for (size_t rank = 1; rank < outcomes.size(); ++rank) {
+    EXPECT_TRUE(outcomes[rank].weights.equal(first.weights)) << "rank " << rank;
+    EXPECT_EQ(outcomes[rank].state.global_step, first.state.global_step);
+    EXPECT_EQ(outcomes[rank].state.epoch, first.state.epoch);
+    for (size_t i = 0; i < std::min(first.losses.size(), outcomes[rank].losses.size()); ++i) {
+      first.losses[i] += outcomes[rank].losses[i];
+    }
+  }
+  for (double& loss : first.losses) loss /= static_cast<double>(world_size);
+  return first;
+}
+
+struct SgdModule : TinyModule {
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1, .momentum = 0.9}); }
+};
+struct AdagradOfTorch : TinyModule {
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(std::make_unique<torch::optim::Adagrad>(parameters(), torch::optim::AdagradOptions(0.1)));
+  }
+};
+
+class Ranks : public ::testing::TestWithParam<int64_t> {
+ protected:
+  int64_t world_size() const { return GetParam(); }
+  // Batches of 4 for each rank, or of 4 * world_size for one process; 48 samples.
+  std::function<Loaders()> loaders() const {
+    return [] { return Loaders{.train = loader(4), .val = loader(4)}; };
+  }
+  Loaders loaders_alone() const { return {.train = loader(4 * world_size()), .val = loader(4)}; }
+  static std::shared_ptr<DataLoader> loader(int64_t batch_size) {
+    return DataLoader::make(tiny_dataset(48), {.batch_size = batch_size, .shuffle = true, .seed = 3});
+  }
+};
+
+// design.md, numerics, rule 1.
+TEST_P(Ranks, OneStepEqualsOneProcessWithTheWholeBatch) {
+  const TrainerOptions options{.max_steps = 1};
+  const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-6);
+}
+
+TEST_P(Ranks, FiftyStepsHaveTheLossesOfOneProcess) {
+  const TrainerOptions options{.max_steps = 50, .gradient_clip_val = 0.5};
+  const Outcome expected = train_alone<TinyModule>(options, loaders_alone());
+  const Outcome got = train_on_ranks<TinyModule>(world_size(), options, loaders());
+  ASSERT_EQ(got.losses.size(), expected.losses.size());
+  for (size_t i = 0; i < expected.losses.size(); ++i) {
+    EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << i;
+  }
+}
+
+TEST_P(Ranks, InDoublePrecisionTheyAgreeToTheLastDigits) {
+  const TrainerOptions options{.max_epochs = 5, .precision = "64"};
+  const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+  EXPECT_NEAR(got.metrics.at("val_loss"), expected.metrics.at("val_loss"), 1e-9);
+}
+
+TEST_P(Ranks, AccumulationDividesByTheMicroBatchesOfAllRanks) {
+  const TrainerOptions options{.max_epochs = 2, .precision = "64", .accumulate_grad_batches = 5};
+  const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+  EXPECT_EQ(got.state.global_step, expected.state.global_step);
+}
+
+TEST_P(Ranks, AnAdaptedTorchOptimizerWorks) {
+  const TrainerOptions options{.max_epochs = 2, .precision = "64"};
+  const Outcome expected = train_alone<AdagradOfTorch>(options, loaders_alone());
+  const Outcome got = train_on_ranks<AdagradOfTorch>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
+struct LbfgsModule : TinyModule {
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(std::make_unique<torch::optim::LBFGS>(parameters(), torch::optim::LBFGSOptions(0.1)));
+  }
+};
+
+TEST_P(Ranks, AnOptimizerThatEvaluatesTheLossItselfWorks) {
+  const TrainerOptions options{.max_steps = 2, .precision = "64"};
+  const Outcome expected = train_alone<LbfgsModule>(options, loaders_alone());
+  const Outcome got = train_on_ranks<LbfgsModule>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-6);
+}
+
+struct Manual : SgdModule {
+  Manual() { automatic_optimization = false; }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor value = loss(batch);
+    train_losses.push_back(value.item<double>());
+    ManualOptimizer opt = optimizer();
+    opt.zero_grad();
+    manual_backward(value);
+    manual_backward(loss(batch) * 2);  // added to the first
+    opt.step();
+    return value;
+  }
+};
+
+TEST_P(Ranks, ManualOptimizationSeesMeansOverRanks) {
+  const TrainerOptions options{.max_epochs = 2, .precision = "64"};
+  const Outcome expected = train_alone<Manual>(options, loaders_alone());
+  const Outcome got = train_on_ranks<Manual>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
+struct Unequal : TinyModule {  // each rank would train a model of its own
+  static inline std::atomic<int> counter{0};
+  Unequal() {
+    const c10::NoGradGuard no_grad;
+    hidden->weight.add_(counter++);
+  }
+};
+
+TEST_P(Ranks, EveryRankStartsFromTheParametersOfRank0) {
+  train_on_ranks<Unequal>(world_size(), {.max_epochs = 1}, loaders(), [] { return make_module<Unequal>(); });
+}
+
+struct Normed : TinyModule {
+  torch::nn::BatchNorm1d norm{nullptr};
+  Normed() { norm = register_module("norm", torch::nn::BatchNorm1d(4)); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return TinyModule::training_step({{"x", norm->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+  }
+};
+
+TEST_P(Ranks, BuffersAreThoseOfRank0) {
+  std::mutex mutex;
+  std::vector<at::Tensor> means(static_cast<size_t>(world_size()));
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<Normed>();
+    Trainer(ddp(world)).fit(module, loaders()());
+    const std::lock_guard lock(mutex);
+    means[static_cast<size_t>(world.rank())] = module->norm->running_mean.clone();
+  });
+  for (const at::Tensor& mean : means) EXPECT_TRUE(mean.equal(means[0]));
+  EXPECT_GT(means[0].norm().item<double>(), 0);
+}
+
+struct PartlyUsed : SgdModule {
+  torch::nn::Linear unused{nullptr}, of_rank_0{nullptr};
+  int64_t rank = 0;
+  PartlyUsed() {
+    unused = register_module("unused", torch::nn::Linear(4, 4));
+    of_rank_0 = register_module("of_rank_0", torch::nn::Linear(4, 1));
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    at::Tensor value = TinyModule::training_step(batch, batch_idx);
+    if (rank == 0) value = value + of_rank_0->forward(batch["x"]).mean();
+    return value;
+  }
+};
+
+TEST_P(Ranks, AParameterThatNoRankUsesIsLeftAloneAndOneThatSomeUseIsNot) {
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<PartlyUsed>();
+    module->rank = world.rank();
+    const at::Tensor unused = module->unused->weight.detach().clone();
+    const at::Tensor bias = module->of_rank_0->bias.detach().clone();
+    Trainer(ddp(world, {.max_steps = 1})).fit(module, loaders()());
+    EXPECT_TRUE(module->unused->weight.equal(unused));
+    const auto expected = bias - 0.1 / static_cast<double>(world.world_size());  // lr * mean of 1, 0, 0, ...
+    EXPECT_TRUE(torch::allclose(module->of_rank_0->bias, expected)) << world.rank();
+  });
+}
+
+struct SkipsOnRank1 : SgdModule {
+  int64_t rank = 0;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (rank == 1) return {};
+    return TinyModule::training_step(batch, batch_idx);
+  }
+};
+
+TEST_P(Ranks, ARankWithoutALossTakesPartInTheStep) {
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<SkipsOnRank1>();
+    module->rank = world.rank();
+    Trainer trainer(ddp(world));
+    trainer.fit(module, {.train = loader(4)});
+    const int64_t batches = (48 / world.world_size() + 3) / 4;
+    EXPECT_EQ(trainer.state().global_step, batches);
+  });
+}
+
+TEST_P(Ranks, AStopThatOneRankAsksForStopsAll) {
+  run_ranks(world_size(), [&](World& world) {
+    TrainerOptions options = ddp(world, {.max_epochs = 10});
+    options.callbacks = {std::make_shared<testing::AtBatchEnd>([&](TrainerControl& trainer) {
+      if (world.rank() == world.world_size() - 1 && trainer.state().global_step == 2) trainer.request_stop("enough");
+    })};
+    Trainer trainer(options);
+    trainer.fit(seeded<TinyModule>(), loaders()());
+    EXPECT_EQ(trainer.state().global_step, world.world_size() == 1 ? 2 : 3);
+  });
+}
+
+TEST_P(Ranks, LoadersOfUnknownLengthEndTogether) {
+  run_ranks(world_size(), [&](World& world) {
+    Trainer trainer(ddp(world, {.max_epochs = 2}));
+    const int64_t batches = 3 + world.rank();
+    trainer.fit(seeded<TinyModule>(),
+                {.train = std::make_shared<testing::UnsizedLoader>(testing::tiny_loader(4 * batches, 4))});
+    EXPECT_EQ(trainer.state().global_step, 6);
+  });
+}
+
+struct SkipsTheEpoch : TinyModule {
+  int64_t rank = 0;
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+    return rank == 0 && batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+  }
+};
+
+TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<SkipsTheEpoch>();
+    module->rank = world.rank();
+    Trainer trainer(ddp(world, {.max_epochs = 2}));
+    trainer.fit(module, loaders()());
+    const bool others_step = world.world_size() > 1;  // those that were in the middle of it
+    EXPECT_EQ(trainer.state().global_step, others_step ? 4 : 2);
+  });
+}
+
+TEST_P(Ranks, EverySampleIsEvaluatedOnce) {
+  struct Counts : TinyModule {
+    void test_step(const Batch& batch, int64_t) override {
+      log("count", 1.0, {.reduce_fx = Reduction::sum, .batch_size = 1});
+      log("samples", static_cast<double>(batch.batch_size()), {.reduce_fx = Reduction::sum});
+      log("test_loss", loss(batch));
+    }
+    Batch predict_step(const Batch& batch, int64_t) override { return {{"x", batch["x"]}}; }
+  };
+  const auto data = DataLoader::make(tiny_dataset(43), {.batch_size = 4});
+  const Metrics alone = Trainer(quiet()).test(seeded<Counts>(), {.test = data});
+  std::atomic<int64_t> predicted = 0;
+  run_ranks(world_size(), [&](World& world) {
+    const auto loader = DataLoader::make(tiny_dataset(43), {.batch_size = 4});
+    Trainer trainer(ddp(world));
+    const Metrics metrics = trainer.test(seeded<Counts>(), {.test = loader});
+    EXPECT_EQ(metrics.at("samples"), 43);
+    EXPECT_NEAR(metrics.at("test_loss"), alone.at("test_loss"), 1e-6);
+    for (const Batch& batch : trainer.predict(seeded<Counts>(), {.predict = loader})) predicted += batch.batch_size();
+  });
+  EXPECT_EQ(predicted, 43);
+}
+
+TEST_P(Ranks, FilesAreWrittenOnce) {
+  const testing::TempDir dir;
+  run_ranks(world_size(), [&](World& world) {
+    const auto checkpoint = ModelCheckpoint::make({.monitor = "val_loss"});
+    Trainer trainer({.accelerator = "cpu",
+                     .strategy = "ddp",
+                     .devices = world.world_size(),
+                     .max_epochs = 3,
+                     .default_root_dir = dir.path().string(),
+                     .enable_progress_bar = false,
+                     .enable_model_summary = false,
+                     .callbacks = {checkpoint}});
+    trainer.fit(seeded<TinyModule>(), loaders()());
+    EXPECT_TRUE(std::filesystem::exists(checkpoint->best_model_path() / "model.safetensors"));
+  });
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path() / "runs")) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, ElementsAre("version_0"));
+  const auto checkpoints = std::filesystem::directory_iterator(dir.path() / "runs/version_0/checkpoints");
+  EXPECT_EQ(std::distance(begin(checkpoints), end(checkpoints)), 1);
+}
+
+TEST_P(Ranks, LeaveNoEmptyFolder) {
+  const testing::TempDir dir;
+  run_ranks(world_size(), [&](World& world) {
+    TrainerOptions options = ddp(world);
+    options.default_root_dir = dir.path().string();
+    Trainer(options).fit(seeded<TinyModule>(), loaders()());
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+INSTANTIATE_TEST_SUITE_P(, Ranks, ::testing::Values(1, 2, 3, 4));
+
+// Every rank's body ends, though the ranks cannot talk to each other any more.
+void run_failing_ranks(int64_t world_size, const std::function<void(World&)>& body) {
+  std::atomic<int64_t> ended = 0;
+  const auto counted = [&](World& world) {
+    body(world);
+    ++ended;
+  };
+  EXPECT_THROW(run_ranks(world_size, counted), DistributedError);
+  EXPECT_EQ(ended, world_size);
+}
+
+TEST(RanksThatFail, AnExceptionOnOneRankEndsAll) {
+  struct Throws : TinyModule {
+    int64_t rank = 0;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (rank == 1 && batch_idx == 2) throw std::runtime_error("boom");
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  run_failing_ranks(3, [&](World& world) {
+    const auto module = seeded<Throws>();
+    module->rank = world.rank();
+    const std::string message = message_of<std::runtime_error>(
+        [&] { Trainer(ddp(world)).fit(module, {.train = testing::tiny_loader(48, 4)}); });
+    EXPECT_THAT(message, HasSubstr(world.rank() == 1 ? "boom" : "rank 1 failed at step 2: boom"));
+  });
+}
+
+TEST(RanksThatFail, ParametersThatDifferAreNamed) {
+  struct Wide : Module {
+    explicit Wide(int64_t width) { register_module("layer", torch::nn::Linear(4, width)); }
+    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1}); }
+  };
+  run_failing_ranks(2, [&](World& world) {
+    const auto module = make_module<Wide>(world.rank() == 1 ? 5 : 3);
+    EXPECT_THAT(message_of<SetupError>([&] { Trainer(ddp(world)).fit(module, {.train = testing::tiny_loader(8, 4)}); }),
+                HasSubstr("rank 0 has 'layer.weight' of shape [3, 4] and dtype Float, rank 1 has 'layer.weight' of "
+                          "shape [5, 4] and dtype Float"));
+  });
+}
+
+TEST(RanksThatFail, TooFewSamplesForEveryRank) {
+  run_failing_ranks(3, [&](World& world) {
+    EXPECT_THAT(message_of<SetupError>([&] {
+                  Trainer(ddp(world)).test(seeded<TinyModule>(), {.test = testing::tiny_loader(2, 1)});
+                }),
+                HasSubstr("the test loader has too few samples: of 3 ranks"));
+  });
+}
+
+TEST(RanksThatFail, OneDeviceIsNeededToTryThingsOut) {
+  Trainer trainer(quiet({.strategy = "ddp", .devices = 2}));
+  EXPECT_THAT(message_of<UsageError>([&] {
+                trainer.find_learning_rate(make_module<TinyModule>(), {.train = testing::tiny_loader()});
+              }),
+              HasSubstr("find_learning_rate tries on one device"));
+}
+
+}  // namespace
+}  // namespace fulgur
