@@ -30,6 +30,7 @@
 #include "metrics/classification.h"
 #include "metrics/regression.h"
 #include "metrics/text.h"
+#include "nn/sync_batch_norm.h"
 #include "optim/adagrad.h"
 #include "optim/adam.h"
 #include "optim/lamb.h"

@@ -1,0 +1,91 @@
+#pragma once
+
+#include <torch/nn/modules/batchnorm.h>
+
+#include <cstddef>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "distributed/collective.h"
+
+namespace fulgur {
+
+// Where a SyncBatchNorm, of any dimension, finds the other ranks: what strategies see of it.
+class SyncBatchNormBase {
+ public:
+  // `collective` is borrowed until another one, or null (one rank), takes its place; the graph of a forward pass needs
+  // it until its backward is done. It takes tensors of the input's device, and nothing else may be under way on it
+  // while forward or backward runs.
+  void attach(Collective* collective) { collective_ = collective; }
+
+ protected:
+  SyncBatchNormBase() = default;
+  virtual ~SyncBatchNormBase() = default;
+  // A clone may outlive what this module is attached to, and nobody would detach it.
+  SyncBatchNormBase(const SyncBatchNormBase& /*other*/) {}
+  SyncBatchNormBase& operator=(const SyncBatchNormBase& /*other*/) { return *this; }
+
+  bool alone() const { return collective_ == nullptr || collective_->world_size() == 1; }
+  Collective& collective() const { return *collective_; }
+
+ private:
+  Collective* collective_ = nullptr;
+};
+
+template <size_t D, class Derived>
+class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>,
+                              public SyncBatchNormBase {
+  using Norm = torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>;
+
+ public:
+  using Norm::bias, Norm::num_batches_tracked, Norm::options, Norm::running_mean, Norm::running_var, Norm::weight;
+  using Norm::Norm;
+
+  at::Tensor forward(const at::Tensor& input);
+  void pretty_print(std::ostream& stream) const override;
+
+ protected:
+  void _check_input_dim(const at::Tensor& input) override;
+
+ private:
+  double count_batch();
+};
+
+class SyncBatchNorm1dImpl : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
+ public:
+  using SyncBatchNormImplBase<1, SyncBatchNorm1dImpl>::SyncBatchNormImplBase;
+};
+class SyncBatchNorm2dImpl : public SyncBatchNormImplBase<2, SyncBatchNorm2dImpl> {
+ public:
+  using SyncBatchNormImplBase<2, SyncBatchNorm2dImpl>::SyncBatchNormImplBase;
+};
+class SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl> {
+ public:
+  using SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>::SyncBatchNormImplBase;
+};
+
+// torch::nn::BatchNorm1d, 2d and 3d whose statistics, in training, are those of the batches of all ranks together:
+//   torch::nn::Sequential(torch::nn::Conv2d(3, 64, 3), SyncBatchNorm2d(64), torch::nn::ReLU())
+// Options, parameters, buffers and the entries of checkpoints are torch's. The strategy attaches them to its ranks;
+// until then, in eval mode, and with one rank, they are BatchNorm to the bit.
+// Ranks: all run forward and backward of their modules in the same order. Batches may differ in size, and may be empty
+// on some ranks. Gradients of weight and bias are those of this rank's part; the strategy adds them up.
+// Dtypes: statistics are fp32, of an fp64 input fp64; ranks exchange them in fp64. 16-bit inputs go with fp32 or
+// 16-bit weights.
+// In checkpoint() the second call exchanges statistics again, and updates the running statistics again, as in Python.
+// Errors: c10::Error for an input of the wrong shape, on that rank; with fewer than two values per channel over all
+// ranks, on all; and in a backward with create_graph, which only BatchNorm has. DistributedError from forward and
+// backward.
+// Source: torch.nn.SyncBatchNorm; Chan et al. 1979 for variances of parts.
+TORCH_MODULE(SyncBatchNorm1d);
+TORCH_MODULE(SyncBatchNorm2d);
+TORCH_MODULE(SyncBatchNorm3d);
+
+// Attaches every SyncBatchNorm in `module`, itself included.
+void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective);
+
+// The names of torch's own BatchNorm1d, 2d and 3d in `module` ("encoder.norm"; "" for itself), in order.
+std::vector<std::string> plain_batch_norm_names(const torch::nn::Module& module);
+
+}  // namespace fulgur
