@@ -20,8 +20,9 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
 // Makes relative paths mean what they meant where the command was typed, also under `bazel run`.
 void enter_working_directory();
 
-// Runs `body`, waits for the other ranks if a Trainer has started some, and returns the exit code: 0; 2 after a UsageError; that of the rank at fault after a DistributedError; 1
-// after any other exception. What went wrong is printed to stderr, without a stack trace.
+// Runs `body`, waits for the other ranks if a Trainer has started some, and returns the exit code: 0; 2 after a
+// UsageError; that of the rank at fault after a DistributedError; 1 after any other exception. What went wrong is
+// printed to stderr, without a stack trace.
 int exit_code_of(const std::function<void()>& body);
 
 // The whole of a main():

@@ -32,8 +32,8 @@ class TrainerControl {
   // The folder of this run's files, runs/version_N under default_root_dir, on every rank; made at the first call.
   virtual const std::filesystem::path& run_dir() = 0;
 
-  // fit ends after the running optimizer step, once min_epochs and min_steps are reached. With several ranks it is enough
-  // that one asks, and the step after that may be the last.
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached. With several ranks it is
+  // enough that one asks, and the step after that may be the last.
   virtual void request_stop(std::string_view reason) = 0;
 
   virtual int64_t accumulation() const = 0;  // micro-batches to an optimizer step
@@ -64,7 +64,7 @@ class Callback {
   virtual bool runs_last() const { return false; }  // true for ModelCheckpoint: what it saves must be complete
   virtual bool runs_in_fast_dev_run() const { return true; }  // false for what leaves files or stops training
 
-  virtual bool runs_on_every_rank() const { return true; }    // false for what shows or writes: once for all ranks
+  virtual bool runs_on_every_rank() const { return true; }  // false for what shows or writes: once for all ranks
 
   // True: gradients are those of the mean loss when on_before_optimizer_step fires, at the price of a pass over them.
   virtual bool wants_gradients() const { return false; }

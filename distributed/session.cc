@@ -70,10 +70,10 @@ Session::Session(const SessionOptions& options) {
     environment_ = *detected;
     check_world_size(environment_, num_devices, options.num_nodes);
   } else if (num_devices * options.num_nodes > 1) {
-    launcher_.emplace(LauncherOptions{.local_world_size = num_devices,
-                                      .num_nodes = options.num_nodes,
-                                      .timeout_s = options.world.timeout_s},
-                      variables);
+    launcher_.emplace(
+        LauncherOptions{
+            .local_world_size = num_devices, .num_nodes = options.num_nodes, .timeout_s = options.world.timeout_s},
+        variables);
     environment_ = launcher_->environment();
   }
   set_log_rank(environment_.rank, environment_.world_size);

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -30,6 +31,14 @@ milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<i
 void ignore_broken_pipes() {
   struct sigaction action{};
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+// c10d's recorder of past collectives, one for all groups of a process, notes a group that is new to it without taking
+// its lock: threads that each begin with a group of their own (Transfers have a thread) break its map. Still so in
+// torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads it.
+void turn_flight_recorder_off() {
+  static const int done = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  static_cast<void>(done);
 }
 
 Store open_store(const ClusterEnvironment& environment, const WorldOptions& options) {
@@ -117,6 +126,7 @@ World::World(Store store, int64_t rank, int64_t world_size, std::optional<int64_
              const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
+  turn_flight_recorder_off();
   parts_->heartbeat =
       std::make_shared<Heartbeat>(store->clone(), rank, store_rank, to_milliseconds(options.heartbeat_interval_s));
   Group group{.name = "data",

@@ -16,7 +16,7 @@
 #include <optional>
 #include <tuple>
 
-namespace fulgur {
+namespace fulgur::nn {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -197,7 +197,7 @@ void SyncBatchNormImplBase<D, Derived>::_check_input_dim(const at::Tensor& input
 
 template <size_t D, class Derived>
 void SyncBatchNormImplBase<D, Derived>::pretty_print(std::ostream& stream) const {
-  stream << std::boolalpha << "fulgur::SyncBatchNorm" << D << "d(" << options.num_features()
+  stream << std::boolalpha << "fulgur::nn::SyncBatchNorm" << D << "d(" << options.num_features()
          << ", eps=" << options.eps() << ", momentum=";
   if (options.momentum()) {
     stream << *options.momentum();
@@ -229,4 +229,4 @@ std::vector<std::string> plain_batch_norm_names(const torch::nn::Module& module)
   return names;
 }
 
-}  // namespace fulgur
+}  // namespace fulgur::nn

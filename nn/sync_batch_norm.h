@@ -9,7 +9,7 @@
 
 #include "distributed/collective.h"
 
-namespace fulgur {
+namespace fulgur::nn {
 
 // Where a SyncBatchNorm, of any dimension, finds the other ranks: what strategies see of it.
 class SyncBatchNormBase {
@@ -66,7 +66,7 @@ class SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>
 };
 
 // torch::nn::BatchNorm1d, 2d and 3d whose statistics, in training, are those of the batches of all ranks together:
-//   torch::nn::Sequential(torch::nn::Conv2d(3, 64, 3), SyncBatchNorm2d(64), torch::nn::ReLU())
+//   torch::nn::Sequential(torch::nn::Conv2d(3, 64, 3), fulgur::nn::SyncBatchNorm2d(64), torch::nn::ReLU())
 // Options, parameters, buffers and the entries of checkpoints are torch's. The strategy attaches them to its ranks;
 // until then, in eval mode, and with one rank, they are BatchNorm to the bit.
 // Ranks: all run forward and backward of their modules in the same order. Batches may differ in size, and may be empty
@@ -88,4 +88,4 @@ void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective);
 // The names of torch's own BatchNorm1d, 2d and 3d in `module` ("encoder.norm"; "" for itself), in order.
 std::vector<std::string> plain_batch_norm_names(const torch::nn::Module& module);
 
-}  // namespace fulgur
+}  // namespace fulgur::nn

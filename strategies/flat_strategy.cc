@@ -13,6 +13,7 @@
 #include "core/logging.h"
 #include "core/module_state.h"
 #include "distributed/exchange.h"
+#include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
 
 namespace fulgur {
@@ -56,9 +57,10 @@ void check_same_lines(const std::vector<std::string>& lines, Collective& control
       if (!std::getline(ours, our_line)) our_line = "nothing further";
       if (!std::getline(theirs, their_line)) their_line = "nothing further";
     }
-    throw SetupError(fmt::format("the {} differ between ranks: rank 0 has {}, rank {} has {}; build the same on every "
-                                 "rank, whatever its number",
-                                 what, our_line, rank, their_line));
+    throw SetupError(
+        fmt::format("the {} differ between ranks: rank 0 has {}, rank {} has {}; build the same on every "
+                    "rank, whatever its number",
+                    what, our_line, rank, their_line));
   }
 }
 
@@ -91,6 +93,7 @@ void Ddp::describe(FieldVisitor& visit) {
   visit({.name = "first_bucket_mib", .help = "of the first ones in backward, MiB", .min = 0}, &first_bucket_mib);
   visit({.name = "broadcast_buffers", .help = "buffers are those of rank 0 after each step"}, &broadcast_buffers);
   visit({.name = "timeout_s", .help = "until ranks that do not answer are given up, s", .min = 1}, &timeout_s);
+  visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &connect_timeout_s);
 }
 
 void FlatStrategy::describe(FieldVisitor& visit) {
@@ -99,15 +102,15 @@ void FlatStrategy::describe(FieldVisitor& visit) {
 
 void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const {
   if (ddp_ || (devices.size() == 1 && num_nodes == 1)) return;
-  throw UsageError(
-      fmt::format("strategy 'single_device' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or "
-                  "write strategy = 'ddp'",
-                  devices.size(), num_nodes));
+  throw UsageError(fmt::format(
+      "strategy 'single_device' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or "
+      "write strategy = 'ddp'",
+      devices.size(), num_nodes));
 }
 
 std::optional<WorldOptions> FlatStrategy::rank_per_device() const {
   if (!ddp_) return std::nullopt;
-  return WorldOptions{.timeout_s = ddp_->timeout_s};
+  return WorldOptions{.timeout_s = ddp_->timeout_s, .connect_timeout_s = ddp_->connect_timeout_s};
 }
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
@@ -121,6 +124,7 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   module.to(device_);
   if (alone()) return;
   make_equal(module, *world_);
+  nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : &world_->data());
   if (!ddp_->broadcast_buffers) return;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
@@ -197,7 +201,8 @@ Window FlatStrategy::end_window(const Window& mine) {
                               mine.ends_epoch ? 1.0 : 0.0};
   reducer_->finish(message);
   broadcast_buffers();
-  return {.micro_batches = static_cast<int64_t>(message[0]), .wants_stop = message[1] > 0, .ends_epoch = message[2] > 0};
+  return {
+      .micro_batches = static_cast<int64_t>(message[0]), .wants_stop = message[1] > 0, .ends_epoch = message[2] > 0};
 }
 
 void FlatStrategy::manual_backward(const at::Tensor& loss) {
@@ -273,6 +278,7 @@ void FlatStrategy::teardown() noexcept {
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);
   if (module == nullptr) return;
+  nn::attach_sync_batch_norm(*module, nullptr);
   try {
     if (!device_.is_cpu()) module->zero_grad();  // Module::to leaves gradients behind
     module->to(c10::kCPU);

@@ -26,10 +26,11 @@ struct SingleDevice {
 // Source: Li et al. 2020, arXiv:2006.15704.
 struct Ddp {
   static constexpr std::string_view kName = "ddp";
-  double bucket_cap_mib = 25;     // of gradients that are reduced together; smaller starts sooner, costs more calls
-  double first_bucket_mib = 1;    // of the first, so that reducing starts early in backward
-  bool broadcast_buffers = true;  // after each step buffers (running means) are those of rank 0
-  double timeout_s = 1800;        // of every collective
+  double bucket_cap_mib = 25;      // of gradients that are reduced together; smaller starts sooner, costs more calls
+  double first_bucket_mib = 1;     // of the first, so that reducing starts early in backward
+  bool broadcast_buffers = true;   // after each step buffers (running means) are those of rank 0
+  double timeout_s = 1800;         // of every collective
+  double connect_timeout_s = 300;  // until every rank has come
   void describe(FieldVisitor& visit);
 };
 

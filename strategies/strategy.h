@@ -79,8 +79,8 @@ class Strategy {
   virtual Batch to_device(const Batch& batch) = 0;
 
   // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
-  // its graph. Gradients of a step's micro-batches are summed. `is_last`, of its window: gradients may go on their way to
-  // other ranks while backward still runs; only a hint, and only where there is one optimizer.
+  // its graph. Gradients of a step's micro-batches are summed. `is_last`, of its window: gradients may go on their way
+  // to other ranks while backward still runs; only a hint, and only where there is one optimizer.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx) = 0;
   virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;

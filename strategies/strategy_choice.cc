@@ -83,8 +83,7 @@ std::unique_ptr<Strategy> StrategyChoice::make(std::string_view if_auto) const {
   if (known.empty()) {
     throw UsageError(fmt::format("strategy '{}' has no settings, but strategy.{} is set", strategy->name(), unknown));
   }
-  throw UsageError(
-      unknown_name_message(fmt::format("setting of strategy '{}'", strategy->name()), unknown, known));
+  throw UsageError(unknown_name_message(fmt::format("setting of strategy '{}'", strategy->name()), unknown, known));
 }
 
 void StrategyChoice::describe(FieldVisitor& visit) {
@@ -106,9 +105,8 @@ void StrategyChoice::describe(FieldVisitor& visit) {
 }
 
 void StrategyChoice::take_settings(const std::function<void(FieldVisitor&)>& describe) {
-  Visitor take([this](const Field& field, const FieldValue& value) {
-    settings_[std::string(field.name)] = field_text(value);
-  });
+  Visitor take(
+      [this](const Field& field, const FieldValue& value) { settings_[std::string(field.name)] = field_text(value); });
   describe(take);
 }
 

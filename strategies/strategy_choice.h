@@ -25,10 +25,10 @@ concept StrategyOptions = requires(T options, FieldVisitor& visit) {
 // line, --strategy=ddp --strategy.bucket_cap_mib=10.
 class StrategyChoice {
  public:
-  StrategyChoice() = default;                                                             // auto
-  StrategyChoice(std::string_view name) : name_(name) {}                                  // NOLINT: implicit, as all
-  StrategyChoice(const char* name) : StrategyChoice(std::string_view(name)) {}            // NOLINT
-  StrategyChoice(const std::string& name) : StrategyChoice(std::string_view(name)) {}     // NOLINT
+  StrategyChoice() = default;                                                          // auto
+  StrategyChoice(std::string_view name) : name_(name) {}                               // NOLINT: implicit, as all
+  StrategyChoice(const char* name) : StrategyChoice(std::string_view(name)) {}         // NOLINT
+  StrategyChoice(const std::string& name) : StrategyChoice(std::string_view(name)) {}  // NOLINT
   template <StrategyOptions T>
   StrategyChoice(T options) : StrategyChoice(std::string_view(T::kName)) {  // NOLINT
     take_settings([&](FieldVisitor& visit) { options.describe(visit); });

@@ -4,8 +4,7 @@
 
 namespace fulgur {
 
-FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested,
-                     Ranks& ranks)
+FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested, Ranks& ranks)
     : options_(options), state_(state), stop_requested_(stop_requested), ranks_(ranks) {}
 
 bool FitBounds::max_steps_reached() const {

@@ -19,7 +19,7 @@ class FitBounds {
   bool should_stop();  // a stop is wanted, and min_epochs and min_steps are reached
 
   // With several ranks all stop at the same place: where they have last told each other what they want.
-  bool wants_stop();                                       // this rank: somebody asked for it, or the time is over
+  bool wants_stop();  // this rank: somebody asked for it, or the time is over
   void agree(bool any_wants_stop) { agreed_ = agreed_ || any_wants_stop; }
   void agree();  // asks the others, who do the same
 

@@ -28,7 +28,8 @@ class TrainEpochLoop {
         schedule_(validation_schedule),
         total_batches_(total_batches) {}
 
-  // `limit`: batches at most. `together`: of a loader that does not know its length, all ranks run as many. Ends with the loader, with a bound of fit, or when on_train_batch_start says so.
+  // `limit`: batches at most. `together`: of a loader that does not know its length, all ranks run as many. Ends with
+  // the loader, with a bound of fit, or when on_train_batch_start says so.
   void run(Loader& loader, std::optional<int64_t> limit, bool together);
 
  private:

@@ -20,6 +20,7 @@
 #include "core/seed.h"
 #include "distributed/exchange.h"
 #include "distributed/thread_world.h"
+#include "nn/sync_batch_norm.h"
 #include "strategies/flat_strategy.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
@@ -69,6 +70,16 @@ std::string text_of(const std::exception_ptr& error) {
   } catch (...) {
     return "an exception of unknown type";
   }
+}
+
+// C++ cannot exchange the layers of a model for others.
+void check_sync_batch_norm(const Module& module) {
+  const std::vector<std::string> plain = nn::plain_batch_norm_names(module);
+  if (plain.empty()) return;
+  throw UsageError(fmt::format(
+      "sync_batchnorm is true, but {} of {} {} not synchronise ranks; write fulgur::nn::SyncBatchNorm1d, 2d "
+      "or 3d in the place of torch::nn::BatchNorm1d, 2d or 3d",
+      fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 
 // So that dropout differs from rank to rank. Rank 0 draws what one process would.
@@ -269,12 +280,10 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   state_ = {};
   run(EntryPoint::fit, module, data, [&](LoopContext& context) {
     const auto val = [&] {
-      return shared_out(
-          validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0), "val");
+      return shared_out(validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0),
+                        "val");
     };
-    const auto train = [&] {
-      return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true);
-    };
+    const auto train = [&] { return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true); };
     FitLoop loop(context, {.train = train, .val = val});
     Optimizers optimizers = [&] {
       const auto scope = hooks_.enter(hooks::configure_optimizers);
@@ -293,8 +302,9 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
                "validate runs it on every batch");
   Metrics metrics;
   run(EntryPoint::validate, module, data, [&](LoopContext& context) {
-    metrics = evaluate(context, Stage::validate,
-                       {shared_out(checked(data.val_dataloader(), "val"), "val"), options_.limit_val_batches, "limit_val_batches"});
+    metrics = evaluate(
+        context, Stage::validate,
+        {shared_out(checked(data.val_dataloader(), "val"), "val"), options_.limit_val_batches, "limit_val_batches"});
   });
   return metrics;
 }
@@ -305,7 +315,8 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data) {
   Metrics metrics;
   run(EntryPoint::test, module, data, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::test,
-                       {shared_out(checked(data.test_dataloader(), "test"), "test"), options_.limit_test_batches, "limit_test_batches"});
+                       {shared_out(checked(data.test_dataloader(), "test"), "test"), options_.limit_test_batches,
+                        "limit_test_batches"});
   });
   return metrics;
 }
@@ -495,9 +506,10 @@ std::shared_ptr<Loader> Trainer::shared_out(std::shared_ptr<Loader> loader, std:
   }
   GroupRanks ranks(world_->control());
   if (world_size_ > 1 && any_rank(ranks, loader->num_batches() == 0)) {
-    throw SetupError(fmt::format("the {} loader has too few samples: of {} ranks, not each gets a batch; use fewer "
-                                 "devices, or a smaller batch_size without drop_last",
-                                 name, world_size_));
+    throw SetupError(
+        fmt::format("the {} loader has too few samples: of {} ranks, not each gets a batch; use fewer "
+                    "devices, or a smaller batch_size without drop_last",
+                    name, world_size_));
   }
   return loader;
 }
@@ -524,10 +536,10 @@ void Trainer::setup(DataModule& data) {
   hooks_(hooks::setup, state_.entry_point);
   module.configure_model();
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
-  strategy_->setup(module, {.devices = own_devices_,
-                            .precision = precision_,
-                            .world = *world_,
-                            .deterministic = options_.deterministic});
+  if (options_.sync_batchnorm) check_sync_batch_norm(module);
+  strategy_->setup(
+      module,
+      {.devices = own_devices_, .precision = precision_, .world = *world_, .deterministic = options_.deterministic});
 }
 
 void Trainer::teardown(DataModule& data) {

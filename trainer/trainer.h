@@ -136,9 +136,9 @@ class Trainer final : private TrainerControl {
   bool running_ = false;
   bool stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  bool told_slow_ = false;     // of the precision
+  bool told_slow_ = false;      // of the precision
   bool told_no_shard_ = false;  // of a loader that cannot be shared out
-  bool is_trial_ = false;   // of find_*: without schedules and the module's callbacks
+  bool is_trial_ = false;       // of find_*: without schedules and the module's callbacks
   std::filesystem::path run_dir_;
 };
 

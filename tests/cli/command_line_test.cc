@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "core/error.h"
+#include "strategies/flat_strategy.h"
 #include "tests/testing/errors.h"
 #include "trainer/trainer_options.h"
 
@@ -44,7 +45,7 @@ TEST(CommandLine, SetsWhatIsGivenAndLeavesTheRest) {
   EXPECT_EQ(options.lr, 1e-3);
   EXPECT_EQ(options.trainer.max_epochs, 7);
   EXPECT_EQ(options.trainer.devices.to_string(), "0,1");
-  EXPECT_EQ(options.trainer.strategy, "single-device");
+  EXPECT_EQ(options.trainer.strategy.name(), "single-device");
   EXPECT_EQ(options.name, "x");
 }
 
@@ -70,8 +71,28 @@ TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {
 }
 
 TEST(CommandLine, RefusesAnUnknownStrategyWithTheNearest) {
-  EXPECT_EQ(refusal({"--strategy=singel_device"}),
-            "--strategy: unknown strategy 'singel_device'; did you mean 'single_device'? known: auto, ddp, single_device");
+  EXPECT_EQ(
+      refusal({"--strategy=singel_device"}),
+      "--strategy: unknown strategy 'singel_device'; did you mean 'single_device'? known: auto, ddp, single_device");
+}
+
+TEST(CommandLine, SettingsOfAStrategyAreFlags) {
+  const auto make = [](const std::vector<std::string>& flags) { return parse(flags).trainer.strategy.make("ddp"); };
+  EXPECT_EQ(make({"--strategy=ddp", "--strategy.timeout-s=7"})->rank_per_device()->timeout_s, 7);
+  EXPECT_EQ(make({"--strategy.timeout_s=7", "--strategy=ddp"})->rank_per_device()->timeout_s, 7);
+  const auto refusal_of = [&](const std::vector<std::string>& flags) {
+    return message_of<UsageError>([&] { make(flags); });
+  };
+  EXPECT_EQ(refusal_of({"--strategy=single_device", "--strategy.timeout_s=7"}),
+            "strategy 'single_device' has no settings, but strategy.timeout_s is set");
+  EXPECT_EQ(refusal_of({"--strategy=ddp", "--strategy.timeout_s=0"}), "strategy.timeout_s must be at least 1; got 0");
+  EXPECT_THAT(refusal({"--strategy.timout_s=1"}), HasSubstr("did you mean 'strategy.timeout_s'?"));
+}
+
+TEST(CommandLine, AnOptionsStructIsAStrategy) {
+  const TrainerOptions options{.strategy = Ddp{.timeout_s = 9}};
+  EXPECT_EQ(options.strategy.make("auto")->rank_per_device()->timeout_s, 9);
+  EXPECT_EQ(options.strategy.name(), "ddp");
 }
 
 TEST(CommandLine, RefusesBadValues) {

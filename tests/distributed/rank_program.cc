@@ -85,12 +85,12 @@ void run(const Settings& settings, World& world) {
 int main(int argc, char** argv) {
   return fulgur::exit_code_of([&] {
     const Settings settings(argc, argv);
-    const SessionOptions options{.devices = std::vector<c10::Device>(
-                                         static_cast<size_t>(settings.number("devices")), c10::kCPU),
-                                     .num_nodes = settings.number("nodes"),
-                                     .world = {.timeout_s = static_cast<double>(settings.number("timeout")),
-                                               .connect_timeout_s = static_cast<double>(settings.number("connect")),
-                                               .heartbeat_interval_s = 0.2}};
+    const SessionOptions options{
+        .devices = std::vector<c10::Device>(static_cast<size_t>(settings.number("devices")), c10::kCPU),
+        .num_nodes = settings.number("nodes"),
+        .world = {.timeout_s = static_cast<double>(settings.number("timeout")),
+                  .connect_timeout_s = static_cast<double>(settings.number("connect")),
+                  .heartbeat_interval_s = 0.2}};
     run_distributed(options, [&](World& world) { run(settings, world); });
   });
 }

@@ -27,13 +27,13 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 
-namespace fulgur {
+namespace fulgur::nn {
 namespace {
 
+using fulgur::testing::message_of;
+using fulgur::testing::run_ranks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::message_of;
-using testing::run_ranks;
 using torch::nn::BatchNormOptions;
 
 constexpr int64_t kNumFeatures = 5;
@@ -508,8 +508,8 @@ TEST(SyncBatchNorm, PrintsItsOptions) {
   std::ostringstream out;
   out << SyncBatchNorm2d(64) << '\n' << SyncBatchNorm1d(BatchNormOptions(2).momentum(std::nullopt).affine(false));
   EXPECT_EQ(out.str(),
-            "fulgur::SyncBatchNorm2d(64, eps=1e-05, momentum=0.1, affine=true, track_running_stats=true)\n"
-            "fulgur::SyncBatchNorm1d(2, eps=1e-05, momentum=None, affine=false, track_running_stats=true)");
+            "fulgur::nn::SyncBatchNorm2d(64, eps=1e-05, momentum=0.1, affine=true, track_running_stats=true)\n"
+            "fulgur::nn::SyncBatchNorm1d(2, eps=1e-05, momentum=None, affine=false, track_running_stats=true)");
 }
 
 TEST(SyncBatchNorm, ACloneHasValuesOfItsOwnAndIsAttachedToNothing) {
@@ -547,4 +547,4 @@ TEST(PlainBatchNormNames, AreThoseOfTorchsOwnOnly) {
 }
 
 }  // namespace
-}  // namespace fulgur
+}  // namespace fulgur::nn

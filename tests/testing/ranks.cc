@@ -1,10 +1,8 @@
 #include "tests/testing/ranks.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 
 #include <barrier>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -14,24 +12,11 @@
 #include "distributed/thread_world.h"
 
 namespace fulgur::testing {
-namespace {
-
-// One recorder serves all groups of a process, and notes a group that is new to it without taking its lock: threads
-// that each begin with a group of their own break its map. Still so in torch 2.11
-// (FlightRecorder::recordWithResetEnabled).
-void turn_flight_recorder_off() {
-  static const int done = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  TORCH_INTERNAL_ASSERT(done == 0);
-}
-
-}  // namespace
-
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {
   run_ranks(world_size, {.timeout_s = kRanksTimeoutS, .heartbeat_interval_s = 0.1}, body);
 }
 
 void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body) {
-  turn_flight_recorder_off();
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;
   std::exception_ptr first;

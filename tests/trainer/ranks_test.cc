@@ -11,6 +11,7 @@
 
 #include "callbacks/model_checkpoint.h"
 #include "core/error.h"
+#include "nn/sync_batch_norm.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
 #include "tests/testing/at_batch_end.h"
@@ -107,7 +108,8 @@ struct SgdModule : TinyModule {
 };
 struct AdagradOfTorch : TinyModule {
   Optimizers configure_optimizers() override {
-    return optim::TorchOptimizer(std::make_unique<torch::optim::Adagrad>(parameters(), torch::optim::AdagradOptions(0.1)));
+    return optim::TorchOptimizer(
+        std::make_unique<torch::optim::Adagrad>(parameters(), torch::optim::AdagradOptions(0.1)));
   }
 };
 
@@ -230,6 +232,28 @@ TEST_P(Ranks, BuffersAreThoseOfRank0) {
   });
   for (const at::Tensor& mean : means) EXPECT_TRUE(mean.equal(means[0]));
   EXPECT_GT(means[0].norm().item<double>(), 0);
+}
+
+struct SyncNormed : SgdModule {
+  nn::SyncBatchNorm1d norm{nullptr};
+  SyncNormed() { norm = register_module("norm", nn::SyncBatchNorm1d(4)); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return SgdModule::training_step({{"x", norm->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+  }
+};
+
+TEST_P(Ranks, SyncBatchNormSeesTheWholeBatch) {
+  const TrainerOptions options{.max_epochs = 2, .precision = "64", .sync_batchnorm = true};
+  const Outcome expected = train_alone<SyncNormed>(options, loaders_alone());
+  const Outcome got = train_on_ranks<SyncNormed>(world_size(), options, loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
+TEST(RanksThatFail, PlainBatchNormWithSyncBatchnorm) {
+  EXPECT_THAT(message_of<UsageError>([] {
+                Trainer(quiet({.sync_batchnorm = true})).fit(make_module<Normed>(), {.train = testing::tiny_loader()});
+              }),
+              HasSubstr("sync_batchnorm is true, but norm of "));
 }
 
 struct PartlyUsed : SgdModule {
@@ -357,7 +381,8 @@ TEST_P(Ranks, FilesAreWrittenOnce) {
     EXPECT_TRUE(std::filesystem::exists(checkpoint->best_model_path() / "model.safetensors"));
   });
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(dir.path() / "runs")) names.push_back(entry.path().filename());
+  for (const auto& entry : std::filesystem::directory_iterator(dir.path() / "runs"))
+    names.push_back(entry.path().filename());
   EXPECT_THAT(names, ElementsAre("version_0"));
   const auto checkpoints = std::filesystem::directory_iterator(dir.path() / "runs/version_0/checkpoints");
   EXPECT_EQ(std::distance(begin(checkpoints), end(checkpoints)), 1);
@@ -419,18 +444,16 @@ TEST(RanksThatFail, ParametersThatDifferAreNamed) {
 
 TEST(RanksThatFail, TooFewSamplesForEveryRank) {
   run_failing_ranks(3, [&](World& world) {
-    EXPECT_THAT(message_of<SetupError>([&] {
-                  Trainer(ddp(world)).test(seeded<TinyModule>(), {.test = testing::tiny_loader(2, 1)});
-                }),
+    EXPECT_THAT(message_of<SetupError>(
+                    [&] { Trainer(ddp(world)).test(seeded<TinyModule>(), {.test = testing::tiny_loader(2, 1)}); }),
                 HasSubstr("the test loader has too few samples: of 3 ranks"));
   });
 }
 
 TEST(RanksThatFail, OneDeviceIsNeededToTryThingsOut) {
   Trainer trainer(quiet({.strategy = "ddp", .devices = 2}));
-  EXPECT_THAT(message_of<UsageError>([&] {
-                trainer.find_learning_rate(make_module<TinyModule>(), {.train = testing::tiny_loader()});
-              }),
+  EXPECT_THAT(message_of<UsageError>(
+                  [&] { trainer.find_learning_rate(make_module<TinyModule>(), {.train = testing::tiny_loader()}); }),
               HasSubstr("find_learning_rate tries on one device"));
 }
 
