@@ -11,9 +11,11 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before libgomp loads; the C++ program inherits it
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # not needed here
 
 try:
     import torch
@@ -84,7 +86,7 @@ def find_deepspeed():
         print(f"DeepSpeed {deepspeed.__version__}")
         return DeepSpeedCPUAdam
     except Exception as error:  # it fails in many ways: packages, compiler, ninja
-        print(f"DeepSpeed is left out: {type(error).__name__}: {error}; pip install deepspeed==0.19.8 and ninja beside torch")
+        print(f"DeepSpeed is left out: {type(error).__name__}: {error}; install deepspeed==0.19.8 beside torch")
         return None
 
 
@@ -93,7 +95,8 @@ def compare(label, ours, theirs, rounds):
     times = [(ours(), theirs()) for _ in range(rounds + 1)][1:]
     ratios = [b / a for a, b in times]
     us = [statistics.median(column) * 1e6 for column in zip(*times)]
-    print(f"{label:<55} {us[0]:>10.1f} {us[1]:>10.1f} {statistics.median(ratios):>7.2f}   ({min(ratios):.2f} .. {max(ratios):.2f})")
+    print(f"{label:<55} {us[0]:>10.1f} {us[1]:>10.1f} {statistics.median(ratios):>7.2f}   "
+          f"({min(ratios):.2f} .. {max(ratios):.2f})")
 
 
 def compare_at(size, rounds, program_path, deepspeed_adam):
