@@ -1,6 +1,8 @@
 // What the fused AdamW kernel costs: against a pass over the same memory without arithmetic, against torch's kernels,
 // with 16-bit gradients and copies against three passes, and with two threads against one.
 //   ./bazelw run //bench:adamw_kernel
+// For bench/python_adamw.py: "adamw_kernel serve <parameters>" reads lines "fp32 <steps>" or "bf16 <steps>", takes so
+// many steps of optim::AdamW on one thread and answers with a line of the seconds that they took.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
@@ -8,9 +10,15 @@
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
 
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/side_by_side.h"
+#include "optim/adam.h"
 #include "optim/fused_update.h"
 
 #if defined(__x86_64__)
@@ -150,8 +158,33 @@ void compare_at(int64_t size) {
   measure({{"fused_update, two threads", with_threads(2)}, {"fused_update, one thread", with_threads(1)}}, kFp32Bytes);
 }
 
+optim::AdamW optimizer_of_one(int64_t size, c10::ScalarType type) {
+  const at::Tensor param = torch::randn(size).to(type).set_requires_grad(true);
+  param.mutable_grad() = torch::randn(size).to(type);
+  return optim::AdamW({param}, {.lr = kLr, .weight_decay = kWeightDecay});
+}
+
+void serve(int64_t size) {
+  at::set_num_threads(1);
+  std::map<std::string, optim::AdamW> optimizers;
+  optimizers.emplace("fp32", optimizer_of_one(size, at::kFloat));
+  optimizers.emplace("bf16", optimizer_of_one(size, at::kBFloat16));  // with a master in fp32
+  std::string type;
+  for (int64_t steps; std::cin >> type >> steps;) {
+    optim::AdamW& optimizer = optimizers.at(type);
+    const auto start = std::chrono::steady_clock::now();
+    for (int64_t i = 0; i < steps; ++i) optimizer.step();
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
+    std::cout << time.count() << std::endl;
+  }
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc == 3 && std::string_view(argv[1]) == "serve") {
+    serve(std::stoll(argv[2]));
+    return 0;
+  }
   for (const int64_t size : {1 << 16, 1 << 20, 1 << 25}) compare_at(size);
 }

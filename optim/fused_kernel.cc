@@ -274,8 +274,10 @@ template <class D>
 struct Scaling {
   D d;
   V<D> factor, clip_value;
+  bool clips;
   HWY_INLINE V<D> operator()(V<D> grad) const {
     grad = grad * factor;
+    if (!clips) return grad;
     grad = hn::IfThenElse(grad > clip_value, clip_value, grad);
     return hn::IfThenElse(grad < hn::Neg(clip_value), hn::Neg(clip_value), grad);
   }
@@ -343,8 +345,9 @@ HWY_INLINE void prefetch(const Element* start, size_t index) {
   hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(start) + index * sizeof(Element)));
 }
 
+// By value: behind references the compiler would load all coefficients and pointers again after each store.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_NOINLINE void update(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
+HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Streams<Number, Grad, Copy> streams,
                          size_t num_elements, bool stream_copy) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   size_t i = 0;
@@ -362,7 +365,7 @@ template <class Copy, class Grad, class Step, class Number>
 HWY_INLINE void update_typed(const Step& step, const KernelCall<Number>& call) {
   using D = hn::ScalableTag<Number>;
   const D d;
-  const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value)};
+  const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
   Streams<Number, Grad, Copy> streams{
       call.param, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
   for (size_t k = 0; k < kMaxStates; ++k) streams.states[k] = call.states[k];
