@@ -9,11 +9,18 @@
 namespace fulgur {
 
 at::Tensor gradient_norm(const std::vector<at::Tensor>& params) {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& param : params) {
+    if (param.grad().defined()) gradients.push_back(param.grad());
+  }
+  return joint_norm(gradients);
+}
+
+at::Tensor joint_norm(const std::vector<at::Tensor>& tensors) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> norms;
-  for (const at::Tensor& param : params) {
-    const at::Tensor& grad = param.grad();
-    if (grad.defined()) norms.push_back(at::linalg_vector_norm(grad, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
+  for (const at::Tensor& tensor : tensors) {
+    norms.push_back(at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
   }
   if (norms.empty()) return at::zeros({}, at::kDouble);
   return at::linalg_vector_norm(at::stack(norms), 2);

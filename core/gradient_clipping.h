@@ -22,6 +22,9 @@ struct GradientClipping {
 // The joint L2 norm of the parameters' gradients: fp64, 0-dim, on the device of the first one. Sums are in fp64.
 at::Tensor gradient_norm(const std::vector<at::Tensor>& params);
 
+// The joint L2 norm of tensors, in the same way.
+at::Tensor joint_norm(const std::vector<at::Tensor>& tensors);
+
 // What gradients of this norm are multiplied by: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm);
 

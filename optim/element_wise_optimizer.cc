@@ -52,10 +52,39 @@ ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<Pa
                                            double weight_decay, std::vector<StateField> state_fields)
     : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {}
 
-ElementWiseOptimizer::State& ElementWiseOptimizer::next_update(size_t group_index, size_t param_index) {
-  const at::Tensor& param = groups()[group_index].params[param_index];
+void ElementWiseOptimizer::step(const GradientTransform& transform) {
+  if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
+  const c10::NoGradGuard no_grad;
+  const GradientScaling scaling = scaling_of(transform);
+  for_each_group(
+      [&](const Group& group, std::vector<State>& states) { update_on_cpu(group, group.params, states, scaling); });
+}
+
+void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
+  const c10::NoGradGuard no_grad;
+  const std::optional<at::Tensor> divisor = gradient_divisor(transform, params());
+  for_each_group(
+      [&](const Group& group, std::vector<State>& states) { run_torch_kernels(group, group.params, states, divisor); });
+}
+
+void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tensor>& tensors,
+                                  std::vector<State>& states, const GradientTransform& transform) {
+  if (tensors.empty()) return;
+  const c10::NoGradGuard no_grad;
+  if (tensors.front().is_cpu()) {
+    update_on_cpu(group, tensors, states, scaling_of(transform));
+  } else {
+    run_torch_kernels(group, tensors, states, gradient_divisor(transform, tensors));
+  }
+}
+
+template <class Update>
+void ElementWiseOptimizer::for_each_group(const Update& update_group) {
   for (size_t i = states_.size(); i < groups().size(); ++i) states_.emplace_back(groups()[i].params.size());
-  State& state = states_[group_index][param_index];
+  for (size_t i = 0; i < groups().size(); ++i) update_group(groups()[i], states_[i]);
+}
+
+void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) const {
   if (param.grad().layout() != at::kStrided) {
     throw SetupError(
         fmt::format("{}: a gradient is sparse; give the embedding that it comes from sparse = false", name()));
@@ -64,38 +93,28 @@ ElementWiseOptimizer::State& ElementWiseOptimizer::next_update(size_t group_inde
     throw SetupError(fmt::format("{}: a parameter has dtype {}; it must be fp32, fp64, bf16 or fp16", name(),
                                  c10::toString(param.scalar_type())));
   }
-  if (state.num_updates++ == 0) {
-    if (is_16_bit(param.scalar_type())) state.master = dense(param.detach().to(at::kFloat));
-    const at::Tensor memory = state.master.defined() ? state.master : dense(param.detach());
-    for (const StateField& field : state_fields_) {
-      state.tensors[field.slot] = at::full_like(memory, field.initial);
-    }
-  }
-  return state;
+  if (state.num_updates++ > 0) return;
+  if (is_16_bit(param.scalar_type())) state.master = dense(param.detach().to(at::kFloat));
+  const at::Tensor memory = state.master.defined() ? state.master : dense(param.detach());
+  for (const StateField& field : state_fields_) state.tensors[field.slot] = at::full_like(memory, field.initial);
 }
 
-void ElementWiseOptimizer::step(const GradientTransform& transform) {
-  if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
-  const c10::NoGradGuard no_grad;
-  const GradientScaling scaling = scaling_of(transform);
-  for (size_t g = 0; g < groups().size(); ++g) {
-    const Group& group = groups()[g];
-    std::optional<Rule> rule_of_last;  // nearly always all parameters have as many updates
-    int64_t num_updates_of_last = 0;
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      const at::Tensor& param = group.params[i];
-      if (!param.grad().defined()) continue;
-      State& state = next_update(g, i);
-      if (state.num_updates != std::exchange(num_updates_of_last, state.num_updates)) {
-        rule_of_last = rule(group, state.num_updates);
-      }
-      update_on_cpu(param, state, *rule_of_last, scaling);
+void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
+                                         std::vector<State>& states, const GradientScaling& scaling) const {
+  std::optional<Rule> rule_of_last;  // nearly always all parameters have as many updates
+  int64_t num_updates_of_last = 0;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!params[i].grad().defined()) continue;
+    next_update(params[i], states[i]);
+    if (states[i].num_updates != std::exchange(num_updates_of_last, states[i].num_updates)) {
+      rule_of_last = rule(group, states[i].num_updates);
     }
+    update_one_on_cpu(params[i], states[i], *rule_of_last, scaling);
   }
 }
 
-void ElementWiseOptimizer::update_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
-                                         const GradientScaling& scaling) {
+void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
+                                             const GradientScaling& scaling) const {
   const at::Tensor memory = state.master.defined() ? state.master : dense(param);
   const at::Tensor grad = as_kernel_gradient(param.grad(), memory);
   bool is_written = memory.is_same(param);
@@ -117,26 +136,23 @@ void ElementWiseOptimizer::update_on_cpu(const at::Tensor& param, State& state, 
   }
 }
 
-void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
-  const c10::NoGradGuard no_grad;
-  const std::optional<at::Tensor> divisor = gradient_divisor(transform, *this);
-  for (size_t g = 0; g < groups().size(); ++g) {
-    const Group& group = groups()[g];
-    std::map<int64_t, TensorLists> by_num_updates;
-    std::vector<std::pair<at::Tensor, at::Tensor>> with_masters;
-    for (size_t i = 0; i < group.params.size(); ++i) {
-      const at::Tensor& param = group.params[i];
-      if (!param.grad().defined()) continue;
-      const State& state = next_update(g, i);
-      if (state.master.defined()) with_masters.emplace_back(param, state.master);
-      TensorLists& lists = by_num_updates[state.num_updates];
-      lists.params.push_back(state.master.defined() ? state.master : param);
-      lists.grads.push_back(param.grad().to(lists.params.back().scalar_type()));
-      for (const StateField& field : state_fields_) lists.states[field.slot].push_back(state.tensors[field.slot]);
-    }
-    for (const auto& [num_updates, lists] : by_num_updates) update_with_torch(group, num_updates, lists, divisor);
-    for (const auto& [param, master] : with_masters) param.copy_(master);
+void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params,
+                                             std::vector<State>& states, const std::optional<at::Tensor>& divisor) {
+  std::map<int64_t, TensorLists> by_num_updates;
+  std::vector<std::pair<at::Tensor, at::Tensor>> with_masters;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const at::Tensor& param = params[i];
+    if (!param.grad().defined()) continue;
+    next_update(param, states[i]);
+    const State& state = states[i];
+    if (state.master.defined()) with_masters.emplace_back(param, state.master);
+    TensorLists& lists = by_num_updates[state.num_updates];
+    lists.params.push_back(state.master.defined() ? state.master : param);
+    lists.grads.push_back(param.grad().to(lists.params.back().scalar_type()));
+    for (const StateField& field : state_fields_) lists.states[field.slot].push_back(state.tensors[field.slot]);
   }
+  for (const auto& [num_updates, lists] : by_num_updates) update_with_torch(group, num_updates, lists, divisor);
+  for (const auto& [param, master] : with_masters) param.copy_(master);
 }
 
 std::vector<at::Tensor> ElementWiseOptimizer::TensorLists::repeated(double value) const {

@@ -29,9 +29,21 @@ class ElementWiseOptimizer : public Optimizer {
     double initial = 0.0;
   };
 
+  // Of one tensor; undefined until its first gradient.
+  struct State {
+    std::array<at::Tensor, kMaxStates> tensors;  // by slot
+    at::Tensor master;                           // fp32, of a tensor of 16 bits
+    int64_t num_updates = 0;
+  };
+
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
   void step_with_torch(const GradientTransform& transform);  // as on other devices; works on a CPU, too
+
+  // The update of a group on other tensors than its parameters: parts of them, each with its gradient and, in the same
+  // place of `states`, its state.
+  void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
+              const GradientTransform& transform);
 
   bool element_wise() const final { return true; }
 
@@ -55,13 +67,14 @@ class ElementWiseOptimizer : public Optimizer {
                                  const std::optional<at::Tensor>& gradient_divisor) = 0;
 
  private:
-  struct State {                                 // of one parameter; undefined until its first gradient
-    std::array<at::Tensor, kMaxStates> tensors;  // by slot
-    at::Tensor master;                           // fp32, of a parameter of 16 bits
-    int64_t num_updates = 0;
-  };
-  State& next_update(size_t group_index, size_t param_index);
-  void update_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling);
+  template <class Update>
+  void for_each_group(const Update& update_group);
+  void next_update(const at::Tensor& param, State& state) const;
+  void update_on_cpu(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+                     const GradientScaling& scaling) const;
+  void update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling) const;
+  void run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+                         const std::optional<at::Tensor>& gradient_divisor);
 
   std::vector<StateField> state_fields_;
   std::vector<std::vector<State>> states_;  // [group][parameter]

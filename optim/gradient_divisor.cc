@@ -4,12 +4,12 @@
 
 namespace fulgur::optim {
 
-std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const Optimizer& optimizer) {
+std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const std::vector<at::Tensor>& params) {
   if (!transform.clip_value) {
     if (!transform.factor.defined()) return std::nullopt;
     return transform.factor.reciprocal().to(at::kFloat);
   }
-  transform_gradients(transform, optimizer.params());
+  transform_gradients(transform, params);
   return std::nullopt;
 }
 

@@ -1,39 +1,25 @@
 #include "strategies/flat_strategy.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 #include "core/error.h"
 #include "core/logging.h"
 #include "core/module_state.h"
+#include "core/names.h"
 #include "distributed/exchange.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
+#include "strategies/rank_agreement.h"
 
 namespace fulgur {
 namespace {
-
-// One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
-// gradients are, so that nothing waits for the device. `unscale` is the factor that undoes the loss scale.
-GradientTransform transform_for(const Optimizer& optimizer, const StepRequest& request, double unscale) {
-  GradientTransform transform;
-  const double mean = unscale / static_cast<double>(request.micro_batches);
-  const GradientClipping& clipping = request.clipping;
-  if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
-    transform.factor = clip_coefficient(gradient_norm(optimizer.params()).mul(mean), clipping.value).mul(mean);
-  } else if (mean != 1.0) {
-    transform.factor =
-        at::scalar_tensor(mean, at::device(optimizer.groups().front().params.front().device()).dtype(at::kDouble));
-  }
-  if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
-  return transform;
-}
 
 // So that the gradients of further micro-batches are added in fp32. The first one's stay as they are: a step of one
 // micro-batch pays nothing.
@@ -46,62 +32,55 @@ void widen_gradients(const std::vector<at::Tensor>& params) {
 
 int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
 
-// Throws on every rank, with the first line that differs from rank 0's. `what` the lines are, in the plural.
-void check_same_lines(const std::vector<std::string>& lines, Collective& control, std::string_view what) {
-  const std::vector<std::string> by_rank = all_gather_bytes(control, fmt::format("{}", fmt::join(lines, "\n")));
-  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
-    if (by_rank[rank] == by_rank[0]) continue;
-    std::istringstream ours(by_rank[0]), theirs(by_rank[rank]);
-    std::string our_line, their_line;
-    while (our_line == their_line) {
-      if (!std::getline(ours, our_line)) our_line = "nothing further";
-      if (!std::getline(theirs, their_line)) their_line = "nothing further";
-    }
-    throw SetupError(
-        fmt::format("the {} differ between ranks: rank 0 has {}, rank {} has {}; build the same on every "
-                    "rank, whatever its number",
-                    what, our_line, rank, their_line));
-  }
-}
-
-// The same parameters and buffers on every rank: those of rank 0.
-void make_equal(const Module& module, World& world) {
-  std::vector<std::string> lines;
-  std::vector<at::Tensor> tensors;
-  for (const auto& [name, tensor] : named_state(module)) {
-    lines.push_back(c10::str("'", name, "' of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type()));
-    tensors.push_back(tensor);
-  }
-  check_same_lines(lines, world.control(), "parameters and buffers");
-  broadcast_tensors(world.data(), tensors, /*root=*/0);
-}
-
-void check_same_buckets(const FlatParameters& parameters, Collective& control) {
-  std::vector<std::string> lines;
-  for (const auto& bucket : parameters.buckets()) {
-    for (const auto& slot : bucket.slots) {
-      lines.push_back(fmt::format("'{}' in group {} of optimizer {}", slot.name, bucket.group, bucket.optimizer));
-    }
-  }
-  check_same_lines(lines, control, "trainable parameters");
+template <class Options>
+void describe_ranks(Options& options, FieldVisitor& visit) {
+  visit({.name = "bucket_cap_mib", .help = "gradients that are reduced together, MiB", .min = 0},
+        &options.bucket_cap_mib);
+  visit({.name = "first_bucket_mib", .help = "of the first ones in backward, MiB", .min = 0},
+        &options.first_bucket_mib);
+  visit({.name = "broadcast_buffers", .help = "buffers are those of rank 0 after each step"},
+        &options.broadcast_buffers);
+  visit({.name = "timeout_s", .help = "until ranks that do not answer are given up, s", .min = 1}, &options.timeout_s);
+  visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &options.connect_timeout_s);
 }
 
 }  // namespace
 
-void Ddp::describe(FieldVisitor& visit) {
-  visit({.name = "bucket_cap_mib", .help = "gradients that are reduced together, MiB", .min = 0}, &bucket_cap_mib);
-  visit({.name = "first_bucket_mib", .help = "of the first ones in backward, MiB", .min = 0}, &first_bucket_mib);
-  visit({.name = "broadcast_buffers", .help = "buffers are those of rank 0 after each step"}, &broadcast_buffers);
-  visit({.name = "timeout_s", .help = "until ranks that do not answer are given up, s", .min = 1}, &timeout_s);
-  visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &connect_timeout_s);
+void Ddp::describe(FieldVisitor& visit) { describe_ranks(*this, visit); }
+
+void DdpSharded::describe(FieldVisitor& visit) {
+  visit({.name = "stage", .help = "2: gradients and optimizer state are sharded; 1: state alone", .min = 1, .max = 2},
+        &stage);
+  visit({.name = "reduce", .help = "when gradients are", .choices = {"each_micro_batch", "at_boundary"}}, &reduce);
+  describe_ranks(*this, visit);
+}
+
+std::string FlatStrategy::name() const {
+  return std::visit([](const auto& preset) { return std::string(preset.kName); }, preset_);
 }
 
 void FlatStrategy::describe(FieldVisitor& visit) {
-  if (ddp_) ddp_->describe(visit);
+  std::visit([&](auto& preset) { preset.describe(visit); }, preset_);
+}
+
+std::optional<FlatStrategy::RankOptions> FlatStrategy::rank_options() const {
+  const auto of = [](const auto& preset) {
+    return RankOptions{.buckets = {.first_bucket_bytes = to_bytes(preset.first_bucket_mib),
+                                   .bucket_cap_bytes = to_bytes(preset.bucket_cap_mib)},
+                       .broadcast_buffers = preset.broadcast_buffers,
+                       .world = {.timeout_s = preset.timeout_s, .connect_timeout_s = preset.connect_timeout_s}};
+  };
+  if (const auto* ddp = std::get_if<Ddp>(&preset_)) return of(*ddp);
+  const auto* sharded = std::get_if<DdpSharded>(&preset_);
+  if (sharded == nullptr) return std::nullopt;
+  RankOptions options = of(*sharded);
+  options.shard = true;
+  options.each_micro_batch = sharded->stage == 2 && canonical_name(sharded->reduce) == "each_micro_batch";
+  return options;
 }
 
 void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const {
-  if (ddp_ || (devices.size() == 1 && num_nodes == 1)) return;
+  if (rank_options() || (devices.size() == 1 && num_nodes == 1)) return;
   throw UsageError(fmt::format(
       "strategy 'single_device' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or "
       "write strategy = 'ddp'",
@@ -109,8 +88,8 @@ void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_
 }
 
 std::optional<WorldOptions> FlatStrategy::rank_per_device() const {
-  if (!ddp_) return std::nullopt;
-  return WorldOptions{.timeout_s = ddp_->timeout_s, .connect_timeout_s = ddp_->connect_timeout_s};
+  const auto options = rank_options();
+  return options ? std::optional(options->world) : std::nullopt;
 }
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
@@ -122,10 +101,11 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   device_ = setup.devices.front();
   current_device_.emplace(device_);
   module.to(device_);
+  if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
   if (alone()) return;
   make_equal(module, *world_);
   nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : &world_->data());
-  if (!ddp_->broadcast_buffers) return;
+  if (!rank_options()->broadcast_buffers) return;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
   }
@@ -133,6 +113,12 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
 
 void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   optimizers_ = std::move(optimizers);
+  if (!alone() && rank_options()->shard && !module_->automatic_optimization) {
+    throw SetupError(
+        fmt::format("{} optimises manually, but strategy '{}' has the gradients of a step only in parts; use "
+                    "'ddp', or leave automatic_optimization true",
+                    module_->name(), name()));
+  }
   flatten();
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
@@ -151,21 +137,34 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
 void FlatStrategy::flatten() {
   reducer_.reset();
   flat_.reset();
-  BucketOptions buckets;
-  if (ddp_) {
-    buckets = {.first_bucket_bytes = to_bytes(ddp_->first_bucket_mib),
-               .bucket_cap_bytes = to_bytes(ddp_->bucket_cap_mib),
-               .world_size = world_->world_size()};
-  }
+  const auto ranks = rank_options();
+  BucketOptions buckets = ranks ? ranks->buckets : BucketOptions();
+  buckets.world_size = world_->world_size();
   flat_.emplace(*module_, optimizers_, buckets);
   if (alone()) return;
   check_same_buckets(*flat_, world_->control());
-  reducer_.emplace(*flat_, world_->data(), world_->control(), ReduceOptions{.rank_order = deterministic_});
+  reducer_.emplace(*flat_, world_->data(), world_->control(),
+                   ReduceOptions{.shard = ranks->shard, .rank_order = deterministic_});
+  if (!ranks->shard) return;
+  shard_.emplace(*flat_, optimizers_, world_->rank(), world_->world_size());
+  are_gathered_.assign(optimizers_.size(), false);
+  window_is_open_ = false;
 }
 
 // A parameter was frozen or unfrozen, or a group was added.
 void FlatStrategy::rebuild_if_changed() {
-  if (!flat_->are_those_of(optimizers_)) flatten();
+  if (flat_->are_those_of(optimizers_)) return;
+  const auto states = shards() ? shard_->gather_all(world_->data()) : OptimizerShard::States();
+  shard_.reset();
+  flatten();
+  if (shards()) shard_->set_all(states);
+}
+
+void FlatStrategy::check_unchanged() const {
+  TORCH_CHECK(flat_->are_those_of(optimizers_),
+              "a parameter was frozen, unfrozen or added between the micro-batches of "
+              "a step, whose gradients are on their way to other ranks; do it in on_train_epoch_start or "
+              "on_train_batch_start of a step's first batch");
 }
 
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
@@ -178,7 +177,7 @@ Batch FlatStrategy::to_device(const Batch& batch) {
 }
 
 void FlatStrategy::zero_grad(size_t optimizer) {
-  rebuild_if_changed();
+  if (!window_is_open_) rebuild_if_changed();
   optimizers_[optimizer].zero_grad();
   if (loss_scaling_) loss_scaling_->zeroed(optimizer);
 }
@@ -188,21 +187,38 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   if (has_16_bit_params_) {
     for (const auto& optimizer : optimizers_) widen_gradients(optimizer->params());
   }
-  if (reducer_ && is_last) reducer_->begin();
+  if (shards()) open_window();
+  if (reducer_ && (is_last || (shards() && rank_options()->each_micro_batch))) reducer_->begin();
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
 }
 
-Window FlatStrategy::end_window(const Window& mine) {
-  if (!reducer_) return mine;
-  if (mine.micro_batches == 0) {  // those of the last step are still there
+// What is left of the last window's sums is dropped.
+void FlatStrategy::open_window() {
+  if (std::exchange(window_is_open_, true)) return;
+  reducer_->clear();
+  are_gathered_.assign(optimizers_.size(), false);
+}
+
+Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
+  if (!reducer_ || (!is_last && !(shards() && rank_options()->each_micro_batch))) return mine;
+  if (mine.micro_batches == 0) {  // gradients of the last step are still there
+    if (!window_is_open_) rebuild_if_changed();
     for (const auto& optimizer : optimizers_) optimizer->zero_grad();
+  }
+  if (shards()) {
+    open_window();
+    check_unchanged();
   }
   std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
                               mine.ends_epoch ? 1.0 : 0.0};
   reducer_->finish(message);
-  broadcast_buffers();
-  return {
+  const Window all{
       .micro_batches = static_cast<int64_t>(message[0]), .wants_stop = message[1] > 0, .ends_epoch = message[2] > 0};
+  if (is_last || all.ends_epoch) {
+    window_is_open_ = false;
+    broadcast_buffers();
+  }
+  return all;
 }
 
 void FlatStrategy::manual_backward(const at::Tensor& loss) {
@@ -233,36 +249,149 @@ void FlatStrategy::broadcast_buffers() {
 
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
   const OutsidePrecisionScope outside(precision_, device_.type());
-  rebuild_if_changed();
+  if (shards()) {
+    check_unchanged();
+    if (are_gathered_[index]) take_gathered_gradients(index);
+  } else {
+    rebuild_if_changed();
+  }
   flat_->check_in_place();
   if (loss_scaling_) return scaled_step(index, request);
-  Optimizer& optimizer = optimizers_[index];
-  if (optimizer.needs_closure()) {
-    optimizer.step(request.closure);
+  if (optimizers_[index].needs_closure()) {
+    optimizers_[index].step(request.closure);
   } else {
-    optimizer.step(transform_for(optimizer, request, /*unscale=*/1.0));
+    update(index, transform_for(index, request, /*unscale=*/1.0));
   }
   return {};
 }
 
 StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
-  Optimizer& optimizer = optimizers_[index];
-  const StepReport report{.skipped = loss_scaling_->is_non_finite(index, optimizer.params()),
+  const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); }),
                           .loss_scale = loss_scaling_->loss_scale()};
-  if (!report.skipped) optimizer.step(transform_for(optimizer, request, loss_scaling_->factor(index)));
+  if (!report.skipped) update(index, transform_for(index, request, loss_scaling_->factor(index)));
   loss_scaling_->stepped(index);
   return report;
 }
 
+void FlatStrategy::update(size_t index, const GradientTransform& transform) {
+  shards() ? update_shard(index, transform) : optimizers_[index].step(transform);
+}
+
+// In the order of forward, which is the reverse of buckets: a range is gathered while the next is updated.
+void FlatStrategy::update_shard(size_t index, const GradientTransform& transform) {
+  std::vector<Work> gathering;
+  for (size_t b = flat_->buckets().size(); b-- > 0;) {
+    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
+    if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
+      continue;
+    }
+    shard_->update(b, reducer_->owned(b), reducer_->used(b), transform);
+    gathering.push_back(world_->data().all_gather(bucket.flat));
+    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
+  }
+  for (Work& work : gathering) work.wait();
+}
+
+// One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
+// gradients are, so that nothing waits for the device. `unscale` is the factor that undoes the loss scale.
+GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& request, double unscale) {
+  GradientTransform transform;
+  const double mean = unscale / static_cast<double>(request.micro_batches);
+  const GradientClipping& clipping = request.clipping;
+  if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
+    at::Tensor norm = joint_norm(gradients_here(index));
+    if (shards()) {
+      const at::Tensor squares = norm.square().reshape({1});
+      world_->control().all_reduce(squares).wait();
+      norm = squares.sqrt().squeeze();
+    }
+    transform.factor = clip_coefficient(norm.mul(mean), clipping.value).mul(mean);
+  } else if (mean != 1.0) {
+    transform.factor = at::scalar_tensor(mean, at::device(device_).dtype(at::kDouble));
+  }
+  if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
+  return transform;
+}
+
+// The summed gradients of an optimizer that this rank has: all of them, or its ranges.
+std::vector<at::Tensor> FlatStrategy::gradients_here(size_t index) const {
+  std::vector<at::Tensor> gradients;
+  if (!shards()) {
+    for (const at::Tensor& param : optimizers_[index].params()) {
+      if (param.grad().defined()) gradients.push_back(param.grad());
+    }
+    return gradients;
+  }
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    const at::Tensor owned = reducer_->owned(b);
+    if (flat_->buckets()[b].optimizer == index && owned.defined()) gradients.push_back(owned);
+  }
+  return gradients;
+}
+
+bool FlatStrategy::any_non_finite(size_t index) {
+  const bool here = optim::any_non_finite(gradients_here(index));
+  if (!shards()) return here;  // every rank has the same
+  GroupRanks ranks(world_->control());
+  return any_rank(ranks, here);
+}
+
 void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
-  const std::vector<at::Tensor> params = optimizers_[index].params();
   double factor = 1.0 / static_cast<double>(micro_batches);
   if (loss_scaling_) {
-    loss_scaling_->is_non_finite(index, params);  // before a hook can hide it
+    loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); });  // before a hook can hide it
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }
-  if (factor != 1.0) scale_gradients(params, at::scalar_tensor(factor, at::kDouble));
+  if (shards()) gather_gradients(index);
+  if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
+}
+
+// For a hook that wants to see gradients: whole ones, on every rank.
+void FlatStrategy::gather_gradients(size_t index) {
+  const c10::NoGradGuard no_grad;
+  int64_t num_bytes = 0;
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
+    const at::Tensor owned = reducer_->owned(b);
+    if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
+      continue;
+    }
+    const at::Tensor whole = at::zeros({bucket.flat.numel()}, owned.options());
+    shard_->range(b).of(whole).copy_(owned);
+    world_->data().all_gather(whole).wait();
+    num_bytes += static_cast<int64_t>(whole.nbytes());
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      const auto& slot = bucket.slots[s];
+      if (reducer_->used(b)[s] == 0) continue;
+      slot.param.mutable_grad() = whole.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
+    }
+  }
+  are_gathered_[index] = true;
+  if (std::exchange(told_gathered_, true)) return;
+  log_warning(
+      "a hook looks at the gradients before each step, so that every rank gathers {:.1f} MB of them, which {} "
+      "otherwise never holds",
+      static_cast<double>(num_bytes) / 1e6, name());
+}
+
+// What the hook has made of them.
+void FlatStrategy::take_gathered_gradients(size_t index) {
+  const c10::NoGradGuard no_grad;
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
+    if (bucket.optimizer != index) continue;
+    for (const Piece& piece : pieces_in(bucket, shard_->range(b))) {
+      const at::Tensor& param = bucket.slots[piece.slot].param;
+      if (!param.grad().defined()) continue;
+      const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
+      reducer_->owned(b)
+          .narrow(0, piece.offset, piece.num_elements)
+          .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
+    }
+  }
+  optimizers_[index].zero_grad();
+  are_gathered_[index] = false;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() const {
@@ -271,9 +400,11 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 }
 
 void FlatStrategy::teardown() noexcept {
+  shard_.reset();
   reducer_.reset();
   flat_.reset();
   buffers_.clear();
+  window_is_open_ = told_gathered_ = false;
   optimizers_ = {};
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);

@@ -6,11 +6,13 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "strategies/flat_parameters.h"
 #include "strategies/gradient_reducer.h"
 #include "strategies/loss_scaling.h"
+#include "strategies/optimizer_shard.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
 
@@ -34,15 +36,31 @@ struct Ddp {
   void describe(FieldVisitor& visit);
 };
 
+// ddp with gradients and optimizer state sharded: each rank keeps and updates 1/world_size of them, and gathers the
+// parameters. The bytes on the wire are those of ddp. Only for element-wise optimizers, and not for manual
+// optimisation. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, stages 1 and 2); Baines et al. 2021
+// (FairScale).
+struct DdpSharded {
+  static constexpr std::string_view kName = "ddp_sharded";
+  int64_t stage = 2;                        // 2: gradients and state; 1: state alone
+  std::string reduce = "each_micro_batch";  // or at_boundary: fewer bytes sent where gradients accumulate, but all kept
+  double bucket_cap_mib = 25;               // as in Ddp, all of these
+  double first_bucket_mib = 1;
+  bool broadcast_buffers = true;
+  double timeout_s = 1800;
+  double connect_timeout_s = 300;
+  void describe(FieldVisitor& visit);
+};
+
 // The engine of these. The parameters lie in flat buckets, so that they are reduced and updated many at a time. With
 // one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with several a
 // GradientReducer sums them while backward runs. 16-bit gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
-  explicit FlatStrategy(SingleDevice) {}
-  explicit FlatStrategy(Ddp options) : ddp_(options) {}
+  using Preset = std::variant<SingleDevice, Ddp, DdpSharded>;
+  explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
 
-  std::string name() const override { return std::string(ddp_ ? Ddp::kName : SingleDevice::kName); }
+  std::string name() const override;
   void describe(FieldVisitor& visit) override;
   void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override;
   std::optional<WorldOptions> rank_per_device() const override;
@@ -53,7 +71,7 @@ class FlatStrategy final : public Strategy {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override;
   void zero_grad(size_t optimizer) override;
   void backward(const at::Tensor& loss, bool is_last) override;
-  Window end_window(const Window& mine) override;
+  Window end_micro_batch(const Window& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
@@ -61,13 +79,33 @@ class FlatStrategy final : public Strategy {
   void teardown() noexcept override;
 
  private:
+  // What presets with ranks have in common.
+  struct RankOptions {
+    BucketOptions buckets{};
+    bool broadcast_buffers = true;
+    WorldOptions world{};
+    bool shard = false;
+    bool each_micro_batch = false;  // gradients are reduced then, and not only once a window
+  };
+  std::optional<RankOptions> rank_options() const;
+
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
+  void update(size_t optimizer, const GradientTransform& transform);
+  void update_shard(size_t optimizer, const GradientTransform& transform);
+  GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
+  std::vector<at::Tensor> gradients_here(size_t optimizer) const;
+  bool any_non_finite(size_t optimizer);
+  void open_window();
   void flatten();
   void rebuild_if_changed();
+  void check_unchanged() const;
+  void gather_gradients(size_t optimizer);
+  void take_gathered_gradients(size_t optimizer);
   void broadcast_buffers();
   bool alone() const { return world_->world_size() == 1; }
+  bool shards() const { return shard_.has_value(); }
 
-  std::optional<Ddp> ddp_{};  // unset: single_device
+  Preset preset_;
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;
@@ -79,6 +117,10 @@ class FlatStrategy final : public Strategy {
   std::vector<at::Tensor> buffers_;  // of the module, if they are broadcast
   std::optional<FlatParameters> flat_;
   std::optional<GradientReducer> reducer_;  // with several ranks
+  std::optional<OptimizerShard> shard_;     // of ddp_sharded
+  bool window_is_open_ = false;             // of ddp_sharded: its sums are being made
+  std::vector<bool> are_gathered_{};        // of ddp_sharded, by optimizer: parameters have the gradients
+  bool told_gathered_ = false;
   bool has_16_bit_params_ = false;
   std::optional<LossScaling> loss_scaling_;  // if the precision needs it
 };

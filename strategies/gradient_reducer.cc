@@ -8,10 +8,12 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/error.h"
+#include "optim/fused_update.h"
 
 namespace fulgur {
 namespace {
@@ -20,6 +22,19 @@ using torch::autograd::PostAccumulateGradHook;
 
 at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
   return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
+}
+
+constexpr size_t kPooledBuckets = 2;
+
+// Calls `visit(begin, end)` for the padding of a bucket.
+template <class Visit>
+void for_each_gap(const FlatParameters::Bucket& bucket, const Visit& visit) {
+  int64_t end = 0;
+  for (const auto& slot : bucket.slots) {
+    if (slot.begin > end) visit(end, slot.begin);
+    end = slot.begin + slot.num_elements;
+  }
+  if (bucket.flat.numel() > end) visit(end, bucket.flat.numel());
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
@@ -59,6 +74,7 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
                                                      std::make_unique<Hook>(*this, b, s, std::move(inner)));
     }
   }
+  clear();
 }
 
 GradientReducer::~GradientReducer() {
@@ -93,7 +109,7 @@ void GradientReducer::move_into_bucket(size_t b, size_t s) {
   const c10::NoGradGuard no_grad;
   const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
   Bucket& bucket = buckets_[b];
-  if (!bucket.gradients.defined()) bucket.gradients = at::zeros_like(parameters_.buckets()[b].flat);
+  ensure_memory(b);
   const at::Tensor grad = std::exchange(slot.param.mutable_grad(), {});
   if (grad.layout() != at::kStrided) {
     throw SetupError(fmt::format(
@@ -110,10 +126,44 @@ void GradientReducer::move_into_bucket(size_t b, size_t s) {
   ++bucket.num_full;
 }
 
+// Waits for the oldest bucket under way rather than take more than two.
+void GradientReducer::ensure_memory(size_t b) {
+  Bucket& bucket = buckets_[b];
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  if (bucket.gradients.defined()) return;
+  if (!options_.shard) {
+    bucket.gradients = at::zeros_like(flat);
+    return;
+  }
+  const auto find = [&] {
+    return std::ranges::find_if(pool_, [&](const at::Tensor& memory) {
+      return memory.scalar_type() == flat.scalar_type() && memory.numel() >= flat.numel();
+    });
+  };
+  auto fits = find();
+  if (fits == pool_.end() && in_flight_.size() >= kPooledBuckets) {
+    keep_owned(in_flight_.front());
+    in_flight_.pop_front();
+    fits = find();
+  }
+  if (fits == pool_.end()) {
+    if (!pool_.empty()) pool_.pop_back();
+    bucket.gradients = at::zeros_like(flat);
+    return;
+  }
+  bucket.gradients = fits->narrow(0, 0, flat.numel());
+  pool_.erase(fits);
+  for_each_gap(parameters_.buckets()[b],
+               [&](int64_t begin, int64_t end) { bucket.gradients.narrow(0, begin, end - begin).zero_(); });
+}
+
 void GradientReducer::launch(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.launched = true;
-  if (options_.rank_order) {
+  if (options_.shard) {
+    bucket.work = data_.reduce_scatter(bucket.gradients);
+    in_flight_.push_back(b);
+  } else if (options_.rank_order) {
     static_cast<void>(data_.reduce_scatter(bucket.gradients));
     bucket.work = data_.all_gather(bucket.gradients);
   } else {
@@ -136,6 +186,11 @@ void GradientReducer::finish(std::vector<double>& extra) {
     }
     used_of_bucket += num_slots;
   }
+  if (options_.shard) {
+    for (const size_t b : std::exchange(in_flight_, {})) keep_owned(b);
+    add_used(used);
+    return;
+  }
   used_of_bucket = used.data();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     if (buckets_[b].launched) {
@@ -143,6 +198,41 @@ void GradientReducer::finish(std::vector<double>& extra) {
       hand_out(b, used_of_bucket);
     }
     used_of_bucket += buckets_[b].is_full.size();
+  }
+}
+
+// The memory of the bucket goes back to the pool.
+void GradientReducer::keep_owned(size_t b) {
+  const c10::NoGradGuard no_grad;
+  Bucket& bucket = buckets_[b];
+  bucket.work.wait();
+  const at::Tensor sum = rank_range(bucket.gradients.numel(), data_.rank(), data_.world_size()).of(bucket.gradients);
+  if (bucket.owns_sum) {
+    if (optim::is_16_bit(bucket.owned.scalar_type())) bucket.owned = bucket.owned.to(at::kFloat);
+    bucket.owned.add_(sum);
+  } else if (bucket.owned.defined() && bucket.owned.scalar_type() == sum.scalar_type()) {
+    bucket.owned.copy_(sum);
+  } else {
+    bucket.owned = sum.clone();
+  }
+  bucket.owns_sum = true;
+  const auto num_elements = static_cast<int64_t>(bucket.gradients.storage().nbytes() / bucket.gradients.itemsize());
+  pool_.push_back(bucket.gradients.as_strided({num_elements}, {1}, 0));
+  bucket.gradients.reset();
+}
+
+void GradientReducer::add_used(const std::vector<double>& used) {
+  auto next = used.begin();
+  for (Bucket& bucket : buckets_) {
+    for (double& count : bucket.used) count += *next++;
+  }
+}
+
+// The memory of owned ranges stays, for the next sums.
+void GradientReducer::clear() {
+  for (Bucket& bucket : buckets_) {
+    bucket.owns_sum = false;
+    bucket.used.assign(bucket.is_full.size(), 0.0);
   }
 }
 
@@ -166,7 +256,7 @@ std::vector<double> GradientReducer::exchange_used(std::vector<double>& extra) {
 void GradientReducer::fill_up(size_t b) {
   Bucket& bucket = buckets_[b];
   const auto& parameters = parameters_.buckets()[b];
-  if (!bucket.gradients.defined()) bucket.gradients = at::zeros_like(parameters.flat);
+  ensure_memory(b);
   for (size_t s = 0; s < parameters.slots.size(); ++s) {
     const FlatParameters::Slot& slot = parameters.slots[s];
     if (bucket.is_full[s]) continue;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <vector>
 
@@ -13,6 +14,7 @@
 namespace fulgur {
 
 struct ReduceOptions {
+  bool shard = false;       // a rank keeps its range of each bucket only: reduce_scatter in the place of all_reduce
   bool rank_order = false;  // add in the order of ranks: bits do not depend on where buckets end, from 3 ranks on
 };
 
@@ -23,6 +25,9 @@ struct ReduceOptions {
 //   reducer.finish(extra);              // waits; the rest of the buckets, and what else the ranks tell each other
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
+//   With `shard` the memory of a bucket is taken from a pool of two, as long as gradients come in the order of buckets,
+// and what stays is this rank's range: owned(bucket), in which the sums of further reductions are added until clear().
+// Parameters then have no gradients. 16-bit sums are added in fp32.
 // Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already is
 // called first. Threading: backward's and the training thread, never at once.
 // Source: Li et al. 2020, arXiv:2006.15704.
@@ -35,32 +40,46 @@ class GradientReducer {
 
   void begin();
 
+  // With `shard`: this rank's range of a bucket, undefined if nothing was reduced since clear(); and how often a rank
+  // had a gradient, by slot.
+  at::Tensor owned(size_t bucket) const { return buckets_[bucket].owns_sum ? buckets_[bucket].owned : at::Tensor(); }
+  const std::vector<double>& used(size_t bucket) const { return buckets_[bucket].used; }
+  void clear();
+
   // `extra`, fp64, is summed over ranks in place, in the message that says which parameters were used. Throws
   // DistributedError; SetupError for a sparse gradient.
   void finish(std::vector<double>& extra);
 
  private:
   struct Bucket {
-    at::Tensor gradients;       // as the parameters' bucket; made for the first reduction
+    at::Tensor gradients;       // as the parameters' bucket; made for the first reduction, or from the pool
     std::vector<bool> is_full;  // by slot
     size_t num_full = 0;
     bool launched = false;
     Work work{};
+    at::Tensor owned{};  // of shard
+    bool owns_sum = false;
+    std::vector<double> used{};
   };
   class Hook;
 
   void on_gradient(size_t bucket, size_t slot);
   void move_into_bucket(size_t bucket, size_t slot);
+  void ensure_memory(size_t bucket);
   void launch(size_t bucket);
+  void keep_owned(size_t bucket);
   void fill_up(size_t bucket);
   std::vector<double> exchange_used(std::vector<double>& extra);
+  void add_used(const std::vector<double>& used);
   void hand_out(size_t bucket, const double* used);
 
   const FlatParameters& parameters_;
   Collective& data_;
   Collective& control_;
   ReduceOptions options_;
-  std::vector<Bucket> buckets_;  // as those of the parameters
+  std::vector<Bucket> buckets_;   // as those of the parameters
+  std::deque<size_t> in_flight_;  // of shard: launched, and not yet kept
+  std::vector<at::Tensor> pool_;  // of shard: memory that no bucket has now, as long as the longest bucket
   bool reducing_ = false;
   size_t next_ = 0;  // the bucket that is launched next
 };

@@ -15,13 +15,9 @@ void LossScaling::zeroed(size_t optimizer) {
   move_if_none_waits();
 }
 
-bool LossScaling::is_non_finite(size_t optimizer, const std::vector<at::Tensor>& params) {
+bool LossScaling::is_non_finite(size_t optimizer, const std::function<bool()>& any_non_finite) {
   std::optional<bool>& non_finite = gradients_[optimizer].non_finite;
-  if (!non_finite) {
-    std::vector<at::Tensor> grads;
-    for (const at::Tensor& param : params) grads.push_back(param.grad());
-    non_finite = optim::any_non_finite(grads);
-  }
+  if (!non_finite) non_finite = any_non_finite();
   return *non_finite;
 }
 

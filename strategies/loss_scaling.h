@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -24,7 +25,7 @@ class LossScaling {
 
   // Whether a gradient is infinite or NaN, so that there must be no step. Remembers it for stepped(), also over what
   // hooks do to the gradients after unscaled(). Waits for their device.
-  bool is_non_finite(size_t optimizer, const std::vector<at::Tensor>& params);
+  bool is_non_finite(size_t optimizer, const std::function<bool()>& any_non_finite);
 
   // What makes the gradients those of the loss: 1 if unscaled() said that they are already.
   double factor(size_t optimizer) const;

@@ -85,9 +85,10 @@ class Strategy {
   virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;
 
-  // Ends a window: afterwards gradients are the sums over all ranks. Returns the window of all: micro_batches summed,
-  // what any rank wants. Every rank calls it, also one that had no loss.
-  virtual Window end_window(const Window& mine) { return mine; }
+  // Ends a micro-batch. After the last of a window gradients are the sums over all ranks, and what comes back is the
+  // window of all: micro_batches summed, what any rank wants; before it is that or `mine`. Every rank calls it, also
+  // one that had no loss. `mine` counts from the window's first micro-batch.
+  virtual Window end_micro_batch(const Window& mine, bool /*is_last*/) { return mine; }
 
   // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
   virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }

@@ -90,7 +90,7 @@ bool OptimizerSteps::step(const Closure& closure) {
   StepRequest request;
   request.closure = [&] {
     at::Tensor loss = closure();
-    StepRequest evaluated{.micro_batches = context_.strategy.end_window({.micro_batches = 1}).micro_batches,
+    StepRequest evaluated{.micro_batches = context_.strategy.end_micro_batch({.micro_batches = 1}, true).micro_batches,
                           .clipping = trainer_clipping()};
     if (evaluated.micro_batches > 1) {  // ranks
       context_.strategy.materialize_gradients(0, std::exchange(evaluated.micro_batches, 1));

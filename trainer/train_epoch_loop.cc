@@ -66,7 +66,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
   if (window_batches_ > 0 || others_wait) {  // the epoch was skipped in the middle of a window
-    end_window(/*ends_epoch=*/true);
+    end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }
   if (!reached_last && context_.hooks.module().automatic_optimization)
@@ -92,7 +92,7 @@ at::Tensor TrainEpochLoop::run_automatic(const Batch& batch) {
   ++window_batches_;
   const bool is_last = window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch;
   const at::Tensor loss = run_micro_batch(batch, is_last);
-  if (is_last) end_window(context_.state.is_last_batch);
+  end_micro_batch(is_last, context_.state.is_last_batch);
   return loss;
 }
 
@@ -139,13 +139,14 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
   return loss;
 }
 
-void TrainEpochLoop::end_window(bool ends_epoch) {
-  window_batches_ = 0;
-  const Window all = context_.strategy.end_window({.micro_batches = std::exchange(micro_batches_, 0),
-                                                   .wants_stop = bounds_.wants_stop(),
-                                                   .ends_epoch = ends_epoch});
-  bounds_.agree(all.wants_stop);
+void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
+  const Window all = context_.strategy.end_micro_batch(
+      {.micro_batches = micro_batches_, .wants_stop = is_last && bounds_.wants_stop(), .ends_epoch = ends_epoch},
+      is_last);
   ended_ = all.ends_epoch;
+  if (!is_last && !ended_) return;
+  window_batches_ = micro_batches_ = 0;
+  bounds_.agree(all.wants_stop);
   stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches);
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
 }

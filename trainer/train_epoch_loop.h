@@ -40,7 +40,7 @@ class TrainEpochLoop {
   at::Tensor run_closure(const Batch& batch);
   at::Tensor run_manual(const Batch& batch);
   at::Tensor training_step(const Batch& batch);
-  void end_window(bool ends_epoch);
+  void end_micro_batch(bool is_last, bool ends_epoch);
   void count_step();
   void log_step_metrics();
   void validate_if_due();

@@ -33,9 +33,9 @@ using testing::run_ranks;
 using testing::tiny_dataset;
 using testing::TinyModule;
 
-// A Trainer of `world_size` CPU devices.
+// Of a Trainer of `world_size` CPU devices.
 TrainerOptions ddp(const World& world, TrainerOptions options = {}) {
-  options.strategy = "ddp";
+  if (options.strategy.is_auto()) options.strategy = "ddp";
   options.devices = world.world_size();
   return quiet(std::move(options));
 }
@@ -113,9 +113,18 @@ struct AdagradOfTorch : TinyModule {
   }
 };
 
-class Ranks : public ::testing::TestWithParam<int64_t> {
+struct Case {
+  std::string strategy;
+  int64_t world_size;
+};
+
+class Ranks : public ::testing::TestWithParam<Case> {
  protected:
-  int64_t world_size() const { return GetParam(); }
+  int64_t world_size() const { return GetParam().world_size; }
+  TrainerOptions with_strategy(TrainerOptions options = {}) const {
+    options.strategy = GetParam().strategy;
+    return options;
+  }
   // Batches of 4 for each rank, or of 4 * world_size for one process; 48 samples.
   std::function<Loaders()> loaders() const {
     return [] { return Loaders{.train = loader(4), .val = loader(4)}; };
@@ -126,18 +135,20 @@ class Ranks : public ::testing::TestWithParam<int64_t> {
   }
 };
 
+class RanksWithWholeGradients : public Ranks {};  // what needs them
+
 // design.md, numerics, rule 1.
 TEST_P(Ranks, OneStepEqualsOneProcessWithTheWholeBatch) {
   const TrainerOptions options{.max_steps = 1};
   const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
-  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-6);
 }
 
 TEST_P(Ranks, FiftyStepsHaveTheLossesOfOneProcess) {
   const TrainerOptions options{.max_steps = 50, .gradient_clip_val = 0.5};
   const Outcome expected = train_alone<TinyModule>(options, loaders_alone());
-  const Outcome got = train_on_ranks<TinyModule>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<TinyModule>(world_size(), with_strategy(options), loaders());
   ASSERT_EQ(got.losses.size(), expected.losses.size());
   for (size_t i = 0; i < expected.losses.size(); ++i) {
     EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-5 * expected.losses[i]) << i;
@@ -147,7 +158,7 @@ TEST_P(Ranks, FiftyStepsHaveTheLossesOfOneProcess) {
 TEST_P(Ranks, InDoublePrecisionTheyAgreeToTheLastDigits) {
   const TrainerOptions options{.max_epochs = 5, .precision = "64"};
   const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
-  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
   EXPECT_NEAR(got.metrics.at("val_loss"), expected.metrics.at("val_loss"), 1e-9);
 }
@@ -155,15 +166,15 @@ TEST_P(Ranks, InDoublePrecisionTheyAgreeToTheLastDigits) {
 TEST_P(Ranks, AccumulationDividesByTheMicroBatchesOfAllRanks) {
   const TrainerOptions options{.max_epochs = 2, .precision = "64", .accumulate_grad_batches = 5};
   const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
-  const Outcome got = train_on_ranks<SgdModule>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<SgdModule>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
   EXPECT_EQ(got.state.global_step, expected.state.global_step);
 }
 
-TEST_P(Ranks, AnAdaptedTorchOptimizerWorks) {
+TEST_P(RanksWithWholeGradients, AnAdaptedTorchOptimizerWorks) {
   const TrainerOptions options{.max_epochs = 2, .precision = "64"};
   const Outcome expected = train_alone<AdagradOfTorch>(options, loaders_alone());
-  const Outcome got = train_on_ranks<AdagradOfTorch>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<AdagradOfTorch>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
 }
 
@@ -173,10 +184,10 @@ struct LbfgsModule : TinyModule {
   }
 };
 
-TEST_P(Ranks, AnOptimizerThatEvaluatesTheLossItselfWorks) {
+TEST_P(RanksWithWholeGradients, AnOptimizerThatEvaluatesTheLossItselfWorks) {
   const TrainerOptions options{.max_steps = 2, .precision = "64"};
   const Outcome expected = train_alone<LbfgsModule>(options, loaders_alone());
-  const Outcome got = train_on_ranks<LbfgsModule>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<LbfgsModule>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-6);
 }
 
@@ -194,10 +205,10 @@ struct Manual : SgdModule {
   }
 };
 
-TEST_P(Ranks, ManualOptimizationSeesMeansOverRanks) {
+TEST_P(RanksWithWholeGradients, ManualOptimizationSeesMeansOverRanks) {
   const TrainerOptions options{.max_epochs = 2, .precision = "64"};
   const Outcome expected = train_alone<Manual>(options, loaders_alone());
-  const Outcome got = train_on_ranks<Manual>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<Manual>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
 }
 
@@ -210,7 +221,8 @@ struct Unequal : TinyModule {  // each rank would train a model of its own
 };
 
 TEST_P(Ranks, EveryRankStartsFromTheParametersOfRank0) {
-  train_on_ranks<Unequal>(world_size(), {.max_epochs = 1}, loaders(), [] { return make_module<Unequal>(); });
+  train_on_ranks<Unequal>(world_size(), with_strategy({.max_epochs = 1}), loaders(),
+                          [] { return make_module<Unequal>(); });
 }
 
 struct Normed : TinyModule {
@@ -226,7 +238,7 @@ TEST_P(Ranks, BuffersAreThoseOfRank0) {
   std::vector<at::Tensor> means(static_cast<size_t>(world_size()));
   run_ranks(world_size(), [&](World& world) {
     const auto module = seeded<Normed>();
-    Trainer(ddp(world)).fit(module, loaders()());
+    Trainer(ddp(world, with_strategy())).fit(module, loaders()());
     const std::lock_guard lock(mutex);
     means[static_cast<size_t>(world.rank())] = module->norm->running_mean.clone();
   });
@@ -245,7 +257,7 @@ struct SyncNormed : SgdModule {
 TEST_P(Ranks, SyncBatchNormSeesTheWholeBatch) {
   const TrainerOptions options{.max_epochs = 2, .precision = "64", .sync_batchnorm = true};
   const Outcome expected = train_alone<SyncNormed>(options, loaders_alone());
-  const Outcome got = train_on_ranks<SyncNormed>(world_size(), options, loaders());
+  const Outcome got = train_on_ranks<SyncNormed>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
 }
 
@@ -276,7 +288,7 @@ TEST_P(Ranks, AParameterThatNoRankUsesIsLeftAloneAndOneThatSomeUseIsNot) {
     module->rank = world.rank();
     const at::Tensor unused = module->unused->weight.detach().clone();
     const at::Tensor bias = module->of_rank_0->bias.detach().clone();
-    Trainer(ddp(world, {.max_steps = 1})).fit(module, loaders()());
+    Trainer(ddp(world, with_strategy({.max_steps = 1}))).fit(module, loaders()());
     EXPECT_TRUE(module->unused->weight.equal(unused));
     const auto expected = bias - 0.1 / static_cast<double>(world.world_size());  // lr * mean of 1, 0, 0, ...
     EXPECT_TRUE(torch::allclose(module->of_rank_0->bias, expected)) << world.rank();
@@ -295,7 +307,7 @@ TEST_P(Ranks, ARankWithoutALossTakesPartInTheStep) {
   run_ranks(world_size(), [&](World& world) {
     const auto module = seeded<SkipsOnRank1>();
     module->rank = world.rank();
-    Trainer trainer(ddp(world));
+    Trainer trainer(ddp(world, with_strategy()));
     trainer.fit(module, {.train = loader(4)});
     const int64_t batches = (48 / world.world_size() + 3) / 4;
     EXPECT_EQ(trainer.state().global_step, batches);
@@ -304,7 +316,7 @@ TEST_P(Ranks, ARankWithoutALossTakesPartInTheStep) {
 
 TEST_P(Ranks, AStopThatOneRankAsksForStopsAll) {
   run_ranks(world_size(), [&](World& world) {
-    TrainerOptions options = ddp(world, {.max_epochs = 10});
+    TrainerOptions options = ddp(world, with_strategy({.max_epochs = 10}));
     options.callbacks = {std::make_shared<testing::AtBatchEnd>([&](TrainerControl& trainer) {
       if (world.rank() == world.world_size() - 1 && trainer.state().global_step == 2) trainer.request_stop("enough");
     })};
@@ -316,7 +328,7 @@ TEST_P(Ranks, AStopThatOneRankAsksForStopsAll) {
 
 TEST_P(Ranks, LoadersOfUnknownLengthEndTogether) {
   run_ranks(world_size(), [&](World& world) {
-    Trainer trainer(ddp(world, {.max_epochs = 2}));
+    Trainer trainer(ddp(world, with_strategy({.max_epochs = 2})));
     const int64_t batches = 3 + world.rank();
     trainer.fit(seeded<TinyModule>(),
                 {.train = std::make_shared<testing::UnsizedLoader>(testing::tiny_loader(4 * batches, 4))});
@@ -335,7 +347,7 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
   run_ranks(world_size(), [&](World& world) {
     const auto module = seeded<SkipsTheEpoch>();
     module->rank = world.rank();
-    Trainer trainer(ddp(world, {.max_epochs = 2}));
+    Trainer trainer(ddp(world, with_strategy({.max_epochs = 2})));
     trainer.fit(module, loaders()());
     const bool others_step = world.world_size() > 1;  // those that were in the middle of it
     EXPECT_EQ(trainer.state().global_step, others_step ? 4 : 2);
@@ -356,7 +368,7 @@ TEST_P(Ranks, EverySampleIsEvaluatedOnce) {
   std::atomic<int64_t> predicted = 0;
   run_ranks(world_size(), [&](World& world) {
     const auto loader = DataLoader::make(tiny_dataset(43), {.batch_size = 4});
-    Trainer trainer(ddp(world));
+    Trainer trainer(ddp(world, with_strategy()));
     const Metrics metrics = trainer.test(seeded<Counts>(), {.test = loader});
     EXPECT_EQ(metrics.at("samples"), 43);
     EXPECT_NEAR(metrics.at("test_loss"), alone.at("test_loss"), 1e-6);
@@ -370,7 +382,7 @@ TEST_P(Ranks, FilesAreWrittenOnce) {
   run_ranks(world_size(), [&](World& world) {
     const auto checkpoint = ModelCheckpoint::make({.monitor = "val_loss"});
     Trainer trainer({.accelerator = "cpu",
-                     .strategy = "ddp",
+                     .strategy = GetParam().strategy,
                      .devices = world.world_size(),
                      .max_epochs = 3,
                      .default_root_dir = dir.path().string(),
@@ -391,14 +403,21 @@ TEST_P(Ranks, FilesAreWrittenOnce) {
 TEST_P(Ranks, LeaveNoEmptyFolder) {
   const testing::TempDir dir;
   run_ranks(world_size(), [&](World& world) {
-    TrainerOptions options = ddp(world);
+    TrainerOptions options = ddp(world, with_strategy());
     options.default_root_dir = dir.path().string();
     Trainer(options).fit(seeded<TinyModule>(), loaders()());
   });
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-INSTANTIATE_TEST_SUITE_P(, Ranks, ::testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(, Ranks,
+                         ::testing::Values(Case{"ddp", 1}, Case{"ddp", 2}, Case{"ddp", 3}, Case{"ddp", 4},
+                                           Case{"ddp_sharded", 1}, Case{"ddp_sharded", 2}, Case{"ddp_sharded", 3},
+                                           Case{"ddp_sharded", 4}),
+                         [](const auto& test) { return test.param.strategy + std::to_string(test.param.world_size); });
+INSTANTIATE_TEST_SUITE_P(, RanksWithWholeGradients,
+                         ::testing::Values(Case{"ddp", 1}, Case{"ddp", 2}, Case{"ddp", 3}, Case{"ddp", 4}),
+                         [](const auto& test) { return test.param.strategy + std::to_string(test.param.world_size); });
 
 // Every rank's body ends, though the ranks cannot talk to each other any more.
 void run_failing_ranks(int64_t world_size, const std::function<void(World&)>& body) {

@@ -260,7 +260,9 @@ TEST(TrainerRefuses, UnknownStrategy) {
 TEST(TrainerRefuses, DevicesThatTheStrategyCannotUse) {
   EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.accelerator = "cpu", .devices = 0, .max_epochs = 1}); }),
               HasSubstr("at least 1 is needed; got 0"));
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.accelerator = "cpu", .strategy = "single_device", .devices = 2, .max_epochs = 1}); }),
+  EXPECT_THAT(message_of<UsageError>([] {
+                Trainer trainer({.accelerator = "cpu", .strategy = "single_device", .devices = 2, .max_epochs = 1});
+              }),
               HasSubstr("trains on one device, but devices = 2"));
 }
 

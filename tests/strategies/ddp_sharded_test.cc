@@ -1,0 +1,255 @@
+// ddp_sharded beside ddp, on ranks that are threads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <mutex>
+
+#include "core/error.h"
+#include "optim/lamb.h"
+#include "optim/sgd.h"
+#include "strategies/flat_strategy.h"
+#include "strategies/optimizer_shard.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::quiet;
+using testing::run_ranks;
+using testing::TinyModule;
+
+at::Tensor flat_weights(const torch::nn::Module& module) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& parameter : module.parameters()) parts.push_back(parameter.detach().to(at::kDouble).flatten());
+  return torch::cat(parts);
+}
+
+// Odd sizes, two groups, a parameter without a part in the loss, one that is frozen for the first epoch.
+template <class Optimizer>
+struct Net : TinyModule {
+  torch::nn::Linear unused{nullptr}, thawing{nullptr};
+  Net() {
+    unused = register_module("unused", torch::nn::Linear(3, 5));
+    thawing = register_module("thawing", torch::nn::Linear(4, 4));
+    thawing->weight.set_requires_grad(false);
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter : parameters()) parameter.normal_(0, 0.5, generator);
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return TinyModule::training_step({{"x", thawing->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+  }
+  void on_train_epoch_start() override {
+    if (current_epoch() == 1) thawing->weight.set_requires_grad(true);
+  }
+  Optimizers configure_optimizers() override {
+    return Optimizer(
+        std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, unused->weight, unused->bias}},
+                                {.params = {out->weight, out->bias, thawing->weight, thawing->bias}, .lr = 3e-3}},
+        {.lr = 1e-2});
+  }
+};
+
+struct Case {
+  std::string name;
+  int64_t accumulate = 1;
+  double clip = 0.0;
+  std::string precision = "32";
+  double bucket_mib = 25;
+};
+
+template <class M>
+at::Tensor train(World& world, const Case& c, StrategyChoice strategy, bool deterministic = false) {
+  const auto module = make_module<M>();
+  TrainerOptions options = quiet({.strategy = std::move(strategy),
+                                  .devices = world.world_size(),
+                                  .max_epochs = 3,
+                                  .precision = c.precision,
+                                  .accumulate_grad_batches = c.accumulate,
+                                  .gradient_clip_val = c.clip});
+  options.deterministic = deterministic;
+  const auto loader = DataLoader::make(testing::tiny_dataset(48), {.batch_size = 4, .shuffle = true, .seed = 3});
+  Trainer(options).fit(module, {.train = loader});
+  return flat_weights(*module);
+}
+
+template <class M>
+void expect_equal_to_ddp(int64_t world_size, const Case& c, const DdpSharded& sharded, bool deterministic = false) {
+  run_ranks(world_size, [&](World& world) {
+    const at::Tensor expected = train<M>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib}, deterministic);
+    const at::Tensor got = train<M>(world, c, sharded, deterministic);
+    EXPECT_TRUE(got.equal(expected)) << c.name << ": " << (got - expected).abs().max().item<double>();
+  });
+}
+
+class EqualsDdp : public ::testing::TestWithParam<Case> {};
+
+// design.md, numerics, rule 2.
+TEST_P(EqualsDdp, BitForBitOnTwoRanks) {
+  const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = GetParam().bucket_mib};
+  expect_equal_to_ddp<Net<optim::AdamW>>(2, GetParam(), sharded);
+  expect_equal_to_ddp<Net<optim::Adam>>(2, GetParam(), sharded);
+  expect_equal_to_ddp<Net<optim::SGD>>(2, GetParam(), sharded);
+}
+
+TEST_P(EqualsDdp, BitForBitOnMoreWhereDeterministic) {
+  for (const int64_t world_size : {3, 4}) {
+    expect_equal_to_ddp<Net<optim::AdamW>>(world_size, GetParam(), {.reduce = "at_boundary"}, /*deterministic=*/true);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, EqualsDdp,
+                         ::testing::Values(Case{.name = "plain"}, Case{.name = "clipped", .clip = 0.05},
+                                           Case{.name = "accumulating2", .accumulate = 2},
+                                           Case{.name = "accumulating4", .accumulate = 4, .clip = 0.05},
+                                           Case{.name = "smallBuckets", .bucket_mib = 0.0001},
+                                           Case{.name = "bf16Mixed", .precision = "bf16-mixed"},
+                                           Case{.name = "fp16Mixed", .precision = "16-mixed"},
+                                           Case{.name = "bf16True", .precision = "bf16-true"}),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(DdpShardedTest, EachMicroBatchIsTheSameSumInAnotherOrder) {
+  run_ranks(2, [](World& world) {
+    const Case c{.name = "each", .accumulate = 4};
+    const at::Tensor expected = train<Net<optim::SGD>>(world, c, "ddp");
+    const at::Tensor got = train<Net<optim::SGD>>(world, c, DdpSharded{});
+    EXPECT_LT(((got - expected).norm() / expected.norm()).item<double>(), 1e-6);
+  });
+}
+
+TEST(DdpShardedTest, MoreRanksThanElementsOfABucketWork) {
+  struct Scalar : Module {
+    at::Tensor weight = register_parameter("weight", torch::ones({1}));
+    at::Tensor training_step(const Batch& batch, int64_t) override { return (weight * batch["x"]).square().mean(); }
+    Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 0.1}); }
+  };
+  run_ranks(3, [](World& world) {
+    const Case c{.name = "one element"};
+    EXPECT_TRUE(train<Scalar>(world, c, "ddp_sharded").equal(train<Scalar>(world, c, "ddp")));
+  });
+}
+
+TEST(DdpShardedTest, AHookSeesAndChangesTheMeanGradients) {
+  struct Halves : Net<optim::SGD> {
+    std::vector<double> norms;
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      norms.push_back(gradient_norm(optimizer.params()).item<double>());
+      scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
+    }
+  };
+  run_ranks(2, [](World& world) {
+    const Case c{.name = "halved", .accumulate = 2};
+    EXPECT_TRUE(train<Halves>(world, c, DdpSharded{.reduce = "at_boundary"}).equal(train<Halves>(world, c, "ddp")));
+  });
+}
+
+TEST(DdpShardedTest, AnOptimizerThatNeedsWholeTensorsIsRefused) {
+  struct Lamb : TinyModule {
+    Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.1}); }
+  };
+  EXPECT_THROW(
+      run_ranks(
+          2,
+          [](World& world) {
+            const Case c{.name = "lamb"};
+            EXPECT_THAT(
+                message_of<UsageError>([&] { train<Lamb>(world, c, "ddp_sharded"); }),
+                HasSubstr("LAMB needs whole tensors, but here each rank has a part of them; use an element-wise"));
+          }),
+      DistributedError);
+}
+
+TEST(DdpShardedTest, ManualOptimisationIsRefused) {
+  struct Manual : TinyModule {
+    Manual() { automatic_optimization = false; }
+  };
+  EXPECT_THROW(run_ranks(2,
+                         [](World& world) {
+                           const Case c{.name = "manual"};
+                           EXPECT_THAT(message_of<SetupError>([&] { train<Manual>(world, c, "ddp_sharded"); }),
+                                       HasSubstr("use 'ddp'"));
+                         }),
+               DistributedError);
+}
+
+TEST(DdpShardedTest, FreezingBetweenTheMicroBatchesOfAStepIsRefused) {
+  struct Freezes : Net<optim::SGD> {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (batch_idx == 1) hidden->weight.set_requires_grad(false);
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  EXPECT_THROW(run_ranks(2,
+                         [](World& world) {
+                           const Case c{.name = "freezes", .accumulate = 2};
+                           EXPECT_THAT(message_of<c10::Error>([&] { train<Freezes>(world, c, "ddp_sharded"); }),
+                                       HasSubstr("was frozen, unfrozen or added between the micro-batches of a step"));
+                         }),
+               DistributedError);
+}
+
+TEST(PiecesIn, CoverEveryElementOnceForAnyNumberOfRanks) {
+  Net<optim::SGD> net;
+  const Optimizers optimizers = net.configure_optimizers();
+  for (const int64_t world_size : {1, 2, 3, 4, 7, 16}) {
+    const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 100, .world_size = world_size});
+    for (const auto& bucket : flat.buckets()) {
+      std::vector<at::Tensor> counts;
+      for (const auto& slot : bucket.slots) counts.push_back(torch::zeros({slot.num_elements}, at::kLong));
+      for (int64_t rank = 0; rank < world_size; ++rank) {
+        const ElementRange range = rank_range(bucket.flat.numel(), rank, world_size);
+        for (const Piece& piece : pieces_in(bucket, range)) {
+          counts[piece.slot].narrow(0, piece.begin, piece.num_elements) += 1;
+          EXPECT_EQ(bucket.slots[piece.slot].begin + piece.begin, range.begin + piece.offset);
+        }
+      }
+      for (const at::Tensor& count : counts) EXPECT_TRUE(count.eq(1).all().item<bool>());
+    }
+  }
+}
+
+// State of 2 ranks, put together and cut again for 3, and for one.
+TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
+  std::mutex mutex;
+  OptimizerShard::ParameterState saved;
+  const auto with_shard = [](World& world, const auto& body) {
+    TinyModule net;
+    const Optimizers optimizers = net.configure_optimizers();
+    const FlatParameters flat(net, optimizers, {.world_size = world.world_size()});
+    OptimizerShard shard(flat, optimizers, world.rank(), world.world_size());
+    body(flat, shard);
+  };
+  run_ranks(2, [&](World& world) {
+    with_shard(world, [&](const FlatParameters& flat, OptimizerShard& shard) {
+      const int64_t size = shard.range(0).size();
+      const at::Tensor gradient = torch::arange(size, at::kFloat) + static_cast<double>(world.rank() * size);
+      shard.update(0, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {});
+      const auto state = shard.gather(0, 3, world.data());
+      const std::lock_guard lock(mutex);
+      saved = state;
+    });
+  });
+  EXPECT_EQ(saved.num_updates, 1);
+  const at::Tensor& mean = saved.tensors.at("exp_avg");
+  EXPECT_EQ(mean.sizes(), (std::vector<int64_t>{8, 4}));
+  EXPECT_NEAR((mean[0][1] - mean[0][0]).item<double>(), 0.1, 1e-4);  // (1 - beta1) * gradient
+  for (const int64_t world_size : {1, 3}) {
+    run_ranks(world_size, [&](World& world) {
+      with_shard(world, [&](const FlatParameters&, OptimizerShard& shard) {
+        shard.set(0, 3, saved);
+        const auto again = shard.gather(0, 3, world.data());
+        EXPECT_EQ(again.num_updates, 1);
+        for (const auto& [name, tensor] : saved.tensors) EXPECT_TRUE(again.tensors.at(name).equal(tensor)) << name;
+      });
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fulgur
