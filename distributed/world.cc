@@ -109,8 +109,12 @@ struct World::Parts {
   }
 };
 
-World::World() : parts_(std::make_unique<Parts>()) {
-  parts_->data = parts_->control = std::make_shared<LocalCollective>();
+World::World() : World(std::make_shared<LocalCollective>(), std::make_shared<LocalCollective>()) {}
+
+World::World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> control)
+    : parts_(std::make_unique<Parts>()) {
+  parts_->data = std::move(data);
+  parts_->control = std::move(control);
 }
 
 World::World(const ClusterEnvironment& environment, const WorldOptions& options)

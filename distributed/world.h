@@ -31,6 +31,9 @@ class World {
  public:
   World();  // of one rank: every collective is the identity
 
+  // Of groups that exist already.
+  World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> control);
+
   // Meets the other ranks where the environment says. Throws DistributedError naming the ranks that do not come and, if
   // the master cannot be reached or its port is in use, what to change.
   explicit World(const ClusterEnvironment& environment, const WorldOptions& options = {});
