@@ -2,6 +2,7 @@
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -49,27 +50,56 @@ at::Tensor combine(Reduction reduction, const at::Tensor& a, const at::Tensor& b
 
 }  // namespace
 
-double MetricLog::Scalar::read() const { return device.defined() ? host + device.item<double>() : host; }
+double MetricLog::Scalar::read() const { return device.defined() ? device.item<double>() : host; }
 
-void MetricLog::Scalar::add(const Scalar& other) {
-  host += other.host;
-  if (other.device.defined()) device = device.defined() ? device.add(other.device) : other.device;
+MetricLog::Scalar MetricLog::Scalar::times(double factor) const {
+  if (device.defined()) return {.device = device.mul(factor)};
+  return {.host = host * factor};
 }
 
-double MetricLog::Entry::step_value() const {
-  return step_count == 1 ? step_sum.read() : step_sum.read() / static_cast<double>(step_count);
+MetricLog::Scalar MetricLog::Scalar::over(double divisor) const {
+  if (device.defined()) return {.device = device.div(divisor)};
+  return {.host = host / divisor};
+}
+
+void MetricLog::Scalar::combine(Reduction reduction, const Scalar& other) {
+  if (!device.defined() && !other.device.defined()) {
+    host = fulgur::combine(reduction, host, other.host);
+    return;
+  }
+  const c10::Device where = (device.defined() ? device : other.device).device();
+  const auto there = [&](const Scalar& scalar) {
+    if (scalar.device.defined()) return scalar.device.to(where);
+    return at::scalar_tensor(scalar.host, at::device(where).dtype(at::kDouble));
+  };
+  device = fulgur::combine(reduction, there(*this), there(other));
+}
+
+MetricLog::Scalar MetricLog::Entry::step_value() const {
+  return step_count == 1 ? step_sum : step_sum.over(static_cast<double>(step_count));
 }
 
 double MetricLog::Entry::epoch_value() const {
-  double value = reduced.host;
-  if (reduced.device.defined()) value = combine(options.reduce_fx, value, reduced.device.item<double>());
-  return options.reduce_fx == Reduction::mean ? value / weight : value;
+  return options.reduce_fx == Reduction::mean ? reduced.read() / weight : reduced.read();
+}
+
+void MetricLog::Entry::add_step_value(const Scalar& value, int64_t in_step) {
+  if (step != in_step) {
+    step = in_step;
+    step_sum = value;
+    step_count = 1;
+  } else {
+    step_sum.combine(Reduction::sum, value);
+    ++step_count;
+  }
 }
 
 double MetricLog::Entry::metric_value(Ranks* ranks) const {
-  MetricStates states = metric->states();
+  std::vector<MetricStates> by_replica;
+  for (const Metric* metric : metrics) by_replica.push_back(metric->states());
+  MetricStates states = combined(by_replica);
   if (ranks != nullptr && ranks->world_size() > 1 && options.sync_dist) states = ranks->combine(std::move(states));
-  const at::Tensor value = metric->compute(states);
+  const at::Tensor value = metrics.front()->compute(states);
   TORCH_CHECK_VALUE(value.numel() == 1, "log('", name,
                     "', metric) takes a metric of a single value; its value has shape ", value.sizes(),
                     "; compute() it at the end of the epoch, and log its elements by names of their own");
@@ -97,7 +127,8 @@ void MetricLog::set_dataloader(std::optional<int64_t> idx) { dataloader_idx_ = i
 Metrics MetricLog::take_step_metrics() {
   Metrics metrics;
   for (const Entry& entry : table(stage_).entries) {
-    if (entry.step == table(stage_).step && entry.options.logger) metrics[entry.step_name()] = entry.step_value();
+    if (entry.step == table(stage_).step && entry.options.logger)
+      metrics[entry.step_name()] = entry.step_value().read();
   }
   for (const auto& [name, value] : metrics) logged_metrics_[name] = value;
   return metrics;
@@ -108,18 +139,18 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
   if (ranks != nullptr) reduce_over_ranks(table(stage).entries, *ranks);
   for (const Entry& entry : table(stage).entries) {
     if (entry.step_count > 0 && stage == Stage::train) {
-      callback_metrics_[entry.step_name()] = entry.step_value();
-      if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value();
+      callback_metrics_[entry.step_name()] = entry.step_value().read();
+      if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value().read();
     }
     if (!*entry.options.on_epoch) continue;
-    const double value = entry.metric != nullptr ? entry.metric_value(ranks) : entry.epoch_value();
+    const double value = entry.metrics.empty() ? entry.epoch_value() : entry.metric_value(ranks);
     callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = value;
     if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = value;
     epoch_metrics_[entry.epoch_name()] = value;
     if (entry.options.logger) for_loggers[entry.epoch_name()] = logged_metrics_[entry.epoch_name()] = value;
   }
   for (const Entry& entry : table(stage).entries) {  // only now: one metric may stand under several names
-    if (entry.metric != nullptr) entry.metric->reset();
+    for (Metric* metric : entry.metrics) metric->reset();
   }
   table(stage).entries.clear();
   return for_loggers;
@@ -153,10 +184,8 @@ void MetricLog::reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) con
       const bool is_sum = entry.options.reduce_fx == Reduction::mean || entry.options.reduce_fx == Reduction::sum;
       const Reduction kind = is_sum ? Reduction::sum : entry.options.reduce_fx;
       if (!*entry.options.on_epoch || !entry.options.sync_dist || kind != reduction) continue;
-      if (entry.metric != nullptr) continue;
-      if (entry.reduced.device.defined()) {
-        entry.reduced = {.host = combine(kind, entry.reduced.host, entry.reduced.device.item<double>())};
-      }
+      if (!entry.metrics.empty()) continue;
+      entry.reduced = {.host = entry.reduced.read()};
       owners.push_back(&entry);
       values.push_back(entry.reduced.host);
       if (is_sum) values.push_back(entry.weight);
@@ -194,7 +223,7 @@ void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& opt
   LogOptions by_epoch = options;
   by_epoch.on_step = false;
   by_epoch.on_epoch = true;
-  find_or_add(name, resolve(name, by_epoch)).metric = &metric;
+  find_or_add(name, resolve(name, by_epoch)).metrics = {&metric};
 }
 
 void MetricLog::record(std::string_view name, const Scalar& value, const LogOptions& options) {
@@ -203,23 +232,57 @@ void MetricLog::record(std::string_view name, const Scalar& value, const LogOpti
     const bool is_mean = options.reduce_fx == Reduction::mean;
     const double weight = is_mean ? weight_of(name, options) : 1.0;
     entry.weight += weight;
-    if (value.device.defined()) {
-      const at::Tensor weighted = value.device.mul(weight);
-      at::Tensor& sum = entry.reduced.device;
-      sum = sum.defined() ? combine(options.reduce_fx, sum, weighted) : weighted;
-    } else {
-      entry.reduced.host = combine(options.reduce_fx, entry.reduced.host, value.host * weight);
+    entry.reduced.combine(options.reduce_fx, value.times(weight));
+  }
+  if (*entry.options.on_step) entry.add_step_value(value, table(stage_).step);
+}
+
+void MetricLog::begin_part(const MetricLog& whole, const Batch& part) {
+  enter(whole.stage_, whole.hook());
+  set_dataloader(whole.dataloader_idx_);
+  set_batch(&part);
+  table(stage_) = {};
+}
+
+void MetricLog::add_parts(std::span<const MetricLog* const> parts) {
+  for (const MetricLog* part : parts) {
+    for (const Entry& logged : part->table(stage_).entries) {
+      Entry& entry = find_or_add(logged.given_name(), logged.options);
+      entry.weight += logged.weight;
+      entry.reduced.combine(entry.options.reduce_fx, logged.reduced);
+      for (Metric* metric : logged.metrics) {
+        if (std::ranges::find(entry.metrics, metric) == entry.metrics.end()) entry.metrics.push_back(metric);
+      }
     }
   }
-  if (!*entry.options.on_step) return;
-  if (const int64_t step = table(stage_).step; entry.step != step) {
-    entry.step = step;
-    entry.step_sum = value;
-    entry.step_count = 1;
-  } else {
-    entry.step_sum.add(value);
-    ++entry.step_count;
+  for (Entry& entry : table(stage_).entries) {
+    if (const auto value = step_value_of_parts(entry, parts)) entry.add_step_value(*value, table(stage_).step);
   }
+}
+
+std::optional<MetricLog::Scalar> MetricLog::step_value_of_parts(const Entry& entry,
+                                                                std::span<const MetricLog* const> parts) const {
+  const Reduction reduction = entry.options.reduce_fx;
+  Scalar value{.host = identity_of(reduction)};
+  double sum_of_weights = 0.0;
+  for (const MetricLog* part : parts) {
+    const Entry* logged = part->find(entry);
+    if (logged == nullptr || logged->step_count == 0) continue;
+    const bool is_mean = reduction == Reduction::mean;
+    const double weight = is_mean ? part->weight_of(entry.given_name(), logged->options) : 1.0;
+    value.combine(reduction, logged->step_value().times(weight));
+    sum_of_weights += weight;
+  }
+  if (sum_of_weights == 0.0) return std::nullopt;
+  return reduction == Reduction::mean ? value.over(sum_of_weights) : value;
+}
+
+const MetricLog::Entry* MetricLog::find(const Entry& like) const {
+  const auto& entries = table(stage_).entries;
+  const auto entry = std::ranges::find_if(entries, [&](const Entry& e) {
+    return e.name == like.name && e.hook == like.hook && e.dataloader_idx == like.dataloader_idx;
+  });
+  return entry == entries.end() ? nullptr : &*entry;
 }
 
 LogOptions MetricLog::resolve(std::string_view name, LogOptions options) const {
@@ -286,7 +349,7 @@ Metrics MetricLog::callback_metrics() const {
   Metrics steps;
   Metrics known = callback_metrics_;
   for (const Entry& entry : table(Stage::train).entries) {
-    if (entry.step_count > 0) steps[entry.name] = steps[entry.step_name()] = entry.step_value();
+    if (entry.step_count > 0) steps[entry.name] = steps[entry.step_name()] = entry.step_value().read();
   }
   if (stage_ != Stage::train) {  // of a name that training shares with validation, the stage that runs has the value
     known.merge(steps);
@@ -299,7 +362,7 @@ Metrics MetricLog::callback_metrics() const {
 Metrics MetricLog::progress_bar_metrics() const {
   Metrics metrics = progress_bar_metrics_;
   for (const Entry& entry : table(Stage::train).entries) {
-    if (entry.step_count > 0 && entry.options.prog_bar) metrics[entry.step_name()] = entry.step_value();
+    if (entry.step_count > 0 && entry.options.prog_bar) metrics[entry.step_name()] = entry.step_value().read();
   }
   return metrics;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,6 +64,13 @@ class MetricLog {
   // until then. Update it yourself. on_step and reduce_fx do not apply.
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
+  // For replicas of a module, each of which takes a part of the running batch, in a thread of its own: each logs into a
+  // MetricLog of its own, begun as a part of this one (forgetting what it had), and then they are added to this one, in
+  // the order given, as if the whole batch had been logged: means weighted by batch_size, on_step too, sums summed, and
+  // of a Metric the states of all that ever logged it by that name. `part` of the batch is borrowed until then.
+  void begin_part(const MetricLog& whole, const Batch& part);
+  void add_parts(std::span<const MetricLog* const> parts);
+
   // Reading makes numbers of device values, and so waits for the device.
   Metrics callback_metrics() const;      // everything known: the last epochs' values, and this step's while training
   Metrics progress_bar_metrics() const;  // those logged with prog_bar
@@ -75,23 +83,26 @@ class MetricLog {
     double host = 0.0;
     at::Tensor device{};  // 0-dim, detached; undefined for a host number
     double read() const;
-    void add(const Scalar& other);
+    Scalar times(double factor) const;
+    Scalar over(double divisor) const;
+    void combine(Reduction reduction, const Scalar& other);  // the mean is a sum
   };
   struct Entry {
     std::string_view hook{};
     std::string name{};     // as in log(), with the loader's suffix
     size_t given_size = 0;  // of the name without it
     std::optional<int64_t> dataloader_idx{};
-    LogOptions options{};      // on_step and on_epoch filled in
-    int64_t step = -1;         // in which it was logged last
-    Scalar step_sum{};         // of that step's micro-batches
-    int64_t step_count = 0;    // how many
-    Scalar reduced{};          // sum of weighted values, or sum, min, max
-    double weight = 0.0;       // sum of weights, for the mean
-    Metric* metric = nullptr;  // then `reduced` is unused
+    LogOptions options{};            // on_step and on_epoch filled in
+    int64_t step = -1;               // in which it was logged last
+    Scalar step_sum{};               // of that step's micro-batches
+    int64_t step_count = 0;          // how many
+    Scalar reduced{};                // sum of weighted values, or sum, min, max
+    double weight = 0.0;             // sum of weights, for the mean
+    std::vector<Metric*> metrics{};  // of each replica; if there are any, `reduced` is unused
     std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
-    double step_value() const;
+    Scalar step_value() const;
     double epoch_value() const;
+    void add_step_value(const Scalar& value, int64_t in_step);
     double metric_value(Ranks* ranks) const;
     bool forked() const { return *options.on_step && *options.on_epoch; }
     std::string full_name(std::string_view fork) const;  // with _step or _epoch if forked, and the loader's suffix
@@ -107,6 +118,8 @@ class MetricLog {
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options);
   double weight_of(std::string_view name, const LogOptions& options) const;
+  const Entry* find(const Entry& like) const;  // of the same name, hook and loader
+  std::optional<Scalar> step_value_of_parts(const Entry& entry, std::span<const MetricLog* const> parts) const;
   void check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const;
   void reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const;
   Table& table(Stage stage) { return tables_[static_cast<size_t>(stage)]; }

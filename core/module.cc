@@ -1,7 +1,9 @@
 #include "core/module.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
+#include "core/error.h"
 #include "core/logging.h"
 
 namespace fulgur {
@@ -55,6 +57,20 @@ MetricLog* Module::attached_log(std::string_view name) {
                 link_.state == nullptr ? "on a module that no Trainer is running" : "in barebones mode");
   }
   return link_.metrics;
+}
+
+std::shared_ptr<Module> Module::make_another() const {
+  if (make_another_) return make_another_();
+  throw UsageError(
+      overridden_hooks_
+          ? fmt::format("strategy 'dp' needs arguments of make_module<{}>(...) that it can use again for each replica, "
+                        "but they cannot be copied, or the constructor changes them; pass others, or std::ref() of "
+                        "what the replicas are to share",
+                        name())
+          : fmt::format(
+                "strategy 'dp' needs make_module<{0}>(...), which knows how to make replicas; write it in place "
+                "of std::make_shared<{0}>(...)",
+                name()));
 }
 
 const RunState& Module::run_state() const {

@@ -163,6 +163,10 @@ class Module : public torch::nn::Module {
   // For the Trainer: what log() and the rest above lead to while a run lasts.
   void attach(const RunLink& link) { link_ = link; }
 
+  // For strategies with replicas.
+  const RunLink& link() const { return link_; }
+  std::shared_ptr<Module> make_another() const;  // see make_module; throws UsageError if that does not know how
+
  private:
   template <class T, class... Args>
   friend std::shared_ptr<T> make_module(Args&&... args);

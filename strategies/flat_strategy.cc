@@ -81,6 +81,13 @@ std::optional<FlatStrategy::RankOptions> FlatStrategy::rank_options() const {
 
 void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const {
   if (rank_options() || (devices.size() == 1 && num_nodes == 1)) return;
+  if (std::holds_alternative<Dp>(preset_)) {
+    if (num_nodes == 1) return;
+    throw UsageError(
+        fmt::format("strategy 'dp' is one process on one machine, but num_nodes = {}; set it to 1 or write "
+                    "strategy = 'ddp'",
+                    num_nodes));
+  }
   throw UsageError(fmt::format(
       "strategy 'single_device' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or "
       "write strategy = 'ddp'",
@@ -98,7 +105,8 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   deterministic_ = setup.deterministic;
   precision_ = setup.precision;
   converted_.emplace(module, precision_);
-  device_ = setup.devices.front();
+  devices_ = setup.devices;
+  device_ = devices_.front();
   current_device_.emplace(device_);
   module.to(device_);
   if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
@@ -123,6 +131,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
   });
+  if (devices_.size() > 1) replicas_.emplace(*module_, devices_);
   if (!precision_.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
     if (!optimizer->needs_closure()) continue;
@@ -169,7 +178,7 @@ void FlatStrategy::check_unchanged() const {
 
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const PrecisionScope scope(precision_, device_.type());
-  return module_->training_step(batch, batch_idx);
+  return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
 Batch FlatStrategy::to_device(const Batch& batch) {
@@ -190,6 +199,7 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   if (shards()) open_window();
   if (reducer_ && (is_last || (shards() && rank_options()->each_micro_batch))) reducer_->begin();
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
+  if (replicas_) replicas_->backward();
 }
 
 // What is left of the last window's sums is dropped.
@@ -401,6 +411,7 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 
 void FlatStrategy::teardown() noexcept {
   shard_.reset();
+  replicas_.reset();
   reducer_.reset();
   flat_.reset();
   buffers_.clear();

@@ -14,6 +14,7 @@
 #include "strategies/loss_scaling.h"
 #include "strategies/optimizer_shard.h"
 #include "strategies/precision.h"
+#include "strategies/replicas.h"
 #include "strategies/strategy.h"
 
 namespace fulgur {
@@ -21,6 +22,13 @@ namespace fulgur {
 // One process, one device.
 struct SingleDevice {
   static constexpr std::string_view kName = "single_device";
+  void describe(FieldVisitor&) {}
+};
+
+// Data parallel in one process: a replica of the model and a thread for each device, each with its part of every batch.
+// See Replicas for what that asks of a module: make_module, and a loss that is a mean over its batch.
+struct Dp {
+  static constexpr std::string_view kName = "dp";
   void describe(FieldVisitor&) {}
 };
 
@@ -54,10 +62,11 @@ struct DdpSharded {
 
 // The engine of these. The parameters lie in flat buckets, so that they are reduced and updated many at a time. With
 // one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with several a
-// GradientReducer sums them while backward runs. 16-bit gradients of several micro-batches are summed in fp32.
+// GradientReducer sums them while backward runs, with several devices Replicas do so after it. 16-bit gradients of
+// several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
-  using Preset = std::variant<SingleDevice, Ddp, DdpSharded>;
+  using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded>;
   explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
 
   std::string name() const override;
@@ -121,6 +130,8 @@ class FlatStrategy final : public Strategy {
   bool window_is_open_ = false;             // of ddp_sharded: its sums are being made
   std::vector<bool> are_gathered_{};        // of ddp_sharded, by optimizer: parameters have the gradients
   bool told_gathered_ = false;
+  std::vector<c10::Device> devices_;  // device_ is the first
+  std::optional<Replicas> replicas_;  // with several devices, during fit
   bool has_16_bit_params_ = false;
   std::optional<LossScaling> loss_scaling_;  // if the precision needs it
 };

@@ -9,6 +9,7 @@ namespace {
 
 void register_builtin_strategies(StrategyRegistry& registry) {  // the one place that names every strategy
   registry.add(SingleDevice::kName, [] { return std::make_unique<FlatStrategy>(SingleDevice()); });
+  registry.add(Dp::kName, [] { return std::make_unique<FlatStrategy>(Dp()); });
   registry.add(Ddp::kName, [] { return std::make_unique<FlatStrategy>(Ddp()); });
   registry.add(DdpSharded::kName, [] { return std::make_unique<FlatStrategy>(DdpSharded()); });
 }

@@ -50,6 +50,12 @@ std::vector<c10::Device> choose_devices(const TrainerOptions& options) {
 std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices) {
   auto strategy = options.strategy.make(devices.size() > 1 || options.num_nodes > 1 ? Ddp::kName : SingleDevice::kName);
   strategy->check_devices(devices, options.num_nodes);
+  if (options.sync_batchnorm && devices.size() > 1 && !strategy->rank_per_device()) {
+    throw UsageError(
+        fmt::format("sync_batchnorm is true, but strategy '{}' has no ranks that could exchange statistics; set it to "
+                    "false or write strategy = 'ddp'",
+                    strategy->name()));
+  }
   return strategy;
 }
 

@@ -273,6 +273,72 @@ TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
   }
 }
 
+// A batch of 8 whose parts have 5 and 3 samples, and what each logs.
+class PartsOfABatch : public MetricLogTest {
+ protected:
+  void both(const LogOptions& options, double first, double second) {
+    log.enter(Stage::train, kTrainingStep);
+    MetricLog a, b;
+    a.begin_part(log, five_);
+    b.begin_part(log, three_);
+    a.log("m", first, options);
+    b.log("m", torch::tensor(second), options);
+    log.add_parts(std::vector<const MetricLog*>{&a, &b});
+  }
+
+ private:
+  Batch five_ = batch_of(5), three_ = batch_of(3);
+};
+
+TEST_F(PartsOfABatch, AreReducedAsTheWholeBatch) {
+  for (const auto& [reduction, expected] : {std::pair(Reduction::mean, 2.75), std::pair(Reduction::sum, 6.0),
+                                            std::pair(Reduction::min, 2.0), std::pair(Reduction::max, 4.0)}) {
+    log.begin_epoch(Stage::train);
+    both({.on_epoch = true, .reduce_fx = reduction}, 2.0, 4.0);
+    EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m_step", expected)));
+    EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m_epoch", expected)));
+  }
+}
+
+TEST_F(PartsOfABatch, MicroBatchesOfAStepCountAlike) {
+  log.begin_epoch(Stage::train);
+  both({}, 1.0, 1.0);
+  both({}, 2.0, 4.0);
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m", 1.875)));
+}
+
+TEST_F(PartsOfABatch, MayHaveWeightsOfTheirOwn) {
+  log.begin_epoch(Stage::train);
+  both({.on_epoch = true, .batch_size = 1}, 2.0, 4.0);
+  EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m_step", 3.0)));
+  EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m_epoch", 3.0)));
+}
+
+TEST_F(PartsOfABatch, MustAgreeOnOptions) {
+  log.begin_epoch(Stage::train);
+  both({}, 1.0, 1.0);
+  EXPECT_THROW(both({.prog_bar = true}, 1.0, 1.0), c10::ValueError);
+}
+
+TEST_F(PartsOfABatch, HaveMetricsOfTheirOwnWhichBecomeOneValue) {
+  metrics::Mean a, b;
+  a.update(1.0);
+  b.update(4.0);
+  const Batch part = batch_of(1);
+  log.begin_epoch(Stage::train);
+  log.enter(Stage::train, kTrainingStep);
+  for (int step = 0; step < 2; ++step) {  // in the second, only the first has a part
+    MetricLog first, second;
+    first.begin_part(log, part);
+    second.begin_part(log, part);
+    first.log("m", a);
+    if (step == 0) second.log("m", b);
+    log.add_parts(std::vector<const MetricLog*>{&first, &second});
+  }
+  EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m", 2.5)));
+  EXPECT_TRUE(std::isnan(b.compute().item<double>()));
+}
+
 TEST_F(MetricLogTest, RefusesAMetricOfManyValuesAndAStepOfAMetric) {
   metrics::Accuracy per_class({.num_classes = 3, .average = metrics::Average::none});
   log.begin_epoch(Stage::validate);

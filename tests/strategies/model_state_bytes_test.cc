@@ -118,7 +118,8 @@ INSTANTIATE_TEST_SUITE_P(, ModelState,
                          });
 
 TEST(ModelStateOfDdp, IsSixteenBytes) {
-  const Bytes bytes = bytes_of(Ddp{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0}, 2, "32", /*pools=*/false);
+  const Bytes bytes =
+      bytes_of(Ddp{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0}, 2, "32", /*pools=*/false);
   EXPECT_NEAR(bytes.model_state, 16, 0.03 * 16);
 }
 

@@ -125,11 +125,11 @@ TEST_P(StrategyContract, NamesEveryTensorOnce) {
 
 TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam())->teardown(); }
 
-INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device", "ddp", "ddp_sharded"),
+INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device", "dp", "ddp", "ddp_sharded"),
                          [](const auto& name) { return name.param; });
 
 TEST(StrategyContractList, CoversEveryBuiltInStrategy) {
-  EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("ddp", "ddp_sharded", "single_device"));
+  EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("ddp", "ddp_sharded", "dp", "single_device"));
 }
 
 }  // namespace
