@@ -71,18 +71,14 @@ void follow_parameter(const at::Tensor& copy, const at::Tensor& original) {
   if (copy.requires_grad() != original.requires_grad()) copy.set_requires_grad(original.requires_grad());
 }
 
-// Takes the gradient of `from`.
-void add_gradient(const at::Tensor& into, const at::Tensor& from) {
-  at::Tensor grad = std::exchange(from.mutable_grad(), {});
-  if (!grad.defined()) return;
-  grad = grad.to(into.device(), /*non_blocking=*/true);
-  at::Tensor& sum = into.mutable_grad();
+void add_gradient(const at::Tensor& param, const at::Tensor& grad) {
+  at::Tensor& sum = param.mutable_grad();
   if (!sum.defined()) {
-    sum = std::move(grad);
+    sum = grad.to(param.device(), /*non_blocking=*/true);
     return;
   }
   if (optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
-  sum.add_(grad);
+  sum.add_(grad.to(param.device(), /*non_blocking=*/true));
 }
 
 // After a parallel loop libgomp's threads spin for some milliseconds, on CPUs that the replicas need, unless it has
@@ -159,6 +155,7 @@ struct Replicas::Replica {
   std::vector<std::shared_ptr<torch::nn::Module>> submodules;  // parents first
   MetricLog log{};
   at::Tensor loss{};  // of the last step, with its graph
+  std::vector<at::Tensor> spent{};  // gradients that were added to another's; backward has their memory again
   at::Tensor seed{};  // a leaf that stands for it in the mean; its gradient is how much the loss counts
   SerialWorker worker{};
 };
@@ -243,6 +240,7 @@ void Replicas::backward() {
   const RandomStateRestored random_state;  // checkpoint() moves it, on every thread
   on_each(replicas_.size(), [&](size_t i) {
     Replica& replica = *replicas_[i];
+    replica.spent.clear();
     const at::Tensor loss = std::exchange(replica.loss, {}), seed = std::exchange(replica.seed, {});
     if (seed.defined() && seed.grad().defined()) loss.backward(seed.grad());
   });
@@ -254,8 +252,13 @@ void Replicas::sum_gradients() {
   const c10::NoGradGuard no_grad;
   for (size_t stride = 1; stride < replicas_.size(); stride *= 2) {
     for (size_t into = 0; into + stride < replicas_.size(); into += 2 * stride) {
-      const NamedTensors &sums = replicas_[into]->params, &params = replicas_[into + stride]->params;
-      for (size_t i = 0; i < sums.size(); ++i) add_gradient(sums[i].second, params[i].second);
+      Replica &sum = *replicas_[into], &term = *replicas_[into + stride];
+      for (size_t i = 0; i < sum.params.size(); ++i) {
+        const at::Tensor grad = std::exchange(term.params[i].second.mutable_grad(), {});
+        if (!grad.defined()) continue;
+        add_gradient(sum.params[i].second, grad);
+        term.spent.push_back(grad);
+      }
     }
   }
 }
