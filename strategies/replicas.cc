@@ -154,9 +154,9 @@ struct Replicas::Replica {
   NamedTensors params, buffers;
   std::vector<std::shared_ptr<torch::nn::Module>> submodules;  // parents first
   MetricLog log{};
-  at::Tensor loss{};  // of the last step, with its graph
+  at::Tensor loss{};                // of the last step, with its graph
   std::vector<at::Tensor> spent{};  // gradients that were added to another's; backward has their memory again
-  at::Tensor seed{};  // a leaf that stands for it in the mean; its gradient is how much the loss counts
+  at::Tensor seed{};                // a leaf that stands for it in the mean; its gradient is how much the loss counts
   SerialWorker worker{};
 };
 
