@@ -14,6 +14,7 @@
 
 #include "checkpoint/checkpoint_writer.h"
 #include "core/error.h"
+#include "core/exception_text.h"
 #include "core/logging.h"
 #include "core/module_state.h"
 #include "core/names.h"
@@ -58,18 +59,6 @@ std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std
 void check_alone() {
   const auto environment = cluster();
   if (environment && environment->name != "fulgur" && !process_session::joined()) check_world_size(*environment, 1, 1);
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& c10_error) {
-    return c10_error.what_without_backtrace();
-  } catch (const std::exception& std_error) {
-    return std_error.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
 }
 
 // C++ cannot exchange the layers of a model for others.
@@ -209,13 +198,7 @@ class EveryoneGetsIt {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
   void warn(std::string_view what) const {
-    try {
-      rethrow();
-    } catch (const std::exception& error) {
-      log_warning("{}: {}", what, error.what());
-    } catch (...) {
-      log_warning("{}: an exception of unknown type", what);
-    }
+    if (first_ != nullptr) log_warning("{}: {}", what, text_of(first_));
   }
 
  private:
@@ -426,7 +409,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
     body(context);
   } catch (...) {
     failure = std::current_exception();
-    world_->abort(text_of(failure));
+    give_up(text_of(failure));
     notify_of(failure, data);
   }
   EveryoneGetsIt after;
@@ -458,6 +441,12 @@ void Trainer::meet_ranks() {
   rank_ = world_->rank();
   world_size_ = world_->world_size();
   own_devices_ = {devices_[static_cast<size_t>(local_rank_) % devices_.size()]};
+}
+
+// The other ranks learn why; leave_ranks(failure) follows.
+void Trainer::give_up(const std::string& reason) {
+  if (session_ != nullptr) return session_->abort(reason);
+  world_->abort(reason);
 }
 
 // Throws `failure`, or that of the rank that caused it.
@@ -568,7 +557,7 @@ void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
   } catch (const std::exception& error) {
     tell(error);
   } catch (...) {
-    tell(std::runtime_error("an exception of unknown type"));
+    tell(std::runtime_error(text_of(failure)));
   }
   everyone.warn("on_exception failed too");
 }

@@ -106,6 +106,7 @@ class Trainer final : private TrainerControl {
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
            const std::function<void(LoopContext&)>& body);
   void meet_ranks();
+  void give_up(const std::string& reason);
   void leave_ranks(std::exception_ptr failure = nullptr);
   void share_run_dir();
   void remove_unused_run_dir();
