@@ -70,7 +70,7 @@ class C10dCollective::Impl {
         options_(options),
         progress_(heartbeat_->progress(group_.name)) {
     try {
-      backend_ = connect();
+      backend_ = connect_in_time();
     } catch (const DistributedError&) {
       throw;
     } catch (const std::exception& error) {
@@ -139,7 +139,7 @@ class C10dCollective::Impl {
 
  private:
   // Gloo waits without end for the store if that has been stopped.
-  c10::intrusive_ptr<c10d::Backend> connect() const {
+  c10::intrusive_ptr<c10d::Backend> connect_in_time() const {
     if (!group_.device.is_cpu()) return connect_(group_);
     using Backend = c10::intrusive_ptr<c10d::Backend>;
     std::future<Backend> backend = detached_call<Backend>([connect = connect_, group = group_] { return connect(group); });

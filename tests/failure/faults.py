@@ -4,7 +4,7 @@
   ./bazelw build //tests/failure:fault_program
   tests/failure/faults.py                    every case once
   tests/failure/faults.py --repeat 20        the long form, in under ten minutes on two cores
-  tests/failure/faults.py --only hang --seed 7 --verbose
+  tests/failure/faults.py --only hang --seed 7
 
 Ranks, steps and places are drawn from the seed. Prints a line for each case: how many runs, how many went wrong, and the
 longest time from the fault until no process was left, which must be within the timeout of collectives (or of connecting)
@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import typing
 import uuid
@@ -430,7 +429,7 @@ class Run:
         for i, variables in enumerate(plan.starts):
             with open(self.unread_pipe() if plan.unread else self.path / f"{i}.out", "wb") as out, open(self.path / f"{i}.err", "wb") as err:
                 self.processes.append(subprocess.Popen(
-                    [program, *plan.arguments, f"--folder={self.path}"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                    ["setpriv", "--pdeathsig", "KILL", program, *plan.arguments, f"--folder={self.path}"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                     env={**CLEAN, "OMP_NUM_THREADS": "1", name: value, **variables}, start_new_session=True))
 
     def unread_pipe(self):
@@ -559,36 +558,34 @@ class Run:
 
 def run_case(program, name, seed):
     """What went wrong in one run of a case, and seconds from the fault until the end."""
-    plan = CASES[name](random.Random(f"{seed} {name}"))
-    return Run(program, plan).execute()
+    return Run(program, CASES[name](random.Random(f"{seed} {name}"))).execute()
 
 
-def run_all(program, names, repeat, seed, jobs, verbose):
-    started = time.monotonic()
+def run_all(program, names, repeat, seed, jobs):
+    """For each case, what went wrong and the seconds of each of its runs."""
     results = {name: [] for name in names}
-    lock = threading.Lock()
 
     def one(name, number):
         wrong, seconds = run_case(program, name, f"{seed}.{number}")
-        with lock:
-            results[name].append((wrong, seconds))
-            for line in wrong:
-                print(f"WRONG {name}, run {number}: {line}", flush=True)
-            if verbose:
-                print(f"{name}, run {number}: {seconds:.1f} s", flush=True)
+        results[name].append((wrong, seconds))
+        if wrong:
+            print("\n".join(f"WRONG {name}, run {number}: {line}" for line in wrong), flush=True)
 
     # Runs that wait for a timeout use no processor meanwhile, so that more of them go at a time.
     with concurrent.futures.ThreadPoolExecutor(jobs) as quick, concurrent.futures.ThreadPoolExecutor(jobs) as slow:
         runs = [(slow if name in WAITS else quick).submit(one, name, number) for number in range(repeat) for name in names]
         for run in runs:
             run.result()
+    return results
+
+
+def print_table(results):
+    """Whether all went well."""
     print(f"{'case':<26} runs wrong  longest until all had ended, s")
-    for name in names:
-        wrong = sum(bool(complaints) for complaints, _ in results[name])
-        print(f"{name:<26} {len(results[name]):4} {wrong:5}  {max(seconds for _, seconds in results[name]):6.1f}")
-    num_wrong = sum(bool(complaints) for name in names for complaints, _ in results[name])
-    print(f"{repeat * len(names)} runs, {num_wrong} wrong, seed {seed}, {time.monotonic() - started:.0f} s")
-    return num_wrong == 0
+    for name, runs in results.items():
+        wrong, seconds = sum(bool(complaints) for complaints, _ in runs), max(seconds for _, seconds in runs)
+        print(f"{name:<26} {len(runs):4} {wrong:5}  {f'{seconds:6.1f}' if seconds else '     -'}")
+    return not any(wrong for runs in results.values() for wrong, _ in runs)
 
 
 def main():
@@ -596,14 +593,16 @@ def main():
     parser.add_argument("--program", default=str(pathlib.Path(__file__).parents[2] / "bazel-bin/tests/failure/fault_program"))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, and as many again of those that wait")
+    parser.add_argument("--jobs", type=int, default=3, help="runs at a time, and as many again of those that only wait")
     parser.add_argument("--only", default="", help="cases whose name contains it")
-    parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     become_subreaper()
     print(f"seed {options.seed}", flush=True)
+    started = time.monotonic()
     names = [name for name in CASES if options.only in name]
-    sys.exit(not run_all(options.program, names, options.repeat, options.seed, options.jobs, options.verbose))
+    all_well = print_table(run_all(options.program, names, options.repeat, options.seed, options.jobs))
+    print(f"{options.repeat * len(names)} runs in {time.monotonic() - started:.0f} s, seed {options.seed}")
+    sys.exit(not all_well)
 
 
 if __name__ == "__main__":
