@@ -41,6 +41,7 @@
 #include "optim/rmsprop.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
+#include "strategies/estimate_memory.h"
 #include "strategies/precision.h"
 #include "strategies/presets.h"
 #include "strategies/strategy.h"

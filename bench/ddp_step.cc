@@ -1,10 +1,15 @@
-// The step of ddp on this host's cores, for bench/python_ddp.py, which runs it side by side with Python's:
+// The step of a strategy with ranks on this host's cores, for bench/python_ddp.py and bench/python_sharded.py, which
+// run it side by side with Python's:
 //   ddp_step --devices=2 --width=1152 --steps=40 --strategy=ddp
-// Prints "<microseconds of a step> <seconds from the start of main() to the end of the first step>" from rank 0.
+// Prints from rank 0: microseconds of a step, seconds from the start of main() to the end of the first step, and MB of
+// memory after the last step (PSS) and at most (RSS).
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include <chrono>
+#include <fstream>
+#include <string>
+#include <string_view>
 
 #include "fulgur.h"
 
@@ -16,6 +21,7 @@ using Clock = std::chrono::steady_clock;
 const Clock::time_point g_start = Clock::now();
 constexpr int64_t kBatchSize = 32;  // of a rank
 constexpr int64_t kWarmUp = 5;      // steps
+constexpr int64_t kPool = 8;        // batches
 
 struct StepOptions {
   TrainerOptions trainer{.accelerator = "cpu", .max_epochs = 1, .barebones = true};
@@ -28,6 +34,15 @@ struct StepOptions {
     visit({.name = "steps", .help = "that are timed", .min = 1}, &steps);
   }
 };
+
+// MB, from a file of /proc/self in which a line says "<name>: <kB> kB".
+double read_mb(const char* file, std::string_view name) {
+  std::ifstream lines(std::string("/proc/self/") + file);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(name)) return std::stod(line.substr(name.size())) * 1024 / 1e6;
+  }
+  return 0;
+}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -47,28 +62,44 @@ class Mlp : public Module {
   }
   void on_train_end() override {
     step_us_ = seconds_since(warm_) * 1e6 / static_cast<double>(run_state().global_step - kWarmUp);
+    steady_mb_ = read_mb("smaps_rollup", "Pss:");
+    peak_mb_ = read_mb("status", "VmHWM:");
   }
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = 1e-4}); }
 
-  void print() const { fmt::print("{:.1f} {:.3f}\n", step_us_, first_step_s_); }
+  void print() const { fmt::print("{:.1f} {:.3f} {:.2f} {:.2f}\n", step_us_, first_step_s_, steady_mb_, peak_mb_); }
 
  private:
   torch::nn::Sequential layers_;
   Clock::time_point warm_;
-  double first_step_s_ = 0, step_us_ = 0;
+  double first_step_s_ = 0, step_us_ = 0, steady_mb_ = 0, peak_mb_ = 0;
+};
+
+// The same few batches again and again, as Python's loops have them.
+class Pool final : public Loader {
+ public:
+  Pool(int64_t width, int64_t num_batches) : num_batches_(num_batches) {
+    for (int64_t i = 0; i < kPool; ++i)
+      batches_.push_back({{"x", torch::randn({kBatchSize, width})}, {"y", torch::randint(0, 2, {kBatchSize})}});
+  }
+  void begin_epoch(int64_t) override { given_ = 0; }
+  std::optional<Batch> next() override {
+    return given_ < num_batches_ ? std::optional(batches_[static_cast<size_t>(given_++ % kPool)]) : std::nullopt;
+  }
+  std::optional<int64_t> num_batches() const override { return num_batches_; }
+  bool set_shard(const DataShard&) override { return true; }
+
+ private:
+  std::vector<Batch> batches_;
+  int64_t num_batches_, given_ = 0;
 };
 
 void run(StepOptions options) {
   at::set_num_threads(1);
   seed_everything(1);
-  const int64_t samples =
-      (options.steps + kWarmUp) * kBatchSize * std::max<int64_t>(1, *options.trainer.devices.count());
-  const at::Tensor pool = torch::randn({64 * kBatchSize, options.width});
-  const at::Tensor x = pool.index({torch::arange(samples) % pool.size(0)});
-  const auto data = TensorDataset::make({{"x", x}, {"y", torch::randint(0, 2, {samples})}});
   const auto module = make_module<Mlp>(options.width);
   Trainer trainer(options.trainer);
-  trainer.fit(module, {.train = DataLoader::make(data, {.batch_size = kBatchSize})});
+  trainer.fit(module, {.train = std::make_shared<Pool>(options.width, options.steps + kWarmUp)});
   if (trainer.is_global_zero()) module->print();
 }
 

@@ -16,7 +16,7 @@ ROUNDS = 5
 SIZES = {"10 k": (56, 400), "1 M": (576, 100), "4 M": (1152, 40), "20 M": (2576, 15)}  # width, steps
 BATCH_SIZE = 32
 WARM_UP = 5
-POOL = 64
+POOL = 8
 
 
 def make_model(width):
@@ -29,8 +29,13 @@ def make_pool(torch, width):
     return [(torch.randn(BATCH_SIZE, width), torch.randint(0, 2, (BATCH_SIZE,))) for _ in range(POOL)]
 
 
+def read_mb(file, name):
+    with open(f"/proc/self/{file}") as lines:
+        return next(float(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith(name))
+
+
 class Clock:
-    """Microseconds of a step after the first ones, and seconds to the end of the first."""
+    """Microseconds of a step after the first ones, seconds to the end of the first, and MB after the last and at most."""
 
     def tick(self, step):
         if step == 0:
@@ -39,7 +44,8 @@ class Clock:
             self.warm = time.perf_counter()
 
     def print(self, steps):
-        print(f"{(time.perf_counter() - self.warm) * 1e6 / steps:.1f} {self.first_step:.3f}")
+        print(f"{(time.perf_counter() - self.warm) * 1e6 / steps:.1f} {self.first_step:.3f} "
+              f"{read_mb('smaps_rollup', 'Pss:'):.2f} {read_mb('status', 'VmHWM:'):.2f}")
 
 
 def hand_written(width, steps):
@@ -109,7 +115,7 @@ def with_lightning(width, steps):
 
 
 def run(command, ranks):
-    """[us/step, s to the first step] of a program on so many ranks."""
+    """What a program prints on so many ranks: us/step, s to the first step, MB of rank 0 after the last and at most."""
     if ranks > 1 and command[0] == sys.executable:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command[1:]]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

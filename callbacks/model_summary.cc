@@ -19,7 +19,6 @@ struct Row {
 
 struct Totals {
   int64_t trainable = 0, frozen = 0;
-  uint64_t num_bytes = 0;
 };
 
 std::string short_count(int64_t count) {
@@ -35,7 +34,6 @@ Totals count_parameters(const torch::nn::Module& module) {
   for (const at::Tensor& param : module.parameters()) {
     if (!seen.insert(param.unsafeGetTensorImpl()).second) continue;
     (param.requires_grad() ? totals.trainable : totals.frozen) += param.numel();
-    totals.num_bytes += param.nbytes();
   }
   return totals;
 }
@@ -79,9 +77,10 @@ std::shared_ptr<ModelSummary> ModelSummary::make(Options options) { return std::
 
 void ModelSummary::on_fit_start(TrainerControl& trainer) {
   const Totals totals = count_parameters(trainer.module());
-  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen, {:.3g} MB of parameters\n\n", trainer.device_summary(),
+  const std::string memory = trainer.memory_summary();
+  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen\n\n{}{}", trainer.device_summary(),
                                format_table(child_rows(trainer.module())), short_count(totals.trainable),
-                               short_count(totals.frozen), static_cast<double>(totals.num_bytes) / 1e6)
+                               short_count(totals.frozen), memory, memory.empty() ? "" : "\n")
                 << std::flush;
 }
 

@@ -1,6 +1,5 @@
 #include "cli/command_line.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -11,6 +10,8 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/exception_text.h"
+#include "core/logging.h"
 #include "core/names.h"
 #include "core/working_directory.h"
 #include "distributed/session.h"
@@ -82,9 +83,10 @@ class FlagAdder final : public FieldVisitor {
   throw UsageError(fmt::format("unexpected argument '{}'; flags are written --name=value", extras.front()));
 }
 
-int report(int exit_code, const char* message) {
+// `who` says so: "[rank 1] ", or nothing.
+int report(int exit_code, const std::string& who, const std::string& message) {
   std::fflush(stdout);
-  std::fprintf(stderr, "error: %s\n", message);
+  std::fprintf(stderr, "%serror: %s\n", who.c_str(), message.c_str());
   return exit_code;
 }
 
@@ -131,13 +133,11 @@ int exit_code_of(const std::function<void()>& body) {
     if (failure != nullptr) std::rethrow_exception(failure);
     return 0;
   } catch (const UsageError& error) {
-    return report(2, error.what());
-  } catch (const DistributedError& error) {
-    return report(error.exit_code, error.what());
-  } catch (const c10::Error& error) {
-    return report(1, error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return report(1, error.what());
+    return report(2, log_prefix(), error.what());
+  } catch (const DistributedError& error) {  // it names the ranks itself
+    return report(error.exit_code, "", error.what());
+  } catch (...) {
+    return report(1, log_prefix(), text_of(std::current_exception()));
   }
 }
 

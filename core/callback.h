@@ -27,6 +27,7 @@ class TrainerControl {
   virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
   virtual const Module& module() const = 0;
   virtual std::string device_summary() const = 0;  // "single_device on cpu"
+  virtual std::string memory_summary() const = 0;  // a table of what a rank keeps, in fit; empty if it is not known
   virtual bool is_global_zero() const = 0;         // rank 0 of all: the one that writes files
 
   // The folder of this run's files, runs/version_N under default_root_dir, on every rank; made at the first call.

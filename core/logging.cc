@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <string>
 
 namespace fulgur {
 namespace {
@@ -11,8 +10,7 @@ std::atomic<int64_t> g_rank{0};
 std::atomic<int64_t> g_world_size{1};
 
 void write_line(std::string_view level, std::string_view message) {
-  const std::string rank = g_world_size > 1 ? fmt::format("[rank {}] ", g_rank.load()) : "";
-  const std::string line = fmt::format("{}{}{}\n", rank, level, message);
+  const std::string line = fmt::format("{}{}{}\n", log_prefix(), level, message);
   std::fwrite(line.data(), 1, line.size(), stderr);
 }
 
@@ -22,6 +20,8 @@ void set_log_rank(int64_t rank, int64_t world_size) {
   g_rank = rank;
   g_world_size = world_size;
 }
+
+std::string log_prefix() { return g_world_size > 1 ? fmt::format("[rank {}] ", g_rank.load()) : ""; }
 
 namespace internal {
 

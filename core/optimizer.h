@@ -68,6 +68,10 @@ class Optimizer {
   // sharded.
   virtual bool element_wise() const { return false; }
 
+  // How many numbers of state it keeps for each element of a parameter, in fp32 (fp64 for parameters of that); unset:
+  // not known.
+  virtual std::optional<int64_t> state_numbers() const { return std::nullopt; }
+
   // Drops every gradient, so that the next backward allocates it anew and an unused parameter has none.
   void zero_grad();
 

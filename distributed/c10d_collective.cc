@@ -4,12 +4,16 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <chrono>
 #include <exception>
+#include <future>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "core/error.h"
+#include "distributed/detached_call.h"
 #include "distributed/serial_worker.h"
 #include "distributed/transfers.h"
 
@@ -64,9 +68,9 @@ class C10dCollective::Impl {
         connect_(std::move(connect)),
         heartbeat_(std::move(heartbeat)),
         options_(options),
-        num_started_(heartbeat_->num_started(group_.name)) {
+        progress_(heartbeat_->progress(group_.name)) {
     try {
-      backend_ = connect_(group_);
+      backend_ = connect_in_time();
     } catch (const DistributedError&) {
       throw;
     } catch (const std::exception& error) {
@@ -134,10 +138,22 @@ class C10dCollective::Impl {
   }
 
  private:
+  // Gloo waits without end for the store if that has been stopped.
+  c10::intrusive_ptr<c10d::Backend> connect_in_time() const {
+    if (!group_.device.is_cpu()) return connect_(group_);
+    using Backend = c10::intrusive_ptr<c10d::Backend>;
+    std::future<Backend> backend =
+        detached_call<Backend>([connect = connect_, group = group_] { return connect(group); });
+    if (backend.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
+      return backend.get();
+    throw std::runtime_error("the store does not answer");
+  }
+
   Call begin(const char* name) {
     const std::lock_guard lock(mutex_);
     if (failure_) throw *failure_;
-    return {name, ++num_started_};
+    progress_.name = name;
+    return {name, ++progress_.number};
   }
 
   template <class Body>
@@ -171,7 +187,7 @@ class C10dCollective::Impl {
   const Connect connect_;
   const std::shared_ptr<Heartbeat> heartbeat_;
   const C10dOptions options_;
-  std::atomic<int64_t>& num_started_;
+  Progress& progress_;
   int64_t num_sub_groups_ = 0;
   std::mutex failing_;
   std::mutex mutex_;
@@ -253,9 +269,11 @@ Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
 }
 
 void C10dCollective::barrier() {
+  if (impl_->on_cpu())
+    return impl_->start_transfers("barrier", [](Transfers& transfers) { transfers.barrier(); }).wait();
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
-  if (!impl_->on_cpu()) nothing.item();  // until here the host has not waited
+  nothing.item();  // until here the host has not waited
 }
 
 std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>& ranks) {

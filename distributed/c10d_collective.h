@@ -15,8 +15,8 @@ struct C10dOptions {
   int64_t staging_bytes = 8 << 20;     // on the CPU: memory of reduce_scatter for what arrives, whatever its size
 };
 
-// Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter and all_gather are our
-// own (Transfers) and run on a thread of the group's, all others are Gloo's.
+// Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter, all_gather and barrier
+// are our own (Transfers) and run on a thread of the group's, all others are Gloo's.
 // Destroy it on every rank after a barrier, or after abort(): a rank that goes breaks the connections of the others.
 class C10dCollective final : public Collective {
  public:

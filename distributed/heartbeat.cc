@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <functional>
 #include <future>
@@ -18,26 +19,39 @@ constexpr const char* kFailureKey = "failure";
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
 
-// What a rank writes: "<beat> <step> <group>=<number started> ...", beat -1 when it has left.
+// The collective that a rank started last in a group.
+struct Call {
+  int64_t number = 0;
+  std::string name{};
+};
+
+// What a rank writes: "<beat> <step> <at end> <group>=<number started>:<name of the last> ...", beat -1 when it has
+// left.
 struct Beat {
   int64_t beat = 0;
   int64_t step = 0;
-  std::map<std::string, int64_t> started{};
+  bool at_end = false;
+  std::map<std::string, Call> started{};
+
+  Call last_in(const std::string& group) const {
+    const auto found = started.find(group);
+    return found == started.end() ? Call() : found->second;
+  }
 };
 
 std::string to_text(const Beat& beat) {
-  std::string text = fmt::format("{} {}", beat.beat, beat.step);
-  for (const auto& [group, number] : beat.started) text += fmt::format(" {}={}", group, number);
+  std::string text = fmt::format("{} {} {:d}", beat.beat, beat.step, beat.at_end);
+  for (const auto& [group, call] : beat.started) text += fmt::format(" {}={}:{}", group, call.number, call.name);
   return text;
 }
 
 Beat to_beat(const std::string& text) {
   std::istringstream words(text);
   Beat beat;
-  words >> beat.beat >> beat.step;
+  words >> beat.beat >> beat.step >> beat.at_end;
   for (std::string word; words >> word;) {
-    const size_t equals = word.rfind('=');
-    beat.started[word.substr(0, equals)] = std::stoll(word.substr(equals + 1));
+    const size_t equals = word.rfind('='), colon = word.rfind(':');
+    beat.started[word.substr(0, equals)] = {std::stoll(word.substr(equals + 1)), word.substr(colon + 1)};
   }
   return beat;
 }
@@ -64,16 +78,44 @@ std::string list_of(const std::vector<int64_t>& ranks) {
   return text;
 }
 
-// "at step 12, in collective 16 of group 'data', 3 of 'control'": the group in question first.
+// "at step 12, in collective 16 of group 'data' (all_reduce), 3 of 'control' (barrier)": the group in question first.
 std::string place_of(const Beat& beat, const std::string& group) {
-  const auto found = beat.started.find(group);
-  const int64_t number = found == beat.started.end() ? 0 : found->second;
-  std::string text = number == 0 ? fmt::format("at step {}, before any collective of group '{}'", beat.step, group)
-                                 : fmt::format("at step {}, in collective {} of group '{}'", beat.step, number, group);
-  for (const auto& [other, count] : beat.started) {
-    if (other != group && count > 0) text += fmt::format(", {} of '{}'", count, other);
+  if (beat.at_end) return "at the end of the program";
+  const auto [number, name] = beat.last_in(group);
+  std::string text = fmt::format("at step {}, ", beat.step);
+  text += number == 0 ? fmt::format("before any collective of group '{}'", group)
+                      : fmt::format("in collective {} of group '{}' ({})", number, group, name);
+  for (const auto& [other, call] : beat.started) {
+    if (other != group && call.number > 0) text += fmt::format(", {} of '{}' ({})", call.number, other, call.name);
   }
   return text;
+}
+
+Diagnosis disagreement(const Reading& reading, const std::string& group, int64_t one, int64_t other) {
+  return {std::nullopt,
+          fmt::format("rank {} is {}, but rank {} is {}: is there a call that not every rank makes, such as fit() or "
+                      "save_checkpoint()?",
+                      one, place_of(reading.beats.at(one), group), other, place_of(reading.beats.at(other), group))};
+}
+
+// Of ranks that have all started a collective, two that have not started the same one.
+std::optional<Diagnosis> difference(const Reading& reading, const std::string& group,
+                                    const std::vector<int64_t>& ranks) {
+  const Beat& first = reading.beats.at(ranks.front());
+  for (const int64_t rank : ranks) {
+    const Beat& other = reading.beats.at(rank);
+    const Call ours = first.last_in(group), theirs = other.last_in(group);
+    if (ours.number == theirs.number && ours.name == theirs.name && first.at_end == other.at_end) continue;
+    return disagreement(reading, group, ranks.front(), rank);
+  }
+  return std::nullopt;
+}
+
+// Whether a rank has started a collective that the other has not.
+bool is_ahead(const Beat& beat, const Beat& other) {
+  return std::ranges::any_of(beat.started, [&](const auto& entry) {
+    return entry.second.number > other.last_in(entry.first).number;
+  });
 }
 
 // Compares two readings of the ranks that a collective needs.
@@ -88,12 +130,13 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
       left.push_back(rank);
     } else if (was != before.beats.end() && was->second.beat == is->second.beat) {
       silent.push_back(rank);
-    } else if (const auto started = is->second.started.find(group);
-               started == is->second.started.end() || started->second < number) {
+    } else if (is->second.last_in(group).number < number) {
       behind.push_back(rank);
     }
   }
-  if (!absent.empty()) return {absent.front(), fmt::format("{} never joined the run", list_of(absent))};
+  if (!absent.empty())
+    return {absent.front(), fmt::format("{} no sign of life since the ranks met (killed, or hanging)",
+                                        list_of(absent) + (absent.size() == 1 ? " gives" : " give"))};
   if (!silent.empty()) {
     return {silent.front(), fmt::format("{} no sign of life (killed, or hanging); last seen {}",
                                         list_of(silent) + (silent.size() == 1 ? " gives" : " give"),
@@ -103,11 +146,19 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
     return {left.front(), fmt::format("{} left the run {}", list_of(left) + (left.size() == 1 ? " has" : " have"),
                                       place_of(after.beats.at(left.front()), group))};
   }
+  for (const int64_t rank : behind) {
+    const auto waits = std::ranges::find_if(ranks, [&](int64_t other) {
+      return after.beats.at(other).last_in(group).number >= number;
+    });
+    if (waits != ranks.end() && is_ahead(after.beats.at(rank), after.beats.at(*waits)))
+      return disagreement(after, group, *waits, rank);
+  }
   if (!behind.empty()) {
     return {behind.front(),
             fmt::format("{} missing: alive, but still {}", list_of(behind) + (behind.size() == 1 ? " is" : " are"),
                         place_of(after.beats.at(behind.front()), group))};
   }
+  if (const auto found = difference(after, group, ranks)) return *found;
   return {std::nullopt, "every rank is alive and has started it; the network between them may have failed"};
 }
 
@@ -120,18 +171,20 @@ struct Heartbeat::Shared {
   const std::optional<int64_t> store_rank;
   const std::chrono::milliseconds interval;
   std::atomic<int64_t> step{0};
+  std::atomic<bool> at_end{false};
 
   std::mutex mutex{};
   std::condition_variable changed{};
-  std::map<std::string, std::atomic<int64_t>> started{};
+  std::map<std::string, Progress> started{};
   std::vector<std::function<void()>> jobs{};
   bool stop = false;
+  bool answers = true;  // the store, the last time that it was asked
   std::promise<void> ended{};
 
   Beat beat_now(int64_t number) {
     const std::lock_guard lock(mutex);
-    Beat beat{.beat = number, .step = step};
-    for (const auto& [group, count] : started) beat.started[group] = count;
+    Beat beat{.beat = number, .step = step, .at_end = at_end};
+    for (const auto& [group, progress] : started) beat.started[group] = {progress.number, progress.name.load()};
     return beat;
   }
 
@@ -148,6 +201,8 @@ struct Heartbeat::Shared {
       for (int64_t number = 1; !is_stopped(); ++number) {
         write(number);
         for (const auto& job : wait_for_jobs()) job();
+        const std::lock_guard lock(mutex);
+        answers = true;
       }
       write(-1);
     } catch (const std::exception&) {  // the store has gone: jobs that nobody runs tell so
@@ -170,11 +225,15 @@ struct Heartbeat::Shared {
     std::future<Result> result = promise->get_future();
     {
       const std::lock_guard lock(mutex);
-      if (stop) return std::nullopt;
+      if (stop || !answers) return std::nullopt;
       jobs.push_back([promise = std::move(promise), job = std::move(job)] { promise->set_value(job()); });
     }
     changed.notify_all();
-    if (result.wait_for(2 * interval + std::chrono::seconds(1)) != std::future_status::ready) return std::nullopt;
+    if (result.wait_for(2 * interval + std::chrono::seconds(1)) != std::future_status::ready) {
+      const std::lock_guard lock(mutex);
+      answers = false;
+      return std::nullopt;
+    }
     try {
       return result.get();
     } catch (const std::future_error&) {
@@ -208,6 +267,7 @@ Heartbeat::~Heartbeat() {
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stop = true;
+    if (!shared_->answers) return;
   }
   shared_->changed.notify_all();
   shared_->ended.get_future().wait_for(2 * shared_->interval + std::chrono::seconds(1));
@@ -215,7 +275,9 @@ Heartbeat::~Heartbeat() {
 
 void Heartbeat::set_step(int64_t global_step) { shared_->step = global_step; }
 
-std::atomic<int64_t>& Heartbeat::num_started(const std::string& group) {
+void Heartbeat::set_at_end() { shared_->at_end = true; }
+
+Progress& Heartbeat::progress(const std::string& group) {
   const std::lock_guard lock(shared_->mutex);
   return shared_->started[group];
 }
@@ -241,12 +303,33 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
   if (last) {
     const Diagnosis mine = compare(*first, *last, group, number, ranks);
     diagnosis = shared->ask<Diagnosis>([shared, mine] { return shared->record(mine); });
-    if (shared->rank == shared->store_rank) std::this_thread::sleep_for(2 * shared->interval);  // the others read it
   }
   if (diagnosis) return *diagnosis;
   if (!shared->store_rank) return {std::nullopt, "the store that the launcher keeps does not answer"};
   return {shared->store_rank, fmt::format("rank {}, which keeps the store, does not answer (killed, ended, or hanging)",
                                           *shared->store_rank)};
+}
+
+void Heartbeat::wait_for_others(const std::vector<int64_t>& ranks) {
+  const auto shared = shared_;
+  if (shared->rank != shared->store_rank) return;
+  std::vector<Reading> readings;
+  // A beat that has not changed over two intervals has stopped.
+  const auto is_there = [&](int64_t rank) {
+    const auto& last = readings.back().beats;
+    if (rank == shared->rank || !last.contains(rank) || last.at(rank).beat < 0) return false;
+    if (readings.size() < 3) return true;
+    const auto& before = readings[readings.size() - 3].beats;
+    return !before.contains(rank) || before.at(rank).beat != last.at(rank).beat;
+  };
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < end) {
+    auto reading = shared->ask<Reading>([shared, ranks] { return shared->read(ranks); });
+    if (!reading) return;
+    readings.push_back(std::move(*reading));
+    if (std::ranges::none_of(ranks, is_there)) return;
+    std::this_thread::sleep_for(shared->interval);
+  }
 }
 
 }  // namespace fulgur

@@ -19,10 +19,17 @@ struct Diagnosis {
   std::string text;                    // "rank 2 gives no sign of life; it was last seen at step 12, in collective 16"
 };
 
-// Writes to the store, at intervals and from a thread of its own, that this rank is alive, its step, and how many
+// The collectives of one group that a rank has started.
+struct Progress {
+  std::atomic<int64_t> number{0};
+  std::atomic<const char*> name{""};  // of the last one: "all_reduce"
+};
+
+// Writes to the store, at intervals and from a thread of its own, that this rank is alive, its step, and which
 // collectives it has started in each group; so that, when one fails, the others can name the rank that is missing.
 // The first rank to fail leaves a record there, which every other rank then reports: all name the same cause.
-// Any thread may call it. No call waits longer than a few intervals, even if the store does not answer.
+// Any thread may call it. No call waits longer than a few intervals, even if the store does not answer; once it has not
+// answered, none waits.
 class Heartbeat {
  public:
   // `store` must be a connection that nobody else waits on (Store::clone()). `store_rank`: the rank in whose process
@@ -35,14 +42,21 @@ class Heartbeat {
 
   void set_step(int64_t global_step);
 
-  // The number of collectives that this rank has started in a group; valid as long as the Heartbeat.
-  std::atomic<int64_t>& num_started(const std::string& group);
+  // This rank has done its work, and waits for the others.
+  void set_at_end();
+
+  // Of this rank; valid as long as the Heartbeat.
+  Progress& progress(const std::string& group);
 
   // This rank has failed, for a reason of its own: the record, unless another rank came first.
   void report_failure(const std::string& message);
 
   // Why collective `number` of `group` failed. Takes two to four intervals, unless a rank has left a record.
   Diagnosis diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks);
+
+  // In the process of the store, after a failure: returns when these ranks have left or ended, so that they can read
+  // the record, or after a few seconds.
+  void wait_for_others(const std::vector<int64_t>& ranks);
 
  private:
   struct Shared;

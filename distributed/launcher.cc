@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <mutex>
 #include <optional>
@@ -107,12 +108,24 @@ int exit_code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(statu
 
 std::string prefixed(int64_t rank, std::string_view output) {
   std::string lines;
+  const std::string prefix = fmt::format("[rank {}] ", rank);
   while (!output.empty()) {
-    const size_t end = std::min(output.find('\n'), output.size());
-    lines += fmt::format("\n[rank {}] {}", rank, output.substr(0, end));
-    output.remove_prefix(std::min(end + 1, output.size()));
+    const std::string_view line = output.substr(0, output.find('\n'));
+    lines += fmt::format("\n{}{}", line.starts_with(prefix) ? "" : prefix, line);
+    output.remove_prefix(std::min(line.size() + 1, output.size()));
   }
   return lines;
+}
+
+// Another thread may hold a stream, or nobody read what it is connected to: that is waited for a second.
+void print_and_flush(const std::string& message) {
+  const auto done = std::make_shared<std::promise<void>>();
+  std::thread([message, done] {
+    std::fputs(message.c_str(), stderr);
+    std::fflush(nullptr);
+    done->set_value();
+  }).detach();
+  done->get_future().wait_for(std::chrono::seconds(1));
 }
 
 DistributedError error_of(const Child& child) {
@@ -190,6 +203,22 @@ class Launcher::Impl {
   ~Impl() { stop(); }
 
   const ClusterEnvironment& environment() const { return environment_; }
+
+  void check() {
+    const std::lock_guard lock(mutex_);
+    for (const Child& child : children_) {
+      if (child.failed()) throw error_of(child);
+      if (!child.exit_code) continue;
+      throw DistributedError(fmt::format("rank {} ended with exit code 0 before the ranks had met{}", child.rank,
+                                         prefixed(child.rank, child.kept)),
+                             child.rank);
+    }
+  }
+
+  void expect_failure() {
+    const std::lock_guard lock(mutex_);
+    if (!failure_expected_at_) failure_expected_at_ = Clock::now();
+  }
 
   void finish() {
     std::unique_lock lock(mutex_);
@@ -279,11 +308,14 @@ class Launcher::Impl {
       changed_.notify_all();
       if (stop_ && std::ranges::all_of(children_, [](const Child& child) { return child.exit_code.has_value(); }))
         return;
-      if (first_failed_ && !main_has_ended_ &&
-          Clock::now() > failed_at_ + std::chrono::duration<double>(options_.grace_s)) {
-        end_process();
-      }
+      if (first_failed_ && !main_has_ended_ && main_is_late()) end_process();
     }
+  }
+
+  bool main_is_late() const {
+    using Seconds = std::chrono::duration<double>;
+    if (failure_expected_at_) return Clock::now() > *failure_expected_at_ + Seconds(options_.timeout_s);
+    return Clock::now() > failed_at_ + Seconds(options_.grace_s);
   }
 
   void start_children() {
@@ -366,13 +398,13 @@ class Launcher::Impl {
   // The program does not notice the failure of a rank: it computes without end, or waits for something else.
   [[noreturn]] void end_process() {
     const DistributedError error = error_of(children_[*first_failed_]);
-    std::fprintf(stderr, "error: %s\nerror: rank %lld did not stop within %g s after that, and is ended\n",
-                 error.what(), static_cast<long long>(environment_.rank), options_.grace_s);
     kill_all();
     for (const Child& child : children_) {
       if (!child.exit_code) ::waitpid(child.pid, nullptr, 0);
     }
-    std::fflush(nullptr);
+    print_and_flush(fmt::format("error: {}\nerror: rank {} did not stop within {:g} s after that, and is ended\n",
+                                error.what(), environment_.rank,
+                                failure_expected_at_ ? options_.timeout_s : options_.grace_s));
     ::_exit(error.exit_code);
   }
 
@@ -384,6 +416,7 @@ class Launcher::Impl {
   std::vector<Child> children_{};
   std::optional<size_t> first_failed_{};  // of children_
   Clock::time_point failed_at_{};
+  std::optional<Clock::time_point> failure_expected_at_{};
   std::string start_error_{};
   bool started_ = false;
   bool main_has_ended_ = false;
@@ -396,6 +429,8 @@ Launcher::Launcher(const LauncherOptions& options, const EnvironmentVariables& v
 Launcher::~Launcher() = default;
 
 const ClusterEnvironment& Launcher::environment() const { return impl_->environment(); }
+void Launcher::check() { impl_->check(); }
+void Launcher::expect_failure() { impl_->expect_failure(); }
 void Launcher::finish() { impl_->finish(); }
 void Launcher::fail(std::exception_ptr error) { impl_->fail(error); }
 

@@ -12,8 +12,8 @@ namespace fulgur {
 struct LauncherOptions {
   int64_t local_world_size = 1;  // ranks on this host, this process included
   int64_t num_nodes = 1;         // hosts; with several, NODE_RANK, MASTER_ADDR and MASTER_PORT must be set on each
-  double grace_s = 5;            // from the failure of another rank until this process is ended
-  double kill_after_s = 3;       // from the failure of this rank until others that still run are killed
+  double grace_s = 2;            // from the failure of another rank until this process is ended
+  double kill_after_s = 2;       // from the failure of this rank until others that still run are killed
   double timeout_s = 1800;       // from the end of this rank until the others must have ended
 };
 
@@ -22,9 +22,10 @@ struct LauncherOptions {
 // and OMP_NUM_THREADS = cores / ranks on this host, which this process takes over too, unless OMP_NUM_THREADS is set.
 // What they print is kept, and shown with the error if they fail: every line with "[rank 1] " in front.
 // A rank that fails stops all: the others have grace_s to notice (their collectives fail), then they are killed. That
-// goes for this process too: a thread that computes can be stopped by nothing else, so if nobody calls finish() or
-// fail() in that time it prints the failed rank's error and ends with its exit code. The children never outlive this
-// process: the kernel kills them when it ends, however it ends. None stays a zombie. Used by one thread.
+// goes for this process too: a thread that computes can be stopped by nothing else, so if nobody calls finish(), fail()
+// or expect_failure() in that time it prints the failed rank's error and ends with its exit code. The children never
+// outlive this process: the kernel kills them when it ends, however it ends. None stays a zombie. Used by one thread at
+// a time.
 class Launcher {
  public:
   // Throws UsageError if num_nodes asks for variables that are missing, DistributedError if a process cannot be
@@ -35,6 +36,12 @@ class Launcher {
   Launcher& operator=(const Launcher&) = delete;
 
   const ClusterEnvironment& environment() const;  // of this rank
+
+  // Before the ranks have met: throws DistributedError if one has ended, with its output and exit code.
+  void check();
+
+  // This rank knows of a failure, and calls fail() when it has tidied up, which may now take it timeout_s.
+  void expect_failure();
 
   // This rank has done its work: returns when the others have too. Throws DistributedError with the output and the exit
   // code of the first rank that failed, or if one does not end in time.

@@ -6,6 +6,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,7 +14,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
-#include <system_error>
+#include <optional>
 #include <utility>
 
 #include "core/error.h"
@@ -42,20 +43,52 @@ std::string address_towards(const addrinfo& target) {
   return address;
 }
 
+// What a name stands for; frees itself.
+class Addresses {
+ public:
+  Addresses(const std::string& host, uint16_t port, int type) {
+    addrinfo hints{};
+    hints.ai_socktype = type;
+    code_ = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first_);
+  }
+  ~Addresses() {
+    if (first_ != nullptr) ::freeaddrinfo(first_);
+  }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+
+  const addrinfo* first() const { return code_ == 0 ? first_ : nullptr; }
+  std::string error() const { return code_ == 0 ? std::strerror(errno) : ::gai_strerror(code_); }
+
+ private:
+  addrinfo* first_ = nullptr;
+  int code_ = 0;
+};
+
 std::string address_towards(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
+  const Addresses addresses(host, port, SOCK_DGRAM);
   std::string address;
-  for (const addrinfo* target = found; code == 0 && target != nullptr && address.empty(); target = target->ai_next) {
+  for (const addrinfo* target = addresses.first(); target != nullptr && address.empty(); target = target->ai_next) {
     address = address_towards(*target);
   }
   if (!address.empty()) return address;
-  throw DistributedError(fmt::format("there is no way from here to the master '{}' ({}): check MASTER_ADDR", host,
-                                     code == 0 ? std::strerror(errno) : ::gai_strerror(code)),
-                         0);
+  throw DistributedError(
+      fmt::format("there is no way from here to the master '{}' ({}): check MASTER_ADDR", host, addresses.error()), 0);
+}
+
+// 0, or the error.
+int try_to_connect(const addrinfo& target) {
+  const int descriptor = ::socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (descriptor < 0) return errno;
+  int error = ::connect(descriptor, target.ai_addr, target.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd polled{.fd = descriptor, .events = POLLOUT, .revents = 0};
+    socklen_t size = sizeof error;
+    error = ETIMEDOUT;
+    if (::poll(&polled, 1, /*timeout, ms*/ 1000) > 0) ::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size);
+  }
+  ::close(descriptor);
+  return error;
 }
 
 Network on_interface(const std::string& variable, std::string name) {
@@ -82,6 +115,17 @@ Network choose_network(const EnvironmentVariables& variables, const std::string&
     if (const auto name = find_variable(variables, variable)) return on_interface(variable, *name);
   }
   return {.address = address_towards(master_address, master_port)};
+}
+
+std::optional<std::string> why_nobody_listens(const std::string& host, uint16_t port) {
+  const Addresses addresses(host, port, SOCK_STREAM);
+  std::string why = addresses.error();
+  for (const addrinfo* target = addresses.first(); target != nullptr; target = target->ai_next) {
+    const int error = try_to_connect(*target);
+    if (error == 0) return std::nullopt;
+    why = std::strerror(error);
+  }
+  return why;
 }
 
 LoopbackListener::LoopbackListener() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct Network {
 Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port);
 
 std::vector<std::string> interface_names();
+
+// Whether something takes connections at this place; why not, if nothing does. Waits for an answer, at most a second.
+std::optional<std::string> why_nobody_listens(const std::string& host, uint16_t port);
 
 // A socket that listens at a free port of this host's loopback (127.0.0.1, or ::1 on a host without IPv4). The port is
 // taken from the moment it is known.

@@ -1,6 +1,5 @@
 #include "distributed/session.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -9,23 +8,12 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/exception_text.h"
 #include "core/logging.h"
 #include "distributed/environment_variables.h"
 
 namespace fulgur {
 namespace {
-
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& c10_error) {
-    return c10_error.what_without_backtrace();
-  } catch (const std::exception& std_error) {
-    return std_error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
 
 int exit_code_of(const std::exception_ptr& error) {
   try {
@@ -38,27 +26,51 @@ int exit_code_of(const std::exception_ptr& error) {
 }
 
 // The session of the process, and what becomes of it if nobody calls end().
-class ProcessSession {
- public:
-  ~ProcessSession() {
-    if (!session) return;
-    const bool too_early = session->busy();
-    const std::exception_ptr error = process_session::end(
-        too_early ? std::make_exception_ptr(DistributedError("this rank's process ended in the middle of a run"))
-                  : nullptr);
-    if (error == nullptr || too_early) return;
-    std::fprintf(stderr, "error: %s\n", message_of(error).c_str());
-    std::fflush(nullptr);
-    std::_Exit(exit_code_of(error));  // that of a failed run, though main() has returned another
-  }
-  static ProcessSession& instance() {
-    static ProcessSession session;
-    return session;
-  }
-
+struct ProcessSession {
   std::unique_ptr<Session> session{};
   int64_t num_devices = 0, num_nodes = 0;
   bool failed = false;
+
+  ProcessSession() {
+    ::on_exit([](int status, void* self) { static_cast<ProcessSession*>(self)->at_exit(status); }, this);
+  }
+
+  static ProcessSession& instance() {
+    static auto* const never_destroyed = new ProcessSession;
+    return *never_destroyed;
+  }
+
+  void at_exit(int status) {
+    if (session == nullptr) return;
+    if (session->busy()) return exit_in_a_run(status);
+    const auto own = status == 0 ? nullptr : error_of_this_rank("ended with exit code {}", status);
+    const std::exception_ptr error = process_session::end(own);
+    if (own == nullptr && error != nullptr) end_process(text_of(error), exit_code_of(error));
+  }
+
+  // Other threads may still be in the session, so that it stays.
+  void exit_in_a_run(int status) {
+    const auto own = error_of_this_rank("called exit({}) in the middle of a run", status);
+    try {
+      session.release()->fail(own);
+    } catch (...) {
+    }
+    if (status == 0) end_process(text_of(own), 1);
+    print(text_of(own));
+  }
+
+  std::exception_ptr error_of_this_rank(fmt::format_string<int&> what, int status) const {
+    const int64_t rank = session->environment().rank;
+    return std::make_exception_ptr(DistributedError(fmt::format("rank {} {}", rank, fmt::format(what, status)), rank));
+  }
+
+  static void print(const std::string& message) { std::fprintf(stderr, "error: %s\n", message.c_str()); }
+
+  [[noreturn]] static void end_process(const std::string& message, int exit_code) {
+    print(message);
+    std::fflush(nullptr);
+    std::_Exit(exit_code);
+  }
 };
 
 }  // namespace
@@ -78,6 +90,9 @@ Session::Session(const SessionOptions& options) {
   }
   set_log_rank(environment_.rank, environment_.world_size);
   WorldOptions world = options.world;
+  world.while_meeting = [this] {
+    if (launcher_) launcher_->check();
+  };
   world.device = options.devices.at(static_cast<size_t>(environment_.local_rank) % options.devices.size());
   try {
     world_.emplace(environment_, world);
@@ -89,12 +104,20 @@ Session::Session(const SessionOptions& options) {
 
 Session::~Session() = default;
 
-void Session::abort(std::string_view reason) { world_->abort(reason); }
+void Session::abort(std::string_view reason) {
+  if (launcher_) launcher_->expect_failure();
+  world_->abort(reason);
+}
 
 void Session::fail(std::exception_ptr error) {
-  world_->abort(message_of(error));
-  world_.reset();
-  if (launcher_) launcher_->fail(std::move(error));
+  abort(text_of(error));
+  try {
+    if (launcher_) launcher_->fail(error);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const bool all_have_ended = launcher_ && environment_.local_world_size == environment_.world_size;
+  if (!all_have_ended) world_->wait_for_others();
   std::rethrow_exception(error);
 }
 
@@ -115,7 +138,14 @@ Session& join(const SessionOptions& options) {
   const auto num_devices = static_cast<int64_t>(options.devices.size());
   if (process.failed) throw DistributedError("the ranks of this process ended when an earlier run failed; start anew");
   if (process.session == nullptr) {
-    process.session = std::make_unique<Session>(options);
+    process.failed = true;  // until it is made
+    try {
+      process.session = std::make_unique<Session>(options);
+      process.failed = false;
+    } catch (const UsageError&) {
+      process.failed = false;
+      throw;
+    }
     process.num_devices = num_devices;
     process.num_nodes = options.num_nodes;
   }

@@ -36,7 +36,8 @@ class Session {
   World& world() { return *world_; }
   const ClusterEnvironment& environment() const { return environment_; }
 
-  // This rank gives up: the others learn why and stop. fail() must follow. From any thread.
+  // This rank gives up: the others learn why and stop. fail() must follow, but not at once: hooks on the exception may
+  // take their time. From any thread.
   void abort(std::string_view reason);
 
   // Waits until the ranks that this process started have ended. Throws the failure that came first: that of another
@@ -66,8 +67,9 @@ Session& join(const SessionOptions& options);
 
 bool joined();
 
-// To be called at the end of a program: by exit_code_of(), else when the process exits. `error` is what ended it, if
-// anything; what comes back is what to report instead. Waits for the other ranks.
+// To be called at the end of a program: by exit_code_of(), else when the process exits (where an exit code other than 0
+// is a failure of this rank, as is any exit() in the middle of a run). `error` is what ended it, if anything; what
+// comes back is what to report instead. Waits for the other ranks.
 std::exception_ptr end(std::exception_ptr error = nullptr);
 
 }  // namespace process_session

@@ -14,8 +14,9 @@
 namespace fulgur {
 namespace {
 
-constexpr int kTag = 0;  // messages between two ranks arrive in the order they are sent
+// 0: data. Messages between two ranks that have the same tag arrive in the order they are sent.
 constexpr int kAbortTag = 1;
+constexpr int kBarrierTag = 2;
 
 void combine_piece(at::Tensor total, const at::Tensor& value, ReduceOp op) {
   switch (op) {
@@ -46,14 +47,14 @@ void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op) {
 Transfers::Transfers(c10::intrusive_ptr<c10d::Backend> backend, TransferOptions options)
     : backend_(std::move(backend)), options_(options), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
 
-Transfers::Transfer Transfers::send(at::Tensor slice, int64_t peer) {
+Transfers::Transfer Transfers::send(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
-  return backend_->send(tensors, static_cast<int>(peer), kTag);
+  return backend_->send(tensors, static_cast<int>(peer), tag);
 }
 
-Transfers::Transfer Transfers::receive(at::Tensor slice, int64_t peer) {
+Transfers::Transfer Transfers::receive(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
-  return backend_->recv(tensors, static_cast<int>(peer), kTag);
+  return backend_->recv(tensors, static_cast<int>(peer), tag);
 }
 
 void Transfers::wait(const Transfer& transfer, Clock::time_point deadline) const {
@@ -140,6 +141,19 @@ void Transfers::all_gather(const at::Tensor& flat) {
     transfers.push_back(send(mine, (rank_ + step) % world_size_));
   }
   for (const Transfer& transfer : transfers) wait(transfer, deadline);
+}
+
+// In round k every rank hears from the one 2^k before it, and so, in the end, of all. Source: Hensgen, Finkel and
+// Manber 1988.
+void Transfers::barrier() {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  for (int64_t distance = 1; distance < world_size_; distance *= 2) {
+    const Transfer heard =
+        receive(at::empty({1}, at::kByte), (rank_ + world_size_ - distance) % world_size_, kBarrierTag);
+    const Transfer told = send(at::empty({1}, at::kByte), (rank_ + distance) % world_size_, kBarrierTag);
+    wait(heard, deadline);
+    wait(told, deadline);
+  }
 }
 
 // Gloo has no call for it, but gives up all connections of a group when one receive runs out of time.

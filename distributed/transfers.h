@@ -29,6 +29,10 @@ class Transfers {
   void reduce_scatter(const at::Tensor& flat, ReduceOp op);
   void all_gather(const at::Tensor& flat);
 
+  // With messages that are nobody else's: where another rank makes another call, both wait, until the timeout. (In
+  // Gloo, messages of one collective that arrive in another of another size end the process.)
+  void barrier();
+
   // Breaks the backend's connections: what runs on it throws, here and on every other rank. From any thread.
   void abort();
 
@@ -36,8 +40,8 @@ class Transfers {
   using Clock = std::chrono::steady_clock;
   using Transfer = c10::intrusive_ptr<c10d::Work>;
 
-  Transfer send(at::Tensor slice, int64_t peer);
-  Transfer receive(at::Tensor slice, int64_t peer);
+  Transfer send(at::Tensor slice, int64_t peer, int tag = 0);
+  Transfer receive(at::Tensor slice, int64_t peer, int tag = 0);
   void wait(const Transfer& transfer, Clock::time_point deadline) const;
   at::Tensor staging(const at::Tensor& like, int64_t num_elements);
   std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);

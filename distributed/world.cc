@@ -3,17 +3,23 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <future>
 #include <numeric>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "core/error.h"
+#include "distributed/detached_call.h"
 #include "distributed/gloo_adapter.h"
 #include "distributed/heartbeat.h"
 #include "distributed/local_collective.h"
@@ -41,63 +47,136 @@ void turn_flight_recorder_off() {
   static_cast<void>(done);
 }
 
-Store open_store(const ClusterEnvironment& environment, const WorldOptions& options) {
-  c10d::TCPStoreOptions store;
-  store.port = environment.master_port;
-  store.isServer = environment.rank == 0 && !environment.launcher_keeps_store;
-  store.waitWorkers = false;
-  store.timeout = to_milliseconds(options.connect_timeout_s);
-  store.masterListenFd = environment.listening_descriptor;
-  const std::string place = fmt::format("{} port {}", environment.master_address, environment.master_port);
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.master_address, store);
-  } catch (const c10::Error& error) {
-    const std::string whole = error.what_without_backtrace();
-    const std::string cause = whole.substr(0, whole.find('\n'));
-    if (store.isServer) {
-      throw DistributedError(fmt::format("rank 0 cannot listen at {}: {}; choose another MASTER_PORT", place, cause),
+// How the ranks of a run meet. run() blocks for ever if rank 0 hangs or another program listens at its port: a call to
+// be detached.
+class Meeting {
+ public:
+  Meeting(const ClusterEnvironment& environment, const WorldOptions& options)
+      : environment_(environment),
+        timeout_(to_milliseconds(options.connect_timeout_s)),
+        place_(fmt::format("{} port {}", environment.master_address, environment.master_port)) {}
+
+  // The store, once every rank has come.
+  Store run() {
+    if (!is_server()) wait_until_somebody_listens();
+    Store store = open_store();
+    if (!environment_.store_prefix.empty()) {
+      store = c10::make_intrusive<c10d::PrefixStore>(environment_.store_prefix, store);
+    }
+    wait_for_all(*store);
+    return store;
+  }
+
+  void give_up() { given_up_ = true; }
+  bool is_late() const { return Clock::now() > deadline_ + milliseconds(500); }
+
+  DistributedError no_answer() const {
+    if (is_server())
+      return DistributedError(fmt::format("rank 0: the ranks did not meet within {:g} s", seconds(timeout_)));
+    return cannot_reach(
+        "something listens there, but does not answer; does rank 0 hang, or is the port that of another program?");
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_server() const { return environment_.rank == 0 && !environment_.launcher_keeps_store; }
+  bool is_over() const { return given_up_ || Clock::now() > deadline_; }
+
+  DistributedError cannot_reach(std::string_view cause) const {
+    return DistributedError(fmt::format("rank {} cannot reach rank 0 at {} within {:g} s: {}; check MASTER_ADDR, "
+                                        "MASTER_PORT and that rank 0 has been started",
+                                        environment_.rank, place_, seconds(timeout_), cause),
+                            0);
+  }
+
+  void wait_until_somebody_listens() const {
+    while (const auto why = why_nobody_listens(environment_.master_address, environment_.master_port)) {
+      if (is_over()) throw cannot_reach(*why);
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+  }
+
+  Store open_store() const {
+    c10d::TCPStoreOptions store;
+    store.port = environment_.master_port;
+    store.isServer = is_server();
+    store.waitWorkers = false;
+    store.timeout = timeout_;
+    store.masterListenFd = environment_.listening_descriptor;
+    try {
+      return c10::make_intrusive<c10d::TCPStore>(environment_.master_address, store);
+    } catch (const c10::Error& error) {
+      const std::string whole = error.what_without_backtrace();
+      const std::string cause = whole.substr(0, whole.find('\n'));
+      if (!is_server()) throw cannot_reach(cause);
+      throw DistributedError(fmt::format("rank 0 cannot listen at {}: {}; choose another MASTER_PORT", place_, cause),
                              0);
     }
-    throw DistributedError(
-        fmt::format("rank {} cannot reach rank 0 at {} within {} s: {}; check MASTER_ADDR, MASTER_PORT "
-                    "and that rank 0 has been started",
-                    environment.rank, place, options.connect_timeout_s, cause),
-        0);
   }
-}
 
-// Returns when every rank has called it; names those that have not.
-void wait_for_all(c10d::Store& store, int64_t rank, int64_t world_size, milliseconds timeout) {
-  const auto key = [](int64_t other) { return fmt::format("joined/{}", other); };
-  std::vector<std::string> keys;
-  for (int64_t other = 0; other < world_size; ++other) keys.push_back(key(other));
-  store.set(key(rank), std::string("1"));
-  try {
-    store.wait(keys, timeout);
-  } catch (const c10::Error&) {
-    std::vector<int64_t> missing;
-    for (int64_t other = 0; other < world_size; ++other) {
-      if (!store.check({key(other)})) missing.push_back(other);
+  // Names those that have not come in time.
+  void wait_for_all(c10d::Store& store) const {
+    const auto key = [](int64_t rank) { return fmt::format("joined/{}", rank); };
+    std::vector<std::string> keys;
+    for (int64_t rank = 0; rank < environment_.world_size; ++rank) keys.push_back(key(rank));
+    store.set(key(environment_.rank), std::string("1"));
+    for (milliseconds pause{2}; !store.check(keys); pause = std::min(2 * pause, milliseconds(200))) {
+      if (is_over()) throw not_come(store, keys);
+      std::this_thread::sleep_for(pause);
     }
-    if (missing.empty()) return;
-    throw DistributedError(
-        fmt::format("rank {}: of {} ranks, {} {} not come within {:.1f} s", rank, world_size, fmt::join(missing, ", "),
-                    missing.size() == 1 ? "has" : "have", static_cast<double>(timeout.count()) / 1000),
-        missing.front());
   }
-}
 
-Store join(const ClusterEnvironment& environment, const WorldOptions& options) {
-  Store store = open_store(environment, options);
-  if (!environment.store_prefix.empty())
-    store = c10::make_intrusive<c10d::PrefixStore>(environment.store_prefix, store);
-  wait_for_all(*store, environment.rank, environment.world_size, to_milliseconds(options.connect_timeout_s));
-  return store;
-}
+  DistributedError not_come(c10d::Store& store, const std::vector<std::string>& keys) const {
+    std::vector<size_t> missing;
+    for (size_t rank = 0; rank < keys.size(); ++rank) {
+      if (!store.check({keys[rank]})) missing.push_back(rank);
+    }
+    const std::optional<int64_t> first =
+        missing.empty() ? std::nullopt : std::optional(static_cast<int64_t>(missing.front()));
+    return DistributedError(
+        fmt::format("rank {}: of {} ranks, {} {} not come within {:g} s", environment_.rank, environment_.world_size,
+                    fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds(timeout_)),
+        first);
+  }
+
+  static double seconds(milliseconds time) { return static_cast<double>(time.count()) / 1000; }
+
+  const ClusterEnvironment environment_;
+  const milliseconds timeout_;
+  const std::string place_;
+  const Clock::time_point deadline_ = Clock::now() + timeout_;
+  std::atomic<bool> given_up_{false};
+};
 
 }  // namespace
 
+// Two connections to the same store: what waits on one does not keep the other from being used.
+struct World::Stores {
+  Store for_groups;
+  Store for_heartbeat;
+
+  static Stores of(const Store& store) { return {store, store->clone()}; }
+  static Stores met(const ClusterEnvironment& environment, const WorldOptions& options);
+};
+
+World::Stores World::Stores::met(const ClusterEnvironment& environment, const WorldOptions& options) {
+  const auto meeting = std::make_shared<Meeting>(environment, options);
+  std::future<Stores> stores = detached_call<Stores>([meeting] { return of(meeting->run()); });
+  try {
+    while (stores.wait_for(milliseconds(10)) != std::future_status::ready) {
+      if (options.while_meeting) options.while_meeting();
+      if (meeting->is_late()) throw meeting->no_answer();
+    }
+  } catch (...) {
+    meeting->give_up();
+    throw;
+  }
+  return stores.get();
+}
+
 struct World::Parts {
+  std::vector<int64_t> ranks{};
   std::shared_ptr<Heartbeat> heartbeat{};
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
@@ -120,7 +199,7 @@ World::World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> contr
 World::World(const ClusterEnvironment& environment, const WorldOptions& options)
     : World(environment.world_size == 1
                 ? World()
-                : World(join(environment, options), environment.rank, environment.world_size,
+                : World(Stores::met(environment, options), environment.rank, environment.world_size,
                         environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0),
                         choose_network(process_environment_variables(), environment.master_address,
                                        environment.master_port),
@@ -128,18 +207,23 @@ World::World(const ClusterEnvironment& environment, const WorldOptions& options)
 
 World::World(Store store, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
              const WorldOptions& options)
+    : World(Stores::of(store), rank, world_size, store_rank, std::move(network), options) {}
+
+World::World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
+             const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
   turn_flight_recorder_off();
-  parts_->heartbeat =
-      std::make_shared<Heartbeat>(store->clone(), rank, store_rank, to_milliseconds(options.heartbeat_interval_s));
+  parts_->heartbeat = std::make_shared<Heartbeat>(stores.for_heartbeat, rank, store_rank,
+                                                  to_milliseconds(options.heartbeat_interval_s));
+  parts_->ranks.resize(static_cast<size_t>(world_size));
+  std::iota(parts_->ranks.begin(), parts_->ranks.end(), 0);
   Group group{.name = "data",
-              .store = store,
-              .ranks = std::vector<int64_t>(static_cast<size_t>(world_size)),
+              .store = stores.for_groups,
+              .ranks = parts_->ranks,
               .rank = rank,
               .timeout = to_milliseconds(options.timeout_s),
               .device = options.device};
-  std::iota(group.ranks.begin(), group.ranks.end(), 0);
   const Connect gloo = connect_gloo(std::move(network));
   parts_->data = std::make_shared<C10dCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(),
                                                   parts_->heartbeat, options.collectives);
@@ -162,6 +246,14 @@ void World::set_step(int64_t global_step) {
 }
 
 void World::abort(std::string_view reason) { parts_->abort(reason); }
-void World::leave() { parts_->control->barrier(); }
+
+void World::leave() {
+  if (parts_->heartbeat) parts_->heartbeat->set_at_end();
+  parts_->control->barrier();
+}
+
+void World::wait_for_others() {
+  if (parts_->heartbeat) parts_->heartbeat->wait_for_others(parts_->ranks);
+}
 
 }  // namespace fulgur

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -17,10 +18,11 @@
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;     // of this rank: Gloo on the CPU, NCCL on CUDA
-  double timeout_s = 1800;            // of every collective
-  double connect_timeout_s = 300;     // until every rank has come
-  double heartbeat_interval_s = 0.4;  // a rank whose heartbeat stops is found dead after two
+  c10::Device device = c10::kCPU;         // of this rank: Gloo on the CPU, NCCL on CUDA
+  double timeout_s = 1800;                // of every collective
+  double connect_timeout_s = 300;         // until every rank has come
+  double heartbeat_interval_s = 0.4;      // a rank whose heartbeat stops is found dead after two
+  std::function<void()> while_meeting{};  // called now and then until every rank has come; may throw to end that
   C10dOptions collectives{};
 };
 
@@ -60,8 +62,14 @@ class World {
   // Waits until every rank is here: the last thing to do in a run that went well.
   void leave();
 
+  // After a failure: if the store lives in this process, waits a few seconds for the others to read why, and to end.
+  void wait_for_others();
+
  private:
   struct Parts;
+  struct Stores;
+  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
+        const WorldOptions& options);
   std::unique_ptr<Parts> parts_;
 };
 

@@ -46,6 +46,7 @@ class ElementWiseOptimizer : public Optimizer {
               const GradientTransform& transform);
 
   bool element_wise() const final { return true; }
+  std::optional<int64_t> state_numbers() const final { return static_cast<int64_t>(state_fields_.size()); }
 
   // The numbers that are kept for each element of a parameter.
   const std::vector<StateField>& state_fields() const { return state_fields_; }

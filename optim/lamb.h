@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ class LAMB final : public Optimizer {
   explicit LAMB(std::vector<ParamGroup> groups, LAMBOptions options = {});
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
+  std::optional<int64_t> state_numbers() const override { return 2; }
 
  private:
   struct State {  // of one parameter; undefined until its first gradient

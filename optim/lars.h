@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "core/describe.h"
@@ -27,6 +29,7 @@ class LARS final : public Optimizer {
   explicit LARS(std::vector<ParamGroup> groups, LARSOptions options = {});
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
+  std::optional<int64_t> state_numbers() const override { return 1; }
 
  private:
   at::Tensor scaled_gradient(const at::Tensor& param, const at::Tensor& grad, double weight_decay) const;

@@ -69,16 +69,18 @@ class BucketCutter {
 
   void begin_run() { open_ = false; }
 
-  void add(size_t optimizer, size_t group, const std::string& name, const at::Tensor& param) {
-    const int64_t alignment = std::max<int64_t>(1, kSlotAlignmentBytes / param.element_size());
+  void add(size_t optimizer, size_t group, const std::string& name, const at::Tensor& param, int64_t element_size) {
+    const int64_t alignment = std::max<int64_t>(1, kSlotAlignmentBytes / element_size);
     const int64_t num_elements = round_up(param.numel(), alignment);
     const int64_t cap = buckets_.size() <= 1 ? options_.first_bucket_bytes : options_.bucket_cap_bytes;
-    if (!open_ || (end_ + num_elements) * param.element_size() > cap) {
-      buckets_.push_back({optimizer, group, {}, {}});
+    if (!open_ || (end_ + num_elements) * element_size > cap) {
+      buckets_.push_back({.optimizer = optimizer, .group = group});
       open_ = true;
       end_ = 0;
     }
-    buckets_.back().slots.push_back({name, param, end_, param.numel()});
+    FlatParameters::Bucket& bucket = buckets_.back();
+    bucket.slots.push_back({name, param, end_, param.numel()});
+    bucket.num_bytes = round_up(end_ + param.numel(), options_.world_size * kRangeAlignment) * element_size;
     end_ += num_elements;
   }
 
@@ -96,11 +98,11 @@ at::Tensor view_in(const at::Tensor& flat, const FlatParameters::Slot& slot) {
   return flat.as_strided(slot.param.sizes(), slot.param.strides(), flat.storage_offset() + slot.begin);
 }
 
-void fill(FlatParameters::Bucket& bucket, int64_t world_size) {
+void fill(FlatParameters::Bucket& bucket) {
   const c10::NoGradGuard no_grad;
-  const auto& last = bucket.slots.back();
-  bucket.flat = at::zeros({round_up(last.begin + last.num_elements, world_size * kRangeAlignment)},
-                          last.param.options().requires_grad(false));
+  const at::Tensor& first = bucket.slots.front().param;
+  bucket.flat =
+      at::zeros({bucket.num_bytes / static_cast<int64_t>(first.element_size())}, first.options().requires_grad(false));
   for (const auto& slot : bucket.slots) {
     const at::Tensor view = view_in(bucket.flat, slot);
     view.copy_(slot.param);
@@ -110,21 +112,22 @@ void fill(FlatParameters::Bucket& bucket, int64_t world_size) {
 
 }  // namespace
 
-FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers,
-                               const BucketOptions& options) {
+std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module& module, const Optimizers& optimizers,
+                                                         const BucketOptions& options,
+                                                         std::optional<c10::ScalarType> dtype) {
   struct Member {
     size_t optimizer, group;
     at::Tensor param;
     const Named* named;
+    c10::ScalarType dtype;
   };
   const Names names = names_of(module);
   std::vector<Member> members;
   for_each_trainable(optimizers, [&](size_t o, size_t g, const at::Tensor& param) {
     check(param, optimizers[o], names);
-    members.push_back({o, g, param, &names.at(param.unsafeGetTensorImpl())});
-    trainable_.push_back(param.unsafeGetTensorImpl());
+    members.push_back({o, g, param, &names.at(param.unsafeGetTensorImpl()), dtype ? *dtype : param.scalar_type()});
   });
-  const auto run_of = [](const Member& m) { return std::tuple(m.optimizer, m.group, m.param.scalar_type()); };
+  const auto run_of = [](const Member& m) { return std::tuple(m.optimizer, m.group, m.dtype); };
   std::ranges::sort(members, [&](const Member& a, const Member& b) {
     return run_of(a) != run_of(b) ? run_of(a) < run_of(b) : a.named->position > b.named->position;
   });
@@ -132,10 +135,18 @@ FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     if (i == 0 || run_of(member) != run_of(members[i - 1])) cutter.begin_run();
-    cutter.add(member.optimizer, member.group, member.named->name, member.param);
+    cutter.add(member.optimizer, member.group, member.named->name, member.param,
+               static_cast<int64_t>(c10::elementSize(member.dtype)));
   }
-  buckets_ = cutter.take();
-  for (Bucket& bucket : buckets_) fill(bucket, options.world_size);
+  return cutter.take();
+}
+
+FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers,
+                               const BucketOptions& options)
+    : buckets_(plan(module, optimizers, options)) {
+  for_each_trainable(
+      optimizers, [&](size_t, size_t, const at::Tensor& param) { trainable_.push_back(param.unsafeGetTensorImpl()); });
+  for (Bucket& bucket : buckets_) fill(bucket);
 }
 
 FlatParameters::~FlatParameters() {

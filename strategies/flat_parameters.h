@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,11 +39,17 @@ class FlatParameters {
     int64_t num_elements;
   };
   struct Bucket {
-    size_t optimizer;  // index
-    size_t group;      // index in that optimizer
-    at::Tensor flat;   // 1-dim; padding holds zeros
-    std::vector<Slot> slots;
+    size_t optimizer;   // index
+    size_t group;       // index in that optimizer
+    at::Tensor flat{};  // 1-dim; padding holds zeros
+    std::vector<Slot> slots{};
+    int64_t num_bytes = 0;  // of flat
   };
+
+  // The buckets as they would be, without memory (flat is undefined), were all parameters of this dtype. Errors as
+  // below.
+  static std::vector<Bucket> plan(const torch::nn::Module& module, const Optimizers& optimizers,
+                                  const BucketOptions& options, std::optional<c10::ScalarType> dtype = {});
 
   // Moves the parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a parameter is
   // not the module's or its elements do not lie densely in memory.

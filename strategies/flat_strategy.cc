@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.h"
@@ -32,28 +33,7 @@ void widen_gradients(const std::vector<at::Tensor>& params) {
 
 int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
 
-template <class Options>
-void describe_ranks(Options& options, FieldVisitor& visit) {
-  visit({.name = "bucket_cap_mib", .help = "gradients that are reduced together, MiB", .min = 0},
-        &options.bucket_cap_mib);
-  visit({.name = "first_bucket_mib", .help = "of the first ones in backward, MiB", .min = 0},
-        &options.first_bucket_mib);
-  visit({.name = "broadcast_buffers", .help = "buffers are those of rank 0 after each step"},
-        &options.broadcast_buffers);
-  visit({.name = "timeout_s", .help = "until ranks that do not answer are given up, s", .min = 1}, &options.timeout_s);
-  visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &options.connect_timeout_s);
-}
-
 }  // namespace
-
-void Ddp::describe(FieldVisitor& visit) { describe_ranks(*this, visit); }
-
-void DdpSharded::describe(FieldVisitor& visit) {
-  visit({.name = "stage", .help = "2: gradients and optimizer state are sharded; 1: state alone", .min = 1, .max = 2},
-        &stage);
-  visit({.name = "reduce", .help = "when gradients are", .choices = {"each_micro_batch", "at_boundary"}}, &reduce);
-  describe_ranks(*this, visit);
-}
 
 std::string FlatStrategy::name() const {
   return std::visit([](const auto& preset) { return std::string(preset.kName); }, preset_);
@@ -146,11 +126,9 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
 void FlatStrategy::flatten() {
   reducer_.reset();
   flat_.reset();
-  const auto ranks = rank_options();
-  BucketOptions buckets = ranks ? ranks->buckets : BucketOptions();
-  buckets.world_size = world_->world_size();
-  flat_.emplace(*module_, optimizers_, buckets);
+  flat_.emplace(*module_, optimizers_, bucket_options(world_->world_size()));
   if (alone()) return;
+  const auto ranks = rank_options();
   check_same_buckets(*flat_, world_->control());
   reducer_.emplace(*flat_, world_->data(), world_->control(),
                    ReduceOptions{.shard = ranks->shard, .rank_order = deterministic_});
@@ -158,6 +136,13 @@ void FlatStrategy::flatten() {
   shard_.emplace(*flat_, optimizers_, world_->rank(), world_->world_size());
   are_gathered_.assign(optimizers_.size(), false);
   window_is_open_ = false;
+}
+
+BucketOptions FlatStrategy::bucket_options(int64_t world_size) const {
+  const auto ranks = rank_options();
+  BucketOptions buckets = ranks ? ranks->buckets : BucketOptions();
+  buckets.world_size = world_size;
+  return buckets;
 }
 
 // A parameter was frozen or unfrozen, or a group was added.
@@ -402,6 +387,47 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
   }
   optimizers_[index].zero_grad();
   are_gathered_[index] = false;
+}
+
+// Source of the formulas: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
+std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
+                                                      const Precision& precision, int64_t num_devices,
+                                                      c10::DeviceType device_type) const {
+  const auto ranks = rank_options();
+  const int64_t world_size = ranks ? num_devices : 1;
+  const int64_t shards = ranks && ranks->shard ? world_size : 1;
+  const auto buckets = FlatParameters::plan(module, optimizers, bucket_options(world_size), precision.true_dtype());
+  ModelMemory memory;
+  std::unordered_set<const c10::TensorImpl*> counted;
+  int64_t pooled = 0, previous = 0;  // GradientReducer's memory of two buckets on their way
+  for (const FlatParameters::Bucket& bucket : buckets) {
+    for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
+    const c10::ScalarType dtype = precision.true_dtype().value_or(bucket.slots.front().param.scalar_type());
+    const auto element_size = static_cast<int64_t>(c10::elementSize(dtype));
+    memory.parameters += bucket.num_bytes;
+    memory.gradients += bucket.num_bytes / shards;
+    pooled = std::max(pooled, previous + bucket.num_bytes);
+    previous = bucket.num_bytes;
+    const Optimizer& optimizer = optimizers[bucket.optimizer];
+    const std::optional<int64_t> numbers = optimizer.state_numbers();
+    const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
+    if (!numbers || !memory.optimizer_state) {
+      memory.optimizer_state.reset();
+    } else {
+      *memory.optimizer_state +=
+          (*numbers + masters) * std::max<int64_t>(4, element_size) * (bucket.num_bytes / element_size / shards);
+    }
+  }
+  if (std::holds_alternative<Dp>(preset_) && device_type == c10::kCPU)
+    memory.gradients *= num_devices;  // in one memory
+  if (shards > 1) memory.buckets = pooled;
+  for (const at::Tensor& param : module.parameters()) {
+    if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
+    const auto dtype =
+        precision.true_dtype() && param.is_floating_point() ? *precision.true_dtype() : param.scalar_type();
+    memory.parameters += param.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+  }
+  return memory;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() const {

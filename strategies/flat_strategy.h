@@ -14,56 +14,16 @@
 #include "strategies/loss_scaling.h"
 #include "strategies/optimizer_shard.h"
 #include "strategies/precision.h"
+#include "strategies/preset_options.h"
 #include "strategies/replicas.h"
 #include "strategies/strategy.h"
 
 namespace fulgur {
 
-// One process, one device.
-struct SingleDevice {
-  static constexpr std::string_view kName = "single_device";
-  void describe(FieldVisitor&) {}
-};
-
-// Data parallel in one process: a replica of the model and a thread for each device, each with its part of every batch.
-// See Replicas for what that asks of a module: make_module, and a loss that is a mean over its batch.
-struct Dp {
-  static constexpr std::string_view kName = "dp";
-  void describe(FieldVisitor&) {}
-};
-
-// Distributed data parallel: a process for each device, each with the whole model and its part of every batch.
-// Source: Li et al. 2020, arXiv:2006.15704.
-struct Ddp {
-  static constexpr std::string_view kName = "ddp";
-  double bucket_cap_mib = 25;      // of gradients that are reduced together; smaller starts sooner, costs more calls
-  double first_bucket_mib = 1;     // of the first, so that reducing starts early in backward
-  bool broadcast_buffers = true;   // after each step buffers (running means) are those of rank 0
-  double timeout_s = 1800;         // of every collective
-  double connect_timeout_s = 300;  // until every rank has come
-  void describe(FieldVisitor& visit);
-};
-
-// ddp with gradients and optimizer state sharded: each rank keeps and updates 1/world_size of them, and gathers the
-// parameters. The bytes on the wire are those of ddp. Only for element-wise optimizers, and not for manual
-// optimisation. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, stages 1 and 2); Baines et al. 2021
-// (FairScale).
-struct DdpSharded {
-  static constexpr std::string_view kName = "ddp_sharded";
-  int64_t stage = 2;                        // 2: gradients and state; 1: state alone
-  std::string reduce = "each_micro_batch";  // or at_boundary: fewer bytes sent where gradients accumulate, but all kept
-  double bucket_cap_mib = 25;               // as in Ddp, all of these
-  double first_bucket_mib = 1;
-  bool broadcast_buffers = true;
-  double timeout_s = 1800;
-  double connect_timeout_s = 300;
-  void describe(FieldVisitor& visit);
-};
-
-// The engine of these. The parameters lie in flat buckets, so that they are reduced and updated many at a time. With
-// one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with several a
-// GradientReducer sums them while backward runs, with several devices Replicas do so after it. 16-bit gradients of
-// several micro-batches are summed in fp32.
+// The engine of the presets. The parameters lie in flat buckets, so that they are reduced and updated many at a time.
+// With one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with
+// several a GradientReducer sums them while backward runs, with several devices Replicas do so after it. 16-bit
+// gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
   using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded>;
@@ -82,6 +42,9 @@ class FlatStrategy final : public Strategy {
   void backward(const at::Tensor& loss, bool is_last) override;
   Window end_micro_batch(const Window& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
+  std::optional<ModelMemory> model_memory(const Module& module, const Optimizers& optimizers,
+                                          const Precision& precision, int64_t num_devices,
+                                          c10::DeviceType device_type) const override;
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
@@ -97,6 +60,7 @@ class FlatStrategy final : public Strategy {
     bool each_micro_batch = false;  // gradients are reduced then, and not only once a window
   };
   std::optional<RankOptions> rank_options() const;
+  BucketOptions bucket_options(int64_t world_size) const;
 
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);

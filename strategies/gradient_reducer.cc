@@ -1,6 +1,8 @@
 #include "strategies/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -25,6 +27,19 @@ at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot
 }
 
 constexpr size_t kPooledBuckets = 2;
+
+// Elements that take a message behind the last bucket's gradients; 0 where that does not go: with one of several
+// optimizers most buckets would be sent for nothing, and 16 bits do not hold its numbers.
+int64_t room_for_message(const FlatParameters& parameters, int64_t world_size) {
+  const auto& buckets = parameters.buckets();
+  if (buckets.empty() || buckets.front().optimizer != buckets.back().optimizer) return 0;
+  const at::Tensor& last = buckets.back().flat;
+  if (!last.is_cpu() || optim::is_16_bit(last.scalar_type())) return 0;
+  size_t num_numbers = GradientReducer::kMaxExtra;
+  for (const auto& bucket : buckets) num_numbers += bucket.slots.size();
+  const auto granule = static_cast<size_t>(world_size);
+  return static_cast<int64_t>((num_numbers + granule - 1) / granule * granule);
+}
 
 // Calls `visit(begin, end)` for the padding of a bucket.
 template <class Visit>
@@ -74,6 +89,7 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
                                                      std::make_unique<Hook>(*this, b, s, std::move(inner)));
     }
   }
+  if (!options.shard) message_room_ = room_for_message(parameters, data.world_size());
   clear();
 }
 
@@ -102,7 +118,8 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
               "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
               "backward() once, or override Module::backward, which turns sending ahead off");
   move_into_bucket(b, slot);
-  while (next_ < buckets_.size() && buckets_[next_].num_full == buckets_[next_].is_full.size()) launch(next_++);
+  const size_t num_early = buckets_.size() - (message_room_ > 0 ? 1 : 0);
+  while (next_ < num_early && buckets_[next_].num_full == buckets_[next_].is_full.size()) launch(next_++);
 }
 
 void GradientReducer::move_into_bucket(size_t b, size_t s) {
@@ -132,7 +149,8 @@ void GradientReducer::ensure_memory(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   if (bucket.gradients.defined()) return;
   if (!options_.shard) {
-    bucket.gradients = at::zeros_like(flat);
+    const bool is_last = b + 1 == buckets_.size();
+    bucket.gradients = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options());
     return;
   }
   const auto find = [&] {
@@ -147,7 +165,7 @@ void GradientReducer::ensure_memory(size_t b) {
     fits = find();
   }
   if (fits == pool_.end()) {
-    if (!pool_.empty()) pool_.pop_back();
+    if (!pool_.empty()) pool_.erase(pool_.begin());
     bucket.gradients = at::zeros_like(flat);
     return;
   }
@@ -174,7 +192,11 @@ void GradientReducer::launch(size_t b) {
 void GradientReducer::finish(std::vector<double>& extra) {
   if (!reducing_) begin();
   reducing_ = false;
-  const std::vector<double> used = exchange_used(extra);
+  std::vector<double> used = message_of(extra);
+  used = message_room_ > 0 ? exchange_with_last_bucket(used) : exchange(used);
+  const auto end_of_extra = used.begin() + static_cast<std::ptrdiff_t>(extra.size());
+  extra.assign(used.begin(), end_of_extra);
+  used.erase(used.begin(), end_of_extra);
   const double* used_of_bucket = used.data();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const size_t num_slots = buckets_[b].is_full.size();
@@ -217,7 +239,10 @@ void GradientReducer::keep_owned(size_t b) {
   }
   bucket.owns_sum = true;
   const auto num_elements = static_cast<int64_t>(bucket.gradients.storage().nbytes() / bucket.gradients.itemsize());
-  pool_.push_back(bucket.gradients.as_strided({num_elements}, {1}, 0));
+  const at::Tensor memory = bucket.gradients.as_strided({num_elements}, {1}, 0);
+  const auto larger =
+      std::ranges::find_if(pool_, [&](const at::Tensor& other) { return other.nbytes() >= memory.nbytes(); });
+  pool_.insert(larger, memory);
   bucket.gradients.reset();
 }
 
@@ -236,8 +261,9 @@ void GradientReducer::clear() {
   }
 }
 
-// How many ranks have a gradient for each parameter, by bucket and slot.
-std::vector<double> GradientReducer::exchange_used(std::vector<double>& extra) {
+// `extra`, and for each parameter, by bucket and slot, 1 if this rank has a gradient for it.
+std::vector<double> GradientReducer::message_of(const std::vector<double>& extra) const {
+  TORCH_CHECK(extra.size() <= kMaxExtra, "no more than ", kMaxExtra, " numbers go with the gradients");
   std::vector<double> message = extra;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters_.buckets()[b].slots;
@@ -245,11 +271,31 @@ std::vector<double> GradientReducer::exchange_used(std::vector<double>& extra) {
       message.push_back(buckets_[b].is_full[s] || slots[s].param.grad().defined() ? 1.0 : 0.0);
     }
   }
-  control_.all_reduce(at::from_blob(message.data(), {static_cast<int64_t>(message.size())}, at::kDouble)).wait();
-  const auto end_of_extra = message.begin() + static_cast<std::ptrdiff_t>(extra.size());
-  extra.assign(message.begin(), end_of_extra);
-  message.erase(message.begin(), end_of_extra);
   return message;
+}
+
+std::vector<double> GradientReducer::exchange(std::vector<double> message) {
+  control_.all_reduce(at::from_blob(message.data(), {static_cast<int64_t>(message.size())}, at::kDouble)).wait();
+  return message;
+}
+
+// Every bucket is sent, for which of them are used is not known before.
+std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector<double>& message) {
+  for (size_t b = 0; b + 1 < buckets_.size(); ++b) {
+    if (buckets_[b].launched) continue;
+    fill_up(b);
+    launch(b);
+  }
+  const size_t last = buckets_.size() - 1;
+  fill_up(last);
+  const auto length = static_cast<int64_t>(message.size());
+  const at::Tensor room = buckets_[last].gradients.narrow(0, parameters_.buckets()[last].flat.numel(), length);
+  room.copy_(at::tensor(message, at::kDouble));
+  launch(last);
+  buckets_[last].work.wait();
+  const at::Tensor sums = room.to(at::kDouble);
+  const auto* first = sums.const_data_ptr<double>();
+  return {first, first + length};
 }
 
 // Those that this rank has no gradient for are zero.

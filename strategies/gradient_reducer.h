@@ -23,6 +23,7 @@ struct ReduceOptions {
 //   reducer.begin();                    // from here on finished gradients are on their way
 //   loss.backward();
 //   reducer.finish(extra);              // waits; the rest of the buckets, and what else the ranks tell each other
+// On a CPU what else they tell each other goes with the last bucket, in one message.
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
 //   With `shard` the memory of a bucket is taken from a pool of two, as long as gradients come in the order of buckets,
@@ -46,9 +47,10 @@ class GradientReducer {
   const std::vector<double>& used(size_t bucket) const { return buckets_[bucket].used; }
   void clear();
 
-  // `extra`, fp64, is summed over ranks in place, in the message that says which parameters were used. Throws
-  // DistributedError; SetupError for a sparse gradient.
+  // `extra`, up to kMaxExtra whole numbers, is summed over ranks in place, in the message that says which parameters
+  // were used. Throws DistributedError; SetupError for a sparse gradient.
   void finish(std::vector<double>& extra);
+  static constexpr size_t kMaxExtra = 8;
 
  private:
   struct Bucket {
@@ -69,7 +71,9 @@ class GradientReducer {
   void launch(size_t bucket);
   void keep_owned(size_t bucket);
   void fill_up(size_t bucket);
-  std::vector<double> exchange_used(std::vector<double>& extra);
+  std::vector<double> message_of(const std::vector<double>& extra) const;
+  std::vector<double> exchange(std::vector<double> message);
+  std::vector<double> exchange_with_last_bucket(const std::vector<double>& message);
   void add_used(const std::vector<double>& used);
   void hand_out(size_t bucket, const double* used);
 
@@ -78,8 +82,9 @@ class GradientReducer {
   Collective& control_;
   ReduceOptions options_;
   std::vector<Bucket> buckets_;   // as those of the parameters
+  int64_t message_room_ = 0;      // elements behind the last bucket's gradients; 0: messages go by the control group
   std::deque<size_t> in_flight_;  // of shard: launched, and not yet kept
-  std::vector<at::Tensor> pool_;  // of shard: memory that no bucket has now, as long as the longest bucket
+  std::vector<at::Tensor> pool_;  // of shard: memory that no bucket has now, the shortest first
   bool reducing_ = false;
   size_t next_ = 0;  // the bucket that is launched next
 };

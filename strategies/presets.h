@@ -1,6 +1,7 @@
 #pragma once
 
 #include "core/registry.h"
+#include "strategies/preset_options.h"
 #include "strategies/strategy.h"
 
 namespace fulgur {

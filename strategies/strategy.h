@@ -13,6 +13,7 @@
 #include "core/batch.h"
 #include "core/describe.h"
 #include "core/gradient_clipping.h"
+#include "core/model_memory.h"
 #include "core/module.h"
 #include "core/optimizer.h"
 #include "distributed/world.h"
@@ -92,6 +93,14 @@ class Strategy {
 
   // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
   virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }
+
+  // What a rank would keep of a model that is trained by these optimizers on devices of this type, without making any
+  // of it. dp: what its first device keeps. Unset: not known.
+  virtual std::optional<ModelMemory> model_memory(const Module& /*module*/, const Optimizers& /*optimizers*/,
+                                                  const Precision& /*precision*/, int64_t /*num_devices*/,
+                                                  c10::DeviceType /*device_type*/) const {
+    return std::nullopt;
+  }
 
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;

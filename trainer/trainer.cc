@@ -14,6 +14,7 @@
 
 #include "checkpoint/checkpoint_writer.h"
 #include "core/error.h"
+#include "core/exception_text.h"
 #include "core/logging.h"
 #include "core/module_state.h"
 #include "core/names.h"
@@ -21,7 +22,7 @@
 #include "distributed/exchange.h"
 #include "distributed/thread_world.h"
 #include "nn/sync_batch_norm.h"
-#include "strategies/flat_strategy.h"
+#include "strategies/presets.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
 #include "trainer/fit_loop.h"
@@ -64,18 +65,6 @@ std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std
 void check_alone() {
   const auto environment = cluster();
   if (environment && environment->name != "fulgur" && !process_session::joined()) check_world_size(*environment, 1, 1);
-}
-
-std::string text_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::Error& c10_error) {
-    return c10_error.what_without_backtrace();
-  } catch (const std::exception& std_error) {
-    return std_error.what();
-  } catch (...) {
-    return "an exception of unknown type";
-  }
 }
 
 // C++ cannot exchange the layers of a model for others.
@@ -215,13 +204,7 @@ class EveryoneGetsIt {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
   void warn(std::string_view what) const {
-    try {
-      rethrow();
-    } catch (const std::exception& error) {
-      log_warning("{}: {}", what, error.what());
-    } catch (...) {
-      log_warning("{}: an exception of unknown type", what);
-    }
+    if (first_ != nullptr) log_warning("{}: {}", what, text_of(first_));
   }
 
  private:
@@ -432,7 +415,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
     body(context);
   } catch (...) {
     failure = std::current_exception();
-    world_->abort(text_of(failure));
+    give_up(text_of(failure));
     notify_of(failure, data);
   }
   EveryoneGetsIt after;
@@ -464,6 +447,12 @@ void Trainer::meet_ranks() {
   rank_ = world_->rank();
   world_size_ = world_->world_size();
   own_devices_ = {devices_[static_cast<size_t>(local_rank_) % devices_.size()]};
+}
+
+// The other ranks learn why; leave_ranks(failure) follows.
+void Trainer::give_up(const std::string& reason) {
+  if (session_ != nullptr) return session_->abort(reason);
+  world_->abort(reason);
 }
 
 // Throws `failure`, or that of the rank that caused it.
@@ -574,7 +563,7 @@ void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
   } catch (const std::exception& error) {
     tell(error);
   } catch (...) {
-    tell(std::runtime_error("an exception of unknown type"));
+    tell(std::runtime_error(text_of(failure)));
   }
   everyone.warn("on_exception failed too");
 }
@@ -589,6 +578,20 @@ std::string Trainer::device_summary() const {
   }
   if (options_.num_nodes > 1) summary += fmt::format(", on each of {} machines", options_.num_nodes);
   return summary;
+}
+
+// Beside that of one device, where the strategy needs another amount.
+std::string Trainer::memory_summary() const {
+  const auto num_devices = static_cast<int64_t>(devices_.size()) * options_.num_nodes;
+  const auto memory_of = [&](const Strategy& strategy) {
+    return strategy.model_memory(**module_, strategy_->optimizers(), precision_, num_devices, devices_.front().type());
+  };
+  const auto memory = memory_of(*strategy_);
+  if (!memory) return "";
+  std::vector<std::pair<std::string, ModelMemory>> rows{{strategy_->name(), *memory}};
+  const auto alone = memory_of(*strategy_registry().create("single_device"));
+  if (alone->total() != memory->total()) rows.emplace_back("single_device", *alone);
+  return format_memory(rows);
 }
 
 const std::filesystem::path& Trainer::run_dir() {

@@ -98,6 +98,7 @@ class Trainer final : private TrainerControl {
   MetricLog& metrics() override { return metrics_; }
   const Module& module() const override { return hooks_.module(); }
   std::string device_summary() const override;
+  std::string memory_summary() const override;
   const std::filesystem::path& run_dir() override;
   int64_t accumulation() const override { return accumulate_grad_batches_; }
   void set_accumulation(int64_t accumulate_grad_batches) override;
@@ -106,6 +107,7 @@ class Trainer final : private TrainerControl {
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
            const std::function<void(LoopContext&)>& body);
   void meet_ranks();
+  void give_up(const std::string& reason);
   void leave_ranks(std::exception_ptr failure = nullptr);
   void share_run_dir();
   void remove_unused_run_dir();

@@ -76,7 +76,8 @@ TEST_F(TerminalTest, ModelSummaryCountsParameters) {
             "out     Linear       9\n"
             "again   Linear      40\n"
             "----------------------\n"
-            "48 trainable, 1 frozen, 0.000196 MB of parameters\n\n");
+            "48 trainable, 1 frozen\n\n"
+            "MB on each rank\n\n");
 }
 
 TEST_F(TerminalTest, EvaluationTableShowsAllDigitsOfAFloat) {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "core/error.h"
-#include "strategies/flat_strategy.h"
+#include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "trainer/trainer_options.h"
 
@@ -137,6 +137,9 @@ TEST(ExitCode, Is2ForUsageAnd1ForTheRestWithoutStackTrace) {
   EXPECT_EQ(torch.exit_code, 1);
   EXPECT_EQ(torch.printed, "error: bad shape\n");
   EXPECT_EQ(outcome_of([] { throw std::runtime_error("bad luck"); }).exit_code, 1);
+  const Outcome number = outcome_of([] { throw 7; });
+  EXPECT_EQ(number.exit_code, 1);
+  EXPECT_EQ(number.printed, "error: an exception of type int\n");
 }
 
 }  // namespace

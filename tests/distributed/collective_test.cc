@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <latch>
 #include <mutex>
@@ -249,6 +250,35 @@ TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
 INSTANTIATE_TEST_SUITE_P(Calls, Timeout,
                          ::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"),
                          [](const auto& param) { return std::string(param.param); });
+
+TEST(Collective, RanksThatMakeDifferentCallsAreToldWhich) {
+  std::atomic<int> num_failed = 0;
+  const auto body = [&](World& world) {
+    world.set_step(3);
+    const std::string message = message_of<DistributedError>([&] {
+      if (world.rank() == 0) world.data().barrier();
+      if (world.rank() == 1) world.data().all_reduce(torch::ones({4})).wait();
+    });
+    EXPECT_THAT(message, HasSubstr("rank 0 is at step 3, in collective 1 of group 'data' (barrier), but rank 1 is at "
+                                   "step 3, in collective 1 of group 'data' (all_reduce): is there a call that"));
+    ++num_failed;
+    throw std::runtime_error("over");
+  };
+  EXPECT_THROW(run_ranks(2, impatient(), body), std::runtime_error);
+  EXPECT_EQ(num_failed, 2);
+}
+
+TEST(Collective, ARankAtTheEndOfItsProgramIsNamed) {
+  const auto body = [&](World& world) {
+    const std::string message = message_of<DistributedError>([&] {
+      if (world.rank() == 0) world.leave();
+      if (world.rank() == 1) world.control().all_reduce(torch::ones({1})).wait();
+    });
+    EXPECT_THAT(message, HasSubstr("rank 0 is at the end of the program, but rank 1 is at step 0, in"));
+    throw std::runtime_error("over");
+  };
+  EXPECT_THROW(run_ranks(2, impatient(), body), std::runtime_error);
+}
 
 TEST(Collective, ARankThatThrowsStopsTheOthersWithItsReason) {
   for (const bool own : {false, true}) {  // waiting in Gloo's all_reduce, and in our own transfers

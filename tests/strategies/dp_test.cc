@@ -21,7 +21,7 @@
 #include "metrics/regression.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
-#include "strategies/flat_strategy.h"
+#include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"

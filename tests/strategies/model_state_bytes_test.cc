@@ -3,56 +3,59 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/lbfgs.h>
 
+#include "core/error.h"
 #include "core/make_module.h"
+#include "core/names.h"
 #include "optim/adam.h"
-#include "strategies/flat_strategy.h"
+#include "optim/lamb.h"
+#include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
+#include "strategies/estimate_memory.h"
+#include "strategies/flat_parameters.h"
+#include "strategies/presets.h"
 #include "strategies/strategy_choice.h"
 #include "tests/testing/counting_allocator.h"
+#include "tests/testing/others_have_the_same.h"
 
 namespace fulgur {
 namespace {
 
+using ::testing::HasSubstr;
+using ::testing::Throws;
+
 constexpr int64_t kWidth = 512;
 constexpr int64_t kLayers = 16;  // of a quarter of a million parameters
 
-// Rank 0 of many: the others have what it has.
-class OthersHaveTheSame final : public Collective {
- public:
-  explicit OthersHaveTheSame(int64_t world_size) : world_size_(world_size) {}
-  int64_t rank() const override { return 0; }
-  int64_t world_size() const override { return world_size_; }
-  Work all_reduce(at::Tensor, ReduceOp) override { return {}; }
-  Work reduce_scatter(at::Tensor, ReduceOp) override { return {}; }
-  Work all_gather(at::Tensor flat) override {
-    const at::Tensor own = rank_range(flat.numel(), 0, world_size_).of(flat);
-    for (int64_t rank = 1; rank < world_size_; ++rank) {
-      const ElementRange range = rank_range(flat.numel(), rank, world_size_);
-      range.of(flat).copy_(own.narrow(0, 0, range.size()));
-    }
-    return {};
-  }
-  Work broadcast(at::Tensor, int64_t) override { return {}; }
-  void barrier() override {}
-  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
-
- private:
-  int64_t world_size_;
-};
-
 struct Mlp : Module {
   torch::nn::Sequential layers;
-  Mlp() {
+  const std::string optimizer;
+  explicit Mlp(std::string its_optimizer) : optimizer(std::move(its_optimizer)) {
     for (int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
     register_module("layers", layers);
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
     return layers->forward(batch["x"]).to(at::kFloat).square().mean();
   }
-  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
+  Optimizers configure_optimizers() override {
+    if (optimizer == "SGD") return optim::SGD(parameters(), {.lr = 1e-3});
+    if (optimizer == "momentum") return optim::SGD(parameters(), {.lr = 1e-3, .momentum = 0.9});
+    if (optimizer == "LAMB") return optim::LAMB(parameters(), {.lr = 1e-3});
+    return optim::AdamW(parameters(), {.lr = 1e-3});
+  }
+};
+
+struct Plan {
+  StrategyChoice strategy;
+  int64_t num_devices = 1;
+  std::string precision = "32";
+  std::string optimizer = "AdamW";
 };
 
 struct Bytes {
+  int64_t steady;  // what stays from step to step
+  ModelMemory estimated;
   double model_state;  // per parameter: what stays from step to step, but for the buckets
   double buckets;      // per parameter
   double peak;         // above what stays, in the largest bucket and gradient
@@ -61,19 +64,26 @@ struct Bytes {
 // So that a layer is a bucket.
 double bucket_mib(const std::string& precision) { return precision == "32" ? 1.5 : 0.75; }
 
-Bytes bytes_of(const StrategyChoice& choice, int64_t world_size, const std::string& precision, bool pools) {
+Bytes bytes_of(const Plan& plan) {
   testing::CountingAllocator memory;
   const int64_t before = memory.live();
-  const auto module = make_module<Mlp>();
+  const auto module = make_module<Mlp>(plan.optimizer);
+  const int64_t model = memory.live() - before;
   int64_t num_params = 0;
   for (const at::Tensor& param : module->parameters()) num_params += param.numel();
-  const auto group = std::make_shared<OthersHaveTheSame>(world_size);
+  const ModelMemory estimated =
+      estimate_memory(*module, plan.strategy, plan.num_devices, plan.precision, module->configure_optimizers());
+  EXPECT_EQ(memory.live() - before, model);
+  const bool in_one_process = canonical_name(plan.strategy.name()) == "dp";
+  const auto group = std::make_shared<testing::OthersHaveTheSame>(in_one_process ? 1 : plan.num_devices);
   World world(group, group);
-  const auto strategy = choice.make("auto");
-  strategy->setup(*module, {.devices = {c10::kCPU}, .precision = Precision(precision), .world = world});
+  const auto strategy = plan.strategy.make("auto");
+  strategy->setup(*module, {.devices = std::vector<c10::Device>(in_one_process ? plan.num_devices : 1, c10::kCPU),
+                            .precision = Precision(plan.precision),
+                            .world = world});
   strategy->setup_optimizers(module->configure_optimizers());
   const auto step = [&] {
-    const Batch batch = strategy->to_device({{"x", torch::ones({1, kWidth})}});
+    const Batch batch = strategy->to_device({{"x", torch::ones({2, kWidth})}});
     const at::Tensor loss = strategy->training_step(batch, 0);
     strategy->zero_grad(0);
     strategy->backward(loss, /*is_last=*/true);
@@ -84,10 +94,10 @@ Bytes bytes_of(const StrategyChoice& choice, int64_t world_size, const std::stri
   memory.reset_peak();
   const int64_t steady = memory.live() - before;
   step();
-  const double layer = (kWidth * kWidth + kWidth) * (precision == "32" ? 4.0 : 2.0);
-  const double pool = pools ? 2.0 * layer : 0.0;
+  const double layer = (kWidth * kWidth + kWidth) * (plan.precision == "32" ? 4.0 : 2.0);
+  const double pool = canonical_name(plan.strategy.name()) == "ddp_sharded" && plan.num_devices > 1 ? 2.0 * layer : 0.0;
   const auto n = static_cast<double>(num_params);
-  const Bytes bytes{(static_cast<double>(steady) - pool) / n, pool / n,
+  const Bytes bytes{steady, estimated, (static_cast<double>(steady) - pool) / n, pool / n,
                     static_cast<double>(memory.peak() - before - steady) / layer};
   strategy->teardown();
   return bytes;
@@ -103,7 +113,8 @@ class ModelState : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ModelState, OfDdpShardedIsThatOfTheFormula) {
   const DdpSharded sharded{.bucket_cap_mib = bucket_mib(GetParam().precision), .first_bucket_mib = 0};
-  const Bytes bytes = bytes_of(sharded, GetParam().world_size, GetParam().precision, /*pools=*/true);
+  const Bytes bytes =
+      bytes_of({.strategy = sharded, .num_devices = GetParam().world_size, .precision = GetParam().precision});
   EXPECT_NEAR(bytes.model_state, GetParam().expected, 0.03 * GetParam().expected);
   EXPECT_LE(bytes.peak, 3.1);  // of a layer: two buckets and a gradient, with what forward keeps
   RecordProperty("bytes_per_parameter", std::to_string(bytes.model_state));
@@ -119,18 +130,52 @@ INSTANTIATE_TEST_SUITE_P(, ModelState,
 
 TEST(ModelStateOfDdp, IsSixteenBytes) {
   const Bytes bytes =
-      bytes_of(Ddp{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0}, 2, "32", /*pools=*/false);
+      bytes_of({.strategy = Ddp{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0}, .num_devices = 2});
   EXPECT_NEAR(bytes.model_state, 16, 0.03 * 16);
 }
 
 TEST(ModelStateOfOneDevice, IsSixteenBytes) {
-  const Bytes bytes = bytes_of(SingleDevice(), 1, "32", /*pools=*/false);
+  const Bytes bytes = bytes_of({.strategy = SingleDevice()});
   EXPECT_NEAR(bytes.model_state, 16, 0.03 * 16);  // the gradients stay until the next zero_grad
+}
+
+class EstimatedMemory : public ::testing::TestWithParam<Plan> {};
+
+TEST_P(EstimatedMemory, IsWhatStaysAllocated) {
+  const Bytes bytes = bytes_of(GetParam());
+  const auto steady = static_cast<double>(bytes.steady);
+  EXPECT_NEAR(static_cast<double>(bytes.estimated.total()), steady, 0.03 * steady);
+  EXPECT_TRUE(bytes.estimated.optimizer_state.has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    , EstimatedMemory,
+    ::testing::Values(Plan{"single_device"}, Plan{"single_device", 1, "64"}, Plan{"single_device", 1, "bf16-mixed"},
+                      Plan{"single_device", 1, "bf16-true"}, Plan{"single_device", 1, "32", "SGD"},
+                      Plan{"single_device", 1, "32", "momentum"}, Plan{"single_device", 1, "32", "LAMB"}, Plan{"dp", 2},
+                      Plan{"dp", 3}, Plan{"ddp", 2}, Plan{"ddp", 4, "bf16-true"}, Plan{"ddp_sharded", 1},
+                      Plan{"ddp_sharded", 2}, Plan{"ddp_sharded", 3}, Plan{"ddp_sharded", 8, "bf16-true"},
+                      Plan{"ddp_sharded", 4, "bf16-mixed"}, Plan{"ddp_sharded", 4, "32", "SGD"},
+                      Plan{"ddp_sharded", 8, "64", "momentum"},
+                      Plan{DdpSharded{.bucket_cap_mib = 0.2, .first_bucket_mib = 0}, 4}));
+
+TEST(EstimatedMemoryOfUnknown, IsSaid) {
+  const Mlp module("AdamW");
+  const Optimizers lbfgs = optim::TorchOptimizer(torch::optim::LBFGS(module.parameters()));
+  EXPECT_FALSE(estimate_memory(module, "ddp", 2, "32", lbfgs).optimizer_state);
+  EXPECT_THAT(estimate_memory_table(module, 2, "32", lbfgs), HasSubstr("unknown"));
+  EXPECT_THAT([&] { estimate_memory(module, "dpp", 2, "32", lbfgs); }, Throws<UsageError>());
+}
+
+TEST(EstimatedMemoryTable, HasARowForEachStrategy) {
+  const Mlp module("AdamW");
+  const std::string table = estimate_memory_table(module, 8, "32", optim::AdamW(module.parameters(), {.lr = 1e-3}));
+  for (const std::string& name : strategy_registry().names()) EXPECT_THAT(table, HasSubstr("\n" + name + " "));
 }
 
 TEST(FlatParametersMemory, IsOneBucketMoreThanTheModelWhileTheyAreMade) {
   testing::CountingAllocator memory;
-  const auto module = make_module<Mlp>();
+  const auto module = make_module<Mlp>("AdamW");
   const Optimizers optimizers = module->configure_optimizers();
   const int64_t before = memory.live();
   memory.reset_peak();

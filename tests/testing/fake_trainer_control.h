@@ -34,6 +34,7 @@ class FakeTrainerControl final : public TrainerControl {
   MetricLog& metrics() override { return metric_log; }
   const Module& module() const override { return tiny; }
   std::string device_summary() const override { return "single_device on cpu"; }
+  std::string memory_summary() const override { return "MB on each rank\n"; }
   bool is_global_zero() const override { return true; }
   const std::filesystem::path& run_dir() override { return run_dir_; }
   void request_stop(std::string_view) override {}

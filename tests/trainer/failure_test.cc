@@ -221,7 +221,7 @@ TEST(Failures, OfAnyTypeAreToldAndReachTheCallerAsTheyAre) {
   } catch (int number) {
     EXPECT_EQ(number, 42);
   }
-  EXPECT_THAT(run.witness->told, ElementsAre("an exception of unknown type"));
+  EXPECT_THAT(run.witness->told, ElementsAre("an exception of type int"));
   EXPECT_EQ(run.witness->teardowns, 1);
 }
 

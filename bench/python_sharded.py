@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""ddp_sharded on two ranks of this host over ddp, in turn: time of a step, bytes on the wire (all that the loopback device
+sends), and how memory grows with the model; and beside it FairScale's OSS + ShardedDataParallel over torch's
+DistributedDataParallel, if torch and fairscale are in the interpreter's path. 32 samples and one thread a rank; Adam in
+fp32.
+
+  ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds]
+"""
+import statistics
+import sys
+
+from python_ddp import WARM_UP, Clock, make_model, make_pool, run
+
+ROUNDS = 5
+SIZES = {"4 M": (1152, 40), "20 M": (2576, 15), "50 M": (4080, 10)}  # width, steps
+SMALL, LARGE = 576, 4080  # widths; memory's growth is from one to the other
+
+
+def num_bytes(width):
+    """Of the model."""
+    return 4 * (3 * (width * width + width) + 2 * width + 2)
+
+
+def with_torch(kind, width, steps):
+    import torch
+    import torch.distributed
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    torch.distributed.init_process_group("gloo")
+    model = make_model(width)
+    if kind == "fairscale":
+        from fairscale.nn.data_parallel import ShardedDataParallel
+        from fairscale.optim.oss import OSS
+        optimizer = OSS(params=model.parameters(), optim=torch.optim.Adam, lr=1e-4, fused=True)
+        model = ShardedDataParallel(model, optimizer, reduce_buffer_size=0)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    pool = make_pool(torch, width)
+    clock = Clock()
+    for step in range(steps + WARM_UP):
+        x, y = pool[step % len(pool)]
+        optimizer.zero_grad(set_to_none=kind != "fairscale")  # else it trains wrongly
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        clock.tick(step)
+    if torch.distributed.get_rank() == 0:
+        clock.print(steps)
+    torch.distributed.destroy_process_group()
+
+
+def sent_bytes():
+    with open("/sys/class/net/lo/statistics/tx_bytes") as file:
+        return int(file.read())
+
+
+def command_of(program, kind, width, steps):
+    if kind in ("torch", "fairscale"):
+        return [sys.executable, __file__, "--as", kind, str(width), str(steps)]
+    strategy, *settings = kind.split()
+    return [program, f"--width={width}", f"--steps={steps}", f"--strategy={strategy}", "--devices=2", *settings]
+
+
+def bytes_of_a_step(program, kind, width):
+    """What more steps send, in units of the model's bytes and of a rank."""
+    sent = []
+    for steps in (5, 25):
+        before = sent_bytes()
+        run(command_of(program, kind, width, steps), 2)
+        sent.append(sent_bytes() - before)
+    return (sent[1] - sent[0]) / 20 / 2 / num_bytes(width)
+
+
+def growth(program, kind):
+    """Of memory after the last step and at most, in units of the model's growth."""
+    small, large = (run(command_of(program, kind, width, 10), 2) for width in (SMALL, LARGE))
+    return [(large[i] - small[i]) * 1e6 / (num_bytes(LARGE) - num_bytes(SMALL)) for i in (2, 3)]
+
+
+def main():
+    program = sys.argv[1]
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+    kinds = ["ddp", "ddp_sharded"]
+    try:
+        import fairscale  # noqa: F401
+        kinds += ["torch", "fairscale"]
+    except ImportError:
+        print("there is no fairscale here, so its rows are left out")
+    for size, (width, steps) in SIZES.items():
+        times = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind in kinds:
+                times[kind].append(run(command_of(program, kind, width, steps), 2)[0])
+        ms = {kind: statistics.median(found) / 1e3 for kind, found in times.items()}
+        print(f"{size} parameters, step of 2 ranks: " + ", ".join(f"{kind} {ms[kind]:.1f} ms" for kind in kinds))
+        for base, sharded in zip(kinds[::2], kinds[1::2]):
+            ratio = statistics.median(a / b for a, b in zip(times[sharded], times[base]))
+            print(f"  {sharded} over {base}: {ratio:.3f}", flush=True)
+    for kind in kinds[:2]:
+        print(f"{kind}: {bytes_of_a_step(program, kind, 1152):.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
+    for kind in [*kinds[:2], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[2:]]:
+        steady, peak = growth(program, kind)
+        print(f"{kind}: memory of a rank grows by {steady:.2f} of the model's bytes, at most {peak:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        with_torch(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fulgur {
+
+// Bytes that a rank keeps from step to step. Activations come on top.
+struct ModelMemory {
+  int64_t parameters = 0;                      // frozen ones too
+  int64_t gradients = 0;                       // of a step of one micro-batch
+  std::optional<int64_t> optimizer_state = 0;  // with fp32 masters of 16-bit parameters; unset: not known
+  int64_t buckets = 0;                         // for gradients on their way, where they do not stay in them
+
+  int64_t total() const { return parameters + gradients + optimizer_state.value_or(0) + buckets; }
+};
+
+// A table in MB with a row for each name.
+std::string format_memory(const std::vector<std::pair<std::string, ModelMemory>>& rows);
+
+}  // namespace fulgur

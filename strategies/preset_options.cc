@@ -1,0 +1,29 @@
+#include "strategies/preset_options.h"
+
+namespace fulgur {
+namespace {
+
+template <class Options>
+void describe_ranks(Options& options, FieldVisitor& visit) {
+  visit({.name = "bucket_cap_mib", .help = "gradients that are reduced together, MiB", .min = 0},
+        &options.bucket_cap_mib);
+  visit({.name = "first_bucket_mib", .help = "of the first ones in backward, MiB", .min = 0},
+        &options.first_bucket_mib);
+  visit({.name = "broadcast_buffers", .help = "buffers are those of rank 0 after each step"},
+        &options.broadcast_buffers);
+  visit({.name = "timeout_s", .help = "until ranks that do not answer are given up, s", .min = 1}, &options.timeout_s);
+  visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &options.connect_timeout_s);
+}
+
+}  // namespace
+
+void Ddp::describe(FieldVisitor& visit) { describe_ranks(*this, visit); }
+
+void DdpSharded::describe(FieldVisitor& visit) {
+  visit({.name = "stage", .help = "2: gradients and optimizer state are sharded; 1: state alone", .min = 1, .max = 2},
+        &stage);
+  visit({.name = "reduce", .help = "when gradients are", .choices = {"each_micro_batch", "at_boundary"}}, &reduce);
+  describe_ranks(*this, visit);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "distributed/collective.h"
+
+namespace fulgur::testing {
+
+// Rank 0 of many: the others have what it has.
+class OthersHaveTheSame final : public Collective {
+ public:
+  explicit OthersHaveTheSame(int64_t world_size) : world_size_(world_size) {}
+  int64_t rank() const override { return 0; }
+  int64_t world_size() const override { return world_size_; }
+  Work all_reduce(at::Tensor, ReduceOp) override { return {}; }
+  Work reduce_scatter(at::Tensor, ReduceOp) override { return {}; }
+  Work all_gather(at::Tensor flat) override {
+    const at::Tensor own = rank_range(flat.numel(), 0, world_size_).of(flat);
+    for (int64_t rank = 1; rank < world_size_; ++rank) {
+      const ElementRange range = rank_range(flat.numel(), rank, world_size_);
+      range.of(flat).copy_(own.narrow(0, 0, range.size()));
+    }
+    return {};
+  }
+  Work broadcast(at::Tensor, int64_t) override { return {}; }
+  void barrier() override {}
+  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
+
+ private:
+  int64_t world_size_;
+};
+
+}  // namespace fulgur::testing
