@@ -21,6 +21,8 @@ void set_log_rank(int64_t rank, int64_t world_size) {
   g_world_size = world_size;
 }
 
+int64_t log_rank() { return g_rank; }
+
 std::string log_prefix() { return g_world_size > 1 ? fmt::format("[rank {}] ", g_rank.load()) : ""; }
 
 namespace internal {

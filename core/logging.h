@@ -12,7 +12,8 @@ namespace fulgur {
 // Lines for people, on stderr: "[rank 1] warning: ...". The rank stands there only when there are several. A line is
 // written in one call, so that lines of several threads or processes do not mix.
 void set_log_rank(int64_t rank, int64_t world_size);  // of this process; default: rank 0 of 1
-std::string log_prefix();                             // "[rank 1] ", or nothing where there is one rank
+int64_t log_rank();
+std::string log_prefix();  // "[rank 1] ", or nothing where there is one rank
 
 namespace internal {
 void write_info(std::string_view message);  // dropped on ranks above 0

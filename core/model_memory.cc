@@ -17,12 +17,14 @@ std::string format_memory(const std::vector<std::pair<std::string, ModelMemory>>
   constexpr std::string_view kCorner = "MB on each rank";
   size_t width = kCorner.size();
   for (const auto& [name, memory] : rows) width = std::max(width, name.size());
-  std::string table = fmt::format("{:<{}}  parameters  gradients  optimizer state  buckets   in all\n", kCorner, width);
+  std::string table = fmt::format(
+      "{:<{}}  parameters  gradients  optimizer state   copies  buckets   in all  on host\n", kCorner, width);
   table += fmt::format("{:-<{}}\n", "", table.size() - 1);
   for (const auto& [name, memory] : rows) {
-    table += fmt::format("{:<{}}  {:>10}  {:>9}  {:>15}  {:>7}  {:>7}\n", name, width, in_mb(memory.parameters),
-                         in_mb(memory.gradients), in_mb(memory.optimizer_state), in_mb(memory.buckets),
-                         (memory.optimizer_state ? "" : ">") + in_mb(memory.total()));
+    table += fmt::format("{:<{}}  {:>10}  {:>9}  {:>15}  {:>7}  {:>7}  {:>7}  {:>7}\n", name, width,
+                         in_mb(memory.parameters), in_mb(memory.gradients), in_mb(memory.optimizer_state),
+                         in_mb(memory.copies), in_mb(memory.buckets),
+                         (memory.optimizer_state ? "" : ">") + in_mb(memory.total()), in_mb(memory.on_host));
   }
   return table;
 }

@@ -13,9 +13,11 @@ struct ModelMemory {
   int64_t parameters = 0;                      // frozen ones too
   int64_t gradients = 0;                       // of a step of one micro-batch
   std::optional<int64_t> optimizer_state = 0;  // with fp32 masters of 16-bit parameters; unset: not known
+  int64_t copies = 0;                          // of parameters, for updates
   int64_t buckets = 0;                         // for gradients on their way, where they do not stay in them
+  int64_t on_host = 0;                         // of all these, beside a device that is none
 
-  int64_t total() const { return parameters + gradients + optimizer_state.value_or(0) + buckets; }
+  int64_t total() const { return parameters + gradients + optimizer_state.value_or(0) + copies + buckets; }
 };
 
 // A table in MB with a row for each name.

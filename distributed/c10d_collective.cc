@@ -13,8 +13,10 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/serial_worker.h"
+#include "core/trace.h"
 #include "distributed/detached_call.h"
-#include "distributed/serial_worker.h"
+#include "distributed/small_all_reduce.h"
 #include "distributed/transfers.h"
 
 namespace fulgur {
@@ -93,14 +95,34 @@ class C10dCollective::Impl {
     } catch (const std::exception& error) {
       fail(call, error);
     }
+    if (trace::enabled()) {
+      work->getFuture()->addCallback([trace = span_of(name)](c10::ivalue::Future&) { trace(); });
+    }
     return Work([this, call, work] { guarded(call, [&] { work->wait(); }); });
+  }
+
+  Work start_small(const at::Tensor& flat, ReduceOp op) {
+    const Call call = begin("all_reduce");
+    std::shared_ptr<SmallAllReduce> small;
+    try {
+      small = std::make_shared<SmallAllReduce>(*backend_, flat, op, group_.timeout);
+    } catch (const std::exception& error) {
+      fail(call, error);
+    }
+    return Work([this, call, small, trace = span_of("all_reduce")] {
+      guarded(call, [&] { small->finish(); });
+      trace();
+    });
   }
 
   // Starts `run(transfers)` on the worker.
   template <class Run>
   Work start_transfers(const char* name, Run run) {
     const Call call = begin(name);
-    const std::shared_future<void> done = worker_->run([this, run = std::move(run)] { run(*transfers_); });
+    const std::shared_future<void> done = worker_->run([this, run = std::move(run), trace = span_of(name)] {
+      run(*transfers_);
+      trace();
+    });
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
   }
 
@@ -147,6 +169,14 @@ class C10dCollective::Impl {
     if (backend.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return backend.get();
     throw std::runtime_error("the store does not answer");
+  }
+
+  // To be called at the end of what begins now.
+  std::function<void()> span_of(const char* name) const {
+    if (!trace::enabled()) return [] {};
+    return [begin = trace::Clock::now(), name = std::string(name), lane = "group " + group_.name] {
+      trace::add(name, begin, trace::Clock::now(), lane);
+    };
   }
 
   Call begin(const char* name) {
@@ -210,6 +240,9 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   check_flat(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
+  if (impl_->on_cpu() && static_cast<int64_t>(flat.nbytes()) <= SmallAllReduce::kMaxBytes) {
+    return impl_->start_small(flat, op);
+  }
   if (impl_->rank_order_all_reduce()) {
     return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) {
       transfers.reduce_scatter(flat, op);

@@ -113,9 +113,8 @@ std::optional<Diagnosis> difference(const Reading& reading, const std::string& g
 
 // Whether a rank has started a collective that the other has not.
 bool is_ahead(const Beat& beat, const Beat& other) {
-  return std::ranges::any_of(beat.started, [&](const auto& entry) {
-    return entry.second.number > other.last_in(entry.first).number;
-  });
+  return std::ranges::any_of(
+      beat.started, [&](const auto& entry) { return entry.second.number > other.last_in(entry.first).number; });
 }
 
 // Compares two readings of the ranks that a collective needs.
@@ -147,9 +146,8 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
                                       place_of(after.beats.at(left.front()), group))};
   }
   for (const int64_t rank : behind) {
-    const auto waits = std::ranges::find_if(ranks, [&](int64_t other) {
-      return after.beats.at(other).last_in(group).number >= number;
-    });
+    const auto waits = std::ranges::find_if(
+        ranks, [&](int64_t other) { return after.beats.at(other).last_in(group).number >= number; });
     if (waits != ranks.end() && is_ahead(after.beats.at(rank), after.beats.at(*waits)))
       return disagreement(after, group, *waits, rank);
   }

@@ -14,10 +14,6 @@
 namespace fulgur {
 namespace {
 
-// 0: data. Messages between two ranks that have the same tag arrive in the order they are sent.
-constexpr int kAbortTag = 1;
-constexpr int kBarrierTag = 2;
-
 void combine_piece(at::Tensor total, const at::Tensor& value, ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
@@ -32,8 +28,10 @@ void combine_piece(at::Tensor total, const at::Tensor& value, ReduceOp op) {
   }
 }
 
-// total = total (op) value, in pieces so small that ATen stays on this thread: a second team of OpenMP threads would
-// compete with the one that computes gradients.
+}  // namespace
+
+// In pieces so small that ATen stays on this thread: a second team of OpenMP threads would compete with the one that
+// computes gradients.
 void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op) {
   const int64_t size = total.numel();
   for (int64_t begin = 0; begin < size; begin += at::internal::GRAIN_SIZE) {
@@ -42,7 +40,11 @@ void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op) {
   }
 }
 
-}  // namespace
+void wait_until(const c10::intrusive_ptr<c10d::Work>& transfer, std::chrono::steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  if (!transfer->wait(std::max(left, std::chrono::milliseconds(1))))
+    throw std::runtime_error("the transfer was aborted");
+}
 
 Transfers::Transfers(c10::intrusive_ptr<c10d::Backend> backend, TransferOptions options)
     : backend_(std::move(backend)), options_(options), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
@@ -55,12 +57,6 @@ Transfers::Transfer Transfers::send(at::Tensor slice, int64_t peer, int tag) {
 Transfers::Transfer Transfers::receive(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
   return backend_->recv(tensors, static_cast<int>(peer), tag);
-}
-
-void Transfers::wait(const Transfer& transfer, Clock::time_point deadline) const {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-  if (!transfer->wait(std::max(left, std::chrono::milliseconds(1))))
-    throw std::runtime_error("the transfer was aborted");
 }
 
 at::Tensor Transfers::staging(const at::Tensor& like, int64_t num_elements) {
@@ -118,14 +114,14 @@ void Transfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const at::Tensor result = chunk_of(mine, chunk);
     for (int64_t peer = 0; peer < world_size_; ++peer) {
-      if (peer != rank_) wait(receive_of(chunk, peer), deadline);
+      if (peer != rank_) wait_until(receive_of(chunk, peer), deadline);
       // What ranks below this one sum to is gathered in the first one's stage, so that nothing needs a copy.
       if (peer == rank_ && rank_ > 0) combine(result, staged(chunk, 0), op);
       if (peer != rank_ && peer != 0) combine(peer < rank_ ? staged(chunk, 0) : result, staged(chunk, peer), op);
     }
     start_receives(chunk + 2);
   }
-  for (const Transfer& transfer : sends) wait(transfer, deadline);
+  for (const Transfer& transfer : sends) wait_until(transfer, deadline);
 }
 
 void Transfers::all_gather(const at::Tensor& flat) {
@@ -140,7 +136,7 @@ void Transfers::all_gather(const at::Tensor& flat) {
   for (int64_t step = 1; step < world_size_ && mine.numel() > 0; ++step) {
     transfers.push_back(send(mine, (rank_ + step) % world_size_));
   }
-  for (const Transfer& transfer : transfers) wait(transfer, deadline);
+  for (const Transfer& transfer : transfers) wait_until(transfer, deadline);
 }
 
 // In round k every rank hears from the one 2^k before it, and so, in the end, of all. Source: Hensgen, Finkel and
@@ -151,8 +147,8 @@ void Transfers::barrier() {
     const Transfer heard =
         receive(at::empty({1}, at::kByte), (rank_ + world_size_ - distance) % world_size_, kBarrierTag);
     const Transfer told = send(at::empty({1}, at::kByte), (rank_ + distance) % world_size_, kBarrierTag);
-    wait(heard, deadline);
-    wait(told, deadline);
+    wait_until(heard, deadline);
+    wait_until(told, deadline);
   }
 }
 

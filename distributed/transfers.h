@@ -16,6 +16,15 @@ struct TransferOptions {
   int64_t staging_bytes = 8 << 20;      // memory of reduce_scatter for what arrives: two chunks per peer
 };
 
+// Messages between two ranks that have the same tag arrive in the order they are sent.
+inline constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3;
+
+// total = total (op) value
+void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op);
+
+// Throws what the backend does, or std::runtime_error after an abort.
+void wait_until(const c10::intrusive_ptr<c10d::Work>& transfer, std::chrono::steady_clock::time_point deadline);
+
 // reduce_scatter and all_gather from sends and receives between every two ranks, in place, for a backend (Gloo) whose
 // own send twice the bytes and clone the tensor. Each rank sends and receives (world_size - 1) / world_size of the
 // tensor, which is the least there is.
@@ -40,9 +49,8 @@ class Transfers {
   using Clock = std::chrono::steady_clock;
   using Transfer = c10::intrusive_ptr<c10d::Work>;
 
-  Transfer send(at::Tensor slice, int64_t peer, int tag = 0);
-  Transfer receive(at::Tensor slice, int64_t peer, int tag = 0);
-  void wait(const Transfer& transfer, Clock::time_point deadline) const;
+  Transfer send(at::Tensor slice, int64_t peer, int tag = kDataTag);
+  Transfer receive(at::Tensor slice, int64_t peer, int tag = kDataTag);
   at::Tensor staging(const at::Tensor& like, int64_t num_elements);
   std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
 

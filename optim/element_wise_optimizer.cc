@@ -94,9 +94,14 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
                                  c10::toString(param.scalar_type())));
   }
   if (state.num_updates++ > 0) return;
-  if (is_16_bit(param.scalar_type())) state.master = dense(param.detach().to(at::kFloat));
+  if (is_16_bit(param.scalar_type())) {
+    state.master.defined() ? state.master.copy_(param) : state.master = dense(param.detach().to(at::kFloat));
+  }
   const at::Tensor memory = state.master.defined() ? state.master : dense(param.detach());
-  for (const StateField& field : state_fields_) state.tensors[field.slot] = at::full_like(memory, field.initial);
+  for (const StateField& field : state_fields_) {
+    at::Tensor& tensor = state.tensors[field.slot];
+    tensor.defined() ? tensor.fill_(field.initial) : tensor = at::full_like(memory, field.initial);
+  }
 }
 
 void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,

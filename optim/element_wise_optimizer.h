@@ -29,7 +29,7 @@ class ElementWiseOptimizer : public Optimizer {
     double initial = 0.0;
   };
 
-  // Of one tensor; undefined until its first gradient.
+  // Of one tensor; undefined until its first gradient, or memory to use from then on.
   struct State {
     std::array<at::Tensor, kMaxStates> tensors;  // by slot
     at::Tensor master;                           // fp32, of a tensor of 16 bits

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "core/logging.h"
 #include "core/module_state.h"
 #include "core/names.h"
+#include "core/trace.h"
 #include "distributed/exchange.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
@@ -33,6 +35,18 @@ void widen_gradients(const std::vector<at::Tensor>& params) {
 
 int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
 
+void check_base(std::string_view base) {
+  const std::string name = canonical_name(base);
+  if (name == Dp::kName) {
+    throw UsageError(
+        "strategy 'delayed_update' does not go over 'dp': its replicas read the weights while the next step computes, "
+        "which a late update would have to change; use base 'ddp'");
+  }
+  const std::vector<std::string> known{"ddp", "ddp_sharded", "single_device", "zero_offload"};
+  if (std::ranges::find(known, name) == known.end())
+    throw UsageError(unknown_name_message("base of strategy 'delayed_update'", base, known));
+}
+
 }  // namespace
 
 std::string FlatStrategy::name() const {
@@ -43,24 +57,48 @@ void FlatStrategy::describe(FieldVisitor& visit) {
   std::visit([&](auto& preset) { preset.describe(visit); }, preset_);
 }
 
-std::optional<FlatStrategy::RankOptions> FlatStrategy::rank_options() const {
-  const auto of = [](const auto& preset) {
-    return RankOptions{.buckets = {.first_bucket_bytes = to_bytes(preset.first_bucket_mib),
-                                   .bucket_cap_bytes = to_bytes(preset.bucket_cap_mib)},
-                       .broadcast_buffers = preset.broadcast_buffers,
-                       .world = {.timeout_s = preset.timeout_s, .connect_timeout_s = preset.connect_timeout_s}};
+FlatStrategy::Engine FlatStrategy::engine() const {
+  const auto with_ranks = [](const auto& preset) {
+    return Engine{.world = WorldOptions{.timeout_s = preset.timeout_s, .connect_timeout_s = preset.connect_timeout_s},
+                  .buckets = {.first_bucket_bytes = to_bytes(preset.first_bucket_mib),
+                              .bucket_cap_bytes = to_bytes(preset.bucket_cap_mib)},
+                  .broadcast_buffers = preset.broadcast_buffers};
   };
-  if (const auto* ddp = std::get_if<Ddp>(&preset_)) return of(*ddp);
-  const auto* sharded = std::get_if<DdpSharded>(&preset_);
-  if (sharded == nullptr) return std::nullopt;
-  RankOptions options = of(*sharded);
-  options.shard = true;
-  options.each_micro_batch = sharded->stage == 2 && canonical_name(sharded->reduce) == "each_micro_batch";
-  return options;
+  const auto sharded = [&](const auto& preset) {
+    Engine engine = with_ranks(preset);
+    engine.shard = true;
+    engine.each_micro_batch = canonical_name(preset.reduce) == "each_micro_batch";
+    return engine;
+  };
+  const auto offload = [&](const auto& preset) {
+    Engine engine = sharded(preset);
+    engine.host_ratio = preset.ratio;
+    engine.update_threads = preset.update_threads;
+    return engine;
+  };
+  if (const auto* ddp = std::get_if<Ddp>(&preset_)) return with_ranks(*ddp);
+  if (const auto* preset = std::get_if<DdpSharded>(&preset_)) {
+    Engine engine = sharded(*preset);
+    engine.each_micro_batch = engine.each_micro_batch && preset->stage == 2;
+    return engine;
+  }
+  if (const auto* preset = std::get_if<ZeroOffload>(&preset_)) return offload(*preset);
+  const auto* delayed = std::get_if<DelayedUpdate>(&preset_);
+  if (delayed == nullptr) return {};
+  const std::string base = canonical_name(delayed->base);
+  Engine engine = base == ZeroOffload::kName  ? offload(*delayed)
+                  : base == DdpSharded::kName ? sharded(*delayed)
+                                              : with_ranks(*delayed);
+  if (base == SingleDevice::kName) engine.world.reset();
+  engine.update_threads = delayed->update_threads;
+  engine.delayed = true;
+  engine.warmup_steps = delayed->warmup_steps;
+  return engine;
 }
 
 void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const {
-  if (rank_options() || (devices.size() == 1 && num_nodes == 1)) return;
+  if (const auto* delayed = std::get_if<DelayedUpdate>(&preset_)) check_base(delayed->base);
+  if (engine().world || (devices.size() == 1 && num_nodes == 1)) return;
   if (std::holds_alternative<Dp>(preset_)) {
     if (num_nodes == 1) return;
     throw UsageError(
@@ -68,32 +106,36 @@ void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_
                     "strategy = 'ddp'",
                     num_nodes));
   }
-  throw UsageError(fmt::format(
-      "strategy 'single_device' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or "
-      "write strategy = 'ddp'",
-      devices.size(), num_nodes));
+  const bool is_base = std::holds_alternative<DelayedUpdate>(preset_);
+  throw UsageError(
+      fmt::format("strategy '{}' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or write "
+                  "{} = 'ddp'",
+                  is_base ? "delayed_update' over 'single_device" : "single_device", devices.size(), num_nodes,
+                  is_base ? "strategy.base" : "strategy"));
 }
 
-std::optional<WorldOptions> FlatStrategy::rank_per_device() const {
-  const auto options = rank_options();
-  return options ? std::optional(options->world) : std::nullopt;
-}
+std::optional<WorldOptions> FlatStrategy::rank_per_device() const { return engine().world; }
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   module_ = &module;
   world_ = &setup.world;
   deterministic_ = setup.deterministic;
+  local_world_size_ = setup.local_world_size;
   precision_ = setup.precision;
   converted_.emplace(module, precision_);
   devices_ = setup.devices;
   device_ = devices_.front();
   current_device_.emplace(device_);
   module.to(device_);
+  num_steps_ = 0;
   if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
+  if (engine().host_ratio > 0 && device_.is_cpu()) {
+    log_info("{} on a CPU saves no memory: parameters and state are in the same one", name());
+  }
   if (alone()) return;
   make_equal(module, *world_);
   nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : &world_->data());
-  if (!rank_options()->broadcast_buffers) return;
+  if (!engine().broadcast_buffers) return;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
   }
@@ -101,10 +143,10 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
 
 void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   optimizers_ = std::move(optimizers);
-  if (!alone() && rank_options()->shard && !module_->automatic_optimization) {
+  if (wants_sums() && !module_->automatic_optimization) {
     throw SetupError(
-        fmt::format("{} optimises manually, but strategy '{}' has the gradients of a step only in parts; use "
-                    "'ddp', or leave automatic_optimization true",
+        fmt::format("{} optimises manually, but strategy '{}' keeps the gradients of a step apart from the parameters; "
+                    "use 'ddp', or leave automatic_optimization true",
                     module_->name(), name()));
   }
   flatten();
@@ -123,24 +165,55 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   loss_scaling_.emplace(optimizers_.size());
 }
 
+// Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
+bool FlatStrategy::wants_sums() const {
+  const Engine engine = this->engine();
+  return (engine.shard && !alone()) || engine.host_ratio > 0 || engine.delayed;
+}
+
 void FlatStrategy::flatten() {
+  schedule_.reset();
   reducer_.reset();
+  keeper_.reset();
+  shard_.reset();
   flat_.reset();
   flat_.emplace(*module_, optimizers_, bucket_options(world_->world_size()));
-  if (alone()) return;
-  const auto ranks = rank_options();
-  check_same_buckets(*flat_, world_->control());
-  reducer_.emplace(*flat_, world_->data(), world_->control(),
-                   ReduceOptions{.shard = ranks->shard, .rank_order = deterministic_});
-  if (!ranks->shard) return;
-  shard_.emplace(*flat_, optimizers_, world_->rank(), world_->world_size());
+  if (!alone()) check_same_buckets(*flat_, world_->control());
+  const Engine engine = this->engine();
+  ReduceOptions reduce{.shard = engine.shard, .rank_order = deterministic_};
+  if (wants_sums()) {
+    const int64_t num_workers = engine.host_ratio > 0 || engine.delayed ? num_update_threads() : 0;
+    shard_.emplace(*flat_, optimizers_,
+                   ShardOptions{.rank = engine.shard ? world_->rank() : 0,
+                                .world_size = engine.shard ? world_->world_size() : 1,
+                                .host_ratio = engine.host_ratio,
+                                .copies = engine.delayed,
+                                .num_workers = num_workers,
+                                .gradient_sums = engine.delayed ? 2 : 1});
+    if (engine.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_);
+    reduce.make_sums = [this](size_t bucket) { return shard_->make_sums(bucket); };
+    reduce.keeper = keeper_.get();
+  } else if (alone()) {
+    return;
+  }
+  reducer_.emplace(*flat_, world_->data(), world_->control(), reduce);
+  if (!shard_) return;
+  schedule_ = std::make_unique<UpdateSchedule>(*flat_, optimizers_, *shard_, *reducer_, world_->data(), device_,
+                                               shard_->num_workers());
   are_gathered_.assign(optimizers_.size(), false);
   window_is_open_ = false;
 }
 
+int64_t FlatStrategy::num_update_threads() const {
+  const int64_t wanted = engine().update_threads;
+  const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const int64_t number = wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_world_size_);
+  log_info("{}: {} thread{} a rank for the update", name(), number, number == 1 ? "" : "s");
+  return number;
+}
+
 BucketOptions FlatStrategy::bucket_options(int64_t world_size) const {
-  const auto ranks = rank_options();
-  BucketOptions buckets = ranks ? ranks->buckets : BucketOptions();
+  BucketOptions buckets = engine().buckets;
   buckets.world_size = world_size;
   return buckets;
 }
@@ -148,10 +221,11 @@ BucketOptions FlatStrategy::bucket_options(int64_t world_size) const {
 // A parameter was frozen or unfrozen, or a group was added.
 void FlatStrategy::rebuild_if_changed() {
   if (flat_->are_those_of(optimizers_)) return;
-  const auto states = shards() ? shard_->gather_all(world_->data()) : OptimizerShard::States();
-  shard_.reset();
+  drain();
+  const auto states =
+      keeps_sums() ? shard_->gather_all(engine().shard ? world_->data() : alone_) : OptimizerShard::States();
   flatten();
-  if (shards()) shard_->set_all(states);
+  if (keeps_sums()) shard_->set_all(states);
 }
 
 void FlatStrategy::check_unchanged() const {
@@ -162,6 +236,8 @@ void FlatStrategy::check_unchanged() const {
 }
 
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
+  if (schedule_ && !window_is_open_ && !flat_->are_those_of(optimizers_)) drain();  // while no graph holds parameters
+  const trace::Span span("forward");
   const PrecisionScope scope(precision_, device_.type());
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
@@ -177,12 +253,13 @@ void FlatStrategy::zero_grad(size_t optimizer) {
 }
 
 void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
+  const trace::Span span("backward");
   const OutsidePrecisionScope outside(precision_, device_.type());
   if (has_16_bit_params_) {
     for (const auto& optimizer : optimizers_) widen_gradients(optimizer->params());
   }
-  if (shards()) open_window();
-  if (reducer_ && (is_last || (shards() && rank_options()->each_micro_batch))) reducer_->begin();
+  if (keeps_sums()) open_window();
+  if (reducer_ && (is_last || reduces_each_micro_batch())) reducer_->begin();
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
   if (replicas_) replicas_->backward();
 }
@@ -195,12 +272,13 @@ void FlatStrategy::open_window() {
 }
 
 Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
-  if (!reducer_ || (!is_last && !(shards() && rank_options()->each_micro_batch))) return mine;
+  const trace::Span span("end of micro-batch");
+  if (!reducer_ || (!is_last && !reduces_each_micro_batch())) return mine;
   if (mine.micro_batches == 0) {  // gradients of the last step are still there
     if (!window_is_open_) rebuild_if_changed();
     for (const auto& optimizer : optimizers_) optimizer->zero_grad();
   }
-  if (shards()) {
+  if (keeps_sums()) {
     open_window();
     check_unchanged();
   }
@@ -243,8 +321,9 @@ void FlatStrategy::broadcast_buffers() {
 }
 
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
+  const trace::Span span("optimizer step");
   const OutsidePrecisionScope outside(precision_, device_.type());
-  if (shards()) {
+  if (keeps_sums()) {
     check_unchanged();
     if (are_gathered_[index]) take_gathered_gradients(index);
   } else {
@@ -263,28 +342,23 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
 StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
   const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); }),
                           .loss_scale = loss_scaling_->loss_scale()};
-  if (!report.skipped) update(index, transform_for(index, request, loss_scaling_->factor(index)));
+  if (report.skipped) {
+    drain();  // a late update is that of the step before
+  } else {
+    update(index, transform_for(index, request, loss_scaling_->factor(index)));
+  }
   loss_scaling_->stepped(index);
   return report;
 }
 
 void FlatStrategy::update(size_t index, const GradientTransform& transform) {
-  shards() ? update_shard(index, transform) : optimizers_[index].step(transform);
+  if (!schedule_) return optimizers_[index].step(transform);
+  const Engine engine = this->engine();
+  schedule_->step(index, transform, /*late=*/engine.delayed && num_steps_++ >= engine.warmup_steps);
 }
 
-// In the order of forward, which is the reverse of buckets: a range is gathered while the next is updated.
-void FlatStrategy::update_shard(size_t index, const GradientTransform& transform) {
-  std::vector<Work> gathering;
-  for (size_t b = flat_->buckets().size(); b-- > 0;) {
-    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
-    if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
-      continue;
-    }
-    shard_->update(b, reducer_->owned(b), reducer_->used(b), transform);
-    gathering.push_back(world_->data().all_gather(bucket.flat));
-    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
-  }
-  for (Work& work : gathering) work.wait();
+void FlatStrategy::drain() {
+  if (schedule_) schedule_->drain();
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
@@ -294,8 +368,8 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   const double mean = unscale / static_cast<double>(request.micro_batches);
   const GradientClipping& clipping = request.clipping;
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
-    at::Tensor norm = joint_norm(gradients_here(index));
-    if (shards()) {
+    at::Tensor norm = norm_here(index);
+    if (engine().shard && !alone()) {
       const at::Tensor squares = norm.square().reshape({1});
       world_->control().all_reduce(squares).wait();
       norm = squares.sqrt().squeeze();
@@ -308,25 +382,36 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   return transform;
 }
 
+// Over the sections on the host and on the device.
+at::Tensor FlatStrategy::norm_here(size_t index) const {
+  std::vector<at::Tensor> on_host, elsewhere;
+  for (const at::Tensor& gradient : gradients_here(index)) {
+    (gradient.is_cpu() ? on_host : elsewhere).push_back(gradient);
+  }
+  if (elsewhere.empty()) return joint_norm(on_host).to(device_);
+  const at::Tensor norm = joint_norm(elsewhere);
+  return on_host.empty() ? norm : norm.hypot(joint_norm(on_host).to(device_));
+}
+
 // The summed gradients of an optimizer that this rank has: all of them, or its ranges.
 std::vector<at::Tensor> FlatStrategy::gradients_here(size_t index) const {
   std::vector<at::Tensor> gradients;
-  if (!shards()) {
+  if (!keeps_sums()) {
     for (const at::Tensor& param : optimizers_[index].params()) {
       if (param.grad().defined()) gradients.push_back(param.grad());
     }
     return gradients;
   }
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    const at::Tensor owned = reducer_->owned(b);
-    if (flat_->buckets()[b].optimizer == index && owned.defined()) gradients.push_back(owned);
+    if (flat_->buckets()[b].optimizer != index) continue;
+    for (const at::Tensor& sum : reducer_->sums(b)) gradients.push_back(sum);
   }
   return gradients;
 }
 
 bool FlatStrategy::any_non_finite(size_t index) {
   const bool here = optim::any_non_finite(gradients_here(index));
-  if (!shards()) return here;  // every rank has the same
+  if (!engine().shard || alone()) return here;  // every rank has the same
   GroupRanks ranks(world_->control());
   return any_rank(ranks, here);
 }
@@ -338,7 +423,7 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }
-  if (shards()) gather_gradients(index);
+  if (keeps_sums()) gather_gradients(index);
   if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
 }
 
@@ -348,13 +433,17 @@ void FlatStrategy::gather_gradients(size_t index) {
   int64_t num_bytes = 0;
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = flat_->buckets()[b];
-    const at::Tensor owned = reducer_->owned(b);
     if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
       continue;
     }
-    const at::Tensor whole = at::zeros({bucket.flat.numel()}, owned.options());
-    shard_->range(b).of(whole).copy_(owned);
-    world_->data().all_gather(whole).wait();
+    const std::vector<at::Tensor>& sums = reducer_->sums(b);
+    const at::Tensor whole = at::zeros({bucket.flat.numel()}, bucket.flat.options().dtype(sums.front().scalar_type()));
+    int64_t begin = shard_->range(b).begin;
+    for (const at::Tensor& sum : sums) {
+      whole.narrow(0, begin, sum.numel()).copy_(sum);
+      begin += sum.numel();
+    }
+    if (engine().shard) world_->data().all_gather(whole).wait();
     num_bytes += static_cast<int64_t>(whole.nbytes());
     for (size_t s = 0; s < bucket.slots.size(); ++s) {
       const auto& slot = bucket.slots[s];
@@ -376,13 +465,15 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = flat_->buckets()[b];
     if (bucket.optimizer != index) continue;
-    for (const Piece& piece : pieces_in(bucket, shard_->range(b))) {
-      const at::Tensor& param = bucket.slots[piece.slot].param;
-      if (!param.grad().defined()) continue;
-      const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
-      reducer_->owned(b)
-          .narrow(0, piece.offset, piece.num_elements)
-          .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
+    for (size_t s = 0; s < reducer_->sums(b).size(); ++s) {
+      for (const Piece& piece : pieces_in(bucket, shard_->sections(b)[s].range)) {
+        const at::Tensor& param = bucket.slots[piece.slot].param;
+        if (!param.grad().defined()) continue;
+        const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
+        reducer_->sums(b)[s]
+            .narrow(0, piece.offset, piece.num_elements)
+            .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
+      }
     }
   }
   optimizers_[index].zero_grad();
@@ -393,9 +484,10 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
 std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
                                                       const Precision& precision, int64_t num_devices,
                                                       c10::DeviceType device_type) const {
-  const auto ranks = rank_options();
-  const int64_t world_size = ranks ? num_devices : 1;
-  const int64_t shards = ranks && ranks->shard ? world_size : 1;
+  const Engine engine = this->engine();
+  const int64_t world_size = engine.world ? num_devices : 1;
+  const int64_t shards = engine.shard ? world_size : 1;
+  const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
   const auto buckets = FlatParameters::plan(module, optimizers, bucket_options(world_size), precision.true_dtype());
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
@@ -404,23 +496,25 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
     const c10::ScalarType dtype = precision.true_dtype().value_or(bucket.slots.front().param.scalar_type());
     const auto element_size = static_cast<int64_t>(c10::elementSize(dtype));
+    const Optimizer& optimizer = optimizers[bucket.optimizer];
+    const int64_t num_elements = bucket.num_bytes / element_size / shards;
+    const int64_t on_host = OptimizerShard::elements_on_host(num_elements, engine.host_ratio);
+    const int64_t gradients = element_size * (engine.delayed ? 2 : 1);
+    const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
+    const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
     memory.parameters += bucket.num_bytes;
-    memory.gradients += bucket.num_bytes / shards;
+    memory.gradients += gradients * num_elements;
+    memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
+                                 ? std::optional(*memory.optimizer_state + state * num_elements)
+                                 : std::nullopt;
+    memory.copies += element_size * (engine.delayed ? num_elements : on_host);
+    memory.on_host += (gradients + state + element_size) * on_host;
     pooled = std::max(pooled, previous + bucket.num_bytes);
     previous = bucket.num_bytes;
-    const Optimizer& optimizer = optimizers[bucket.optimizer];
-    const std::optional<int64_t> numbers = optimizer.state_numbers();
-    const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
-    if (!numbers || !memory.optimizer_state) {
-      memory.optimizer_state.reset();
-    } else {
-      *memory.optimizer_state +=
-          (*numbers + masters) * std::max<int64_t>(4, element_size) * (bucket.num_bytes / element_size / shards);
-    }
   }
   if (std::holds_alternative<Dp>(preset_) && device_type == c10::kCPU)
     memory.gradients *= num_devices;  // in one memory
-  if (shards > 1) memory.buckets = pooled;
+  if (keeps) memory.buckets = pooled;
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
     const auto dtype =
@@ -436,9 +530,11 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 }
 
 void FlatStrategy::teardown() noexcept {
-  shard_.reset();
+  schedule_.reset();
   replicas_.reset();
   reducer_.reset();
+  keeper_.reset();
+  shard_.reset();
   flat_.reset();
   buffers_.clear();
   window_is_open_ = told_gathered_ = false;

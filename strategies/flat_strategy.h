@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceGuard.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -9,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include "device/side_worker.h"
+#include "distributed/local_collective.h"
 #include "strategies/flat_parameters.h"
 #include "strategies/gradient_reducer.h"
 #include "strategies/loss_scaling.h"
@@ -17,6 +20,7 @@
 #include "strategies/preset_options.h"
 #include "strategies/replicas.h"
 #include "strategies/strategy.h"
+#include "strategies/update_schedule.h"
 
 namespace fulgur {
 
@@ -26,7 +30,7 @@ namespace fulgur {
 // gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
-  using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded>;
+  using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded, ZeroOffload, DelayedUpdate>;
   explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
 
   std::string name() const override;
@@ -46,27 +50,35 @@ class FlatStrategy final : public Strategy {
                                           const Precision& precision, int64_t num_devices,
                                           c10::DeviceType device_type) const override;
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
+  void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
   void teardown() noexcept override;
 
  private:
-  // What presets with ranks have in common.
-  struct RankOptions {
+  // What a preset is made of.
+  struct Engine {
+    std::optional<WorldOptions> world{};  // with a rank for each device
     BucketOptions buckets{};
-    bool broadcast_buffers = true;
-    WorldOptions world{};
-    bool shard = false;
+    bool broadcast_buffers = false;
+    bool shard = false;             // a rank updates its ranges only
     bool each_micro_batch = false;  // gradients are reduced then, and not only once a window
+    double host_ratio = 0;
+    bool delayed = false;
+    int64_t warmup_steps = 0;
+    int64_t update_threads = 0;
   };
-  std::optional<RankOptions> rank_options() const;
+  Engine engine() const;
+
   BucketOptions bucket_options(int64_t world_size) const;
+  bool wants_sums() const;
+  int64_t num_update_threads() const;
 
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);
-  void update_shard(size_t optimizer, const GradientTransform& transform);
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
   std::vector<at::Tensor> gradients_here(size_t optimizer) const;
+  at::Tensor norm_here(size_t optimizer) const;
   bool any_non_finite(size_t optimizer);
   void open_window();
   void flatten();
@@ -76,12 +88,15 @@ class FlatStrategy final : public Strategy {
   void take_gathered_gradients(size_t optimizer);
   void broadcast_buffers();
   bool alone() const { return world_->world_size() == 1; }
-  bool shards() const { return shard_.has_value(); }
+  bool keeps_sums() const { return shard_.has_value(); }
+  bool reduces_each_micro_batch() const { return keeps_sums() && engine().each_micro_batch; }
 
   Preset preset_;
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;
+  int64_t local_world_size_ = 1;
+  LocalCollective alone_;
   c10::Device device_{c10::kCPU};
   std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is
   Precision precision_;
@@ -89,10 +104,13 @@ class FlatStrategy final : public Strategy {
   Optimizers optimizers_;
   std::vector<at::Tensor> buffers_;  // of the module, if they are broadcast
   std::optional<FlatParameters> flat_;
-  std::optional<GradientReducer> reducer_;  // with several ranks
-  std::optional<OptimizerShard> shard_;     // of ddp_sharded
-  bool window_is_open_ = false;             // of ddp_sharded: its sums are being made
-  std::vector<bool> are_gathered_{};        // of ddp_sharded, by optimizer: parameters have the gradients
+  std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
+  bool window_is_open_ = false;               // of shard_: its sums are being made
+  std::vector<bool> are_gathered_{};          // of shard_, by optimizer: parameters have the gradients
+  std::unique_ptr<SideWorker> keeper_;        // of shard_: copies sums to the host
+  std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
+  std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
+  int64_t num_steps_ = 0;
   bool told_gathered_ = false;
   std::vector<c10::Device> devices_;  // device_ is the first
   std::optional<Replicas> replicas_;  // with several devices, during fit

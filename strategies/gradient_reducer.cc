@@ -89,11 +89,14 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
                                                      std::make_unique<Hook>(*this, b, s, std::move(inner)));
     }
   }
-  if (!options.shard) message_room_ = room_for_message(parameters, data.world_size());
+  if (!keeps_sums()) message_room_ = room_for_message(parameters, data.world_size());
   clear();
 }
 
 GradientReducer::~GradientReducer() {
+  for (const size_t b : in_flight_) {
+    if (buckets_[b].kept.valid()) buckets_[b].kept.wait();  // the keeper uses this
+  }
   for (const auto& bucket : parameters_.buckets()) {
     for (const auto& slot : bucket.slots) {
       auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(slot.param).get());
@@ -148,7 +151,7 @@ void GradientReducer::ensure_memory(size_t b) {
   Bucket& bucket = buckets_[b];
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   if (bucket.gradients.defined()) return;
-  if (!options_.shard) {
+  if (!keeps_sums()) {
     const bool is_last = b + 1 == buckets_.size();
     bucket.gradients = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options());
     return;
@@ -160,8 +163,7 @@ void GradientReducer::ensure_memory(size_t b) {
   };
   auto fits = find();
   if (fits == pool_.end() && in_flight_.size() >= kPooledBuckets) {
-    keep_owned(in_flight_.front());
-    in_flight_.pop_front();
+    finish_oldest();
     fits = find();
   }
   if (fits == pool_.end()) {
@@ -180,13 +182,15 @@ void GradientReducer::launch(size_t b) {
   bucket.launched = true;
   if (options_.shard) {
     bucket.work = data_.reduce_scatter(bucket.gradients);
-    in_flight_.push_back(b);
   } else if (options_.rank_order) {
     static_cast<void>(data_.reduce_scatter(bucket.gradients));
     bucket.work = data_.all_gather(bucket.gradients);
   } else {
     bucket.work = data_.all_reduce(bucket.gradients);
   }
+  if (!keeps_sums()) return;
+  in_flight_.push_back(b);
+  if (options_.keeper != nullptr) bucket.kept = options_.keeper->run([this, b] { add_to_sums(b); });
 }
 
 void GradientReducer::finish(std::vector<double>& extra) {
@@ -208,8 +212,8 @@ void GradientReducer::finish(std::vector<double>& extra) {
     }
     used_of_bucket += num_slots;
   }
-  if (options_.shard) {
-    for (const size_t b : std::exchange(in_flight_, {})) keep_owned(b);
+  if (keeps_sums()) {
+    while (!in_flight_.empty()) finish_oldest();
     add_used(used);
     return;
   }
@@ -223,27 +227,54 @@ void GradientReducer::finish(std::vector<double>& extra) {
   }
 }
 
-// The memory of the bucket goes back to the pool.
-void GradientReducer::keep_owned(size_t b) {
+// On the keeper's thread, or on that of backward.
+void GradientReducer::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
   bucket.work.wait();
-  const at::Tensor sum = rank_range(bucket.gradients.numel(), data_.rank(), data_.world_size()).of(bucket.gradients);
-  if (bucket.owns_sum) {
-    if (optim::is_16_bit(bucket.owned.scalar_type())) bucket.owned = bucket.owned.to(at::kFloat);
-    bucket.owned.add_(sum);
-  } else if (bucket.owned.defined() && bucket.owned.scalar_type() == sum.scalar_type()) {
-    bucket.owned.copy_(sum);
-  } else {
-    bucket.owned = sum.clone();
+  const at::Tensor whole = bucket.gradients.narrow(0, 0, parameters_.buckets()[b].flat.numel());
+  const at::Tensor kept =
+      options_.shard ? rank_range(whole.numel(), data_.rank(), data_.world_size()).of(whole) : whole;
+  if (bucket.memory.empty()) bucket.memory = options_.make_sums(b);
+  if (!bucket.has_sums) bucket.sums = bucket.memory;
+  int64_t begin = 0;
+  for (at::Tensor& sum : bucket.sums) {
+    const at::Tensor part = kept.narrow(0, begin, sum.numel());
+    begin += sum.numel();
+    if (!bucket.has_sums) {
+      sum.copy_(part, /*non_blocking=*/true);
+      continue;
+    }
+    if (optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
+    sum.add_(part.to(sum.device()));
   }
-  bucket.owns_sum = true;
+  bucket.has_sums = true;
+}
+
+// The memory of the bucket goes back to the pool.
+void GradientReducer::finish_oldest() {
+  const size_t b = in_flight_.front();
+  in_flight_.pop_front();
+  Bucket& bucket = buckets_[b];
+  options_.keeper != nullptr ? bucket.kept.get() : add_to_sums(b);
   const auto num_elements = static_cast<int64_t>(bucket.gradients.storage().nbytes() / bucket.gradients.itemsize());
   const at::Tensor memory = bucket.gradients.as_strided({num_elements}, {1}, 0);
   const auto larger =
       std::ranges::find_if(pool_, [&](const at::Tensor& other) { return other.nbytes() >= memory.nbytes(); });
   pool_.insert(larger, memory);
   bucket.gradients.reset();
+}
+
+const std::vector<at::Tensor>& GradientReducer::sums(size_t b) const {
+  static const std::vector<at::Tensor> none;
+  return buckets_[b].has_sums ? buckets_[b].sums : none;
+}
+
+std::vector<at::Tensor> GradientReducer::take_sums(size_t b, std::vector<at::Tensor> memory) {
+  Bucket& bucket = buckets_[b];
+  bucket.has_sums = false;
+  bucket.memory = std::move(memory);
+  return std::move(bucket.sums);
 }
 
 void GradientReducer::add_used(const std::vector<double>& used) {
@@ -253,10 +284,10 @@ void GradientReducer::add_used(const std::vector<double>& used) {
   }
 }
 
-// The memory of owned ranges stays, for the next sums.
+// The memory of sums stays, for the next ones.
 void GradientReducer::clear() {
   for (Bucket& bucket : buckets_) {
-    bucket.owns_sum = false;
+    bucket.has_sums = false;
     bucket.used.assign(bucket.is_full.size(), 0.0);
   }
 }

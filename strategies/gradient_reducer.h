@@ -5,9 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
+#include <future>
 #include <memory>
 #include <vector>
 
+#include "device/side_worker.h"
 #include "distributed/collective.h"
 #include "strategies/flat_parameters.h"
 
@@ -16,6 +19,11 @@ namespace fulgur {
 struct ReduceOptions {
   bool shard = false;       // a rank keeps its range of each bucket only: reduce_scatter in the place of all_reduce
   bool rank_order = false;  // add in the order of ranks: bits do not depend on where buckets end, from 3 ranks on
+
+  // Memory for the sums of a bucket, in sections that make up the rank's range, or with several ranks and without
+  // `shard` the bucket. Sums are kept there, and parameters have no gradients. Must be set with `shard`.
+  std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
+  SideWorker* keeper = nullptr;  // copies them there while backward goes on; unset: the thread of backward does
 };
 
 // Sums gradients over ranks, bucket by bucket, while backward still runs. A hook moves a finished gradient into its
@@ -26,9 +34,9 @@ struct ReduceOptions {
 // On a CPU what else they tell each other goes with the last bucket, in one message.
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
-//   With `shard` the memory of a bucket is taken from a pool of two, as long as gradients come in the order of buckets,
-// and what stays is this rank's range: owned(bucket), in which the sums of further reductions are added until clear().
-// Parameters then have no gradients. 16-bit sums are added in fp32.
+//   With make_sums the memory of a bucket is taken from a pool of two, and what stays is sums(bucket), to which those
+//   of
+// further reductions are added until clear(). Parameters then have no gradients. 16-bit sums are added in fp32.
 // Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already is
 // called first. Threading: backward's and the training thread, never at once.
 // Source: Li et al. 2020, arXiv:2006.15704.
@@ -41,11 +49,14 @@ class GradientReducer {
 
   void begin();
 
-  // With `shard`: this rank's range of a bucket, undefined if nothing was reduced since clear(); and how often a rank
-  // had a gradient, by slot.
-  at::Tensor owned(size_t bucket) const { return buckets_[bucket].owns_sum ? buckets_[bucket].owned : at::Tensor(); }
+  // With make_sums: what is kept of a bucket, empty if nothing was reduced since clear(); and how often a rank had a
+  // gradient, by slot.
+  const std::vector<at::Tensor>& sums(size_t bucket) const;
   const std::vector<double>& used(size_t bucket) const { return buckets_[bucket].used; }
   void clear();
+
+  // Hands the memory of sums(bucket) over; the next ones are kept in `memory`, or if that is empty in new memory.
+  std::vector<at::Tensor> take_sums(size_t bucket, std::vector<at::Tensor> memory);
 
   // `extra`, up to kMaxExtra whole numbers, is summed over ranks in place, in the message that says which parameters
   // were used. Throws DistributedError; SetupError for a sparse gradient.
@@ -59,8 +70,10 @@ class GradientReducer {
     size_t num_full = 0;
     bool launched = false;
     Work work{};
-    at::Tensor owned{};  // of shard
-    bool owns_sum = false;
+    std::vector<at::Tensor> memory{};  // from make_sums
+    std::vector<at::Tensor> sums{};    // that, or its fp32 where 16-bit sums were added
+    bool has_sums = false;
+    std::shared_future<void> kept{};  // by the keeper
     std::vector<double> used{};
   };
   class Hook;
@@ -69,7 +82,9 @@ class GradientReducer {
   void move_into_bucket(size_t bucket, size_t slot);
   void ensure_memory(size_t bucket);
   void launch(size_t bucket);
-  void keep_owned(size_t bucket);
+  bool keeps_sums() const { return options_.make_sums != nullptr; }
+  void add_to_sums(size_t bucket);
+  void finish_oldest();
   void fill_up(size_t bucket);
   std::vector<double> message_of(const std::vector<double>& extra) const;
   std::vector<double> exchange(std::vector<double> message);
@@ -83,8 +98,8 @@ class GradientReducer {
   ReduceOptions options_;
   std::vector<Bucket> buckets_;   // as those of the parameters
   int64_t message_room_ = 0;      // elements behind the last bucket's gradients; 0: messages go by the control group
-  std::deque<size_t> in_flight_;  // of shard: launched, and not yet kept
-  std::vector<at::Tensor> pool_;  // of shard: memory that no bucket has now, the shortest first
+  std::deque<size_t> in_flight_;  // whose sums are not kept yet
+  std::vector<at::Tensor> pool_;  // memory that no bucket has now, the shortest first
   bool reducing_ = false;
   size_t next_ = 0;  // the bucket that is launched next
 };

@@ -1,10 +1,12 @@
 #include "strategies/optimizer_shard.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "core/error.h"
@@ -15,6 +17,9 @@ namespace {
 using optim::ElementWiseOptimizer;
 
 constexpr std::string_view kMaster = "master";
+constexpr int64_t kPartAlignment = 64;  // elements
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Calls `visit(name, tensor)` for each tensor of a state, made or not.
 template <class State, class Visit>
@@ -39,71 +44,174 @@ std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange 
   return pieces;
 }
 
-OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, int64_t rank,
-                               int64_t world_size)
-    : parameters_(parameters), optimizers_(optimizers), rank_(rank), world_size_(world_size) {
+OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers,
+                               const ShardOptions& options)
+    : parameters_(parameters), optimizers_(optimizers), options_(options), buckets_(parameters.buckets().size()) {
   for (const auto& optimizer : optimizers) {
     if (dynamic_cast<const ElementWiseOptimizer*>(optimizer.get()) != nullptr) continue;
-    throw UsageError(
-        fmt::format("{} needs whole tensors{}, but here each rank has a part of them; use an element-wise optimizer "
-                    "(AdamW, Adam, SGD, Adagrad, RMSprop, Lion) or strategy 'ddp'",
-                    optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
+    throw UsageError(fmt::format(
+        "{} needs whole tensors{}, but here they are updated in parts; use an element-wise optimizer (AdamW, "
+        "Adam, SGD, Adagrad, RMSprop, Lion) or strategy 'ddp'",
+        optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
   }
-  for (size_t b = 0; b < parameters.buckets().size(); ++b) {
-    const auto& bucket = parameters.buckets()[b];
-    Part& part = parts_.emplace_back();
-    part.pieces = pieces_in(bucket, range(b));
-    for (const Piece& piece : part.pieces) {
-      part.tensors.push_back(bucket.flat.narrow(0, range(b).begin + piece.offset, piece.num_elements));
-    }
-    part.states.resize(part.pieces.size());
+  for (size_t b = 0; b < buckets_.size(); ++b) cut(b);
+  if (options.host_ratio > 0) arena_.emplace(arena_bytes(), /*pinned=*/!parameters.buckets().front().flat.is_cpu());
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    make_copies(b);
+    make_parts(b);
   }
 }
 
 ElementRange OptimizerShard::range(size_t bucket) const {
-  return rank_range(parameters_.buckets()[bucket].flat.numel(), rank_, world_size_);
+  return rank_range(parameters_.buckets()[bucket].flat.numel(), options_.rank, options_.world_size);
+}
+
+// The part on the host comes first.
+void OptimizerShard::cut(size_t b) {
+  const ElementRange whole = range(b);
+  const int64_t middle = whole.begin + elements_on_host(whole.size(), options_.host_ratio);
+  const bool workers_can = options_.copies && parameters_.buckets()[b].flat.is_cpu();
+  std::vector<Section>& sections = buckets_[b].sections;
+  if (middle > whole.begin)
+    sections.push_back({.range = {whole.begin, middle}, .on_host = true, .num_workers = options_.num_workers});
+  if (middle < whole.end)
+    sections.push_back({.range = {middle, whole.end}, .num_workers = workers_can ? options_.num_workers : 1});
+}
+
+int64_t OptimizerShard::elements_on_host(int64_t num_elements, double ratio) {
+  const auto wanted = static_cast<int64_t>(std::ceil(ratio * static_cast<double>(num_elements)));
+  return std::min(num_elements, round_up(wanted, kPartAlignment));
+}
+
+int64_t OptimizerShard::arena_bytes() const {
+  int64_t num_bytes = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+    const auto num_states = static_cast<int64_t>(optimizer_of(b).state_fields().size());
+    for (const Section& section : buckets_[b].sections) {
+      if (!section.on_host) continue;
+      const bool has_master = optim::is_16_bit(dtype);
+      const int64_t size = section.range.size();
+      num_bytes += (1 + options_.gradient_sums) * HostArena::bytes_for(size, dtype) +
+                   (num_states + (has_master ? 1 : 0)) * HostArena::bytes_for(size, has_master ? at::kFloat : dtype);
+    }
+  }
+  return num_bytes;
+}
+
+void OptimizerShard::make_copies(size_t b) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  for (Section& section : buckets_[b].sections) {
+    if (section.on_host) {
+      section.copy = arena_->take(section.range.size(), flat.scalar_type());
+    } else if (options_.copies) {
+      section.copy = at::empty({section.range.size()}, flat.options());
+    }
+    if (section.copy.defined()) section.copy.copy_(section.range.of(flat));
+  }
+}
+
+void OptimizerShard::make_parts(size_t b) {
+  const auto& bucket = parameters_.buckets()[b];
+  for (const Section& section : buckets_[b].sections) {
+    std::vector<Part>& parts = buckets_[b].parts.emplace_back();
+    const at::Tensor target = section.copy.defined() ? section.copy : section.range.of(bucket.flat);
+    const int64_t length =
+        round_up((section.range.size() + section.num_workers - 1) / section.num_workers, kPartAlignment);
+    for (int64_t w = 0; w < section.num_workers; ++w) {
+      const int64_t begin = std::min(w * length, section.range.size());
+      const int64_t end = std::min(begin + length, section.range.size());
+      Part& part = parts.emplace_back(
+          Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}});
+      for (const Piece& piece : part.pieces) {
+        part.tensors.push_back(target.narrow(0, begin + piece.offset, piece.num_elements));
+      }
+      part.states.resize(part.pieces.size());
+      if (section.on_host) make_host_states(b, part);
+    }
+  }
+}
+
+// Not yet written, so that a worker's first update places it.
+void OptimizerShard::make_host_states(size_t b, Part& part) {
+  const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  const c10::ScalarType state_dtype = optim::is_16_bit(dtype) ? at::kFloat : dtype;
+  for (size_t i = 0; i < part.pieces.size(); ++i) {
+    for_each_tensor(optimizer_of(b), dtype, part.states[i], [&](std::string_view, at::Tensor& tensor) {
+      tensor = arena_->take(part.pieces[i].num_elements, state_dtype);
+    });
+  }
+}
+
+std::vector<at::Tensor> OptimizerShard::make_sums(size_t b) {
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  std::vector<at::Tensor> sums;
+  for (const Section& section : buckets_[b].sections) {
+    sums.push_back(section.on_host ? arena_->take(section.range.size(), flat.scalar_type())
+                                   : at::empty({section.range.size()}, flat.options()));
+  }
+  return sums;
 }
 
 ElementWiseOptimizer& OptimizerShard::optimizer_of(size_t bucket) const {
   return static_cast<ElementWiseOptimizer&>(optimizers_[parameters_.buckets()[bucket].optimizer]);
 }
 
-void OptimizerShard::update(size_t b, const at::Tensor& gradient, const std::vector<double>& used,
+template <class Visit>
+void OptimizerShard::for_each_part(size_t bucket, const Visit& visit) const {
+  for (const auto& parts : buckets_[bucket].parts) {
+    for (const Part& part : parts) visit(part);
+  }
+}
+
+void OptimizerShard::update(size_t b, size_t section, int64_t worker, const Optimizer::Group& group,
+                            const at::Tensor& gradient, const std::vector<double>& used,
                             const GradientTransform& transform) {
-  Part& part = parts_[b];
+  Part& part = buckets_[b].parts[section][static_cast<size_t>(worker)];
   for (size_t i = 0; i < part.pieces.size(); ++i) {
     const Piece& piece = part.pieces[i];
     part.tensors[i].mutable_grad() =
-        used[piece.slot] > 0 ? gradient.narrow(0, piece.offset, piece.num_elements) : at::Tensor();
+        used[piece.slot] > 0 ? gradient.narrow(0, part.begin + piece.offset, piece.num_elements) : at::Tensor();
   }
-  ElementWiseOptimizer& optimizer = optimizer_of(b);
-  optimizer.update(optimizer.groups()[parameters_.buckets()[b].group], part.tensors, part.states, transform);
+  optimizer_of(b).update(group, part.tensors, part.states, transform);
   for (const at::Tensor& tensor : part.tensors) tensor.mutable_grad().reset();
+}
+
+void OptimizerShard::publish(size_t b) const {
+  const c10::NoGradGuard no_grad;
+  for (const Section& section : buckets_[b].sections) {
+    if (!section.copy.defined()) continue;
+    section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);
+  }
 }
 
 OptimizerShard::ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
   const c10::NoGradGuard no_grad;
-  const Part& part = parts_[b];
   const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
   ElementWiseOptimizer::State whole;
   const at::Tensor num_updates = at::zeros({1}, at::TensorOptions(at::kLong).device(param.device()));
-  for (size_t i = 0; i < part.pieces.size(); ++i) {
-    if (part.pieces[i].slot == slot) num_updates.fill_(part.states[i].num_updates);
-  }
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) {
+      if (part.pieces[i].slot == slot) num_updates.fill_(part.states[i].num_updates);
+    }
+  });
   group.all_reduce(num_updates, ReduceOp::max).wait();
   ParameterState gathered{.num_updates = num_updates.item<int64_t>()};
   if (gathered.num_updates == 0) return gathered;
   const at::ScalarType dtype = optim::is_16_bit(param.scalar_type()) ? at::kFloat : param.scalar_type();
   for_each_tensor(optimizer_of(b), param.scalar_type(), whole, [&](std::string_view name, const at::Tensor&) {
     const at::Tensor all = at::zeros({param.numel()}, param.options().dtype(dtype).requires_grad(false));
-    for (size_t i = 0; i < part.pieces.size(); ++i) {
-      const Piece& piece = part.pieces[i];
-      if (piece.slot != slot) continue;
-      for_each_tensor(optimizer_of(b), param.scalar_type(), part.states[i],
-                      [&](std::string_view own_name, const at::Tensor& own) {
-                        if (own_name == name) all.narrow(0, piece.begin, piece.num_elements).copy_(own);
-                      });
-    }
+    for_each_part(b, [&](const Part& part) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        if (piece.slot != slot) continue;
+        for_each_tensor(optimizer_of(b), param.scalar_type(), part.states[i],
+                        [&](std::string_view own_name, const at::Tensor& own) {
+                          if (own_name == name) all.narrow(0, piece.begin, piece.num_elements).copy_(own);
+                        });
+      }
+    });
     group.all_reduce(all).wait();  // to every element one rank adds something
     gathered.tensors.emplace(name, all.as_strided(param.sizes(), param.strides()));
   });
@@ -112,25 +220,28 @@ OptimizerShard::ParameterState OptimizerShard::gather(size_t b, size_t slot, Col
 
 void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
   const c10::NoGradGuard no_grad;
-  Part& part = parts_[b];
   const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
-  for (size_t i = 0; i < part.pieces.size(); ++i) {
-    const Piece& piece = part.pieces[i];
-    if (piece.slot != slot) continue;
-    part.states[i] = {};
-    part.states[i].num_updates = state.num_updates;
-    if (state.num_updates == 0) continue;
-    for_each_tensor(optimizer_of(b), param.scalar_type(), part.states[i],
-                    [&](std::string_view name, at::Tensor& tensor) {
-                      const at::Tensor& whole = state.tensors.find(name)->second;
-                      tensor = in_memory_order(whole).narrow(0, piece.begin, piece.num_elements).clone();
-                    });
+  const auto set_one = [&](const Piece& piece, ElementWiseOptimizer::State& own) {
+    own.num_updates = state.num_updates;
+    if (state.num_updates == 0) return;
+    for_each_tensor(optimizer_of(b), param.scalar_type(), own, [&](std::string_view name, at::Tensor& tensor) {
+      const at::Tensor& whole = state.tensors.find(name)->second;
+      const at::Tensor wanted = in_memory_order(whole).narrow(0, piece.begin, piece.num_elements);
+      tensor.defined() ? tensor.copy_(wanted) : tensor = wanted.clone();
+    });
+  };
+  for (auto& parts : buckets_[b].parts) {
+    for (Part& part : parts) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        if (part.pieces[i].slot == slot) set_one(part.pieces[i], part.states[i]);
+      }
+    }
   }
 }
 
 OptimizerShard::States OptimizerShard::gather_all(Collective& group) const {
   States states;
-  for (size_t b = 0; b < parts_.size(); ++b) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) states[slots[s].param.unsafeGetTensorImpl()] = gather(b, s, group);
   }
@@ -138,7 +249,7 @@ OptimizerShard::States OptimizerShard::gather_all(Collective& group) const {
 }
 
 void OptimizerShard::set_all(const States& states) {
-  for (size_t b = 0; b < parts_.size(); ++b) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {
       const auto state = states.find(slots[s].param.unsafeGetTensorImpl());
@@ -149,12 +260,14 @@ void OptimizerShard::set_all(const States& states) {
 
 int64_t OptimizerShard::num_state_bytes() const {
   int64_t num_bytes = 0;
-  for (size_t b = 0; b < parts_.size(); ++b) {
-    for (const auto& state : parts_[b].states) {
-      for_each_tensor(optimizer_of(b), at::kHalf, state, [&](std::string_view, const at::Tensor& tensor) {
-        if (tensor.defined()) num_bytes += static_cast<int64_t>(tensor.nbytes());
-      });
-    }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    for_each_part(b, [&](const Part& part) {
+      for (const auto& state : part.states) {
+        for_each_tensor(optimizer_of(b), at::kHalf, state, [&](std::string_view, const at::Tensor& tensor) {
+          if (tensor.defined()) num_bytes += static_cast<int64_t>(tensor.nbytes());
+        });
+      }
+    });
   }
   return num_bytes;
 }

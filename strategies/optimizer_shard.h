@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "core/optimizer.h"
+#include "device/host_arena.h"
 #include "distributed/collective.h"
 #include "optim/element_wise_optimizer.h"
 #include "strategies/flat_parameters.h"
@@ -28,12 +30,32 @@ struct Piece {
 // The pieces of a bucket in a range of it, in order. Padding belongs to none.
 std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange range);
 
+struct ShardOptions {
+  int64_t rank = 0;        // that has range `rank` of every bucket
+  int64_t world_size = 1;  // 1: the whole of it
+  double host_ratio = 0;   // of each range: that part has its state, gradients and a copy of its parameters on the host
+  bool copies = false;     // so has the rest a copy of its parameters, where it is
+  int64_t num_workers = 1;    // threads that share the part on the host
+  int64_t gradient_sums = 1;  // how often make_sums() will be called for a bucket
+};
+
 // The part of the optimizers' work that one rank does, and the state for it: range r of every bucket belongs to rank r
 // (rank_range), so that a reduce_scatter of a bucket is its gradient, and all ranks do as much.
-// Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time.
-// Source: Rajbhandari et al. 2020, arXiv:1910.02054.
+//   A range has one section, or two if a part of it is on the host. The updates of a section with a copy of its
+// parameters go there, and reach the parameters by publish(); others are made in place. What else is written to
+// parameters that have a copy is lost.
+// Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
+// different buckets, sections or workers may run at once.
+// Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
 class OptimizerShard {
  public:
+  struct Section {
+    ElementRange range;  // of the bucket
+    bool on_host = false;
+    at::Tensor copy{};  // of its parameters; undefined: updates are made in place
+    int64_t num_workers = 1;
+  };
+
   // The state of a whole parameter; the tensors have its shape. Without updates there are none.
   struct ParameterState {
     int64_t num_updates = 0;
@@ -43,15 +65,22 @@ class OptimizerShard {
   // By parameter, which stays the same tensor when it goes to other buckets.
   using States = std::map<const c10::TensorImpl*, ParameterState>;
 
-  // Throws UsageError for an optimizer that needs whole tensors.
-  OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, int64_t rank, int64_t world_size);
+  // Throws UsageError for an optimizer that needs whole tensors, and if the host has not the memory.
+  OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, const ShardOptions& options);
 
   ElementRange range(size_t bucket) const;
+  const std::vector<Section>& sections(size_t bucket) const { return buckets_[bucket].sections; }
 
-  // Updates this rank's range of a bucket by its gradient, a tensor as long as the range. Slots whose `used` is 0 are
-  // left alone.
-  void update(size_t bucket, const at::Tensor& gradient, const std::vector<double>& used,
-              const GradientTransform& transform);
+  // Memory for a gradient of each section of a bucket, where its state is.
+  std::vector<at::Tensor> make_sums(size_t bucket);
+
+  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used` is
+  // 0 are left alone.
+  void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
+              const std::vector<double>& used, const GradientTransform& transform);
+
+  // Copies what has been updated to the parameters.
+  void publish(size_t bucket) const;
 
   // State of one parameter, from all ranks or for them: each calls it with the same slot.
   ParameterState gather(size_t bucket, size_t slot, Collective& group) const;
@@ -61,20 +90,39 @@ class OptimizerShard {
   States gather_all(Collective& group) const;
   void set_all(const States& states);  // parameters that are not in it start anew
 
-  int64_t num_state_bytes() const;  // on this rank
+  int64_t num_state_bytes() const;                                   // on this rank
+  int64_t host_bytes() const { return arena_ ? arena_bytes() : 0; }  // of its arena: gradients and copies, too
+
+  int64_t num_workers() const { return options_.num_workers; }
+
+  // How much of a range is on the host.
+  static int64_t elements_on_host(int64_t num_elements, double ratio);
 
  private:
-  struct Part {  // of one bucket
-    std::vector<Piece> pieces;
-    std::vector<at::Tensor> tensors;  // views of the bucket, by piece
+  struct Part {                       // of one worker
+    int64_t begin;                    // in the section
+    std::vector<Piece> pieces;        // of this part
+    std::vector<at::Tensor> tensors;  // what is updated, by piece
     std::vector<optim::ElementWiseOptimizer::State> states;
   };
+  struct Bucket {
+    std::vector<Section> sections;
+    std::vector<std::vector<Part>> parts;  // by section and worker
+  };
+  void cut(size_t bucket);
+  void make_copies(size_t bucket);
+  void make_parts(size_t bucket);
+  void make_host_states(size_t bucket, Part& part);
+  int64_t arena_bytes() const;
   optim::ElementWiseOptimizer& optimizer_of(size_t bucket) const;
+  template <class Visit>
+  void for_each_part(size_t bucket, const Visit& visit) const;
 
   const FlatParameters& parameters_;
   const Optimizers& optimizers_;
-  int64_t rank_, world_size_;
-  std::vector<Part> parts_;  // by bucket
+  ShardOptions options_;
+  std::optional<HostArena> arena_;
+  std::vector<Bucket> buckets_;
 };
 
 }  // namespace fulgur

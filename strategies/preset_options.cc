@@ -15,6 +15,17 @@ void describe_ranks(Options& options, FieldVisitor& visit) {
   visit({.name = "connect_timeout_s", .help = "until every rank has come, s", .min = 1}, &options.connect_timeout_s);
 }
 
+void describe_reduce(std::string& reduce, FieldVisitor& visit) {
+  visit({.name = "reduce", .help = "when gradients are", .choices = {"each_micro_batch", "at_boundary"}}, &reduce);
+}
+
+template <class Options>
+void describe_host(Options& options, FieldVisitor& visit) {
+  visit({.name = "ratio", .help = "of the optimizer's state that is on the host", .min = 0, .max = 1}, &options.ratio);
+  visit({.name = "update_threads", .help = "for the update on the host; 0: cores / local ranks", .min = 0},
+        &options.update_threads);
+}
+
 }  // namespace
 
 void Ddp::describe(FieldVisitor& visit) { describe_ranks(*this, visit); }
@@ -22,7 +33,21 @@ void Ddp::describe(FieldVisitor& visit) { describe_ranks(*this, visit); }
 void DdpSharded::describe(FieldVisitor& visit) {
   visit({.name = "stage", .help = "2: gradients and optimizer state are sharded; 1: state alone", .min = 1, .max = 2},
         &stage);
-  visit({.name = "reduce", .help = "when gradients are", .choices = {"each_micro_batch", "at_boundary"}}, &reduce);
+  describe_reduce(reduce, visit);
+  describe_ranks(*this, visit);
+}
+
+void ZeroOffload::describe(FieldVisitor& visit) {
+  describe_host(*this, visit);
+  describe_reduce(reduce, visit);
+  describe_ranks(*this, visit);
+}
+
+void DelayedUpdate::describe(FieldVisitor& visit) {
+  visit({.name = "base", .help = "zero_offload, ddp_sharded, ddp or single_device"}, &base);
+  visit({.name = "warmup_steps", .help = "synchronous steps at the beginning", .min = 0}, &warmup_steps);
+  describe_host(*this, visit);
+  describe_reduce(reduce, visit);
   describe_ranks(*this, visit);
 }
 

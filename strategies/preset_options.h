@@ -49,4 +49,40 @@ struct DdpSharded {
   void describe(FieldVisitor& visit);
 };
 
+// ddp_sharded with gradients, optimizer state and the update on the host: of the model state a device keeps its
+// parameters in the training precision, and a window of gradients on their way down. Works with one device, too. What
+// is written to a parameter between steps is lost. For element-wise optimizers, and not for manual optimisation. On a
+// CPU it saves nothing and takes 20 bytes per parameter against 16: it is there for tests and for machines with a GPU.
+// Source: Ren et al. 2021, arXiv:2101.06840; Lian et al. 2023 for `ratio` (twin-flow).
+struct ZeroOffload {
+  static constexpr std::string_view kName = "zero_offload";
+  double ratio = 1;                         // of the elements: these have their state on the host; 0 is ddp_sharded
+  int64_t update_threads = 0;               // of a rank, for the update on the host; 0: cores / ranks of the machine
+  std::string reduce = "each_micro_batch";  // as in DdpSharded, all of these
+  double bucket_cap_mib = 25;
+  double first_bucket_mib = 1;
+  bool broadcast_buffers = true;
+  double timeout_s = 1800;
+  double connect_timeout_s = 300;
+  void describe(FieldVisitor& visit);
+};
+
+// `base` with each update one step late, so that it runs beside the next step: the parameters of step i+1 hold the
+// gradients up to those of step i-1. Converges for smaller learning rates than the synchronous update (on a quadratic
+// up to half of them); let the first steps be synchronous. Source: Ren et al. 2021, arXiv:2101.06840, section 5.2.
+struct DelayedUpdate {
+  static constexpr std::string_view kName = "delayed_update";
+  std::string base = "zero_offload";        // or ddp_sharded, ddp, single_device
+  int64_t warmup_steps = 0;                 // that are synchronous, at the beginning
+  double ratio = 1;                         // of base zero_offload
+  int64_t update_threads = 0;               // as in ZeroOffload
+  std::string reduce = "each_micro_batch";  // as in DdpSharded, all of these
+  double bucket_cap_mib = 25;
+  double first_bucket_mib = 1;
+  bool broadcast_buffers = true;
+  double timeout_s = 1800;
+  double connect_timeout_s = 300;
+  void describe(FieldVisitor& visit);
+};
+
 }  // namespace fulgur

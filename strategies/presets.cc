@@ -12,6 +12,8 @@ void register_builtin_strategies(StrategyRegistry& registry) {  // the one place
   registry.add(Dp::kName, [] { return std::make_unique<FlatStrategy>(Dp()); });
   registry.add(Ddp::kName, [] { return std::make_unique<FlatStrategy>(Ddp()); });
   registry.add(DdpSharded::kName, [] { return std::make_unique<FlatStrategy>(DdpSharded()); });
+  registry.add(ZeroOffload::kName, [] { return std::make_unique<FlatStrategy>(ZeroOffload()); });
+  registry.add(DelayedUpdate::kName, [] { return std::make_unique<FlatStrategy>(DelayedUpdate()); });
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 #include "core/error.h"
 #include "core/metric_log.h"
 #include "core/seed.h"
-#include "distributed/serial_worker.h"
+#include "core/serial_worker.h"
 #include "optim/fused_update.h"
 
 namespace fulgur {

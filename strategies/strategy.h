@@ -45,8 +45,9 @@ struct Window {
 struct StrategySetup {
   std::vector<c10::Device> devices;  // of this process
   Precision precision{};
-  World& world;                // the ranks that train together; borrowed until teardown
-  bool deterministic = false;  // the same bits however the parameters fall into buckets
+  World& world;                  // the ranks that train together; borrowed until teardown
+  bool deterministic = false;    // the same bits however the parameters fall into buckets
+  int64_t local_world_size = 1;  // ranks on this machine, which share its cores
 };
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
@@ -104,6 +105,9 @@ class Strategy {
 
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;
+
+  // Applies updates that are still under way. Every rank calls it, between steps.
+  virtual void drain() {}
 
   // Makes the gradients those of the mean loss, without loss scale, for a hook that wants to see them; the following
   // optimizer_step is then asked for micro_batches = 1.

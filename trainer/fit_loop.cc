@@ -116,6 +116,7 @@ void FitLoop::train(OptimizerSteps& steps) {
   FitBounds bounds(context_.options, context_.state, context_.stop_requested, context_.ranks);
   bounds.agree();
   while (!bounds.done()) run_epoch(steps, bounds);
+  context_.strategy.drain();
   hooks(hooks::on_train_end);
 }
 

@@ -532,9 +532,12 @@ void Trainer::setup(DataModule& data) {
   module.configure_model();
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
   if (options_.sync_batchnorm) check_sync_batch_norm(module);
-  strategy_->setup(
-      module,
-      {.devices = own_devices_, .precision = precision_, .world = *world_, .deterministic = options_.deterministic});
+  strategy_->setup(module,
+                   {.devices = own_devices_,
+                    .precision = precision_,
+                    .world = *world_,
+                    .deterministic = options_.deterministic,
+                    .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1});
 }
 
 void Trainer::teardown(DataModule& data) {

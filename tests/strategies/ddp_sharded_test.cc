@@ -11,6 +11,7 @@
 #include "strategies/optimizer_shard.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
@@ -18,66 +19,13 @@
 namespace fulgur {
 namespace {
 
+using testing::Case;
 using ::testing::HasSubstr;
 using testing::message_of;
-using testing::quiet;
+using testing::Net;
 using testing::run_ranks;
 using testing::TinyModule;
-
-at::Tensor flat_weights(const torch::nn::Module& module) {
-  std::vector<at::Tensor> parts;
-  for (const at::Tensor& parameter : module.parameters()) parts.push_back(parameter.detach().to(at::kDouble).flatten());
-  return torch::cat(parts);
-}
-
-// Odd sizes, two groups, a parameter without a part in the loss, one that is frozen for the first epoch.
-template <class Optimizer>
-struct Net : TinyModule {
-  torch::nn::Linear unused{nullptr}, thawing{nullptr};
-  Net() {
-    unused = register_module("unused", torch::nn::Linear(3, 5));
-    thawing = register_module("thawing", torch::nn::Linear(4, 4));
-    thawing->weight.set_requires_grad(false);
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
-    const c10::NoGradGuard no_grad;
-    for (const auto& parameter : parameters()) parameter.normal_(0, 0.5, generator);
-  }
-  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-    return TinyModule::training_step({{"x", thawing->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
-  }
-  void on_train_epoch_start() override {
-    if (current_epoch() == 1) thawing->weight.set_requires_grad(true);
-  }
-  Optimizers configure_optimizers() override {
-    return Optimizer(
-        std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, unused->weight, unused->bias}},
-                                {.params = {out->weight, out->bias, thawing->weight, thawing->bias}, .lr = 3e-3}},
-        {.lr = 1e-2});
-  }
-};
-
-struct Case {
-  std::string name;
-  int64_t accumulate = 1;
-  double clip = 0.0;
-  std::string precision = "32";
-  double bucket_mib = 25;
-};
-
-template <class M>
-at::Tensor train(World& world, const Case& c, StrategyChoice strategy, bool deterministic = false) {
-  const auto module = make_module<M>();
-  TrainerOptions options = quiet({.strategy = std::move(strategy),
-                                  .devices = world.world_size(),
-                                  .max_epochs = 3,
-                                  .precision = c.precision,
-                                  .accumulate_grad_batches = c.accumulate,
-                                  .gradient_clip_val = c.clip});
-  options.deterministic = deterministic;
-  const auto loader = DataLoader::make(testing::tiny_dataset(48), {.batch_size = 4, .shuffle = true, .seed = 3});
-  Trainer(options).fit(module, {.train = loader});
-  return flat_weights(*module);
-}
+using testing::train;
 
 template <class M>
 void expect_equal_to_ddp(int64_t world_size, const Case& c, const DdpSharded& sharded, bool deterministic = false) {
@@ -154,14 +102,13 @@ TEST(DdpShardedTest, AnOptimizerThatNeedsWholeTensorsIsRefused) {
     Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.1}); }
   };
   EXPECT_THROW(
-      run_ranks(
-          2,
-          [](World& world) {
-            const Case c{.name = "lamb"};
-            EXPECT_THAT(
-                message_of<UsageError>([&] { train<Lamb>(world, c, "ddp_sharded"); }),
-                HasSubstr("LAMB needs whole tensors, but here each rank has a part of them; use an element-wise"));
-          }),
+      run_ranks(2,
+                [](World& world) {
+                  const Case c{.name = "lamb"};
+                  EXPECT_THAT(
+                      message_of<UsageError>([&] { train<Lamb>(world, c, "ddp_sharded"); }),
+                      HasSubstr("LAMB needs whole tensors, but here they are updated in parts; use an element-wise"));
+                }),
       DistributedError);
 }
 
@@ -222,14 +169,14 @@ TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
     TinyModule net;
     const Optimizers optimizers = net.configure_optimizers();
     const FlatParameters flat(net, optimizers, {.world_size = world.world_size()});
-    OptimizerShard shard(flat, optimizers, world.rank(), world.world_size());
-    body(flat, shard);
+    OptimizerShard shard(flat, optimizers, {.rank = world.rank(), .world_size = world.world_size()});
+    body(flat, shard, optimizers[0].groups()[0]);
   };
   run_ranks(2, [&](World& world) {
-    with_shard(world, [&](const FlatParameters& flat, OptimizerShard& shard) {
+    with_shard(world, [&](const FlatParameters& flat, OptimizerShard& shard, const Optimizer::Group& group) {
       const int64_t size = shard.range(0).size();
       const at::Tensor gradient = torch::arange(size, at::kFloat) + static_cast<double>(world.rank() * size);
-      shard.update(0, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {});
+      shard.update(0, 0, 0, group, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {});
       const auto state = shard.gather(0, 3, world.data());
       const std::lock_guard lock(mutex);
       saved = state;
@@ -241,7 +188,7 @@ TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
   EXPECT_NEAR((mean[0][1] - mean[0][0]).item<double>(), 0.1, 1e-4);  // (1 - beta1) * gradient
   for (const int64_t world_size : {1, 3}) {
     run_ranks(world_size, [&](World& world) {
-      with_shard(world, [&](const FlatParameters&, OptimizerShard& shard) {
+      with_shard(world, [&](const FlatParameters&, OptimizerShard& shard, const Optimizer::Group&) {
         shard.set(0, 3, saved);
         const auto again = shard.gather(0, 3, world.data());
         EXPECT_EQ(again.num_updates, 1);

@@ -1,4 +1,5 @@
-// What every strategy must do, by name; a new strategy is added to the list at the end and nowhere else.
+// What every strategy must do, by name; delayed_update, which trains otherwise, before its updates are late. A new
+// strategy is added to the list at the end and nowhere else.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,10 +15,15 @@ namespace {
 
 using testing::TinyModule;
 
+StrategyChoice choice_of(const std::string& name) {
+  if (name == "delayed_update") return DelayedUpdate{.warmup_steps = 1'000'000};
+  return name;
+}
+
 class StrategyContract : public ::testing::TestWithParam<std::string> {
  protected:
   TrainerOptions options(int64_t max_epochs) const {
-    return testing::quiet({.strategy = GetParam(), .max_epochs = max_epochs});
+    return testing::quiet({.strategy = choice_of(GetParam()), .max_epochs = max_epochs});
   }
 };
 
@@ -125,11 +131,14 @@ TEST_P(StrategyContract, NamesEveryTensorOnce) {
 
 TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam())->teardown(); }
 
-INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::Values("single_device", "dp", "ddp", "ddp_sharded"),
+INSTANTIATE_TEST_SUITE_P(, StrategyContract,
+                         ::testing::Values("single_device", "dp", "ddp", "ddp_sharded", "zero_offload",
+                                           "delayed_update"),
                          [](const auto& name) { return name.param; });
 
 TEST(StrategyContractList, CoversEveryBuiltInStrategy) {
-  EXPECT_THAT(strategy_registry().names(), ::testing::ElementsAre("ddp", "ddp_sharded", "dp", "single_device"));
+  EXPECT_THAT(strategy_registry().names(),
+              ::testing::ElementsAre("ddp", "ddp_sharded", "delayed_update", "dp", "single_device", "zero_offload"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "distributed/serial_worker.h"
+#include "core/serial_worker.h"
 
 #include <utility>
 

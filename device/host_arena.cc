@@ -1,0 +1,121 @@
+#include "device/host_arena.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/logging.h"
+
+namespace fulgur {
+namespace {
+
+constexpr int64_t kAlignment = 64;
+
+double gib(int64_t num_bytes) { return static_cast<double>(num_bytes) / (1 << 30); }
+
+std::optional<int64_t> read_number(const char* file) {
+  int64_t number = 0;
+  return std::ifstream(file) >> number ? std::optional(number) : std::nullopt;  // "max" is no number
+}
+
+int64_t available_in_machine() {
+  constexpr std::string_view kName = "MemAvailable:";
+  std::ifstream lines("/proc/meminfo");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with(kName)) return std::stoll(line.substr(kName.size())) * 1024;
+  }
+  return std::numeric_limits<int64_t>::max();
+}
+
+int64_t available_in_container() {
+  const auto limit = read_number("/sys/fs/cgroup/memory.max");
+  const auto used = read_number("/sys/fs/cgroup/memory.current");
+  return limit && used ? *limit - *used : std::numeric_limits<int64_t>::max();
+}
+
+// Found in the process if libtorch came with CUDA.
+template <class Function>
+Function* cuda_function(const char* name) {
+  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
+}
+using HostRegister = int(void*, size_t, unsigned);
+using HostUnregister = int(void*);
+
+bool pin(void* address, size_t num_bytes) {
+  auto* const host_register = cuda_function<HostRegister>("cudaHostRegister");
+  if (host_register != nullptr && host_register(address, num_bytes, /*flags=*/0) == 0) return true;
+  static std::atomic<bool> told{false};
+  if (!told.exchange(true)) {
+    log_warning("the system does not let {:.2f} GiB of memory be pinned (ulimit -l?): copies to the GPU are slower",
+                gib(static_cast<int64_t>(num_bytes)));
+  }
+  return false;
+}
+
+}  // namespace
+
+struct HostArena::Memory {
+  std::byte* address = nullptr;
+  size_t num_bytes = 0;
+  bool pinned = false;
+
+  explicit Memory(size_t size) : num_bytes(size) {
+    if (size == 0) return;
+    void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) {
+      throw UsageError(fmt::format("{:.2f} GiB of host memory are refused: {}", gib(static_cast<int64_t>(size)),
+                                   std::strerror(errno)));
+    }
+    address = static_cast<std::byte*>(mapped);
+    ::madvise(mapped, size, MADV_HUGEPAGE);
+  }
+  ~Memory() {
+    if (pinned) cuda_function<HostUnregister>("cudaHostUnregister")(address);
+    if (address != nullptr) ::munmap(address, num_bytes);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+};
+
+HostArena::HostArena(int64_t num_bytes, bool pinned) {
+  const int64_t available = available_bytes();
+  if (num_bytes > available) {
+    throw UsageError(
+        fmt::format("the optimizer's state needs {:.2f} GiB of host memory, but {:.2f} GiB are available; "
+                    "use more devices, a smaller model or a smaller ratio",
+                    gib(num_bytes), gib(available)));
+  }
+  memory_ = std::make_shared<Memory>(static_cast<size_t>(num_bytes));
+  memory_->pinned = pinned && num_bytes > 0 && pin(memory_->address, memory_->num_bytes);
+}
+
+at::Tensor HostArena::take(int64_t num_elements, c10::ScalarType dtype) {
+  const int64_t num_bytes = bytes_for(num_elements, dtype);
+  TORCH_CHECK(used_ + num_bytes <= static_cast<int64_t>(memory_->num_bytes), "the arena of ", memory_->num_bytes,
+              " bytes is used up");
+  std::byte* const address = memory_->address + used_;
+  used_ += num_bytes;
+  return at::from_blob(address, {num_elements}, [keep = memory_](void*) {}, at::TensorOptions(dtype));
+}
+
+int64_t HostArena::bytes_for(int64_t num_elements, c10::ScalarType dtype) {
+  const auto num_bytes = num_elements * static_cast<int64_t>(c10::elementSize(dtype));
+  return (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+int64_t HostArena::available_bytes() { return std::min(available_in_machine(), available_in_container()); }
+
+}  // namespace fulgur

@@ -1,0 +1,153 @@
+#include "strategies/update_schedule.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "core/logging.h"
+#include "core/trace.h"
+
+namespace fulgur {
+namespace {
+
+constexpr unsigned kFewCores = 8;  // not worth binding threads to
+
+void bind_to_core(int64_t core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<size_t>(core), &cores);
+  if (::sched_setaffinity(0, sizeof(cores), &cores) != 0)
+    log_warning("core {} cannot be had for an update thread", core);
+}
+
+}  // namespace
+
+struct UpdateSchedule::Update {
+  size_t optimizer;
+  std::vector<Optimizer::Group> groups;
+  GradientTransform transform;       // on the device
+  GradientTransform host_transform;  // the same on the host
+  bool late;
+  std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: it is left alone
+  std::vector<std::vector<double>> used{};                    // by bucket and slot
+  std::vector<std::vector<std::shared_future<void>>> done{};  // by bucket
+
+  ~Update() {  // workers use it
+    for (const auto& parts : done) {
+      for (const auto& part : parts) part.wait();
+    }
+  }
+};
+
+UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
+                               GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers)
+    : parameters_(parameters),
+      optimizers_(optimizers),
+      shard_(shard),
+      reducer_(reducer),
+      data_(data),
+      spare_sums_(parameters.buckets().size()),
+      beside_(device) {
+  const int num_threads = at::get_num_threads();
+  const auto num_cores = std::max(1U, std::thread::hardware_concurrency());
+  for (int64_t w = 0; w < num_workers; ++w) {
+    workers_.push_back(std::make_unique<SideWorker>(c10::kCPU));
+    const int64_t core = (data.rank() * num_workers + w) % num_cores;
+    const auto prepare = [core, num_cores] {
+      at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
+      at::set_num_threads(1);
+      if (num_cores > kFewCores) bind_to_core(core);
+    };
+    workers_.back()->run(prepare).get();
+  }
+  at::set_num_threads(num_threads);  // also for threads to come, which would have the last number that anyone set
+}
+
+UpdateSchedule::~UpdateSchedule() = default;
+
+void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, bool late) {
+  drain();
+  std::unique_ptr<Update> update = start(optimizer, transform, late);
+  late ? void(late_ = std::move(update)) : finish(*update);
+}
+
+void UpdateSchedule::drain() {
+  if (const auto update = std::exchange(late_, nullptr)) finish(*update);
+}
+
+std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, const GradientTransform& transform,
+                                                              bool late) {
+  auto update = std::make_unique<Update>(Update{.optimizer = optimizer,
+                                                .groups = optimizers_[optimizer].groups(),
+                                                .transform = transform,
+                                                .host_transform = transform,
+                                                .late = late});
+  if (transform.factor.defined()) update->host_transform.factor = transform.factor.to(c10::kCPU);
+  const size_t num_buckets = parameters_.buckets().size();
+  update->sums.resize(num_buckets);
+  update->done.resize(num_buckets);
+  for (size_t b = 0; b < num_buckets; ++b) {
+    const std::vector<double>& used = reducer_.used(b);
+    update->used.push_back(used);
+    if (parameters_.buckets()[b].optimizer != optimizer || std::ranges::all_of(used, [](double n) { return n == 0; })) {
+      continue;
+    }
+    update->sums[b] = late ? reducer_.take_sums(b, std::move(spare_sums_[b])) : reducer_.sums(b);
+  }
+  for (size_t b = num_buckets; b-- > 0;) start_bucket(*update, b);
+  return update;
+}
+
+SideWorker& UpdateSchedule::worker_of(const OptimizerShard::Section& section, int64_t number) {
+  return section.on_host || section.copy.is_cpu() ? *workers_[static_cast<size_t>(number)] : beside_;
+}
+
+// Of sections with a copy of their parameters.
+void UpdateSchedule::start_bucket(Update& update, size_t b) {
+  for (size_t s = 0; s < update.sums[b].size(); ++s) {
+    const OptimizerShard::Section& section = shard_.sections(b)[s];
+    if (!section.copy.defined()) continue;
+    for (int64_t w = 0; w < section.num_workers; ++w) {
+      update.done[b].push_back(worker_of(section, w).run([this, &update, &section, b, s, w] {
+        const trace::Span span("update");
+        shard_.update(b, s, w, update.groups[parameters_.buckets()[b].group], update.sums[b][s], update.used[b],
+                      section.on_host ? update.host_transform : update.transform);
+      }));
+    }
+  }
+}
+
+void UpdateSchedule::finish(Update& update) {
+  const trace::Span span("publish");
+  std::vector<Work> gathering;
+  std::optional<size_t> publishing;
+  std::shared_future<void> published;
+  const auto gather = [&] {
+    if (!publishing) return;
+    if (published.valid()) published.get();
+    if (shard_.range(*publishing).size() == parameters_.buckets()[*publishing].flat.numel()) return;
+    gathering.push_back(data_.all_gather(parameters_.buckets()[*publishing].flat));
+  };
+  for (size_t b = parameters_.buckets().size(); b-- > 0;) {
+    if (update.sums[b].empty()) continue;
+    const auto& bucket = parameters_.buckets()[b];
+    for (size_t s = 0; s < update.sums[b].size(); ++s) {
+      if (shard_.sections(b)[s].copy.defined()) continue;
+      shard_.update(b, s, 0, update.groups[bucket.group], update.sums[b][s], update.used[b], update.transform);
+    }
+    for (const auto& part : update.done[b]) part.get();
+    gather();
+    publishing = b;
+    published = update.done[b].empty() ? std::shared_future<void>() : beside_.run([this, b] { shard_.publish(b); });
+    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
+    if (update.late) spare_sums_[b] = std::move(update.sums[b]);
+  }
+  gather();
+  for (Work& work : gathering) work.wait();
+}
+
+}  // namespace fulgur
