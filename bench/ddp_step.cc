@@ -1,12 +1,16 @@
 // The step of a strategy with ranks on this host's cores, for bench/python_ddp.py and bench/python_sharded.py, which
 // run it side by side with Python's:
 //   ddp_step --devices=2 --width=1152 --steps=40 --strategy=ddp
-// Prints from rank 0: microseconds of a step, seconds from the start of main() to the end of the first step, and MB of
-// memory after the last step (PSS) and at most (RSS).
+// Weights and batches are given by formulas, the same as there. Prints from rank 0 the losses, and then microseconds of
+// a step, seconds from the start of main() to the end of the first step, and MB of memory after the last step (PSS) and
+// at most (RSS).
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <fmt/ranges.h>
+
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <string>
 #include <string_view>
@@ -52,9 +56,16 @@ class Mlp : public Module {
     using namespace torch::nn;
     layers_ = register_module("layers", Sequential(Linear(width, width), ReLU(), Linear(width, width), ReLU(),
                                                    Linear(width, width), ReLU(), Linear(width, 2)));
+    const c10::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : parameters()) {
+      const at::Tensor i = torch::arange(parameter.numel(), at::kDouble).view(parameter.sizes());
+      at::Tensor(parameter).copy_(i.mul(0.37).sin_().div_(std::sqrt(static_cast<double>(width))));
+    }
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    return torch::nn::functional::cross_entropy(layers_->forward(batch["x"]), batch["y"]);
+    const at::Tensor loss = torch::nn::functional::cross_entropy(layers_->forward(batch["x"]), batch["y"]);
+    losses_.push_back(loss.item<float>());
+    return loss;
   }
   void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override {
     if (batch_idx == 0) first_step_s_ = seconds_since(g_start);
@@ -67,10 +78,14 @@ class Mlp : public Module {
   }
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = 1e-4}); }
 
-  void print() const { fmt::print("{:.1f} {:.3f} {:.2f} {:.2f}\n", step_us_, first_step_s_, steady_mb_, peak_mb_); }
+  void print() const {
+    fmt::print("{:.8g}\n", fmt::join(losses_, " "));
+    fmt::print("{:.1f} {:.3f} {:.2f} {:.2f}\n", step_us_, first_step_s_, steady_mb_, peak_mb_);
+  }
 
  private:
   torch::nn::Sequential layers_;
+  std::vector<float> losses_;
   Clock::time_point warm_;
   double first_step_s_ = 0, step_us_ = 0, steady_mb_ = 0, peak_mb_ = 0;
 };
@@ -78,25 +93,33 @@ class Mlp : public Module {
 // The same few batches again and again, as Python's loops have them.
 class Pool final : public Loader {
  public:
-  Pool(int64_t width, int64_t num_batches) : num_batches_(num_batches) {
-    for (int64_t i = 0; i < kPool; ++i)
-      batches_.push_back({{"x", torch::randn({kBatchSize, width})}, {"y", torch::randint(0, 2, {kBatchSize})}});
-  }
+  Pool(int64_t width, int64_t num_batches) : width_(width), num_batches_(num_batches) { make_batches(0); }
   void begin_epoch(int64_t) override { given_ = 0; }
   std::optional<Batch> next() override {
     return given_ < num_batches_ ? std::optional(batches_[static_cast<size_t>(given_++ % kPool)]) : std::nullopt;
   }
   std::optional<int64_t> num_batches() const override { return num_batches_; }
-  bool set_shard(const DataShard&) override { return true; }
+  bool set_shard(const DataShard& shard) override {
+    make_batches(shard.rank);
+    return true;
+  }
 
  private:
+  void make_batches(int64_t rank) {
+    batches_.clear();
+    for (int64_t i = 0; i < kPool; ++i) {
+      const at::Tensor angle = torch::arange(kBatchSize * width_, at::kDouble).mul(0.011 * static_cast<double>(i + 1));
+      batches_.push_back({{"x", angle.add(rank).sin().to(at::kFloat).view({kBatchSize, width_})},
+                          {"y", torch::arange(kBatchSize).add(i).remainder(2)}});
+    }
+  }
+
   std::vector<Batch> batches_;
-  int64_t num_batches_, given_ = 0;
+  int64_t width_, num_batches_, given_ = 0;
 };
 
 void run(StepOptions options) {
   at::set_num_threads(1);
-  seed_everything(1);
   const auto module = make_module<Mlp>(options.width);
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = std::make_shared<Pool>(options.width, options.steps + kWarmUp)});

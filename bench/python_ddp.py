@@ -20,13 +20,21 @@ POOL = 8
 
 
 def make_model(width):
+    import torch
     from torch import nn
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width),
-                         nn.ReLU(), nn.Linear(width, 2))
+    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width),
+                          nn.ReLU(), nn.Linear(width, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            i = torch.arange(parameter.numel(), dtype=torch.float64).view(parameter.shape)
+            parameter.copy_((i * 0.37).sin() / width**0.5)
+    return model
 
 
-def make_pool(torch, width):
-    return [(torch.randn(BATCH_SIZE, width), torch.randint(0, 2, (BATCH_SIZE,))) for _ in range(POOL)]
+def make_pool(torch, width, rank=0):
+    angle = torch.arange(BATCH_SIZE * width, dtype=torch.float64)
+    return [((angle * (0.011 * (i + 1)) + rank).sin().float().view(BATCH_SIZE, width),
+             torch.arange(BATCH_SIZE).add(i).remainder(2)) for i in range(POOL)]
 
 
 def read_mb(file, name):
@@ -62,6 +70,7 @@ def hand_written(width, steps):
     for step in range(steps + WARM_UP):
         x, y = pool[step % POOL]
         loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.item()  # as fulgur's program keeps it
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -88,7 +97,9 @@ def with_lightning(width, steps):
             self.layers = make_model(width)
 
         def training_step(self, batch, _):
-            return torch.nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+            loss = torch.nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+            loss.item()  # as fulgur's program keeps it
+            return loss
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
             clock.tick(batch_idx)
@@ -114,14 +125,14 @@ def with_lightning(width, steps):
         clock.print(steps)
 
 
-def run(command, ranks):
+def run(command, ranks, line=-2):
     """What a program prints on so many ranks: us/step, s to the first step, MB of rank 0 after the last and at most."""
     if ranks > 1 and command[0] == sys.executable:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *command[1:]]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return [float(word) for word in done.stdout.split("\n")[-2].split()]
+    return [float(word) for word in done.stdout.split("\n")[line].split()]
 
 
 def main():

@@ -36,15 +36,19 @@ def with_torch(kind, width, steps):
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
-    pool = make_pool(torch, width)
+    pool = make_pool(torch, width, torch.distributed.get_rank())
+    losses = []
     clock = Clock()
     for step in range(steps + WARM_UP):
         x, y = pool[step % len(pool)]
         optimizer.zero_grad(set_to_none=kind != "fairscale")  # else it trains wrongly
-        torch.nn.functional.cross_entropy(model(x), y).backward()
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        losses.append(loss.item())
+        loss.backward()
         optimizer.step()
         clock.tick(step)
     if torch.distributed.get_rank() == 0:
+        print(*losses)
         clock.print(steps)
     torch.distributed.destroy_process_group()
 
@@ -96,6 +100,10 @@ def main():
         for base, sharded in zip(kinds[::2], kinds[1::2]):
             ratio = statistics.median(a / b for a, b in zip(times[sharded], times[base]))
             print(f"  {sharded} over {base}: {ratio:.3f}", flush=True)
+    losses = {kind: run(command_of(program, kind, 576, 50), 2, line=-3) for kind in kinds}
+    for kind in kinds[1:]:
+        worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
+        print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most {worst:.1e} of them")
     for kind in kinds[:2]:
         print(f"{kind}: {bytes_of_a_step(program, kind, 1152):.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
     for kind in [*kinds[:2], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[2:]]:

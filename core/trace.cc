@@ -23,11 +23,11 @@ struct Event {
   Clock::time_point begin, end;
 };
 
-// Writes its file when the process ends.
 class Recorder {
  public:
   explicit Recorder(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  ~Recorder() {
+
+  void write_or_warn() {
     try {
       write();
     } catch (const std::exception& error) {
@@ -53,7 +53,8 @@ class Recorder {
     return lane_named(fmt::format("thread {}", place->second));
   }
 
-  void write() const {
+  void write() {
+    const std::lock_guard lock(mutex_);
     std::filesystem::create_directories(folder_);
     const int64_t rank = log_rank();
     std::ofstream file(folder_ / fmt::format("rank-{}.json", rank));
@@ -87,8 +88,13 @@ class Recorder {
 Recorder* recorder() {
   static const char* const folder = std::getenv("FULGUR_TRACE");
   if (folder == nullptr || *folder == '\0') return nullptr;
-  static Recorder recorder{folder};
-  return &recorder;
+  // Never destroyed: threads may add to it until the end of the process, when it writes its file.
+  static Recorder* const recorder = [] {
+    static Recorder* const made = new Recorder(folder);
+    std::atexit([] { made->write_or_warn(); });
+    return made;
+  }();
+  return recorder;
 }
 
 }  // namespace

@@ -31,19 +31,25 @@ std::optional<int64_t> read_number(const char* file) {
   return std::ifstream(file) >> number ? std::optional(number) : std::nullopt;  // "max" is no number
 }
 
-int64_t available_in_machine() {
-  constexpr std::string_view kName = "MemAvailable:";
-  std::ifstream lines("/proc/meminfo");
+// The number behind a name at the beginning of a line.
+std::optional<int64_t> read_field(const char* file, std::string_view name) {
+  std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(kName)) return std::stoll(line.substr(kName.size())) * 1024;
+    if (line.starts_with(name)) return std::stoll(line.substr(name.size()));
   }
-  return std::numeric_limits<int64_t>::max();
+  return std::nullopt;
+}
+
+int64_t available_in_machine() {
+  const auto kib = read_field("/proc/meminfo", "MemAvailable:");
+  return kib ? *kib * 1024 : std::numeric_limits<int64_t>::max();
 }
 
 int64_t available_in_container() {
   const auto limit = read_number("/sys/fs/cgroup/memory.max");
   const auto used = read_number("/sys/fs/cgroup/memory.current");
-  return limit && used ? *limit - *used : std::numeric_limits<int64_t>::max();
+  if (!limit || !used) return std::numeric_limits<int64_t>::max();
+  return *limit - *used + read_field("/sys/fs/cgroup/memory.stat", "inactive_file ").value_or(0);  // a cache of files
 }
 
 // Found in the process if libtorch came with CUDA.
@@ -53,10 +59,12 @@ Function* cuda_function(const char* name) {
 }
 using HostRegister = int(void*, size_t, unsigned);
 using HostUnregister = int(void*);
+using LastError = int();
 
 bool pin(void* address, size_t num_bytes) {
   auto* const host_register = cuda_function<HostRegister>("cudaHostRegister");
   if (host_register != nullptr && host_register(address, num_bytes, /*flags=*/0) == 0) return true;
+  if (auto* const forget_error = cuda_function<LastError>("cudaGetLastError")) forget_error();
   static std::atomic<bool> told{false};
   if (!told.exchange(true)) {
     log_warning("the system does not let {:.2f} GiB of memory be pinned (ulimit -l?): copies to the GPU are slower",
@@ -90,8 +98,8 @@ struct HostArena::Memory {
   Memory& operator=(const Memory&) = delete;
 };
 
-HostArena::HostArena(int64_t num_bytes, bool pinned) {
-  const int64_t available = available_bytes();
+HostArena::HostArena(int64_t num_bytes, const HostArenaOptions& options) {
+  const int64_t available = available_bytes() / options.processes;
   if (num_bytes > available) {
     throw UsageError(
         fmt::format("the optimizer's state needs {:.2f} GiB of host memory, but {:.2f} GiB are available; "
@@ -99,7 +107,7 @@ HostArena::HostArena(int64_t num_bytes, bool pinned) {
                     gib(num_bytes), gib(available)));
   }
   memory_ = std::make_shared<Memory>(static_cast<size_t>(num_bytes));
-  memory_->pinned = pinned && num_bytes > 0 && pin(memory_->address, memory_->num_bytes);
+  memory_->pinned = options.pinned && num_bytes > 0 && pin(memory_->address, memory_->num_bytes);
 }
 
 at::Tensor HostArena::take(int64_t num_elements, c10::ScalarType dtype) {
@@ -110,6 +118,8 @@ at::Tensor HostArena::take(int64_t num_elements, c10::ScalarType dtype) {
   used_ += num_bytes;
   return at::from_blob(address, {num_elements}, [keep = memory_](void*) {}, at::TensorOptions(dtype));
 }
+
+int64_t HostArena::num_bytes() const { return static_cast<int64_t>(memory_->num_bytes); }
 
 int64_t HostArena::bytes_for(int64_t num_elements, c10::ScalarType dtype) {
   const auto num_bytes = num_elements * static_cast<int64_t>(c10::elementSize(dtype));

@@ -9,18 +9,23 @@
 
 namespace fulgur {
 
+struct HostArenaOptions {
+  bool pinned = false;    // for copies to and from a GPU beside other work; if the system refuses, there is a warning
+  int64_t processes = 1;  // of this machine that are about to need as much
+};
+
 // One piece of host memory, of exactly the size asked for, from which tensors are taken one after another: state that
 // is updated on the CPU. Huge pages are asked for; no page is touched here, so that each lies near the thread that
 // first writes it. The memory lives as long as a tensor of it.
 class HostArena {
  public:
-  // `pinned`: for copies to and from a GPU beside other work; where the system refuses to pin it, it is not, with one
-  // warning. Throws UsageError, before anything is allocated, if the machine (or its container) has less memory to
-  // spare.
-  HostArena(int64_t num_bytes, bool pinned);
+  // Throws UsageError, before anything is allocated, if the machine (or its container) has less memory to spare.
+  explicit HostArena(int64_t num_bytes, const HostArenaOptions& options = {});
 
   // 1-dim, of zeros, at a multiple of 64 bytes.
   at::Tensor take(int64_t num_elements, c10::ScalarType dtype);
+
+  int64_t num_bytes() const;
 
   static int64_t bytes_for(int64_t num_elements, c10::ScalarType dtype);  // what take() uses up
 

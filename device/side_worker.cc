@@ -1,16 +1,50 @@
 #include "device/side_worker.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sched.h>
 
 #include <memory>
 #include <utility>
 
-namespace fulgur {
+#include "core/logging.h"
 
-SideWorker::SideWorker(c10::Device device) : device_(device) {
+namespace fulgur {
+namespace {
+
+void bind_to_core(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(static_cast<size_t>(core), &cores);
+  if (::sched_setaffinity(0, sizeof(cores), &cores) != 0) log_warning("a thread cannot be bound to core {}", core);
+}
+
+// What a job has asked of the device is done before its memory may go, also when it throws.
+class Synchronized {
+ public:
+  explicit Synchronized(const c10::Stream& stream) : stream_(stream) {}
+  ~Synchronized() { stream_.synchronize(); }
+  Synchronized(const Synchronized&) = delete;
+  Synchronized& operator=(const Synchronized&) = delete;
+
+ private:
+  const c10::Stream& stream_;
+};
+
+}  // namespace
+
+SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : device_(device) {
   if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  const int num_threads = at::get_num_threads();
+  const auto prepare = [options] {
+    at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
+    if (options.one_thread) at::set_num_threads(1);
+    if (options.core) bind_to_core(*options.core);
+  };
+  worker_.run(prepare).get();
+  at::set_num_threads(num_threads);  // also for threads to come, which would have the last number that anyone set
 }
 
 std::shared_future<void> SideWorker::run(std::function<void()> job) {
@@ -19,10 +53,21 @@ std::shared_future<void> SideWorker::run(std::function<void()> job) {
   asked_before->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return worker_.run([this, asked_before, job = std::move(job)] {
     const c10::StreamGuard on_side_stream(*stream_);
+    const Synchronized at_the_end(*stream_);
     asked_before->block(*stream_);
     job();
-    stream_->synchronize();
   });
+}
+
+std::vector<int> cores_of_process() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return {0};
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(static_cast<size_t>(core), &set)) cores.push_back(core);
+  }
+  return cores;
 }
 
 }  // namespace fulgur

@@ -109,7 +109,13 @@ class C10dCollective::Impl {
     } catch (const std::exception& error) {
       fail(call, error);
     }
-    return Work([this, call, small, trace = span_of("all_reduce")] {
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(small_, [](const auto& one) { return one->finished(); });
+      small_.push_back(small);
+    }
+    return Work([this, call, small] {
+      const auto trace = span_of("all_reduce");
       guarded(call, [&] { small->finish(); });
       trace();
     });
@@ -223,6 +229,7 @@ class C10dCollective::Impl {
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::vector<std::shared_ptr<SmallAllReduce>> small_;  // that nobody may have waited for
   std::optional<Transfers> transfers_;
   std::optional<SerialWorker> worker_;  // the first to be destroyed: it uses all the others
 };
@@ -240,9 +247,7 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   check_flat(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
-  if (impl_->on_cpu() && static_cast<int64_t>(flat.nbytes()) <= SmallAllReduce::kMaxBytes) {
-    return impl_->start_small(flat, op);
-  }
+  if (impl_->on_cpu() && SmallAllReduce::is_small(flat, world_size())) return impl_->start_small(flat, op);
   if (impl_->rank_order_all_reduce()) {
     return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) {
       transfers.reduce_scatter(flat, op);

@@ -16,7 +16,8 @@ struct C10dOptions {
 };
 
 // Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter, all_gather and barrier
-// are our own (Transfers) and run on a thread of the group's, all others are Gloo's.
+// are our own (Transfers) and run on a thread of the group's, small all_reduces (SmallAllReduce) are summed by wait(),
+// all others are Gloo's.
 // Destroy it on every rank after a barrier, or after abort(): a rank that goes breaks the connections of the others.
 class C10dCollective final : public Collective {
  public:

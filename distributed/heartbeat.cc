@@ -16,6 +16,7 @@ namespace fulgur {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
+constexpr std::chrono::milliseconds kSilence{1200};  // that a machine under load may not explain
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
 
@@ -117,17 +118,27 @@ bool is_ahead(const Beat& beat, const Beat& other) {
       beat.started, [&](const auto& entry) { return entry.second.number > other.last_in(entry.first).number; });
 }
 
+bool is_silent(const Reading& before, const Reading& after, int64_t rank) {
+  const auto was = before.beats.find(rank), is = after.beats.find(rank);
+  return was != before.beats.end() && is != after.beats.end() && is->second.beat >= 0 &&
+         was->second.beat == is->second.beat;
+}
+
+bool any_silent(const Reading& before, const Reading& after, const std::vector<int64_t>& ranks) {
+  return std::ranges::any_of(ranks, [&](int64_t rank) { return is_silent(before, after, rank); });
+}
+
 // Compares two readings of the ranks that a collective needs.
 Diagnosis compare(const Reading& before, const Reading& after, const std::string& group, int64_t number,
                   const std::vector<int64_t>& ranks) {
   std::vector<int64_t> absent, left, silent, behind;
   for (const int64_t rank : ranks) {
-    const auto was = before.beats.find(rank), is = after.beats.find(rank);
+    const auto is = after.beats.find(rank);
     if (is == after.beats.end()) {
       absent.push_back(rank);
     } else if (is->second.beat < 0) {
       left.push_back(rank);
-    } else if (was != before.beats.end() && was->second.beat == is->second.beat) {
+    } else if (is_silent(before, after, rank)) {
       silent.push_back(rank);
     } else if (is->second.last_in(group).number < number) {
       behind.push_back(rank);
@@ -290,7 +301,8 @@ void Heartbeat::report_failure(const std::string& message) {
 Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks) {
   const auto shared = shared_;
   std::optional<Reading> first, last;
-  for (int i = 0; i < 3; ++i) {  // beats that do not change over two intervals have stopped
+  const auto end = std::chrono::steady_clock::now() + kSilence;
+  for (int i = 0; i < 3 || (any_silent(*first, *last, ranks) && std::chrono::steady_clock::now() < end); ++i) {
     if (i > 0) std::this_thread::sleep_for(shared->interval);
     last = shared->ask<Reading>([shared, ranks] { return shared->read(ranks); });
     if (!last) break;

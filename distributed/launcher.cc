@@ -125,7 +125,7 @@ void print_and_flush(const std::string& message) {
     std::fflush(nullptr);
     done->set_value();
   }).detach();
-  done->get_future().wait_for(std::chrono::seconds(1));
+  done->get_future().wait_for(std::chrono::milliseconds(300));
 }
 
 DistributedError error_of(const Child& child) {

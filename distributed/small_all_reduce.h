@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <vector>
 
 #include "distributed/collective.h"
@@ -13,22 +14,26 @@
 namespace fulgur {
 
 // An all_reduce of few bytes on a CPU, where what takes time is waking threads: every rank sends the whole tensor to
-// every other, and adds what comes in the order of ranks, on the thread that waits for it. Nothing runs in between.
-// Ownership: holds the tensor. Threading: one thread at a time; beside others of the same backend, started on every
-// rank in the same order. Errors: what the backend throws (std::exception), after the timeout at the latest.
+// every other, and adds what comes in the order of ranks, on the thread that waits for it. Nothing runs in between:
+// until finish() the tensor is as it was. Must not be destroyed before, unless the connections are broken.
+// Ownership: holds the tensor. Threading: one thread at a time; beside others of the same backend, if every rank starts
+// them in the same order.
+// Errors: what the backend throws (std::exception), after the timeout at the latest.
 class SmallAllReduce {
  public:
-  static constexpr int64_t kMaxBytes = 64 << 10;
+  static bool is_small(const at::Tensor& flat, int64_t world_size);
 
   SmallAllReduce(c10d::Backend& backend, at::Tensor flat, ReduceOp op, std::chrono::milliseconds timeout);
-  ~SmallAllReduce();
   SmallAllReduce(const SmallAllReduce&) = delete;
   SmallAllReduce& operator=(const SmallAllReduce&) = delete;
 
-  void finish();  // once; else the destructor does, without a word of errors
+  void finish();  // throws again what it threw
+  bool finished() const { return finished_; }
 
  private:
   using Transfer = c10::intrusive_ptr<c10d::Work>;
+
+  void add_up();
 
   const int64_t rank_;
   const at::Tensor flat_;
@@ -37,6 +42,7 @@ class SmallAllReduce {
   at::Tensor received_;  // [world_size, flat.numel()]
   std::vector<Transfer> transfers_;
   bool finished_ = false;
+  std::exception_ptr error_{};
 };
 
 }  // namespace fulgur

@@ -17,7 +17,7 @@ struct TransferOptions {
 };
 
 // Messages between two ranks that have the same tag arrive in the order they are sent.
-inline constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3;
+inline constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
 
 // total = total (op) value
 void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op);

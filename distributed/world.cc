@@ -120,10 +120,15 @@ class Meeting {
     const auto key = [](int64_t rank) { return fmt::format("joined/{}", rank); };
     std::vector<std::string> keys;
     for (int64_t rank = 0; rank < environment_.world_size; ++rank) keys.push_back(key(rank));
-    store.set(key(environment_.rank), std::string("1"));
-    for (milliseconds pause{2}; !store.check(keys); pause = std::min(2 * pause, milliseconds(200))) {
-      if (is_over()) throw not_come(store, keys);
-      std::this_thread::sleep_for(pause);
+    try {
+      store.set(key(environment_.rank), std::string("1"));
+      for (milliseconds pause{2}; !store.check(keys); pause = std::min(2 * pause, milliseconds(100))) {
+        if (is_over()) throw not_come(store, keys);
+        std::this_thread::sleep_for(pause);
+      }
+    } catch (const c10::Error&) {
+      throw DistributedError(
+          fmt::format("rank {}: rank 0 ended, or gave up, while the ranks met at {}", environment_.rank, place_), 0);
     }
   }
 
@@ -197,13 +202,15 @@ World::World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> contr
 }
 
 World::World(const ClusterEnvironment& environment, const WorldOptions& options)
-    : World(environment.world_size == 1
-                ? World()
-                : World(Stores::met(environment, options), environment.rank, environment.world_size,
-                        environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0),
-                        choose_network(process_environment_variables(), environment.master_address,
-                                       environment.master_port),
-                        options)) {}
+    : World(environment.world_size == 1 ? World() : connected(environment, options)) {}
+
+World World::connected(const ClusterEnvironment& environment, const WorldOptions& options) {
+  Network network =
+      choose_network(process_environment_variables(), environment.master_address, environment.master_port);
+  const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
+  return World(Stores::met(environment, options), environment.rank, environment.world_size, store_rank,
+               std::move(network), options);
+}
 
 World::World(Store store, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
              const WorldOptions& options)

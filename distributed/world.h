@@ -68,6 +68,7 @@ class World {
  private:
   struct Parts;
   struct Stores;
+  static World connected(const ClusterEnvironment& environment, const WorldOptions& options);
   World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
         const WorldOptions& options);
   std::unique_ptr<Parts> parts_;

@@ -56,15 +56,13 @@ void ElementWiseOptimizer::step(const GradientTransform& transform) {
   if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
   const c10::NoGradGuard no_grad;
   const GradientScaling scaling = scaling_of(transform);
-  for_each_group(
-      [&](const Group& group, std::vector<State>& states) { update_on_cpu(group, group.params, states, scaling); });
+  for (size_t g = 0; g < groups().size(); ++g) update_on_cpu(groups()[g], groups()[g].params, states(g), scaling);
 }
 
 void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
   const std::optional<at::Tensor> divisor = gradient_divisor(transform, params());
-  for_each_group(
-      [&](const Group& group, std::vector<State>& states) { run_torch_kernels(group, group.params, states, divisor); });
+  for (size_t g = 0; g < groups().size(); ++g) run_torch_kernels(groups()[g], groups()[g].params, states(g), divisor);
 }
 
 void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tensor>& tensors,
@@ -78,10 +76,9 @@ void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tens
   }
 }
 
-template <class Update>
-void ElementWiseOptimizer::for_each_group(const Update& update_group) {
-  for (size_t i = states_.size(); i < groups().size(); ++i) states_.emplace_back(groups()[i].params.size());
-  for (size_t i = 0; i < groups().size(); ++i) update_group(groups()[i], states_[i]);
+std::vector<ElementWiseOptimizer::State>& ElementWiseOptimizer::states(size_t group) {
+  for (size_t g = states_.size(); g < groups().size(); ++g) states_.emplace_back(groups()[g].params.size());
+  return states_[group];
 }
 
 void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) const {

@@ -45,6 +45,9 @@ class ElementWiseOptimizer : public Optimizer {
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
               const GradientTransform& transform);
 
+  // What step() keeps for a group, by parameter.
+  std::vector<State>& states(size_t group);
+
   bool element_wise() const final { return true; }
   std::optional<int64_t> state_numbers() const final { return static_cast<int64_t>(state_fields_.size()); }
 
@@ -68,8 +71,6 @@ class ElementWiseOptimizer : public Optimizer {
                                  const std::optional<at::Tensor>& gradient_divisor) = 0;
 
  private:
-  template <class Update>
-  void for_each_group(const Update& update_group);
   void next_update(const at::Tensor& param, State& state) const;
   void update_on_cpu(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
                      const GradientScaling& scaling) const;

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 #include <unordered_set>
 #include <utility>
 
@@ -121,6 +120,8 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   world_ = &setup.world;
   deterministic_ = setup.deterministic;
   local_world_size_ = setup.local_world_size;
+  sends_ahead_ = setup.sends_ahead;
+  resting_states_.clear();
   precision_ = setup.precision;
   converted_.emplace(module, precision_);
   devices_ = setup.devices;
@@ -182,15 +183,16 @@ void FlatStrategy::flatten() {
   const Engine engine = this->engine();
   ReduceOptions reduce{.shard = engine.shard, .rank_order = deterministic_};
   if (wants_sums()) {
-    const int64_t num_workers = engine.host_ratio > 0 || engine.delayed ? num_update_threads() : 0;
+    const bool has_workers = engine.host_ratio > 0 || (engine.delayed && device_.is_cpu());
     shard_.emplace(*flat_, optimizers_,
                    ShardOptions{.rank = engine.shard ? world_->rank() : 0,
                                 .world_size = engine.shard ? world_->world_size() : 1,
                                 .host_ratio = engine.host_ratio,
                                 .copies = engine.delayed,
-                                .num_workers = num_workers,
-                                .gradient_sums = engine.delayed ? 2 : 1});
-    if (engine.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_);
+                                .num_workers = has_workers ? num_update_threads() : 0,
+                                .gradient_sums = engine.delayed ? 2 : 1,
+                                .ranks_on_host = local_world_size_});
+    if (engine.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
     reduce.make_sums = [this](size_t bucket) { return shard_->make_sums(bucket); };
     reduce.keeper = keeper_.get();
   } else if (alone()) {
@@ -206,7 +208,7 @@ void FlatStrategy::flatten() {
 
 int64_t FlatStrategy::num_update_threads() const {
   const int64_t wanted = engine().update_threads;
-  const int64_t cores = std::max(1U, std::thread::hardware_concurrency());
+  const auto cores = static_cast<int64_t>(cores_of_process().size());
   const int64_t number = wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_world_size_);
   log_info("{}: {} thread{} a rank for the update", name(), number, number == 1 ? "" : "s");
   return number;
@@ -221,11 +223,19 @@ BucketOptions FlatStrategy::bucket_options(int64_t world_size) const {
 // A parameter was frozen or unfrozen, or a group was added.
 void FlatStrategy::rebuild_if_changed() {
   if (flat_->are_those_of(optimizers_)) return;
-  drain();
-  const auto states =
-      keeps_sums() ? shard_->gather_all(engine().shard ? world_->data() : alone_) : OptimizerShard::States();
+  TORCH_CHECK(!schedule_ || !schedule_->is_late(),
+              "a parameter was frozen, unfrozen or added while a step with a late update was running; do it in "
+              "on_train_epoch_start or on_train_batch_start");
+  if (keeps_sums()) {
+    auto states = shard_->gather_all(engine().shard ? world_->data() : alone_);
+    resting_states_.merge(states);
+  }
   flatten();
-  if (keeps_sums()) shard_->set_all(states);
+  if (!keeps_sums()) return;
+  shard_->set_all(resting_states_);
+  for (const auto& bucket : flat_->buckets()) {
+    for (const auto& slot : bucket.slots) resting_states_.erase(slot.param.unsafeGetTensorImpl());
+  }
 }
 
 void FlatStrategy::check_unchanged() const {
@@ -259,7 +269,7 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
     for (const auto& optimizer : optimizers_) widen_gradients(optimizer->params());
   }
   if (keeps_sums()) open_window();
-  if (reducer_ && (is_last || reduces_each_micro_batch())) reducer_->begin();
+  if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) reducer_->begin();
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
   if (replicas_) replicas_->backward();
 }
@@ -464,7 +474,10 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
   const c10::NoGradGuard no_grad;
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = flat_->buckets()[b];
-    if (bucket.optimizer != index) continue;
+    if (bucket.optimizer != index || reducer_->sums(b).empty()) continue;
+    for (size_t slot = 0; slot < bucket.slots.size(); ++slot) {
+      reducer_->set_used(b, slot, bucket.slots[slot].param.grad().defined());
+    }
     for (size_t s = 0; s < reducer_->sums(b).size(); ++s) {
       for (const Piece& piece : pieces_in(bucket, shard_->sections(b)[s].range)) {
         const at::Tensor& param = bucket.slots[piece.slot].param;
@@ -484,6 +497,7 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
 std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
                                                       const Precision& precision, int64_t num_devices,
                                                       c10::DeviceType device_type) const {
+  if (const auto* delayed = std::get_if<DelayedUpdate>(&preset_)) check_base(delayed->base);
   const Engine engine = this->engine();
   const int64_t world_size = engine.world ? num_devices : 1;
   const int64_t shards = engine.shard ? world_size : 1;
@@ -491,7 +505,7 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
   const auto buckets = FlatParameters::plan(module, optimizers, bucket_options(world_size), precision.true_dtype());
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
-  int64_t pooled = 0, previous = 0;  // GradientReducer's memory of two buckets on their way
+  std::vector<int64_t> bucket_bytes;
   for (const FlatParameters::Bucket& bucket : buckets) {
     for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
     const c10::ScalarType dtype = precision.true_dtype().value_or(bucket.slots.front().param.scalar_type());
@@ -509,12 +523,11 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
                                  : std::nullopt;
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);
     memory.on_host += (gradients + state + element_size) * on_host;
-    pooled = std::max(pooled, previous + bucket.num_bytes);
-    previous = bucket.num_bytes;
+    bucket_bytes.push_back(bucket.num_bytes);
   }
   if (std::holds_alternative<Dp>(preset_) && device_type == c10::kCPU)
     memory.gradients *= num_devices;  // in one memory
-  if (keeps) memory.buckets = pooled;
+  if (keeps) memory.buckets = GradientReducer::pool_bytes(bucket_bytes);
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
     const auto dtype =

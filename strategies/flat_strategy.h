@@ -89,13 +89,14 @@ class FlatStrategy final : public Strategy {
   void broadcast_buffers();
   bool alone() const { return world_->world_size() == 1; }
   bool keeps_sums() const { return shard_.has_value(); }
-  bool reduces_each_micro_batch() const { return keeps_sums() && engine().each_micro_batch; }
+  bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine().each_micro_batch); }
 
   Preset preset_;
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;
   int64_t local_world_size_ = 1;
+  bool sends_ahead_ = true;
   LocalCollective alone_;
   c10::Device device_{c10::kCPU};
   std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is
@@ -111,6 +112,7 @@ class FlatStrategy final : public Strategy {
   std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
   std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
   int64_t num_steps_ = 0;
+  OptimizerShard::States resting_states_;  // of shard_: of parameters that are frozen now
   bool told_gathered_ = false;
   std::vector<c10::Device> devices_;  // device_ is the first
   std::optional<Replicas> replicas_;  // with several devices, during fit

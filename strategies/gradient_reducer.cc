@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -196,6 +198,8 @@ void GradientReducer::launch(size_t b) {
 void GradientReducer::finish(std::vector<double>& extra) {
   if (!reducing_) begin();
   reducing_ = false;
+  // Else a rank that waits for memory of the pool, in the middle of backward, would wait for ever.
+  if (keeps_sums() && data_.world_size() > 1) launch_rest(buckets_.size());
   std::vector<double> used = message_of(extra);
   used = message_room_ > 0 ? exchange_with_last_bucket(used) : exchange(used);
   const auto end_of_extra = used.begin() + static_cast<std::ptrdiff_t>(extra.size());
@@ -262,6 +266,7 @@ void GradientReducer::finish_oldest() {
   const auto larger =
       std::ranges::find_if(pool_, [&](const at::Tensor& other) { return other.nbytes() >= memory.nbytes(); });
   pool_.insert(larger, memory);
+  if (pool_.size() > kPooledBuckets) pool_.erase(pool_.begin());
   bucket.gradients.reset();
 }
 
@@ -273,8 +278,30 @@ const std::vector<at::Tensor>& GradientReducer::sums(size_t b) const {
 std::vector<at::Tensor> GradientReducer::take_sums(size_t b, std::vector<at::Tensor> memory) {
   Bucket& bucket = buckets_[b];
   bucket.has_sums = false;
+  const bool is_memory = !bucket.sums.empty() && bucket.sums.front().is_same(bucket.memory.front());
+  if (!is_memory) return std::move(bucket.sums);  // widened: the memory stays for the next ones
   bucket.memory = std::move(memory);
   return std::move(bucket.sums);
+}
+
+int64_t GradientReducer::pool_bytes(const std::vector<int64_t>& bucket_bytes) {
+  std::multiset<int64_t> pool;
+  std::deque<int64_t> in_flight;
+  const auto finish_oldest_one = [&] {
+    pool.insert(in_flight.front());
+    in_flight.pop_front();
+    if (pool.size() > kPooledBuckets) pool.erase(pool.begin());
+  };
+  for (int step = 0; step < 3; ++step) {
+    for (const int64_t bytes : bucket_bytes) {
+      if (pool.lower_bound(bytes) == pool.end() && in_flight.size() >= kPooledBuckets) finish_oldest_one();
+      const auto fits = pool.lower_bound(bytes);
+      if (fits == pool.end() && !pool.empty()) pool.erase(pool.begin());
+      in_flight.push_back(fits == pool.end() ? bytes : pool.extract(fits).value());
+    }
+    while (!in_flight.empty()) finish_oldest_one();
+  }
+  return std::accumulate(pool.begin(), pool.end(), int64_t{0});
 }
 
 void GradientReducer::add_used(const std::vector<double>& used) {
@@ -312,12 +339,8 @@ std::vector<double> GradientReducer::exchange(std::vector<double> message) {
 
 // Every bucket is sent, for which of them are used is not known before.
 std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector<double>& message) {
-  for (size_t b = 0; b + 1 < buckets_.size(); ++b) {
-    if (buckets_[b].launched) continue;
-    fill_up(b);
-    launch(b);
-  }
   const size_t last = buckets_.size() - 1;
+  launch_rest(last);
   fill_up(last);
   const auto length = static_cast<int64_t>(message.size());
   const at::Tensor room = buckets_[last].gradients.narrow(0, parameters_.buckets()[last].flat.numel(), length);
@@ -327,6 +350,15 @@ std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector
   const at::Tensor sums = room.to(at::kDouble);
   const auto* first = sums.const_data_ptr<double>();
   return {first, first + length};
+}
+
+// Those of the buckets before `end` that are not on their way yet, in order.
+void GradientReducer::launch_rest(size_t end) {
+  for (size_t b = 0; b < end; ++b) {
+    if (buckets_[b].launched) continue;
+    fill_up(b);
+    launch(b);
+  }
 }
 
 // Those that this rank has no gradient for are zero.

@@ -34,8 +34,8 @@ struct ReduceOptions {
 // On a CPU what else they tell each other goes with the last bucket, in one message.
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
-//   With make_sums the memory of a bucket is taken from a pool of two, and what stays is sums(bucket), to which those
-//   of
+//   With make_sums the memory of a bucket is taken from a pool, of two buckets if gradients come in their order, and
+//   what stays is sums(bucket), to which those of
 // further reductions are added until clear(). Parameters then have no gradients. 16-bit sums are added in fp32.
 // Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already is
 // called first. Threading: backward's and the training thread, never at once.
@@ -53,6 +53,7 @@ class GradientReducer {
   // gradient, by slot.
   const std::vector<at::Tensor>& sums(size_t bucket) const;
   const std::vector<double>& used(size_t bucket) const { return buckets_[bucket].used; }
+  void set_used(size_t bucket, size_t slot, bool used) { buckets_[bucket].used[slot] = used ? 1.0 : 0.0; }
   void clear();
 
   // Hands the memory of sums(bucket) over; the next ones are kept in `memory`, or if that is empty in new memory.
@@ -62,6 +63,9 @@ class GradientReducer {
   // were used. Throws DistributedError; SetupError for a sparse gradient.
   void finish(std::vector<double>& extra);
   static constexpr size_t kMaxExtra = 8;
+
+  // Bytes that the pool comes to hold if gradients come in the order of buckets of these bytes.
+  static int64_t pool_bytes(const std::vector<int64_t>& bucket_bytes);
 
  private:
   struct Bucket {
@@ -82,6 +86,7 @@ class GradientReducer {
   void move_into_bucket(size_t bucket, size_t slot);
   void ensure_memory(size_t bucket);
   void launch(size_t bucket);
+  void launch_rest(size_t end);
   bool keeps_sums() const { return options_.make_sums != nullptr; }
   void add_to_sums(size_t bucket);
   void finish_oldest();

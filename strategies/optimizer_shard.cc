@@ -28,6 +28,18 @@ void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype
   if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
 }
 
+// Calls `visit(optimizer, parameter, state)`.
+template <class Visit>
+void for_each_own_state(const Optimizers& optimizers, const Visit& visit) {
+  for (const auto& optimizer : optimizers) {
+    auto& element_wise = dynamic_cast<ElementWiseOptimizer&>(*optimizer);
+    for (size_t g = 0; g < element_wise.groups().size(); ++g) {
+      const auto& params = element_wise.groups()[g].params;
+      for (size_t i = 0; i < params.size(); ++i) visit(element_wise, params[i], element_wise.states(g)[i]);
+    }
+  }
+}
+
 // The elements of a tensor in the order of its memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
 
@@ -55,7 +67,10 @@ OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizer
         optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
   }
   for (size_t b = 0; b < buckets_.size(); ++b) cut(b);
-  if (options.host_ratio > 0) arena_.emplace(arena_bytes(), /*pinned=*/!parameters.buckets().front().flat.is_cpu());
+  if (options.host_ratio > 0) {
+    const bool on_gpu = !buckets_.empty() && !parameters.buckets().front().flat.is_cpu();
+    arena_.emplace(arena_bytes(), HostArenaOptions{.pinned = on_gpu, .processes = options.ranks_on_host});
+  }
   for (size_t b = 0; b < buckets_.size(); ++b) {
     make_copies(b);
     make_parts(b);
@@ -213,7 +228,8 @@ OptimizerShard::ParameterState OptimizerShard::gather(size_t b, size_t slot, Col
       }
     });
     group.all_reduce(all).wait();  // to every element one rank adds something
-    gathered.tensors.emplace(name, all.as_strided(param.sizes(), param.strides()));
+    const at::Tensor shaped = all.as_strided(param.sizes(), param.strides());
+    gathered.tensors.emplace(name, arena_ ? shaped.cpu() : shaped);  // where there is room for all of them
   });
   return gathered;
 }
@@ -258,18 +274,31 @@ void OptimizerShard::set_all(const States& states) {
   }
 }
 
-int64_t OptimizerShard::num_state_bytes() const {
-  int64_t num_bytes = 0;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for_each_part(b, [&](const Part& part) {
-      for (const auto& state : part.states) {
-        for_each_tensor(optimizer_of(b), at::kHalf, state, [&](std::string_view, const at::Tensor& tensor) {
-          if (tensor.defined()) num_bytes += static_cast<int64_t>(tensor.nbytes());
-        });
-      }
+OptimizerShard::States OptimizerShard::states_of(const Optimizers& optimizers) {
+  States states;
+  for_each_own_state(optimizers, [&](const ElementWiseOptimizer& optimizer, const at::Tensor& param,
+                                     ElementWiseOptimizer::State& own) {
+    ParameterState& state = states[param.unsafeGetTensorImpl()];
+    state.num_updates = own.num_updates;
+    if (own.num_updates == 0) return;
+    for_each_tensor(optimizer, param.scalar_type(), own, [&](std::string_view name, const at::Tensor& tensor) {
+      state.tensors.emplace(name, tensor.clone());
     });
-  }
-  return num_bytes;
+  });
+  return states;
+}
+
+void OptimizerShard::set_states(const Optimizers& optimizers, const States& states) {
+  for_each_own_state(optimizers, [&](const ElementWiseOptimizer& optimizer, const at::Tensor& param,
+                                     ElementWiseOptimizer::State& own) {
+    const auto state = states.find(param.unsafeGetTensorImpl());
+    if (state == states.end()) return;
+    own = {.tensors = {}, .master = {}, .num_updates = state->second.num_updates};
+    if (own.num_updates == 0) return;
+    for_each_tensor(optimizer, param.scalar_type(), own, [&](std::string_view name, at::Tensor& tensor) {
+      tensor = state->second.tensors.find(name)->second.clone();
+    });
+  });
 }
 
 }  // namespace fulgur

@@ -37,6 +37,7 @@ struct ShardOptions {
   bool copies = false;     // so has the rest a copy of its parameters, where it is
   int64_t num_workers = 1;    // threads that share the part on the host
   int64_t gradient_sums = 1;  // how often make_sums() will be called for a bucket
+  int64_t ranks_on_host = 1;  // that need as much memory of it
 };
 
 // The part of the optimizers' work that one rank does, and the state for it: range r of every bucket belongs to rank r
@@ -65,6 +66,10 @@ class OptimizerShard {
   // By parameter, which stays the same tensor when it goes to other buckets.
   using States = std::map<const c10::TensorImpl*, ParameterState>;
 
+  // Of optimizers that keep the state themselves, all element-wise.
+  static States states_of(const Optimizers& optimizers);
+  static void set_states(const Optimizers& optimizers, const States& states);
+
   // Throws UsageError for an optimizer that needs whole tensors, and if the host has not the memory.
   OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, const ShardOptions& options);
 
@@ -88,10 +93,9 @@ class OptimizerShard {
 
   // Of all parameters. Needs the memory of the whole state, on every rank, while it lasts.
   States gather_all(Collective& group) const;
-  void set_all(const States& states);  // parameters that are not in it start anew
+  void set_all(const States& states);  // parameters that are not in it are left alone
 
-  int64_t num_state_bytes() const;                                   // on this rank
-  int64_t host_bytes() const { return arena_ ? arena_bytes() : 0; }  // of its arena: gradients and copies, too
+  int64_t host_bytes() const { return arena_ ? arena_->num_bytes() : 0; }  // gradients and copies, too
 
   int64_t num_workers() const { return options_.num_workers; }
 

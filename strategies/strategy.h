@@ -48,6 +48,7 @@ struct StrategySetup {
   World& world;                  // the ranks that train together; borrowed until teardown
   bool deterministic = false;    // the same bits however the parameters fall into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
+  bool sends_ahead = true;       // gradients may go on their way in backward: nobody looks at them, or calls it twice
 };
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
@@ -81,8 +82,8 @@ class Strategy {
   virtual Batch to_device(const Batch& batch) = 0;
 
   // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
-  // its graph. Gradients of a step's micro-batches are summed. `is_last`, of its window: gradients may go on their way
-  // to other ranks while backward still runs; only a hint, and only where there is one optimizer.
+  // its graph. Gradients of a step's micro-batches are summed. `is_last`: of its window, so that gradients may go on
+  // their way to other ranks.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx) = 0;
   virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;

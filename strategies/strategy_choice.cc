@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <mutex>
 #include <set>
 
 #include "core/error.h"
@@ -57,7 +58,9 @@ std::map<std::string, Setting> all_settings() {
 
 // Flags keep views of their texts.
 std::string_view kept(std::string text) {
+  static std::mutex mutex;  // Trainers may be made on several threads
   static std::set<std::string> texts;
+  const std::lock_guard lock(mutex);
   return *texts.insert(std::move(text)).first;
 }
 

@@ -1,33 +1,20 @@
 #include "strategies/update_schedule.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <sched.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
-#include "core/logging.h"
 #include "core/trace.h"
 
 namespace fulgur {
 namespace {
 
-constexpr unsigned kFewCores = 8;  // not worth binding threads to
-
-void bind_to_core(int64_t core) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(static_cast<size_t>(core), &cores);
-  if (::sched_setaffinity(0, sizeof(cores), &cores) != 0)
-    log_warning("core {} cannot be had for an update thread", core);
-}
+constexpr size_t kFewCores = 8;  // not worth binding threads to
 
 }  // namespace
 
 struct UpdateSchedule::Update {
-  size_t optimizer;
   std::vector<Optimizer::Group> groups;
   GradientTransform transform;       // on the device
   GradientTransform host_transform;  // the same on the host
@@ -52,19 +39,13 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
       data_(data),
       spare_sums_(parameters.buckets().size()),
       beside_(device) {
-  const int num_threads = at::get_num_threads();
-  const auto num_cores = std::max(1U, std::thread::hardware_concurrency());
+  const std::vector<int> cores = cores_of_process();
   for (int64_t w = 0; w < num_workers; ++w) {
-    workers_.push_back(std::make_unique<SideWorker>(c10::kCPU));
-    const int64_t core = (data.rank() * num_workers + w) % num_cores;
-    const auto prepare = [core, num_cores] {
-      at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
-      at::set_num_threads(1);
-      if (num_cores > kFewCores) bind_to_core(core);
-    };
-    workers_.back()->run(prepare).get();
+    const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
+    workers_.push_back(std::make_unique<SideWorker>(
+        c10::kCPU, SideWorkerOptions{.one_thread = true,
+                                     .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));
   }
-  at::set_num_threads(num_threads);  // also for threads to come, which would have the last number that anyone set
 }
 
 UpdateSchedule::~UpdateSchedule() = default;
@@ -81,12 +62,9 @@ void UpdateSchedule::drain() {
 
 std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, const GradientTransform& transform,
                                                               bool late) {
-  auto update = std::make_unique<Update>(Update{.optimizer = optimizer,
-                                                .groups = optimizers_[optimizer].groups(),
-                                                .transform = transform,
-                                                .host_transform = transform,
-                                                .late = late});
-  if (transform.factor.defined()) update->host_transform.factor = transform.factor.to(c10::kCPU);
+  auto update = std::make_unique<Update>(Update{
+      .groups = optimizers_[optimizer].groups(), .transform = transform, .host_transform = transform, .late = late});
+  if (transform.factor.defined() && !workers_.empty()) update->host_transform.factor = transform.factor.to(c10::kCPU);
   const size_t num_buckets = parameters_.buckets().size();
   update->sums.resize(num_buckets);
   update->done.resize(num_buckets);

@@ -28,8 +28,8 @@ namespace fulgur {
 // Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (one-step delayed parameter update).
 class UpdateSchedule {
  public:
-  // Sections with a copy of their parameters are updated on num_workers threads of one intra-op thread each, on cores
-  // of their own where the machine has more than 8; on a GPU on a stream beside the one of the step. Others in step().
+  // Sections with a copy of their parameters are updated on num_workers threads of one intra-op thread each, bound to
+  // a core where the process has more than 8; on a GPU on a stream beside the one of the step. Others in step().
   UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
                  GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers);
   ~UpdateSchedule();
@@ -41,6 +41,7 @@ class UpdateSchedule {
 
   // Ends the update before.
   void drain();
+  bool is_late() const { return late_ != nullptr; }  // an update is under way beside the step
 
  private:
   struct Update;

@@ -76,7 +76,7 @@ void OptimizerSteps::backward(const at::Tensor& loss) {
 
 void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
   context_.hooks(hooks::on_before_backward, loss);
-  context_.strategy.backward(loss, is_last && !context_.overridden.backward && !context_.overridden.on_after_backward);
+  context_.strategy.backward(loss, is_last);
   context_.hooks(hooks::on_after_backward);
 }
 

@@ -537,7 +537,8 @@ void Trainer::setup(DataModule& data) {
                     .precision = precision_,
                     .world = *world_,
                     .deterministic = options_.deterministic,
-                    .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1});
+                    .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1,
+                    .sends_ahead = !module_->hooks().backward && !module_->hooks().on_after_backward});
 }
 
 void Trainer::teardown(DataModule& data) {

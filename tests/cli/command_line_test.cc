@@ -73,8 +73,8 @@ TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {
 TEST(CommandLine, RefusesAnUnknownStrategyWithTheNearest) {
   EXPECT_EQ(
       refusal({"--strategy=singel_device"}),
-      "--strategy: unknown strategy 'singel_device'; did you mean 'single_device'? known: auto, ddp, ddp_sharded, dp, "
-      "single_device");
+      "--strategy: unknown strategy 'singel_device'; did you mean 'single_device'? known: auto, ddp, ddp_sharded, "
+      "delayed_update, dp, single_device, zero_offload");
 }
 
 TEST(CommandLine, SettingsOfAStrategyAreFlags) {
@@ -111,7 +111,8 @@ TEST(CommandLine, HelpListsEveryFieldWithItsDefault) {
   const std::string help = ::testing::internal::GetCapturedStdout();
   EXPECT_THAT(help, HasSubstr("Usage: program"));
   EXPECT_THAT(help, HasSubstr("--lr NUMBER=0.5"));
-  EXPECT_THAT(help, HasSubstr("how to train (auto, ddp, ddp_sharded, dp, single_device)"));
+  EXPECT_THAT(help,
+              HasSubstr("how to train (auto, ddp, ddp_sharded, delayed_update, dp, single_device, zero_offload)"));
 }
 
 struct Outcome {

@@ -209,7 +209,7 @@ def pauses(rng):
 
     def act(run):
         pid = run.wait_for_pid(victim)
-        run.wait_for_note("fault")
+        run.check(run.wait_until(lambda: state_of(pid) == "T", START_S), "the victim does not stop")
         time.sleep(1.5)
         os.kill(pid, signal.SIGCONT)
     return Plan(flags(devices, "stop", place, victim, draw_after(rng, place)), [0], [[]], act=act, fault="none")
@@ -540,7 +540,7 @@ class Run:
         try:
             seconds = self.wait_for_end()
             self.check_ends()
-        except WentWrong as error:
+        except (WentWrong, OSError) as error:
             self.wrong.append(str(error))
         self.finish()
         if self.wrong:

@@ -71,6 +71,31 @@ TEST(DdpShardedTest, EachMicroBatchIsTheSameSumInAnotherOrder) {
   });
 }
 
+thread_local int64_t t_rank = 0;
+
+struct LeavesOneOut : Net<optim::SGD> {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor loss = Net::training_step(batch, batch_idx);
+    return t_rank == 1 && batch_idx == 1 ? at::Tensor() : loss;
+  }
+};
+
+// One rank has no gradients for a batch, while the other has so many buckets of them that it waits for the first ones.
+TEST(DdpShardedTest, ARankWithoutALossDoesNotKeepOthersWaiting) {
+  const Case c{.name = "leaves", .bucket_mib = 0.0001};
+  run_ranks(2, [&](World& world) {
+    t_rank = world.rank();
+    const at::Tensor expected = train<LeavesOneOut>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
+    EXPECT_TRUE(train<LeavesOneOut>(world, c, DdpSharded{.bucket_cap_mib = c.bucket_mib}).equal(expected));
+  });
+}
+
+TEST(DdpShardedTest, StageOneShardsTheStateAlone) {
+  for (const Case& c : {Case{.name = "plain"}, Case{.name = "accumulating", .accumulate = 2, .clip = 0.05}}) {
+    expect_equal_to_ddp<Net<optim::AdamW>>(2, c, {.stage = 1});
+  }
+}
+
 TEST(DdpShardedTest, MoreRanksThanElementsOfABucketWork) {
   struct Scalar : Module {
     at::Tensor weight = register_parameter("weight", torch::ones({1}));
@@ -159,6 +184,45 @@ TEST(PiecesIn, CoverEveryElementOnceForAnyNumberOfRanks) {
       for (const at::Tensor& count : counts) EXPECT_TRUE(count.eq(1).all().item<bool>());
     }
   }
+}
+
+// The same states, by the parameters of another module.
+OptimizerShard::States renamed(const OptimizerShard::States& states, const TinyModule& from, const TinyModule& to) {
+  OptimizerShard::States found;
+  for (size_t i = 0; i < from.parameters().size(); ++i) {
+    found[to.parameters()[i].unsafeGetTensorImpl()] = states.at(from.parameters()[i].unsafeGetTensorImpl());
+  }
+  return found;
+}
+
+void step(const TinyModule& net, const Optimizers& optimizers) {
+  for (const at::Tensor& param : net.parameters()) param.mutable_grad() = param.detach().cos();
+  optimizers[0].step();
+}
+
+// State of an optimizer of whole parameters, cut for 2 ranks, put together and given to another one of whole
+// parameters.
+TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
+  TinyModule net;
+  const Optimizers optimizers = net.configure_optimizers();
+  for (int i = 0; i < 3; ++i) step(net, optimizers);
+  const auto saved = OptimizerShard::states_of(optimizers);
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& param : net.parameters()) weights.push_back(param.detach().clone());
+  step(net, optimizers);
+  run_ranks(2, [&](World& world) {
+    TinyModule sharded, whole;
+    const Optimizers theirs = sharded.configure_optimizers(), ours = whole.configure_optimizers();
+    {
+      const FlatParameters flat(sharded, theirs, {.world_size = 2});
+      OptimizerShard shard(flat, theirs, {.rank = world.rank(), .world_size = 2});
+      shard.set_all(renamed(saved, net, sharded));
+      OptimizerShard::set_states(ours, renamed(shard.gather_all(world.data()), sharded, whole));
+    }
+    for (size_t i = 0; i < weights.size(); ++i) at::Tensor(whole.parameters()[i]).set_data(weights[i].clone());
+    step(whole, ours);
+    for (size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(whole.parameters()[i].equal(net.parameters()[i])) << i;
+  });
 }
 
 // State of 2 ranks, put together and cut again for 3, and for one.

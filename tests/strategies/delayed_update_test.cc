@@ -31,7 +31,8 @@ TEST(DelayedUpdateTest, IsItsBaseBitForBitWhileItWarmsUp) {
   for (const std::string& base : kBases) {
     for (const int64_t world_size : {1, 2}) {
       if (base == "single_device" && world_size > 1) continue;
-      for (const Case& c : {Case{}, Case{.accumulate = 2, .clip = 0.05}, Case{.precision = "bf16-true"}}) {
+      for (const Case& c : {Case{}, Case{.accumulate = 2, .clip = 0.05}, Case{.precision = "bf16-true"},
+                            Case{.accumulate = 2, .precision = "bf16-true"}}) {
         run_ranks(world_size, [&](World& world) {
           const at::Tensor expected = train<Net<optim::AdamW>>(world, c, base);
           const DelayedUpdate delayed{.base = base, .warmup_steps = 1000, .reduce = "each_micro_batch"};
@@ -143,6 +144,9 @@ TEST(DelayedUpdateTest, RanksHaveTheSameParametersWhateverTheBase) {
   for (const std::string base : {"ddp", "ddp_sharded", "zero_offload"}) {
     run_ranks(2, [&](World& world) {
       const at::Tensor got = train<Net<optim::AdamW>>(world, {.clip = 0.05}, DelayedUpdate{.base = base});
+      const at::Tensor of_rank_0 = got.clone();
+      world.data().broadcast(of_rank_0, 0).wait();
+      EXPECT_TRUE(got.equal(of_rank_0)) << base << ", rank " << world.rank();
       if (world.rank() > 0) return;
       if (!expected.defined()) expected = got;
       EXPECT_TRUE(got.equal(expected)) << base;

@@ -101,13 +101,13 @@ TEST(ZeroOffload, BadInputIsRefused) {
 
 TEST(HostArenaTest, RefusesMoreThanThereIs) {
   constexpr int64_t kTebibyte = int64_t{1} << 40;
-  EXPECT_THAT(message_of<UsageError>([] { HostArena(512 * kTebibyte, /*pinned=*/false); }),
+  EXPECT_THAT(message_of<UsageError>([] { HostArena(512 * kTebibyte); }),
               HasSubstr("needs 524288.00 GiB of host memory, but "));
   EXPECT_GT(HostArena::available_bytes(), 0);
 }
 
 TEST(HostArenaTest, GivesAlignedZerosUntilItIsUsedUp) {
-  HostArena arena(HostArena::bytes_for(3, at::kFloat) + HostArena::bytes_for(100, at::kBFloat16), /*pinned=*/false);
+  HostArena arena(HostArena::bytes_for(3, at::kFloat) + HostArena::bytes_for(100, at::kBFloat16));
   const at::Tensor first = arena.take(3, at::kFloat), second = arena.take(100, at::kBFloat16);
   EXPECT_TRUE(first.eq(0).all().item<bool>());
   EXPECT_EQ(reinterpret_cast<uintptr_t>(second.data_ptr()) % 64, 0);

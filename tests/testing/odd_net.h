@@ -21,24 +21,28 @@ inline at::Tensor flat_weights(const torch::nn::Module& module) {
 // Odd sizes, two groups, a parameter without a part in the loss, one that is frozen for the first epoch.
 template <class Optimizer>
 struct Net : TinyModule {
-  torch::nn::Linear unused{nullptr}, thawing{nullptr};
+  torch::nn::Linear unused{nullptr}, thawing{nullptr}, wide{nullptr};
   Net() {
     unused = register_module("unused", torch::nn::Linear(3, 5));
     thawing = register_module("thawing", torch::nn::Linear(4, 4));
     thawing->weight.set_requires_grad(false);
+    wide = register_module("wide", torch::nn::Linear(7, 100));
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
     const c10::NoGradGuard no_grad;
     for (const auto& parameter : parameters()) parameter.normal_(0, 0.5, generator);
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-    return TinyModule::training_step({{"x", thawing->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+    const at::Tensor loss =
+        TinyModule::training_step({{"x", thawing->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+    return loss + wide->weight.square().mean();
   }
   void on_train_epoch_start() override {
     if (current_epoch() == 1) thawing->weight.set_requires_grad(true);
+    out->bias.set_requires_grad(current_epoch() != 1);  // its state waits for an epoch
   }
   Optimizers configure_optimizers() override {
     return Optimizer(
-        std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, unused->weight, unused->bias}},
+        std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, unused->weight, unused->bias, wide->weight}},
                                 {.params = {out->weight, out->bias, thawing->weight, thawing->bias}, .lr = 3e-3}},
         {.lr = 1e-2});
   }
