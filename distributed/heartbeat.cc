@@ -16,7 +16,7 @@ namespace fulgur {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-constexpr std::chrono::milliseconds kSilence{1200};  // that a machine under load may not explain
+constexpr std::chrono::milliseconds kSilence{800};  // two intervals, at least
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
 
