@@ -24,15 +24,24 @@ def overlap(ones, others):
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in ones for b in others)
 
 
+def measured(file, name, covers):
+    """Seconds of the spans of a name, and those of them under the spans that cover."""
+    events = [event for event in json.loads(pathlib.Path(file).read_text()) if event["ph"] == "X"]
+    spans_of = lambda names: merged((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in names)
+    spans = spans_of([name])
+    return sum(end - begin for begin, end in spans) / 1e6, overlap(spans, spans_of(covers)) / 1e6
+
+
+def hidden_share(file, name, covers):
+    total, hidden = measured(file, name, covers)
+    return hidden / total if total else None
+
+
 def main():
     folder, name, *covers = sys.argv[1:]
     for file in sorted(pathlib.Path(folder).glob("rank-*.json")):
-        events = [event for event in json.loads(file.read_text()) if event["ph"] == "X"]
-        spans_of = lambda names: merged((e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in names)
-        spans = spans_of([name])
-        total = sum(end - begin for begin, end in spans)
-        hidden = overlap(spans, spans_of(covers))
-        print(f"{file.stem}: {total / 1e3:.1f} ms of {name}, {hidden / total if total else 0:.1%} of it under {', '.join(covers)}")
+        total, hidden = measured(file, name, covers)
+        print(f"{file.stem}: {total * 1e3:.1f} ms of {name}, {hidden / total if total else 0:.1%} of it under {', '.join(covers)}")
 
 
 if __name__ == "__main__":

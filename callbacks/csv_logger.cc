@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <fstream>
 #include <stdexcept>
 #include <system_error>
@@ -23,6 +24,25 @@ std::string csv_cell(const std::string& text) {
   return quoted + '"';
 }
 
+// The cells of a line that csv_cell has written.
+std::vector<std::string> split(const std::string& line) {
+  std::vector<std::string> cells(1);
+  bool quoted = false, just_closed = false;
+  for (const char c : line) {
+    if (c == '"') {  // two of them are one: the second opens again
+      if (!quoted && just_closed) cells.back() += c;
+      just_closed = quoted;
+      quoted = !quoted;
+    } else if (c == ',' && !quoted) {
+      just_closed = false;
+      cells.emplace_back();
+    } else {
+      cells.back() += c;
+    }
+  }
+  return cells;
+}
+
 void write(const std::filesystem::path& file, std::ios::openmode mode, const std::string& text) {
   std::ofstream stream(file, mode | std::ios::binary);
   stream << text << std::flush;
@@ -38,8 +58,16 @@ CSVLogger::CSVLogger(Options options) : options_(std::move(options)) {}
 
 std::shared_ptr<CSVLogger> CSVLogger::make(Options options) { return std::make_shared<CSVLogger>(std::move(options)); }
 
-void CSVLogger::setup(TrainerControl&, EntryPoint) {
+void CSVLogger::setup(TrainerControl&, EntryPoint entry_point) {
   starts_row_ = true;
+  if (entry_point != EntryPoint::fit) check_new();  // fit may go on in it
+}
+
+void CSVLogger::on_fit_start(TrainerControl&) {
+  if (!resumed_rows_) check_new();
+}
+
+void CSVLogger::check_new() const {
   if (!rows_.empty() || options_.file.empty()) return;
   if (std::filesystem::exists(options_.file)) {
     throw SetupError(fmt::format("CSVLogger: '{}' exists and would be overwritten; move it away, or name another file",
@@ -48,8 +76,51 @@ void CSVLogger::setup(TrainerControl&, EntryPoint) {
   if (options_.file.has_parent_path()) std::filesystem::create_directories(options_.file.parent_path());
 }
 
+State CSVLogger::state() const {
+  State state;
+  state.set("num_rows", static_cast<int64_t>(rows_.size()));
+  state.set("file", options_.file.filename().string());
+  return state;
+}
+
+void CSVLogger::load_state(const State& state) {
+  if (!rows_.empty()) return;
+  resumed_rows_ = static_cast<size_t>(state.get<int64_t>("num_rows"));
+  resumed_name_ = state.get<std::string>("file");
+}
+
+// Before the first row.
+void CSVLogger::choose_file(TrainerControl& trainer) {
+  const std::filesystem::path folder = options_.file.empty() ? trainer.run_dir() : std::filesystem::path();
+  if (options_.file.empty()) options_.file = folder / (resumed_name_.empty() ? "metrics.csv" : resumed_name_);
+  if (const auto num_rows = std::exchange(resumed_rows_, std::nullopt)) return read_rows(*num_rows);
+  for (int version = 1; !folder.empty() && std::filesystem::exists(options_.file); ++version) {
+    options_.file = folder / fmt::format("metrics-v{}.csv", version);
+  }
+}
+
+// What a run wrote after it was saved comes again.
+void CSVLogger::read_rows(size_t num_rows) {
+  std::ifstream stream(options_.file);
+  std::string line;
+  if (!std::getline(stream, line)) return;
+  const std::vector<std::string> names = split(line);
+  while (rows_.size() < num_rows && std::getline(stream, line)) {
+    const std::vector<std::string> cells = split(line);
+    if (cells.size() != names.size() || cells.size() < 2) break;  // not ours
+    Row row{std::atoll(cells[0].c_str()), std::atoll(cells[1].c_str()), {}};
+    for (size_t i = 2; i < cells.size(); ++i) {
+      if (!cells[i].empty()) row.metrics[names[i]] = std::strtod(cells[i].c_str(), nullptr);
+    }
+    add_columns(row.metrics);
+    rows_.push_back(std::move(row));
+  }
+  starts_row_ = rows_.empty();
+  write_all();
+}
+
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
-  if (options_.file.empty()) options_.file = trainer.run_dir() / "metrics.csv";
+  if (rows_.empty()) choose_file(trainer);
   Metrics columns = metrics;
   int64_t epoch = trainer.state().epoch;
   if (const auto own_epoch = columns.extract("epoch")) epoch = static_cast<int64_t>(own_epoch.mapped());

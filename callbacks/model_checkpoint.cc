@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <ranges>
 #include <utility>
@@ -76,12 +77,6 @@ std::string format_filename(std::string_view pattern, const FilenameValues& valu
   return name;
 }
 
-fs::path unused(const fs::path& wanted) {
-  fs::path path = wanted;
-  for (int version = 1; fs::exists(path); ++version) path = fmt::format("{}-v{}", wanted.string(), version);
-  return path;
-}
-
 }  // namespace
 
 void ModelCheckpointOptions::describe(FieldVisitor& visit) {
@@ -90,12 +85,22 @@ void ModelCheckpointOptions::describe(FieldVisitor& visit) {
   visit({.name = "mode", .help = "which value of it is better", .choices = {"min", "max"}}, &mode);
   visit({.name = "save_top_k", .help = "how many to keep; -1: all", .min = -1}, &save_top_k);
   visit({.name = "every_n_epochs", .help = "epochs from one save to the next", .min = 1}, &every_n_epochs);
+  visit({.name = "every_n_train_steps", .help = "steps from one save to the next; 0: at ends of epochs", .min = 0},
+        &every_n_train_steps);
+  visit({.name = "save_weights_only", .help = "leave out what a run needs to go on"}, &save_weights_only);
+  visit({.name = "async", .help = "write checkpoints beside the training"}, &async);
 }
 
 ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
   check_fields("ModelCheckpoint", options_);
   format_filename(options_.filename, {.epoch = 0, .step = 0, .metrics = nullptr});
   options_.mode = canonical_name(options_.mode);
+  if (options_.filename == "last" || options_.filename == "best") {
+    throw UsageError(
+        fmt::format("ModelCheckpoint: filename = '{}' is the name of a link that points to a checkpoint; "
+                    "choose another",
+                    options_.filename));
+  }
   if (options_.monitor.empty() && options_.save_top_k > 1) {
     throw UsageError(
         fmt::format("ModelCheckpoint: save_top_k = {} needs a monitor that tells which are best; set it, or "
@@ -108,23 +113,77 @@ std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(Options options) {
   return std::make_shared<ModelCheckpoint>(std::move(options));
 }
 
-void ModelCheckpoint::on_fit_start(TrainerControl&) { saved_.clear(); }
+void ModelCheckpoint::setup(TrainerControl&, EntryPoint entry_point) {
+  if (entry_point != EntryPoint::fit) return;
+  saved_.clear();
+  validated_ = false;
+  last_step_ = 0;
+}
 
-void ModelCheckpoint::on_train_epoch_start(TrainerControl&) { validated_ = false; }
+void ModelCheckpoint::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
+  const int64_t step = trainer.state().global_step;
+  if (options_.every_n_train_steps == 0 || step == last_step_ || step % options_.every_n_train_steps != 0) return;
+  last_step_ = step;
+  save(trainer);
+}
 
-void ModelCheckpoint::on_validation_end(TrainerControl& trainer) { validated_ = !trainer.state().sanity_checking; }
+void ModelCheckpoint::on_validation_end(TrainerControl& trainer) { validated_ |= !trainer.state().sanity_checking; }
 
 void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   const RunState& state = trainer.state();
-  const bool due = (state.epoch + 1) % options_.every_n_epochs == 0;
-  if (options_.save_top_k == 0 || !due || (state.has_validation && !validated_)) return;
+  const bool validated = std::exchange(validated_, false);
+  const bool due = options_.every_n_train_steps == 0 && (state.epoch + 1) % options_.every_n_epochs == 0;
+  if (due && (validated || !state.has_validation)) save(trainer);
+}
+
+void ModelCheckpoint::save(TrainerControl& trainer) {
+  if (options_.save_top_k == 0) return;
   const double new_score = score(trainer);
   if (!worth_saving(new_score)) return;
-  const Saved saved{path_for(trainer), new_score};
-  trainer.save_checkpoint(saved.path);
+  const Saved saved{path_for(trainer), new_score, false};
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
+  const bool is_best = place == saved_.begin();
   saved_.insert(place, saved);
-  remove_surplus(trainer);
+  SaveOptions how{.weights_only = options_.save_weights_only, .async = options_.async, .links = {"last"}};
+  if (is_best && !options_.monitor.empty()) how.links.emplace_back("best");
+  trainer.save_checkpoint(saved.path, how);
+}
+
+// An older one goes only when there are enough that are whole.
+void ModelCheckpoint::on_checkpoint_saved(TrainerControl& trainer, const fs::path& folder) {
+  for (Saved& saved : saved_) saved.whole |= saved.path == folder;
+  while (options_.save_top_k > 0 && std::ranges::count(saved_, true, &Saved::whole) > options_.save_top_k) {
+    const auto worst = std::ranges::find(saved_.rbegin(), saved_.rend(), true, &Saved::whole);
+    trainer.remove_checkpoint(worst->path);
+    saved_.erase(std::next(worst).base());
+  }
+}
+
+State ModelCheckpoint::state() const {
+  State state;
+  state.set("validated", validated_);
+  state.set("last_step", last_step_);
+  state.set("num_saved", static_cast<int64_t>(saved_.size()));
+  for (size_t i = 0; i < saved_.size(); ++i) {
+    state.set(fmt::format("saved/{}/path", i), saved_[i].path.string());
+    state.set(fmt::format("saved/{}/score", i), saved_[i].score);
+  }
+  return state;
+}
+
+// Those that are still there.
+void ModelCheckpoint::load_state(const State& state) {
+  validated_ = state.get<bool>("validated");
+  last_step_ = state.get<int64_t>("last_step");
+  saved_.clear();
+  for (int64_t i = 0; i < state.get<int64_t>("num_saved"); ++i) {
+    const fs::path path = state.get<std::string>(fmt::format("saved/{}/path", i));
+    if (fs::exists(path)) saved_.push_back({path, state.get<double>(fmt::format("saved/{}/score", i)), true});
+  }
+}
+
+fs::path ModelCheckpoint::folder(TrainerControl& trainer) const {
+  return fs::absolute(options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath);
 }
 
 bool ModelCheckpoint::better(double a, double b) const {
@@ -142,27 +201,26 @@ double ModelCheckpoint::score(TrainerControl& trainer) const {
 }
 
 bool ModelCheckpoint::worth_saving(double score) const {
-  const auto limit = static_cast<size_t>(options_.save_top_k);  // -1: no limit
-  return saved_.size() < limit || better(score, saved_.back().score);
+  const auto limit = static_cast<size_t>(options_.save_top_k);             // -1: no limit
+  return saved_.size() < limit || better(score, saved_[limit - 1].score);  // those behind are about to be removed
 }
 
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
-  const fs::path folder = options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath;
   const Metrics metrics = trainer.metrics().callback_metrics();
   const RunState& state = trainer.state();
-  return unused(folder / format_filename(options_.filename,
-                                         {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics}));
-}
-
-void ModelCheckpoint::remove_surplus(const TrainerControl& trainer) {
-  while (options_.save_top_k > 0 && saved_.size() > static_cast<size_t>(options_.save_top_k)) {
-    if (trainer.is_global_zero()) fs::remove_all(saved_.back().path);
-    saved_.pop_back();
-  }
+  const fs::path wanted =
+      folder(trainer) /
+      format_filename(options_.filename, {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics});
+  const auto is_taken = [&](const fs::path& path) {
+    return fs::exists(path) || std::ranges::count(saved_, path, &Saved::path);
+  };
+  fs::path path = wanted;
+  for (int version = 1; is_taken(path); ++version) path = fmt::format("{}-v{}", wanted.string(), version);
+  return path;
 }
 
 const ModelCheckpoint::Saved& ModelCheckpoint::best() const {
-  static const Saved kNone{{}, kNan};
+  static const Saved kNone{{}, kNan, false};
   return saved_.empty() ? kNone : saved_.front();
 }
 

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -17,30 +19,67 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void fail(std::string_view action, const fs::path& path, int error) {
+// Fits in a core's L2 cache: what the hash has read, the copy into the page cache need not fetch again.
+constexpr size_t kChunkBytes = 256 << 10;
+
+// So much is written before the disk is told to begin with it, instead of with all at the end.
+constexpr int64_t kWriteBackBytes = 4 << 20;
+
+// An open file, closed at the end of the scope.
+class Descriptor {
+ public:
+  Descriptor(const fs::path& path, int flags) : number_(::open(path.c_str(), flags | O_CLOEXEC)) {
+    if (number_ < 0) throw_system_error("open", path, errno);
+  }
+  ~Descriptor() { ::close(number_); }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int number() const { return number_; }
+
+ private:
+  int number_;
+};
+
+// At most `num_bytes` from where the last call ended; 0 at the end of the file.
+size_t read_some(const Descriptor& file, const fs::path& path, char* data, size_t num_bytes) {
+  while (true) {
+    const ssize_t count = ::read(file.number(), data, num_bytes);
+    if (count >= 0) return static_cast<size_t>(count);
+    if (errno != EINTR) throw_system_error("read", path, errno);
+  }
+}
+
+class Hash {
+ public:
+  Hash() { XXH3_64bits_reset(&state_); }
+  void update(std::string_view bytes) { XXH3_64bits_update(&state_, bytes.data(), bytes.size()); }
+  uint64_t value() const { return XXH3_64bits_digest(&state_); }
+
+ private:
+  XXH3_state_t state_;
+};
+
+}  // namespace
+
+void throw_system_error(std::string_view action, const fs::path& path, int error) {
   throw CheckpointError(
       fmt::format("cannot {} '{}': {}", action, path.string(), std::generic_category().message(error)));
 }
 
-void sync_folder(const fs::path& folder) {
-  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) fail("open", folder, errno);
-  const int error = ::fsync(descriptor) == 0 ? 0 : errno;
-  ::close(descriptor);
-  if (error != 0) fail("sync", folder, error);
-}
-
-void make_folders(const fs::path& folder) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) fail("make the folder", folder, error.value());
-}
-
-}  // namespace
+struct FileWriter::Buffer {
+  Hash hash;
+  int64_t num_bytes = 0;      // written through so far
+  int64_t write_back_at = 0;  // of these, what the disk was told of
+  size_t used = 0;
+  std::array<char, kChunkBytes> gathered;
+};
 
 FileWriter::FileWriter(fs::path path)
-    : path_(std::move(path)), descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)) {
-  if (descriptor_ < 0) fail("create", path_, errno);
+    : path_(std::move(path)),
+      descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)),
+      buffer_(std::make_unique<Buffer>()) {
+  if (descriptor_ < 0) throw_system_error("create", path_, errno);
 }
 
 FileWriter::~FileWriter() {
@@ -48,39 +87,102 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::write(const void* data, size_t num_bytes) {
-  const char* position = static_cast<const char*>(data);
-  while (num_bytes > 0) {
-    const ssize_t written = ::write(descriptor_, position, num_bytes);
+  Buffer& buffer = *buffer_;
+  std::string_view bytes(static_cast<const char*>(data), num_bytes);
+  if (buffer.used + bytes.size() > kChunkBytes) {
+    write_through({buffer.gathered.data(), std::exchange(buffer.used, 0)});
+    while (bytes.size() > kChunkBytes) {
+      write_through(bytes.substr(0, kChunkBytes));
+      bytes.remove_prefix(kChunkBytes);
+    }
+  }
+  std::copy(bytes.begin(), bytes.end(), buffer.gathered.begin() + static_cast<ptrdiff_t>(buffer.used));
+  buffer.used += bytes.size();
+}
+
+void FileWriter::write_through(std::string_view bytes) {
+  buffer_->hash.update(bytes);
+  buffer_->num_bytes += static_cast<int64_t>(bytes.size());
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail("write", path_, errno);
-    position += written;
-    num_bytes -= static_cast<size_t>(written);
+    if (written < 0) throw_system_error("write", path_, errno);
+    bytes.remove_prefix(static_cast<size_t>(written));
   }
+  const int64_t waiting = buffer_->num_bytes - buffer_->write_back_at;
+  if (waiting < kWriteBackBytes) return;
+  ::sync_file_range(descriptor_, std::exchange(buffer_->write_back_at, buffer_->num_bytes), waiting,
+                    SYNC_FILE_RANGE_WRITE);  // only a hint: fsync() is what counts
 }
 
-void FileWriter::sync_and_close() {
-  if (::fsync(descriptor_) != 0) fail("sync", path_, errno);
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail("close", path_, errno);
+FileDigest FileWriter::sync_and_close() {
+  write_through({buffer_->gathered.data(), std::exchange(buffer_->used, 0)});
+  if (::fsync(descriptor_) != 0) throw_system_error("sync", path_, errno);
+  if (::close(std::exchange(descriptor_, -1)) != 0) throw_system_error("close", path_, errno);
+  return {buffer_->num_bytes, buffer_->hash.value()};
 }
 
-void create_folder_atomically(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {
-  const fs::path target = fs::absolute(folder).lexically_normal();
-  const fs::path parent = target.has_filename() ? target.parent_path() : target.parent_path().parent_path();
-  if (fs::exists(target)) fail("make the folder", target, EEXIST);
-  make_folders(parent);
-  const fs::path temporary = parent / fmt::format(".{}.tmp-{}", target.filename().string(), ::getpid());
-  fs::remove_all(temporary);  // left by an interrupted process of the same number
-  make_folders(temporary);
-  try {
-    fill(temporary);
-    sync_folder(temporary);
-    if (::rename(temporary.c_str(), target.c_str()) != 0) fail("rename to", target, errno);
-    sync_folder(parent);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    throw;
+FileDigest write_file(const fs::path& path, std::string_view bytes) {
+  FileWriter file(path);
+  file.write(bytes.data(), bytes.size());
+  return file.sync_and_close();
+}
+
+FileDigest digest_of(const fs::path& path) {
+  const Descriptor file(path, O_RDONLY);
+  const auto buffer = std::make_unique<char[]>(kChunkBytes);
+  Hash hash;
+  int64_t num_bytes = 0;
+  while (const size_t count = read_some(file, path, buffer.get(), kChunkBytes)) {
+    hash.update({buffer.get(), count});
+    num_bytes += static_cast<int64_t>(count);
   }
+  return {num_bytes, hash.value()};
+}
+
+FileDigest digest_of_bytes(std::string_view bytes) {
+  return {static_cast<int64_t>(bytes.size()), XXH3_64bits(bytes.data(), bytes.size())};
+}
+
+std::string read_text_file(const fs::path& path, int64_t max_bytes) {
+  const Descriptor file(path, O_RDONLY);
+  struct stat status{};
+  if (::fstat(file.number(), &status) != 0) throw_system_error("look at", path, errno);
+  if (!S_ISREG(status.st_mode)) throw CheckpointError(fmt::format("'{}' is not a file", path.string()));
+  if (status.st_size > max_bytes) {
+    throw CheckpointError(fmt::format("'{}' has {} bytes; such a file has at most {}", path.string(),
+                                      static_cast<int64_t>(status.st_size), max_bytes));
+  }
+  std::string text(static_cast<size_t>(status.st_size), '\0');
+  size_t filled = 0;
+  while (filled < text.size()) {
+    const size_t count = read_some(file, path, text.data() + filled, text.size() - filled);
+    if (count == 0) break;
+    filled += count;
+  }
+  text.resize(filled);
+  return text;
+}
+
+void make_folders(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw_system_error("make the folder", folder, error.value());
+}
+
+std::vector<fs::path> list_folder(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); entry != fs::directory_iterator(); entry.increment(error)) {
+    entries.push_back(entry->path());
+  }
+  if (error) throw_system_error("list", folder, error.value());
+  return entries;
+}
+
+void sync_folder(const fs::path& folder) {
+  const Descriptor descriptor(folder, O_RDONLY | O_DIRECTORY);
+  if (::fsync(descriptor.number()) != 0) throw_system_error("sync", folder, errno);
 }
 
 }  // namespace fulgur

@@ -1,13 +1,25 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace fulgur {
 
-// A new file, written from start to end. Every failure is a CheckpointError that names the path and the system's
-// reason.
+// Every failure in this file is a CheckpointError that names the path and the system's reason.
+
+// What a file must have, so that it is the one that was written.
+struct FileDigest {
+  int64_t num_bytes = 0;
+  uint64_t xxh3 = 0;  // XXH3_64bits of all bytes, seed 0; https://github.com/Cyan4973/xxHash
+  bool operator==(const FileDigest&) const = default;
+};
+
+// A new file, written from start to end. Small pieces are gathered; size and hash are taken on the way.
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);  // fails if the file exists
@@ -16,17 +28,32 @@ class FileWriter {
   FileWriter& operator=(const FileWriter&) = delete;
 
   void write(const void* data, size_t num_bytes);
-  void sync_and_close();
+  FileDigest sync_and_close();  // once everything is on the disk
 
  private:
+  struct Buffer;
+
+  void write_through(std::string_view bytes);
+
   std::filesystem::path path_;
   int descriptor_;
+  std::unique_ptr<Buffer> buffer_;
 };
 
-// Makes `folder` appear whole or not at all, whenever the process or the machine stops: `fill` writes into a temporary
-// folder beside it, which is synced and renamed. The files that `fill` writes must be synced by it. Parent folders are
-// made. Throws CheckpointError if `folder` exists; if `fill` throws, the temporary folder is removed.
-void create_folder_atomically(const std::filesystem::path& folder,
-                              const std::function<void(const std::filesystem::path& temporary)>& fill);
+// A new file with these bytes, synced. The folder that it is in is not.
+FileDigest write_file(const std::filesystem::path& path, std::string_view bytes);
+
+FileDigest digest_of(const std::filesystem::path& path);  // reads the whole file
+FileDigest digest_of_bytes(std::string_view bytes);       // of a file that has these
+
+// The whole file; one above `max_bytes` is refused before there is room made for it.
+std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes);
+
+void make_folders(const std::filesystem::path& folder);  // and its parents; fine if it is there
+std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder);
+void sync_folder(const std::filesystem::path& folder);  // so that its entries survive a power cut
+
+// Throws the CheckpointError: "cannot <action> '<path>': <what the system says of errno `error`>".
+[[noreturn]] void throw_system_error(std::string_view action, const std::filesystem::path& path, int error);
 
 }  // namespace fulgur

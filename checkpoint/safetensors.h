@@ -2,20 +2,67 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "checkpoint/file_system.h"
+#include "checkpoint/safetensors_header.h"
 
 namespace fulgur {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Writes `tensors`, in this order, as a safetensors file and syncs it to disk. Each is made contiguous and brought to
-// the host one at a time. Throws CheckpointError if the file cannot be written or a dtype or name cannot be expressed.
+// Writes `tensors` as a safetensors file and syncs it to disk: those with the largest elements first, so that all are
+// aligned, otherwise in this order. Each is made contiguous and brought to the host one at a time. Throws
+// CheckpointError if the file cannot be written or a dtype or name cannot be expressed.
 // Source: https://github.com/huggingface/safetensors, "Format".
-void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+FileDigest write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
+                             const std::map<std::string, std::string>& metadata = {});
+
+// The name of a dtype in safetensors files: "F32" for at::kFloat. Throws CheckpointError if there is none.
+std::string_view safetensors_dtype(at::ScalarType dtype);
+
+// A safetensors file, mapped into memory: what is not asked for is not read. The file must not be changed or cut while
+// this or a tensor of it lives; renaming or deleting it is fine. const methods may be called from several threads.
+// Errors: CheckpointError that names file, tensor and reason.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(std::filesystem::path path);  // checks the whole header: parse_safetensors_header()
+
+  const std::filesystem::path& path() const { return path_; }
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  // in the order of their bytes
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
+
+  // On the CPU, a view of the mapping, which lives as long as it does; a copy where the file's bytes are not aligned.
+  // Writing to it never changes the file. Throws if there is none of that name, or its dtype is unknown.
+  at::Tensor tensor(std::string_view name) const;
+
+  // Elements [begin, end) of the tensor as it lies in the file, row by row: 1-d, otherwise as tensor().
+  at::Tensor elements(std::string_view name, int64_t begin, int64_t end) const;
+
+  // Of the whole file, as it is mapped: reads all of it, twice as fast as digest_of(), which copies. A tensor that was
+  // written to changes it.
+  FileDigest digest() const;
+
+ private:
+  class Mapping;
+
+  const SafetensorsEntry& entry(std::string_view name) const;
+  at::Tensor view(const SafetensorsEntry& entry, int64_t first_byte, c10::IntArrayRef shape) const;
+  [[noreturn]] void fail(std::string_view name, std::string_view reason) const;
+
+  std::filesystem::path path_;
+  std::shared_ptr<Mapping> mapping_;
+  SafetensorsHeader header_;
+  std::map<std::string, size_t, std::less<>> index_;  // of each name in the entries
+};
 
 }  // namespace fulgur

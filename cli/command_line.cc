@@ -134,6 +134,8 @@ int exit_code_of(const std::function<void()>& body) {
     return 0;
   } catch (const UsageError& error) {
     return report(2, log_prefix(), error.what());
+  } catch (const InterruptedError& error) {
+    return report(error.exit_code, "", error.what());
   } catch (const DistributedError& error) {  // it names the ranks itself
     return report(error.exit_code, "", error.what());
   } catch (...) {

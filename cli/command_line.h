@@ -21,8 +21,9 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
 void enter_working_directory();
 
 // Runs `body`, waits for the other ranks if a Trainer has started some, and returns the exit code: 0; 2 after a
-// UsageError; that of the rank at fault after a DistributedError; 1 after any other exception, of whatever type. What
-// went wrong is printed to stderr, without a stack trace; with several ranks it says which one it comes from.
+// UsageError; 128 + the signal's number after an InterruptedError; that of the rank at fault after a DistributedError;
+// 1 after any other exception, of whatever type. What went wrong is printed to stderr, without a stack trace; with
+// several ranks it says which one it comes from.
 int exit_code_of(const std::function<void()>& body);
 
 // The whole of a main():

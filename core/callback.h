@@ -13,10 +13,18 @@
 #include "core/metric_log.h"
 #include "core/optimizer.h"
 #include "core/run_state.h"
+#include "core/state.h"
 
 namespace fulgur {
 
 class Module;
+
+struct SaveOptions {
+  bool weights_only = false;  // for inference or fine-tuning: no run can go on from it
+  bool async = false;         // training goes on once the state is copied; the rest is written beside it
+  std::vector<std::string>
+      links{};  // names beside the folder, such as "last", that are to point to it once it is there
+};
 
 // What a callback may see of a run and ask of it.
 class TrainerControl {
@@ -42,9 +50,15 @@ class TrainerControl {
   // Changes it, from the next epoch on, or in on_train_epoch_start from this one on. Throws UsageError if less than 1.
   virtual void set_accumulation(int64_t accumulate_grad_batches) = 0;
 
-  // Writes a checkpoint: a new folder that appears whole or not at all. Every rank calls it, and returns when it is
-  // written. Throws CheckpointError.
-  virtual void save_checkpoint(const std::filesystem::path& folder) = 0;
+  // Writes a checkpoint: a new folder that appears whole or not at all. Every rank calls it. Asked for in a hook of
+  // training or of its validation, it is written when the running optimizer step has ended, with its last hook and the
+  // validation that it brings (at the end of an epoch: after the epoch's last hook), so that a run that goes on from it
+  // does what this one does. on_checkpoint_saved says when it is there. Throws CheckpointError.
+  virtual void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) = 0;
+
+  // Removes one that fulgur has written, and nothing else that lies in its folder; not the one that the run went on
+  // from. Only rank 0 does something.
+  virtual void remove_checkpoint(const std::filesystem::path& folder) = 0;
 };
 
 // What on_train_batch_start decides.
@@ -116,6 +130,14 @@ class Callback {
   // Loggers: values of one step (every log_every_n_steps) or of an epoch that ended. `step` counts from 0 the training
   // batches that ended in an optimizer step.
   virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
+
+  // A checkpoint is whole and on disk.
+  virtual void on_checkpoint_saved(TrainerControl&, const std::filesystem::path& /*folder*/) {}
+
+  // What it keeps for a run that goes on from a checkpoint; load_state comes after setup, before on_fit_start. Of a
+  // callback that runs on every rank, rank 0's is kept for all.
+  virtual State state() const { return {}; }
+  virtual void load_state(const State&) {}
 
   // What was thrown; a stand-in for what is not a std::exception. The caller of fit gets it as it is.
   virtual void on_exception(TrainerControl&, const std::exception&) {}

@@ -25,6 +25,15 @@ struct CheckpointError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A signal ended a run: the running step was finished and, where there is a ModelCheckpoint, saved.
+struct InterruptedError : std::runtime_error {
+  InterruptedError(const std::string& message, int signal_number)
+      : std::runtime_error(message), signal(signal_number), exit_code(128 + signal_number) {}
+
+  int signal;
+  int exit_code;  // as a shell has it
+};
+
 // Ranks could not work together: one died, threw, hangs or cannot be reached. The message names it and what it was
 // doing.
 struct DistributedError : std::runtime_error {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/batch.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -36,6 +37,18 @@ class Loader {
 
   // Batches in an epoch; nullopt if that is not known in advance.
   virtual std::optional<int64_t> num_batches() const = 0;
+
+  // Goes on, just after begin_epoch, behind so many samples of this rank, as a resumed run does. A sample is what
+  // batch_size() counts.
+  virtual void skip(int64_t num_samples) {
+    for (; num_samples > 0 && next(); num_samples -= batch_size()) {
+    }
+  }
+  virtual int64_t batch_size() const { return 1; }
+
+  // What the order of samples depends on beside the epoch, such as a seed.
+  virtual State state() const { return {}; }
+  virtual void load_state(const State&) {}
 
   // From the next epoch on it hands out one rank's part, and num_batches() counts that. The Trainer says which. False:
   // it does not know how, and hands out everything.

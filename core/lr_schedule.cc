@@ -1,8 +1,12 @@
 #include "core/lr_schedule.h"
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <utility>
+
+#include "core/error.h"
 
 namespace fulgur {
 
@@ -17,6 +21,26 @@ void LRSchedule::step(std::optional<double> metric) {
   if (metric) config_.scheduler->observe(*metric);
   ++num_steps_;
   write_learning_rates();
+}
+
+State LRSchedule::state() const {
+  State state;
+  state.set("scheduler", std::string(config_.scheduler->name()));
+  state.set("num_steps", num_steps_);
+  for (size_t i = 0; i < initial_lrs_.size(); ++i) state.set(fmt::format("initial_lr/{}", i), initial_lrs_[i]);
+  state.set("state", config_.scheduler->state().dump());
+  return state;
+}
+
+void LRSchedule::load_state(const State& state) {
+  const auto& name = state.get<std::string>("scheduler");
+  if (name != config_.scheduler->name()) {
+    throw CheckpointError(fmt::format("the checkpoint has the state of a {}, but the scheduler is {} now", name,
+                                      config_.scheduler->name()));
+  }
+  for (size_t i = 0; i < initial_lrs_.size(); ++i) initial_lrs_[i] = state.get<double>(fmt::format("initial_lr/{}", i));
+  config_.scheduler->load_state(nlohmann::json::parse(state.get<std::string>("state")));
+  num_steps_ = state.get<int64_t>("num_steps");
 }
 
 void LRSchedule::write_learning_rates() {

@@ -6,6 +6,7 @@
 
 #include "core/lr_scheduler.h"
 #include "core/optimizer.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -21,6 +22,9 @@ class LRSchedule {
   const LRSchedulerConfig& config() const { return config_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   int64_t num_steps() const { return num_steps_; }  // taken
+
+  State state() const;
+  void load_state(const State& state);  // the learning rates are the optimizer's state
 
  private:
   void write_learning_rates();

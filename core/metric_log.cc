@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
 namespace fulgur {
@@ -94,6 +95,120 @@ void MetricLog::Entry::add_step_value(const Scalar& value, int64_t in_step) {
   }
 }
 
+void MetricLog::Scalar::save(State& state, const std::string& name) const {
+  device.defined() ? state.set(name, device) : state.set(name, host);
+}
+
+MetricLog::Scalar MetricLog::Scalar::saved(const State& state, const std::string& name) {
+  const auto value = state.values().find(name);
+  if (value != state.values().end() && std::holds_alternative<at::Tensor>(value->second)) {
+    return {.device = std::get<at::Tensor>(value->second)};
+  }
+  return {.host = state.get<double>(name)};
+}
+
+State MetricLog::Entry::state() const {
+  State state;
+  state.set("hook", std::string(hook));
+  state.set("name", name);
+  state.set("given_size", static_cast<int64_t>(given_size));
+  if (dataloader_idx) state.set("dataloader_idx", *dataloader_idx);
+  state.set("prog_bar", options.prog_bar);
+  state.set("logger", options.logger);
+  state.set("on_step", *options.on_step);
+  state.set("on_epoch", *options.on_epoch);
+  state.set("reduce_fx", static_cast<int64_t>(options.reduce_fx));
+  if (options.batch_size) state.set("batch_size", *options.batch_size);
+  state.set("sync_dist", options.sync_dist);
+  state.set("add_dataloader_idx", options.add_dataloader_idx);
+  state.set("step", step);
+  step_sum.save(state, "step_sum");
+  state.set("step_count", step_count);
+  reduced.save(state, "reduced");
+  state.set("weight", weight);
+  if (metrics.empty()) {
+    state.set_child("metric", resumed);
+    return state;
+  }
+  std::vector<MetricStates> by_replica;
+  for (const Metric* metric : metrics) by_replica.push_back(metric->states());
+  for (const MetricState& of_metric : combined(by_replica)) state.set("metric/" + of_metric.name, of_metric.value);
+  return state;
+}
+
+void MetricLog::Entry::load_state(const State& state) {
+  const auto optional = [&](std::string_view field) {
+    const auto* value = state.find<int64_t>(field);
+    return value == nullptr ? std::nullopt : std::optional(*value);
+  };
+  name = state.get<std::string>("name");
+  given_size = std::min(static_cast<size_t>(state.get<int64_t>("given_size")), name.size());
+  dataloader_idx = optional("dataloader_idx");
+  options = {.prog_bar = state.get<bool>("prog_bar"),
+             .logger = state.get<bool>("logger"),
+             .on_step = state.get<bool>("on_step"),
+             .on_epoch = state.get<bool>("on_epoch"),
+             .reduce_fx = static_cast<Reduction>(state.get<int64_t>("reduce_fx")),
+             .batch_size = optional("batch_size"),
+             .sync_dist = state.get<bool>("sync_dist"),
+             .add_dataloader_idx = state.get<bool>("add_dataloader_idx")};
+  step = state.get<int64_t>("step");
+  step_sum = Scalar::saved(state, "step_sum");
+  step_count = state.get<int64_t>("step_count");
+  reduced = Scalar::saved(state, "reduced");
+  weight = state.get<double>("weight");
+  resumed = state.child("metric");
+}
+
+void MetricLog::Entry::add_resumed_to(Metric& metric) {
+  if (resumed.empty()) return;
+  MetricStates since = metric.states(), before = since;
+  for (MetricState& of_metric : before) of_metric.value = resumed.get<at::Tensor>(of_metric.name);
+  metric.set_states(combined(std::array{before, since}));
+  resumed = {};
+}
+
+State MetricLog::state() const {
+  State state;
+  const auto add = [&](const std::string& what, const Metrics& metrics) {
+    for (const auto& [name, value] : metrics) state.set(fmt::format("{}/{}", what, name), value);
+  };
+  add("callback_metrics", callback_metrics_);
+  add("progress_bar_metrics", progress_bar_metrics_);
+  add("logged_metrics", logged_metrics_);
+  add("epoch_metrics", epoch_metrics_);
+  const Table& training = table(Stage::train);
+  state.set("step", training.step);
+  state.set("num_entries", static_cast<int64_t>(training.entries.size()));
+  for (size_t i = 0; i < training.entries.size(); ++i) {
+    state.set_child(fmt::format("entries/{}", i), training.entries[i].state());
+  }
+  return state;
+}
+
+void MetricLog::load_state(const State& state) {
+  const auto load = [&](const std::string& what, Metrics& metrics) {
+    metrics.clear();
+    const State saved = state.child(what);
+    for (const auto& [name, value] : saved.values()) metrics[name] = std::get<double>(value);
+  };
+  load("callback_metrics", callback_metrics_);
+  load("progress_bar_metrics", progress_bar_metrics_);
+  load("logged_metrics", logged_metrics_);
+  load("epoch_metrics", epoch_metrics_);
+  const auto* num_entries = state.find<int64_t>("num_entries");
+  if (num_entries == nullptr) return;  // metrics of ended epochs only
+  Table& training = table(Stage::train);
+  training.step = state.get<int64_t>("step");
+  training.entries.clear();
+  for (int64_t i = 0; i < *num_entries; ++i) {
+    const State saved = state.child(fmt::format("entries/{}", i));
+    Entry& entry = training.entries.emplace_back();
+    entry.load_state(saved);
+    entry.hook = *hook_names_.insert(saved.get<std::string>("hook")).first;
+  }
+}
+
 double MetricLog::Entry::metric_value(Ranks* ranks) const {
   std::vector<MetricStates> by_replica;
   for (const Metric* metric : metrics) by_replica.push_back(metric->states());
@@ -143,6 +258,7 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
       if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value().read();
     }
     if (!*entry.options.on_epoch) continue;
+    if (entry.metrics.empty() && !entry.resumed.empty()) continue;  // of a Metric that nobody knows yet
     const double value = entry.metrics.empty() ? entry.epoch_value() : entry.metric_value(ranks);
     callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = value;
     if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = value;
@@ -223,7 +339,9 @@ void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& opt
   LogOptions by_epoch = options;
   by_epoch.on_step = false;
   by_epoch.on_epoch = true;
-  find_or_add(name, resolve(name, by_epoch)).metrics = {&metric};
+  Entry& entry = find_or_add(name, resolve(name, by_epoch));
+  entry.add_resumed_to(metric);
+  entry.metrics = {&metric};
 }
 
 void MetricLog::record(std::string_view name, const Scalar& value, const LogOptions& options) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -16,6 +17,7 @@
 #include "core/metric.h"
 #include "core/ranks.h"
 #include "core/run_state.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -71,6 +73,11 @@ class MetricLog {
   void begin_part(const MetricLog& whole, const Batch& part);
   void add_parts(std::span<const MetricLog* const> parts);
 
+  // What this rank has collected; afterwards as if all of it had been logged. Of a Metric the state of the checkpoint
+  // is added when it is logged next.
+  State state() const;
+  void load_state(const State& state);
+
   // Reading makes numbers of device values, and so waits for the device.
   Metrics callback_metrics() const;      // everything known: the last epochs' values, and this step's while training
   Metrics progress_bar_metrics() const;  // those logged with prog_bar
@@ -85,6 +92,8 @@ class MetricLog {
     double read() const;
     Scalar times(double factor) const;
     Scalar over(double divisor) const;
+    void save(State& state, const std::string& name) const;
+    static Scalar saved(const State& state, const std::string& name);
     void combine(Reduction reduction, const Scalar& other);  // the mean is a sum
   };
   struct Entry {
@@ -99,6 +108,7 @@ class MetricLog {
     Scalar reduced{};                // sum of weighted values, or sum, min, max
     double weight = 0.0;             // sum of weights, for the mean
     std::vector<Metric*> metrics{};  // of each replica; if there are any, `reduced` is unused
+    State resumed{};                 // of a Metric that was not logged since load_state()
     std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
     Scalar step_value() const;
     double epoch_value() const;
@@ -108,6 +118,9 @@ class MetricLog {
     std::string full_name(std::string_view fork) const;  // with _step or _epoch if forked, and the loader's suffix
     std::string step_name() const { return full_name("_step"); }
     std::string epoch_name() const { return full_name("_epoch"); }
+    State state() const;
+    void load_state(const State& state);
+    void add_resumed_to(Metric& metric);
   };
   struct Table {
     std::vector<Entry> entries{};
@@ -135,6 +148,7 @@ class MetricLog {
   Metrics progress_bar_metrics_;
   Metrics logged_metrics_;
   Metrics epoch_metrics_;
+  std::set<std::string, std::less<>> hook_names_;  // of resumed entries
 };
 
 }  // namespace fulgur

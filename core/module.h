@@ -17,6 +17,7 @@
 #include "core/metric_log.h"
 #include "core/optimizer.h"
 #include "core/run_state.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -134,6 +135,10 @@ class Module : public torch::nn::Module {
   virtual void on_predict_model_train() {}
 
   virtual void teardown(EntryPoint) {}
+
+  // What a checkpoint keeps of the module beside parameters and buffers: `state.set("vocabulary", text)`.
+  virtual void on_save_checkpoint(State&) {}
+  virtual void on_load_checkpoint(const State&) {}  // before on_fit_start
 
   // Logs a number, a tensor of one element, or a stateful metric: `log("val_acc", accuracy, {.prog_bar = true})`.
   // Defaults depend on the hook: core/metric_log.h. Outside a run it warns, once, and does nothing. (It hides ::log:

@@ -2,7 +2,9 @@
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <ranges>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -15,6 +17,14 @@ void check_not_negative(std::string_view optimizer, std::string_view setting, do
 }
 
 }  // namespace
+
+const at::Tensor& ParameterState::tensor(std::string_view name) const {
+  const auto found = tensors.find(name);
+  if (found != tensors.end()) return found->second;
+  throw CheckpointError(
+      fmt::format("the saved state of an optimizer has no '{}', but {}; was it another optimizer?", name,
+                  tensors.empty() ? "nothing" : fmt::format("{}", fmt::join(std::views::keys(tensors), ", "))));
+}
 
 std::vector<ParamGroup> one_group(std::vector<at::Tensor> params) {
   std::vector<ParamGroup> groups(1);

@@ -4,7 +4,9 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "core/lr_scheduler.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -33,6 +36,15 @@ struct GradientTransform {
 
 // Computes the loss anew and its gradients; returns the loss, detached.
 using Closure = std::function<at::Tensor()>;
+
+// What an optimizer keeps of a parameter, or of a part of it, from update to update. Before the first there are no
+// tensors.
+struct ParameterState {
+  int64_t num_updates = 0;
+  std::map<std::string, at::Tensor, std::less<>> tensors{};  // by torch's names; "master": the fp32 of 16 bits
+
+  const at::Tensor& tensor(std::string_view name) const;  // throws CheckpointError if there is none of that name
+};
 
 // Updates parameters from their gradients. optim/ has the ones to use.
 // Ownership: holds handles to the parameters, owns its state. Threading: one thread at a time.
@@ -71,6 +83,15 @@ class Optimizer {
   // How many numbers of state it keeps for each element of a parameter, in fp32 (fp64 for parameters of that); unset:
   // not known.
   virtual std::optional<int64_t> state_numbers() const { return std::nullopt; }
+
+  // What it keeps of one parameter: the memory itself, in tensors of the parameter's shape and strides. And to go on
+  // from such a state, which is copied; throws CheckpointError if it is another optimizer's.
+  virtual ParameterState parameter_state(size_t /*group*/, size_t /*index*/) { return {}; }
+  virtual void load_parameter_state(size_t /*group*/, size_t /*index*/, const ParameterState&) {}
+
+  // What else it keeps; lr and weight_decay of its groups are not part of it.
+  virtual State state() const { return {}; }
+  virtual void load_state(const State&) {}
 
   // Drops every gradient, so that the next backward allocates it anew and an unused parameter has none.
   void zero_grad();

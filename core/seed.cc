@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "core/error.h"
+
 namespace fulgur {
 
 void seed_everything(uint64_t seed) { at::manual_seed(seed); }
@@ -21,6 +23,20 @@ RandomState RandomState::now() {
     state = generator.get_state();
   }
   return now;
+}
+
+State RandomState::state() const {
+  State state;
+  for (const auto& [generator, tensor] : states_) state.set(generator.device().str(), tensor);
+  return state;
+}
+
+RandomState::RandomState(const State& state) {
+  const RandomState current = now();
+  for (const auto& [generator, tensor] : current.states_) {
+    const at::Tensor* saved = state.find<at::Tensor>(generator.device().str());
+    if (saved != nullptr) states_.emplace_back(generator, saved->clone());
+  }
 }
 
 void RandomState::restore() const {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/state.h"
+
 namespace fulgur {
 
 // Seeds every generator that libtorch draws from (CPU and, where there are any, all CUDA devices), so that weights,
@@ -19,7 +21,11 @@ class RandomState {
   static RandomState now();
   void restore() const;
 
+  State state() const;                       // by device
+  explicit RandomState(const State& state);  // generators that it has nothing of stay as they are
+
  private:
+  RandomState() = default;
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 

@@ -33,6 +33,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
     throw UsageError("DataLoader: shuffle and sampler both say in which order to read; leave one of them out");
   }
   sampler_ = choose_sampler(*dataset_, options);
+  if (options.shuffle) seed_ = options.seed;
 }
 
 std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
@@ -45,7 +46,7 @@ void DataLoader::begin_epoch(int64_t epoch) {
 }
 
 std::optional<Batch> DataLoader::next() {
-  const int64_t left = indices_.defined() ? indices_.numel() - position_ : 0;
+  const int64_t left = indices_.defined() ? std::max<int64_t>(0, indices_.numel() - position_) : 0;
   const int64_t count = std::min(batch_size_, left);
   if (count == 0 || (drop_last_ && count < batch_size_)) return std::nullopt;
   Batch batch = dataset_->get_batch(indices_.narrow(0, position_, count));
@@ -55,6 +56,19 @@ std::optional<Batch> DataLoader::next() {
 
 std::optional<int64_t> DataLoader::num_batches() const {
   return (num_samples() + (drop_last_ ? 0 : batch_size_ - 1)) / batch_size_;
+}
+
+State DataLoader::state() const {
+  State state;
+  if (seed_) state.set("seed", static_cast<int64_t>(*seed_));
+  return state;
+}
+
+void DataLoader::load_state(const State& state) {
+  const int64_t* seed = state.find<int64_t>("seed");
+  if (seed == nullptr || !seed_) return;
+  seed_ = static_cast<uint64_t>(*seed);
+  sampler_ = std::make_shared<RandomSampler>(dataset_->size(), *seed_);
 }
 
 bool DataLoader::set_shard(const DataShard& shard) {

@@ -30,6 +30,10 @@ class DataLoader final : public Loader {
   void begin_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
   std::optional<int64_t> num_batches() const override;
+  void skip(int64_t num_samples) override { position_ += num_samples; }
+  int64_t batch_size() const override { return batch_size_; }
+  State state() const override;  // the seed of shuffle
+  void load_state(const State& state) override;
 
   // Rank r gets the samples r, r + world_size, ... of the epoch's order, so that the batches of all ranks together are
   // those of one process with world_size times the batch_size. `even`: the last samples are left out (drop_last) or
@@ -43,6 +47,7 @@ class DataLoader final : public Loader {
   std::shared_ptr<const Sampler> sampler_;
   int64_t batch_size_;
   bool drop_last_;
+  std::optional<uint64_t> seed_{};  // of shuffle
   DataShard shard_{};
   at::Tensor indices_{};  // of the running epoch
   int64_t position_ = 0;  // samples handed out in it

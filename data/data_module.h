@@ -6,6 +6,7 @@
 
 #include "core/loader.h"
 #include "core/run_state.h"
+#include "core/state.h"
 
 namespace fulgur {
 
@@ -32,6 +33,10 @@ class DataModule {
   // What becomes of each batch on its way to the device; the Module's hook of the same name goes on from there.
   virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
   virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
+
+  // What a checkpoint keeps of it.
+  virtual State state() const { return {}; }
+  virtual void load_state(const State&) {}  // after setup, before the loaders are asked for
 
   virtual void on_exception(const std::exception&) {}
   virtual void teardown(EntryPoint) {}

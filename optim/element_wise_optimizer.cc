@@ -4,6 +4,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <utility>
@@ -28,8 +29,10 @@ at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) 
 }
 
 template <class T>
-Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& grad, const std::array<at::Tensor, kMaxStates>& states) {
+Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& out, const at::Tensor& grad,
+                  const std::array<at::Tensor, kMaxStates>& states) {
   Slice<T> slice{.param = memory.mutable_data_ptr<T>(),
+                 .param_out = out.is_same(memory) ? nullptr : out.mutable_data_ptr<T>(),
                  .grad = grad.const_data_ptr(),
                  .grad_type = grad.scalar_type(),
                  .num_elements = memory.numel()};
@@ -56,7 +59,7 @@ void ElementWiseOptimizer::step(const GradientTransform& transform) {
   if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
   const c10::NoGradGuard no_grad;
   const GradientScaling scaling = scaling_of(transform);
-  for (size_t g = 0; g < groups().size(); ++g) update_on_cpu(groups()[g], groups()[g].params, states(g), scaling);
+  for (size_t g = 0; g < groups().size(); ++g) update_on_cpu(groups()[g], groups()[g].params, states(g), scaling, {});
 }
 
 void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
@@ -66,12 +69,14 @@ void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
 }
 
 void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tensor>& tensors,
-                                  std::vector<State>& states, const GradientTransform& transform) {
+                                  std::vector<State>& states, const GradientTransform& transform,
+                                  const std::vector<at::Tensor>& outs) {
   if (tensors.empty()) return;
   const c10::NoGradGuard no_grad;
   if (tensors.front().is_cpu()) {
-    update_on_cpu(group, tensors, states, scaling_of(transform));
+    update_on_cpu(group, tensors, states, scaling_of(transform), outs);
   } else {
+    TORCH_INTERNAL_ASSERT(outs.empty());
     run_torch_kernels(group, tensors, states, gradient_divisor(transform, tensors));
   }
 }
@@ -79,6 +84,30 @@ void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tens
 std::vector<ElementWiseOptimizer::State>& ElementWiseOptimizer::states(size_t group) {
   for (size_t g = states_.size(); g < groups().size(); ++g) states_.emplace_back(groups()[g].params.size());
   return states_[group];
+}
+
+ParameterState ElementWiseOptimizer::parameter_state(size_t group, size_t index) {
+  const State& own = states(group)[index];
+  ParameterState state{.num_updates = own.num_updates};
+  if (own.num_updates == 0) return state;
+  for (const StateField& field : state_fields_) state.tensors.emplace(field.name, own.tensors[field.slot]);
+  if (own.master.defined()) state.tensors.emplace("master", own.master);
+  return state;
+}
+
+void ElementWiseOptimizer::load_parameter_state(size_t group, size_t index, const ParameterState& state) {
+  State& own = states(group)[index];
+  own = {.tensors = {}, .master = {}, .num_updates = state.num_updates};
+  if (own.num_updates == 0) return;
+  const at::Tensor& param = groups()[group].params[index];
+  if (is_16_bit(param.scalar_type())) {
+    own.master = state.tensors.contains("master") ? state.tensor("master").to(param.device(), at::kFloat, false, true)
+                                                  : dense(param.detach().to(at::kFloat));
+  }
+  const at::Tensor memory = own.master.defined() ? own.master : dense(param.detach());
+  for (const StateField& field : state_fields_) {
+    own.tensors[field.slot] = at::empty_like(memory).copy_(state.tensor(field.name));
+  }
 }
 
 void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) const {
@@ -102,39 +131,45 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
 }
 
 void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
-                                         std::vector<State>& states, const GradientScaling& scaling) const {
+                                         std::vector<State>& states, const GradientScaling& scaling,
+                                         const std::vector<at::Tensor>& outs) const {
   std::optional<Rule> rule_of_last;  // nearly always all parameters have as many updates
   int64_t num_updates_of_last = 0;
   for (size_t i = 0; i < params.size(); ++i) {
-    if (!params[i].grad().defined()) continue;
+    const at::Tensor& out = outs.empty() ? params[i] : outs[i];
+    if (!params[i].grad().defined()) {
+      if (!out.is_same(params[i])) at::Tensor(out).copy_(params[i]);
+      continue;
+    }
     next_update(params[i], states[i]);
     if (states[i].num_updates != std::exchange(num_updates_of_last, states[i].num_updates)) {
       rule_of_last = rule(group, states[i].num_updates);
     }
-    update_one_on_cpu(params[i], states[i], *rule_of_last, scaling);
+    update_one_on_cpu(params[i], out, states[i], *rule_of_last, scaling);
   }
 }
 
-void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
-                                             const GradientScaling& scaling) const {
+void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, const at::Tensor& out, State& state,
+                                             const Rule& rule, const GradientScaling& scaling) const {
   const at::Tensor memory = state.master.defined() ? state.master : dense(param);
   const at::Tensor grad = as_kernel_gradient(param.grad(), memory);
-  bool is_written = memory.is_same(param);
+  const at::Tensor& target = memory.is_same(param) ? out : memory;
+  bool is_written = target.is_same(out);
   if (memory.scalar_type() == at::kDouble) {
-    fused_update(rule, slice_of<double>(memory, grad, state.tensors), scaling);
+    fused_update(rule, slice_of<double>(memory, target, grad, state.tensors), scaling);
   } else {
-    Slice<float> slice = slice_of<float>(memory, grad, state.tensors);
-    if (state.master.defined() && param.strides() == memory.strides()) {
-      slice.copy_out = param.mutable_data_ptr();
-      slice.copy_type = param.scalar_type();
+    Slice<float> slice = slice_of<float>(memory, target, grad, state.tensors);
+    if (state.master.defined() && out.strides() == memory.strides()) {
+      slice.copy_out = out.mutable_data_ptr();
+      slice.copy_type = out.scalar_type();
       is_written = true;
     }
     fused_update(rule, slice, scaling);
   }
   if (is_written) {
-    param.unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change, as after an in-place operation
+    out.unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change, as after an in-place operation
   } else {
-    param.copy_(memory);
+    out.copy_(memory);
   }
 }
 

@@ -41,12 +41,15 @@ class ElementWiseOptimizer : public Optimizer {
   void step_with_torch(const GradientTransform& transform);  // as on other devices; works on a CPU, too
 
   // The update of a group on other tensors than its parameters: parts of them, each with its gradient and, in the same
-  // place of `states`, its state.
+  // place of `states`, its state. On a CPU what comes out, also of a tensor without a gradient, may go to `outs`, of
+  // the same layouts; without them tensors are updated in place.
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
-              const GradientTransform& transform);
+              const GradientTransform& transform, const std::vector<at::Tensor>& outs = {});
 
   // What step() keeps for a group, by parameter.
   std::vector<State>& states(size_t group);
+  ParameterState parameter_state(size_t group, size_t index) override;
+  void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 
   bool element_wise() const final { return true; }
   std::optional<int64_t> state_numbers() const final { return static_cast<int64_t>(state_fields_.size()); }
@@ -73,8 +76,9 @@ class ElementWiseOptimizer : public Optimizer {
  private:
   void next_update(const at::Tensor& param, State& state) const;
   void update_on_cpu(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
-                     const GradientScaling& scaling) const;
-  void update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling) const;
+                     const GradientScaling& scaling, const std::vector<at::Tensor>& outs) const;
+  void update_one_on_cpu(const at::Tensor& param, const at::Tensor& out, State& state, const Rule& rule,
+                         const GradientScaling& scaling) const;
   void run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
                          const std::optional<at::Tensor>& gradient_divisor);
 

@@ -264,7 +264,8 @@ HWY_INLINE hn::Vec<U16<D>> round_to(D d, V<D> value, FP16) {
 
 template <class Number, class Grad, class Copy>
 struct Streams {
-  Number* HWY_RESTRICT param;
+  const Number* param;
+  Number* param_out;
   const Grad* HWY_RESTRICT grad;
   Number* states[kMaxStates];
   Copy* HWY_RESTRICT copy;  // null: none
@@ -295,10 +296,23 @@ HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
   }
 }
 
+template <class D>
+HWY_INLINE void store_param(D d, V<D> param, Lane<D>* to, bool stream) {
+  if (stream) {
+    hn::Stream(param, d, to);
+  } else {
+    hn::StoreU(param, d, to);
+  }
+}
+
+struct Streaming {
+  bool param, copy;
+};
+
 // Updates a line of elements from `first` on.
 template <class Step, class D, class Number, class Grad, class Copy>
 HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
-                            size_t first, bool stream_copy) {
+                            size_t first, Streaming streaming) {
   const D d;
   for (size_t i = first; i < first + kLineBytes / sizeof(Number); i += hn::Lanes(d)) {
     V<D> states[Step::kNumStates];
@@ -307,11 +321,11 @@ HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const S
     }
     const V<D> grad = scaling(load(d, streams.grad + i));
     const V<D> param = step(hn::LoadU(d, streams.param + i), grad, states, streams.states);
-    hn::StoreU(param, d, streams.param + i);
+    store_param(d, param, streams.param_out + i, streaming.param);
     for (size_t k = 0; k < Step::kNumStates; ++k) {
       if (streams.states[k]) hn::StoreU(states[k], d, streams.states[k] + i);
     }
-    if (streams.copy) store_copy(d, param, streams.copy + i, stream_copy);
+    if (streams.copy) store_copy(d, param, streams.copy + i, streaming.copy);
   }
 }
 
@@ -323,7 +337,7 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const S
   alignas(kLineBytes) Number param[kLine] = {}, states[kMaxStates][kLine] = {};
   alignas(kLineBytes) Grad grad[kLine] = {};
   alignas(kLineBytes) Copy copy[kLine] = {};
-  Streams<Number, Grad, Copy> line{param, grad, {}, streams.copy ? copy : nullptr};
+  Streams<Number, Grad, Copy> line{param, param, grad, {}, streams.copy ? copy : nullptr};
   memcpy(param, streams.param + first, count * sizeof(Number));
   memcpy(grad, streams.grad + first, count * sizeof(Grad));
   for (size_t k = 0; k < Step::kNumStates; ++k) {
@@ -331,8 +345,8 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const S
     line.states[k] = states[k];
     memcpy(states[k], streams.states[k] + first, count * sizeof(Number));
   }
-  update_line(step, scaling, line, 0, /*stream_copy=*/false);
-  memcpy(streams.param + first, param, count * sizeof(Number));
+  update_line(step, scaling, line, 0, Streaming{});
+  memcpy(streams.param_out + first, param, count * sizeof(Number));
   for (size_t k = 0; k < Step::kNumStates; ++k) {
     if (streams.states[k]) memcpy(streams.states[k] + first, states[k], count * sizeof(Number));
   }
@@ -348,17 +362,17 @@ HWY_INLINE void prefetch(const Element* start, size_t index) {
 // By value: behind references the compiler would load all coefficients and pointers again after each store.
 template <class Step, class D, class Number, class Grad, class Copy>
 HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Streams<Number, Grad, Copy> streams,
-                         size_t num_elements, bool stream_copy) {
+                         size_t num_elements, Streaming streaming) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   size_t i = 0;
   for (; i + kLine <= num_elements; i += kLine) {
     prefetch(streams.param, i + kPrefetchElements);
     prefetch(streams.grad, i + kPrefetchElements);
     for (size_t k = 0; k < Step::kNumStates; ++k) prefetch(streams.states[k], i + kPrefetchElements);
-    update_line(step, scaling, streams, i, stream_copy);
+    update_line(step, scaling, streams, i, streaming);
   }
   if (i < num_elements) update_tail(step, scaling, streams, i, num_elements - i);
-  if (stream_copy) hwy::FlushStream();
+  if (streaming.param || streaming.copy) hwy::FlushStream();
 }
 
 template <class Copy, class Grad, class Step, class Number>
@@ -367,9 +381,9 @@ HWY_INLINE void update_typed(const Step& step, const KernelCall<Number>& call) {
   const D d;
   const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
   Streams<Number, Grad, Copy> streams{
-      call.param, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
+      call.param, call.param_out, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
   for (size_t k = 0; k < kMaxStates; ++k) streams.states[k] = call.states[k];
-  update(step, scaling, streams, call.num_elements, call.stream_copy);
+  update(step, scaling, streams, call.num_elements, Streaming{call.stream_param, call.stream_copy});
 }
 
 template <class Grad, class Step, class Number>

@@ -14,7 +14,8 @@ template <class T>
 struct KernelCall {
   size_t rule_index;  // in Rule
   const void* rule;
-  T* param;
+  const T* param;
+  T* param_out;
   const void* grad;
   c10::ScalarType grad_type;
   T* states[kMaxStates];
@@ -23,7 +24,8 @@ struct KernelCall {
   size_t num_elements;
   T factor;
   T clip_value;
-  bool stream_copy;  // write copy_out past the caches; it is aligned to 64 bytes then
+  bool stream_param;  // write param_out past the caches; it is aligned to 64 bytes then
+  bool stream_copy;   // the same for copy_out
 };
 
 void run_kernel(const KernelCall<float>& call);

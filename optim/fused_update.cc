@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kUnit = 256;  // elements: chunks are cut between units, so that they stay aligned
 constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a thread, as in torch
-constexpr int64_t kStreamedBytes = 4 << 20;             // smaller copies may still be in the cache when they are read
+constexpr int64_t kStreamedBytes = 4 << 20;             // smaller outputs may still be in the cache when they are read
 
 // Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
 // that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an
@@ -53,8 +53,8 @@ void check(const Rule& rule, const Slice<T>& slice) {
                     slice.copy_type, " of parameters of type ", c10::CppTypeToScalarType<T>::value);
 }
 
-bool is_streamed(const void* copy_out, int64_t num_elements) {
-  return copy_out && num_elements * 2 >= kStreamedBytes && reinterpret_cast<uintptr_t>(copy_out) % 64 == 0;
+bool is_streamed(const void* out, int64_t num_bytes) {
+  return out && num_bytes >= kStreamedBytes && reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
 void* advance(const void* start, int64_t num_bytes) {
@@ -68,6 +68,7 @@ internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, con
       .rule_index = rule.index(),
       .rule = std::visit([](const auto& r) -> const void* { return &r; }, rule),
       .param = slice.param + begin,
+      .param_out = (slice.param_out ? slice.param_out : slice.param) + begin,
       .grad = advance(slice.grad, begin * static_cast<int64_t>(c10::elementSize(slice.grad_type))),
       .grad_type = slice.grad_type,
       .states = {},
@@ -76,7 +77,8 @@ internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, con
       .num_elements = static_cast<size_t>(end - begin),
       .factor = static_cast<T>(scaling.factor),
       .clip_value = static_cast<T>(scaling.clip_value),
-      .stream_copy = is_streamed(slice.copy_out, slice.num_elements),
+      .stream_param = is_streamed(slice.param_out, slice.num_elements * static_cast<int64_t>(sizeof(T))),
+      .stream_copy = is_streamed(slice.copy_out, slice.num_elements * 2),
   };
   for (size_t i = 0; i < kMaxStates; ++i) {
     call.states[i] = slice.states[i] ? slice.states[i] + begin : nullptr;

@@ -30,7 +30,8 @@ constexpr bool is_16_bit(c10::ScalarType type) {
 // must not overlap.
 template <class T>
 struct Slice {
-  T* param = nullptr;                                              // in and out
+  T* param = nullptr;                                              // in and, but for param_out, out
+  T* param_out = nullptr;                                          // the new parameters go there, if it is set
   const void* grad = nullptr;                                      // in
   c10::ScalarType grad_type = c10::CppTypeToScalarType<T>::value;  // T; or, for T = float, kBFloat16 or kHalf
   std::array<T*, kMaxStates> states{};                             // in and out, in the order of the rule

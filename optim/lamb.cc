@@ -35,15 +35,34 @@ void LAMB::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
   for (size_t g = 0; g < groups().size(); ++g) {
     const Group& group = groups()[g];
-    if (g == states_.size()) states_.emplace_back(group.params.size());
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& param = group.params[i];
       if (!param.grad().defined()) continue;
       const at::Tensor update =
-          direction(param, transformed_gradient(param, transform), states_[g][i], group.weight_decay);
+          direction(param, transformed_gradient(param, transform), state_of(g, i), group.weight_decay);
       param.sub_(update.mul(ratio_or_one(norm(param), norm(update))), group.lr);
     }
   }
+}
+
+LAMB::State& LAMB::state_of(size_t group, size_t index) {
+  for (size_t g = states_.size(); g < groups().size(); ++g) states_.emplace_back(groups()[g].params.size());
+  return states_[group][index];
+}
+
+ParameterState LAMB::parameter_state(size_t group, size_t index) {
+  const State& own = state_of(group, index);
+  if (own.num_updates == 0) return {};
+  return {.num_updates = own.num_updates, .tensors = {{"exp_avg", own.exp_avg}, {"exp_avg_sq", own.exp_avg_sq}}};
+}
+
+void LAMB::load_parameter_state(size_t group, size_t index, const ParameterState& state) {
+  State& own = state_of(group, index);
+  own = {.exp_avg = {}, .exp_avg_sq = {}, .num_updates = state.num_updates};
+  if (own.num_updates == 0) return;
+  const c10::Device device = groups()[group].params[index].device();
+  own.exp_avg = copy_of(state.tensor("exp_avg"), device);
+  own.exp_avg_sq = copy_of(state.tensor("exp_avg_sq"), device);
 }
 
 at::Tensor LAMB::direction(const at::Tensor& param, at::Tensor grad, State& state, double weight_decay) const {

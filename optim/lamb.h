@@ -31,12 +31,15 @@ class LAMB final : public Optimizer {
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
   std::optional<int64_t> state_numbers() const override { return 2; }
+  ParameterState parameter_state(size_t group, size_t index) override;
+  void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 
  private:
   struct State {  // of one parameter; undefined until its first gradient
     at::Tensor exp_avg, exp_avg_sq;
     int64_t num_updates = 0;
   };
+  State& state_of(size_t group, size_t index);
   at::Tensor direction(const at::Tensor& param, at::Tensor grad, State& state, double weight_decay) const;
 
   LAMBOptions options_;

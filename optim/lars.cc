@@ -35,15 +35,36 @@ void LARS::step(const GradientTransform& transform) {
   const c10::NoGradGuard no_grad;
   for (size_t g = 0; g < groups().size(); ++g) {
     const Group& group = groups()[g];
-    if (g == momentum_buffers_.size()) momentum_buffers_.emplace_back(group.params.size());
     for (size_t i = 0; i < group.params.size(); ++i) {
       const at::Tensor& param = group.params[i];
       if (!param.grad().defined()) continue;
-      at::Tensor& buffer = momentum_buffers_[g][i];
+      at::Tensor& buffer = momentum_buffer(g, i);
       const at::Tensor grad = scaled_gradient(param, transformed_gradient(param, transform), group.weight_decay);
       if (!buffer.defined()) buffer = at::zeros_like(grad);
       param.sub_(buffer.mul_(options_.momentum).add_(grad), group.lr);
     }
+  }
+}
+
+at::Tensor& LARS::momentum_buffer(size_t group, size_t index) {
+  for (size_t g = momentum_buffers_.size(); g < groups().size(); ++g) {
+    momentum_buffers_.emplace_back(groups()[g].params.size());
+  }
+  return momentum_buffers_[group][index];
+}
+
+// It does not count updates: one that has a buffer had some.
+ParameterState LARS::parameter_state(size_t group, size_t index) {
+  const at::Tensor& buffer = momentum_buffer(group, index);
+  if (!buffer.defined()) return {};
+  return {.num_updates = 1, .tensors = {{"momentum_buffer", buffer}}};
+}
+
+void LARS::load_parameter_state(size_t group, size_t index, const ParameterState& state) {
+  at::Tensor& buffer = momentum_buffer(group, index);
+  buffer.reset();
+  if (state.num_updates > 0) {
+    buffer = copy_of(state.tensor("momentum_buffer"), groups()[group].params[index].device());
   }
 }
 

@@ -30,8 +30,11 @@ class LARS final : public Optimizer {
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
   std::optional<int64_t> state_numbers() const override { return 1; }
+  ParameterState parameter_state(size_t group, size_t index) override;
+  void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 
  private:
+  at::Tensor& momentum_buffer(size_t group, size_t index);
   at::Tensor scaled_gradient(const at::Tensor& param, const at::Tensor& grad, double weight_decay) const;
 
   LARSOptions options_;

@@ -1,7 +1,11 @@
 #include "optim/torch_optimizer.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 
+#include <cstring>
 #include <unordered_set>
 #include <vector>
 
@@ -44,6 +48,29 @@ void TorchOptimizer::step(const GradientTransform& transform) {
 void TorchOptimizer::step(const Closure& closure) {
   set_learning_rates();
   optimizer_->step(closure);
+}
+
+State TorchOptimizer::state() const {
+  torch::serialize::OutputArchive archive;
+  optimizer_->save(archive);
+  std::vector<char> bytes;
+  archive.save_to([&](const void* data, size_t size) {
+    const char* begin = static_cast<const char*>(data);
+    bytes.insert(bytes.end(), begin, begin + size);
+    return size;
+  });
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+  State state;
+  state.set("torch", tensor);
+  return state;
+}
+
+void TorchOptimizer::load_state(const State& state) {
+  const at::Tensor bytes = state.get<at::Tensor>("torch").contiguous();
+  torch::serialize::InputArchive archive;
+  archive.load_from(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
+  optimizer_->load(archive);
 }
 
 void TorchOptimizer::set_learning_rates() {

@@ -26,6 +26,8 @@ class TorchOptimizer final : public Optimizer {
   void step(const GradientTransform& transform) override;
   bool needs_closure() const override { return needs_closure_; }
   void step(const Closure& closure) override;
+  State state() const override;  // torch's own, as one tensor of bytes
+  void load_state(const State& state) override;
 
  private:
   void set_learning_rates();

@@ -21,4 +21,8 @@ at::Tensor ratio_or_one(const at::Tensor& numerator, const at::Tensor& denominat
   return numerator.div(denominator).where(usable, 1.0);
 }
 
+at::Tensor copy_of(const at::Tensor& tensor, c10::Device device) {
+  return tensor.to(tensor.options().device(device), /*non_blocking=*/false, /*copy=*/true);
+}
+
 }  // namespace fulgur::optim

@@ -15,4 +15,6 @@ at::Tensor norm(const at::Tensor& tensor);  // L2: fp64, 0-dim
 // numerator / denominator, or 1 where one of them is 0; both 0-dim.
 at::Tensor ratio_or_one(const at::Tensor& numerator, const at::Tensor& denominator);
 
+at::Tensor copy_of(const at::Tensor& tensor, c10::Device device);
+
 }  // namespace fulgur::optim

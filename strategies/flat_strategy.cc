@@ -1,12 +1,18 @@
 #include "strategies/flat_strategy.h"
 
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -19,6 +25,7 @@
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
 #include "strategies/rank_agreement.h"
+#include "strategies/saved_optimizers.h"
 
 namespace fulgur {
 namespace {
@@ -269,7 +276,10 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
     for (const auto& optimizer : optimizers_) widen_gradients(optimizer->params());
   }
   if (keeps_sums()) open_window();
-  if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) reducer_->begin();
+  if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) {
+    reducer_->begin(/*measures=*/is_last && wants_norms_);
+    norms_are_known_ = true;
+  }
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
   if (replicas_) replicas_->backward();
 }
@@ -378,6 +388,7 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   const double mean = unscale / static_cast<double>(request.micro_batches);
   const GradientClipping& clipping = request.clipping;
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
+    wants_norms_ = wants_norms_ || keeps_sums();
     at::Tensor norm = norm_here(index);
     if (engine().shard && !alone()) {
       const at::Tensor squares = norm.square().reshape({1});
@@ -394,6 +405,7 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
 
 // Over the sections on the host and on the device.
 at::Tensor FlatStrategy::norm_here(size_t index) const {
+  if (const auto norm = norm_taken_on_the_way(index)) return *norm;
   std::vector<at::Tensor> on_host, elsewhere;
   for (const at::Tensor& gradient : gradients_here(index)) {
     (gradient.is_cpu() ? on_host : elsewhere).push_back(gradient);
@@ -401,6 +413,18 @@ at::Tensor FlatStrategy::norm_here(size_t index) const {
   if (elsewhere.empty()) return joint_norm(on_host).to(device_);
   const at::Tensor norm = joint_norm(elsewhere);
   return on_host.empty() ? norm : norm.hypot(joint_norm(on_host).to(device_));
+}
+
+std::optional<at::Tensor> FlatStrategy::norm_taken_on_the_way(size_t index) const {
+  if (!keeps_sums() || !norms_are_known_) return std::nullopt;
+  std::vector<at::Tensor> norms;
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    if (flat_->buckets()[b].optimizer != index) continue;
+    if (reducer_->norms(b).size() != reducer_->sums(b).size()) return std::nullopt;
+    for (const at::Tensor& norm : reducer_->norms(b)) norms.push_back(norm.to(device_));
+  }
+  if (norms.empty()) return std::nullopt;
+  return at::linalg_vector_norm(at::stack(norms), 2);
 }
 
 // The summed gradients of an optimizer that this rank has: all of them, or its ranges.
@@ -420,7 +444,9 @@ std::vector<at::Tensor> FlatStrategy::gradients_here(size_t index) const {
 }
 
 bool FlatStrategy::any_non_finite(size_t index) {
-  const bool here = optim::any_non_finite(gradients_here(index));
+  wants_norms_ = wants_norms_ || keeps_sums();
+  const auto norm = norm_taken_on_the_way(index);
+  const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(gradients_here(index));
   if (!engine().shard || alone()) return here;  // every rank has the same
   GroupRanks ranks(world_->control());
   return any_rank(ranks, here);
@@ -491,6 +517,7 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
   }
   optimizers_[index].zero_grad();
   are_gathered_[index] = false;
+  norms_are_known_ = false;
 }
 
 // Source of the formulas: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
@@ -527,7 +554,9 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
   }
   if (std::holds_alternative<Dp>(preset_) && device_type == c10::kCPU)
     memory.gradients *= num_devices;  // in one memory
-  if (keeps) memory.buckets = GradientReducer::pool_bytes(bucket_bytes);
+  const bool in_host_memory = engine.host_ratio == 1 && device_type == c10::kCPU;
+  const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
+  if (keeps && !reduces_in_sums) memory.buckets = GradientReducer::pool_bytes(bucket_bytes);
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
     const auto dtype =
@@ -542,6 +571,130 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
   return named_state(*module_);
 }
 
+// `pending`: the late update of delayed_update was computed, but the parameters did not show it yet. Then the state is
+// that after the update, and the parameters of the update are the ranges' "next" (of 16 bits: "master", rounded).
+StrategyState FlatStrategy::state() {
+  TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
+  const c10::NoGradGuard no_grad;
+  const auto* delayed = std::get_if<DelayedUpdate>(&preset_);
+  if (delayed != nullptr && delayed->drain_before_save) drain();
+  if (schedule_) schedule_->wait();
+  StrategyState state;
+  State& shared = state.shared;
+  shared.set("num_steps", num_steps_);
+  shared.set("pending", schedule_ && schedule_->is_late());
+  if (loss_scaling_) {
+    shared.set("loss_scale/scale", loss_scaling_->state().scale);
+    shared.set("loss_scale/growth_tracker", loss_scaling_->state().growth_tracker);
+  }
+  save_optimizers(*module_, optimizers_, shared);
+  shard_ ? add_shard_state(state) : add_own_state(state);
+  return state;
+}
+
+// Also where every rank has the state of all of a bucket, each writes its range.
+ElementRange FlatStrategy::written_range(size_t bucket) const {
+  return rank_range(flat_->buckets()[bucket].flat.numel(), world_->rank(), world_->world_size());
+}
+
+void FlatStrategy::add_shard_state(StrategyState& state) const {
+  std::unordered_map<const c10::TensorImpl*, int64_t> updates_of;  // parameters in buckets
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    auto ranges = shard_->state_ranges(b, written_range(b), schedule_->is_late(), schedule_->updates(b));
+    std::ranges::move(ranges, std::back_inserter(state.ranges));
+    const at::Tensor num_updates = at::tensor(shard_->num_updates(b), at::kLong);
+    if (!alone()) world_->control().all_reduce(num_updates, ReduceOp::max).wait();
+    const auto& slots = flat_->buckets()[b].slots;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      updates_of[slots[s].param.unsafeGetTensorImpl()] = num_updates.const_data_ptr<int64_t>()[s];
+    }
+  }
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    const auto updates = updates_of.find(trained.param.unsafeGetTensorImpl());
+    if (updates != updates_of.end()) {
+      save_num_updates(state.shared, trained, updates->second);
+      continue;
+    }
+    const auto resting = resting_states_.find(trained.param.unsafeGetTensorImpl());
+    const int64_t size = trained.param.numel();
+    if (resting == resting_states_.end() || resting->second.num_updates == 0 || size == 0) continue;
+    save_num_updates(state.shared, trained, resting->second.num_updates);
+    if (world_->rank() == 0) state.ranges.push_back({trained.name, 0, size, part_of(resting->second, 0, size)});
+  }
+}
+
+void FlatStrategy::add_own_state(StrategyState& state) const {
+  std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // of each parameter in a bucket
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    const auto& bucket = flat_->buckets()[b];
+    for (const auto& slot : bucket.slots) mine[slot.param.unsafeGetTensorImpl()] = {0, 0};
+    for (const Piece& piece : pieces_in(bucket, written_range(b))) {
+      mine[bucket.slots[piece.slot].param.unsafeGetTensorImpl()] = {piece.begin, piece.begin + piece.num_elements};
+    }
+  }
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    const ParameterState whole = trained.optimizer->parameter_state(trained.group, trained.index);
+    save_num_updates(state.shared, trained, whole.num_updates);
+    const auto in_bucket = mine.find(trained.param.unsafeGetTensorImpl());
+    const ElementRange resting{0, world_->rank() == 0 ? trained.param.numel() : 0};
+    const ElementRange range = in_bucket == mine.end() ? resting : in_bucket->second;
+    if (whole.num_updates == 0 || range.size() == 0) continue;
+    state.ranges.push_back({trained.name, range.begin, range.end, part_of(whole, range.begin, range.size())});
+  }
+}
+
+void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
+  const c10::NoGradGuard no_grad;
+  load_optimizers(*module_, optimizers_, shared);
+  num_steps_ = shared.get<int64_t>("num_steps");
+  const State scale = shared.child("loss_scale");
+  if (loss_scaling_ && !scale.empty()) {
+    loss_scaling_->load_state(
+        {.scale = scale.get<double>("scale"), .growth_tracker = scale.get<int64_t>("growth_tracker")});
+  }
+  bool pending = shared.get<bool>("pending");
+  if (pending && !engine().delayed) {
+    finish_saved_update(shared, read);
+    pending = false;
+  }
+  shard_ ? load_shard_state(shared, read, pending) : load_own_state(shared, read);
+  if (pending) schedule_->resume_late();
+}
+
+// The checkpoint is of a run with late updates, which this strategy has none of.
+void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& read) {
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    const ParameterState saved = read_whole(trained, shared, read);
+    if (saved.num_updates == 0) continue;
+    at::Tensor(trained.param).copy_(saved.tensors.contains("next") ? saved.tensor("next") : saved.tensor("master"));
+  }
+  flatten();  // copies of the parameters were made before
+}
+
+void FlatStrategy::load_shard_state(const State& shared, const ReadRange& read, bool pending) {
+  std::unordered_set<const c10::TensorImpl*> in_buckets;
+  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
+    std::vector<int64_t> num_updates;
+    for (const auto& slot : flat_->buckets()[b].slots) {
+      num_updates.push_back(saved_num_updates(shared, slot.name));
+      in_buckets.insert(slot.param.unsafeGetTensorImpl());
+    }
+    shard_->load_ranges(b, num_updates, read, pending);
+  }
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    if (in_buckets.contains(trained.param.unsafeGetTensorImpl())) continue;
+    ParameterState& resting = resting_states_[trained.param.unsafeGetTensorImpl()];
+    resting = read_whole(trained, shared, read);
+    for (auto& [name, tensor] : resting.tensors) tensor = tensor.clone();
+  }
+}
+
+void FlatStrategy::load_own_state(const State& shared, const ReadRange& read) {
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    trained.optimizer->load_parameter_state(trained.group, trained.index, read_whole(trained, shared, read));
+  }
+}
+
 void FlatStrategy::teardown() noexcept {
   schedule_.reset();
   replicas_.reset();
@@ -550,7 +703,7 @@ void FlatStrategy::teardown() noexcept {
   shard_.reset();
   flat_.reset();
   buffers_.clear();
-  window_is_open_ = told_gathered_ = false;
+  window_is_open_ = told_gathered_ = wants_norms_ = false;
   optimizers_ = {};
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);

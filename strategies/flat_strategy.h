@@ -53,6 +53,8 @@ class FlatStrategy final : public Strategy {
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
+  StrategyState state() override;
+  void load_state(const State& shared, const ReadRange& read) override;
   void teardown() noexcept override;
 
  private:
@@ -79,11 +81,18 @@ class FlatStrategy final : public Strategy {
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
   std::vector<at::Tensor> gradients_here(size_t optimizer) const;
   at::Tensor norm_here(size_t optimizer) const;
+  std::optional<at::Tensor> norm_taken_on_the_way(size_t optimizer) const;
   bool any_non_finite(size_t optimizer);
   void open_window();
   void flatten();
   void rebuild_if_changed();
   void check_unchanged() const;
+  ElementRange written_range(size_t bucket) const;
+  void add_shard_state(StrategyState& state) const;
+  void add_own_state(StrategyState& state) const;
+  void finish_saved_update(const State& shared, const ReadRange& read);
+  void load_shard_state(const State& shared, const ReadRange& read, bool pending);
+  void load_own_state(const State& shared, const ReadRange& read);
   void gather_gradients(size_t optimizer);
   void take_gathered_gradients(size_t optimizer);
   void broadcast_buffers();
@@ -108,6 +117,8 @@ class FlatStrategy final : public Strategy {
   std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
   bool window_is_open_ = false;               // of shard_: its sums are being made
   std::vector<bool> are_gathered_{};          // of shard_, by optimizer: parameters have the gradients
+  bool wants_norms_ = false;                  // of shard_: a step has asked for them
+  bool norms_are_known_ = false;              // of shard_: nobody has changed the sums since
   std::unique_ptr<SideWorker> keeper_;        // of shard_: copies sums to the host
   std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
   std::unique_ptr<UpdateSchedule> schedule_;  // of shard_

@@ -1,10 +1,12 @@
 #include "strategies/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -17,6 +19,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/trace.h"
 #include "optim/fused_update.h"
 
 namespace fulgur {
@@ -91,6 +94,7 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
                                                      std::make_unique<Hook>(*this, b, s, std::move(inner)));
     }
   }
+  for (size_t b = 0; keeps_sums() && b < buckets_.size(); ++b) buckets_[b].memory = options_.make_sums(b);
   if (!keeps_sums()) message_room_ = room_for_message(parameters, data.world_size());
   clear();
 }
@@ -107,13 +111,15 @@ GradientReducer::~GradientReducer() {
   }
 }
 
-void GradientReducer::begin() {
+void GradientReducer::begin(bool measures) {
   reducing_ = true;
+  measures_ = measures;
   next_ = 0;
   for (Bucket& bucket : buckets_) {
     bucket.is_full.assign(bucket.is_full.size(), false);
     bucket.num_full = 0;
     bucket.launched = false;
+    bucket.norms.clear();
   }
 }
 
@@ -137,7 +143,9 @@ void GradientReducer::move_into_bucket(size_t b, size_t s) {
     throw SetupError(fmt::format(
         "the gradient of parameter '{}' is sparse; give the embedding that it comes from sparse = false", slot.name));
   }
-  if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
+  if (bucket.is_added_to) {
+    view_in(bucket.gradients, slot).add_(grad);
+  } else if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
     auto* place =
         static_cast<std::byte*>(bucket.gradients.mutable_data_ptr()) + slot.begin * bucket.gradients.itemsize();
     if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
@@ -146,6 +154,22 @@ void GradientReducer::move_into_bucket(size_t b, size_t s) {
   }
   bucket.is_full[s] = true;
   ++bucket.num_full;
+}
+
+bool GradientReducer::reduces_in_sums(size_t b) const {
+  const std::vector<at::Tensor>& memory = buckets_[b].memory;
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  return memory.size() == 1 && memory.front().numel() == flat.numel() && memory.front().device() == flat.device() &&
+         (!buckets_[b].has_sums || data_.world_size() == 1);
+}
+
+void GradientReducer::begin_in_sums(size_t b) {
+  Bucket& bucket = buckets_[b];
+  bucket.is_added_to = bucket.has_sums;
+  if (!bucket.has_sums) bucket.sums = bucket.memory;
+  at::Tensor& sum = bucket.sums.front();
+  if (bucket.is_added_to && optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
+  bucket.gradients = sum;
 }
 
 // Waits for the oldest bucket under way rather than take more than two.
@@ -158,6 +182,9 @@ void GradientReducer::ensure_memory(size_t b) {
     bucket.gradients = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options());
     return;
   }
+  bucket.is_in_sums = reduces_in_sums(b);
+  bucket.is_added_to = false;
+  if (bucket.is_in_sums) return begin_in_sums(b);
   const auto find = [&] {
     return std::ranges::find_if(pool_, [&](const at::Tensor& memory) {
       return memory.scalar_type() == flat.scalar_type() && memory.numel() >= flat.numel();
@@ -192,7 +219,10 @@ void GradientReducer::launch(size_t b) {
   }
   if (!keeps_sums()) return;
   in_flight_.push_back(b);
-  if (options_.keeper != nullptr) bucket.kept = options_.keeper->run([this, b] { add_to_sums(b); });
+  bucket.kept = {};
+  if (options_.keeper != nullptr && (measures_ || !bucket.is_in_sums)) {
+    bucket.kept = options_.keeper->run([this, b] { add_to_sums(b); });
+  }
 }
 
 void GradientReducer::finish(std::vector<double>& extra) {
@@ -236,10 +266,18 @@ void GradientReducer::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
   bucket.work.wait();
+  const auto measure = [&](const at::Tensor& sum) {
+    if (!measures_) return;
+    bucket.norms.push_back(at::linalg_vector_norm(sum, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
+  };
+  if (bucket.is_in_sums) {
+    bucket.has_sums = true;
+    return measure(bucket.sums.front());
+  }
+  const trace::Span span("copy down");
   const at::Tensor whole = bucket.gradients.narrow(0, 0, parameters_.buckets()[b].flat.numel());
   const at::Tensor kept =
       options_.shard ? rank_range(whole.numel(), data_.rank(), data_.world_size()).of(whole) : whole;
-  if (bucket.memory.empty()) bucket.memory = options_.make_sums(b);
   if (!bucket.has_sums) bucket.sums = bucket.memory;
   int64_t begin = 0;
   for (at::Tensor& sum : bucket.sums) {
@@ -247,20 +285,29 @@ void GradientReducer::add_to_sums(size_t b) {
     begin += sum.numel();
     if (!bucket.has_sums) {
       sum.copy_(part, /*non_blocking=*/true);
+      measure(part);
       continue;
     }
     if (optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
     sum.add_(part.to(sum.device()));
+    measure(sum);
   }
   bucket.has_sums = true;
+  if (trace::enabled() && !kept.is_cpu()) {  // the span has what the device does, too
+    c10::impl::VirtualGuardImpl(kept.device().type()).getStream(kept.device()).synchronize();
+  }
 }
 
-// The memory of the bucket goes back to the pool.
+// The memory of the bucket goes back to the pool, unless it is that of its sums.
 void GradientReducer::finish_oldest() {
   const size_t b = in_flight_.front();
   in_flight_.pop_front();
   Bucket& bucket = buckets_[b];
-  options_.keeper != nullptr ? bucket.kept.get() : add_to_sums(b);
+  bucket.kept.valid() ? bucket.kept.get() : add_to_sums(b);
+  if (bucket.is_in_sums) {
+    bucket.gradients.reset();
+    return;
+  }
   const auto num_elements = static_cast<int64_t>(bucket.gradients.storage().nbytes() / bucket.gradients.itemsize());
   const at::Tensor memory = bucket.gradients.as_strided({num_elements}, {1}, 0);
   const auto larger =
@@ -275,13 +322,19 @@ const std::vector<at::Tensor>& GradientReducer::sums(size_t b) const {
   return buckets_[b].has_sums ? buckets_[b].sums : none;
 }
 
-std::vector<at::Tensor> GradientReducer::take_sums(size_t b, std::vector<at::Tensor> memory) {
+std::vector<at::Tensor> GradientReducer::take_sums(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.has_sums = false;
-  const bool is_memory = !bucket.sums.empty() && bucket.sums.front().is_same(bucket.memory.front());
-  if (!is_memory) return std::move(bucket.sums);  // widened: the memory stays for the next ones
-  bucket.memory = std::move(memory);
+  const bool is_widened = !bucket.sums.front().is_same(bucket.memory.front());
+  if (is_widened) return std::move(bucket.sums);
+  bucket.memory = bucket.spare.empty() ? options_.make_sums(b) : std::move(bucket.spare);
+  bucket.spare.clear();
   return std::move(bucket.sums);
+}
+
+void GradientReducer::give_back(size_t b, std::vector<at::Tensor> sums) {
+  const bool is_widened = sums.front().scalar_type() != parameters_.buckets()[b].flat.scalar_type();
+  if (!is_widened) buckets_[b].spare = std::move(sums);
 }
 
 int64_t GradientReducer::pool_bytes(const std::vector<int64_t>& bucket_bytes) {
@@ -371,7 +424,7 @@ void GradientReducer::fill_up(size_t b) {
     if (bucket.is_full[s]) continue;
     if (slot.param.grad().defined()) {
       move_into_bucket(b, s);
-    } else {
+    } else if (!bucket.is_added_to) {
       bucket.gradients.narrow(0, slot.begin, slot.num_elements).zero_();
     }
   }

@@ -35,11 +35,12 @@ struct ReduceOptions {
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
 //   With make_sums the memory of a bucket is taken from a pool, of two buckets if gradients come in their order, and
-//   what stays is sums(bucket), to which those of
-// further reductions are added until clear(). Parameters then have no gradients. 16-bit sums are added in fp32.
-// Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already is
-// called first. Threading: backward's and the training thread, never at once.
-// Source: Li et al. 2020, arXiv:2006.15704.
+// what stays is sums(bucket), to which those of further reductions are added until clear(). Where a rank keeps the
+// whole of a bucket in one section on the same device, the first ones are reduced in the memory of the sums, and with
+// one rank further ones are added there, too: without a pool and without a copy. Parameters then have no gradients.
+// 16-bit sums are added in fp32. Ownership: borrows all three, installs hooks on the parameters until it goes. A hook
+// that a parameter has already is called first. Threading: backward's and the training thread, never at once. Source:
+// Li et al. 2020, arXiv:2006.15704.
 class GradientReducer {
  public:
   GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control, ReduceOptions options = {});
@@ -47,17 +48,22 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  void begin();
+  // `measures`: with make_sums, so that finish() leaves norms().
+  void begin(bool measures = false);
 
   // With make_sums: what is kept of a bucket, empty if nothing was reduced since clear(); and how often a rank had a
   // gradient, by slot.
   const std::vector<at::Tensor>& sums(size_t bucket) const;
+  // The 2-norms of sums(bucket), each in fp64, taken while backward goes on; empty where they are not known.
+  const std::vector<at::Tensor>& norms(size_t bucket) const { return buckets_[bucket].norms; }
+
   const std::vector<double>& used(size_t bucket) const { return buckets_[bucket].used; }
   void set_used(size_t bucket, size_t slot, bool used) { buckets_[bucket].used[slot] = used ? 1.0 : 0.0; }
   void clear();
 
-  // Hands the memory of sums(bucket) over; the next ones are kept in `memory`, or if that is empty in new memory.
-  std::vector<at::Tensor> take_sums(size_t bucket, std::vector<at::Tensor> memory);
+  // Hands the memory of sums(bucket) over; the next ones are kept in other memory, until give_back() new one.
+  std::vector<at::Tensor> take_sums(size_t bucket);
+  void give_back(size_t bucket, std::vector<at::Tensor> sums);
 
   // `extra`, up to kMaxExtra whole numbers, is summed over ranks in place, in the message that says which parameters
   // were used. Throws DistributedError; SetupError for a sparse gradient.
@@ -75,9 +81,13 @@ class GradientReducer {
     bool launched = false;
     Work work{};
     std::vector<at::Tensor> memory{};  // from make_sums
+    std::vector<at::Tensor> spare{};   // given back
+    bool is_in_sums = false;           // `gradients` are `sums`
+    bool is_added_to = false;          // they hold those of further micro-batches already
     std::vector<at::Tensor> sums{};    // that, or its fp32 where 16-bit sums were added
     bool has_sums = false;
     std::shared_future<void> kept{};  // by the keeper
+    std::vector<at::Tensor> norms{};  // of sums
     std::vector<double> used{};
   };
   class Hook;
@@ -88,6 +98,8 @@ class GradientReducer {
   void launch(size_t bucket);
   void launch_rest(size_t end);
   bool keeps_sums() const { return options_.make_sums != nullptr; }
+  bool reduces_in_sums(size_t bucket) const;
+  void begin_in_sums(size_t bucket);
   void add_to_sums(size_t bucket);
   void finish_oldest();
   void fill_up(size_t bucket);
@@ -106,6 +118,7 @@ class GradientReducer {
   std::deque<size_t> in_flight_;  // whose sums are not kept yet
   std::vector<at::Tensor> pool_;  // memory that no bucket has now, the shortest first
   bool reducing_ = false;
+  bool measures_ = false;
   size_t next_ = 0;  // the bucket that is launched next
 };
 

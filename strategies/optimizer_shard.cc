@@ -22,8 +22,9 @@ constexpr int64_t kPartAlignment = 64;  // elements
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Calls `visit(name, tensor)` for each tensor of a state, made or not.
-template <class State, class Visit>
-void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype, State& state, const Visit& visit) {
+template <class TensorsOfState, class Visit>
+void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype, TensorsOfState& state,
+                     const Visit& visit) {
   for (const auto& field : optimizer.state_fields()) visit(field.name, state.tensors[field.slot]);
   if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
 }
@@ -38,6 +39,15 @@ void for_each_own_state(const Optimizers& optimizers, const Visit& visit) {
       for (size_t i = 0; i < params.size(); ++i) visit(element_wise, params[i], element_wise.states(g)[i]);
     }
   }
+}
+
+// What either has in its memory, and whoever has views of it.
+void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
+  c10::StorageImpl& one = *a.storage().unsafeGetStorageImpl();
+  c10::StorageImpl& other = *b.storage().unsafeGetStorageImpl();
+  TORCH_INTERNAL_ASSERT(one.nbytes() == other.nbytes() && a.storage_offset() == 0 && b.storage_offset() == 0);
+  at::DataPtr of_one = one.set_data_ptr(at::DataPtr(nullptr, a.device()));
+  one.set_data_ptr_noswap(other.set_data_ptr(std::move(of_one)));
 }
 
 // The elements of a tensor in the order of its memory.
@@ -124,6 +134,7 @@ void OptimizerShard::make_copies(size_t b) {
       section.copy = at::empty({section.range.size()}, flat.options());
     }
     if (section.copy.defined()) section.copy.copy_(section.range.of(flat));
+    section.exchanges = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
   }
 }
 
@@ -131,16 +142,18 @@ void OptimizerShard::make_parts(size_t b) {
   const auto& bucket = parameters_.buckets()[b];
   for (const Section& section : buckets_[b].sections) {
     std::vector<Part>& parts = buckets_[b].parts.emplace_back();
-    const at::Tensor target = section.copy.defined() ? section.copy : section.range.of(bucket.flat);
+    const at::Tensor target =
+        section.copy.defined() && !section.exchanges ? section.copy : section.range.of(bucket.flat);
     const int64_t length =
         round_up((section.range.size() + section.num_workers - 1) / section.num_workers, kPartAlignment);
     for (int64_t w = 0; w < section.num_workers; ++w) {
       const int64_t begin = std::min(w * length, section.range.size());
       const int64_t end = std::min(begin + length, section.range.size());
       Part& part = parts.emplace_back(
-          Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}});
+          Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}, {}});
       for (const Piece& piece : part.pieces) {
         part.tensors.push_back(target.narrow(0, begin + piece.offset, piece.num_elements));
+        if (section.exchanges) part.outs.push_back(section.copy.narrow(0, begin + piece.offset, piece.num_elements));
       }
       part.states.resize(part.pieces.size());
       if (section.on_host) make_host_states(b, part);
@@ -164,7 +177,7 @@ std::vector<at::Tensor> OptimizerShard::make_sums(size_t b) {
   std::vector<at::Tensor> sums;
   for (const Section& section : buckets_[b].sections) {
     sums.push_back(section.on_host ? arena_->take(section.range.size(), flat.scalar_type())
-                                   : at::empty({section.range.size()}, flat.options()));
+                                   : at::zeros({section.range.size()}, flat.options()));
   }
   return sums;
 }
@@ -189,7 +202,7 @@ void OptimizerShard::update(size_t b, size_t section, int64_t worker, const Opti
     part.tensors[i].mutable_grad() =
         used[piece.slot] > 0 ? gradient.narrow(0, part.begin + piece.offset, piece.num_elements) : at::Tensor();
   }
-  optimizer_of(b).update(group, part.tensors, part.states, transform);
+  optimizer_of(b).update(group, part.tensors, part.states, transform, part.outs);
   for (const at::Tensor& tensor : part.tensors) tensor.mutable_grad().reset();
 }
 
@@ -197,11 +210,15 @@ void OptimizerShard::publish(size_t b) const {
   const c10::NoGradGuard no_grad;
   for (const Section& section : buckets_[b].sections) {
     if (!section.copy.defined()) continue;
+    if (section.exchanges) {
+      exchange_memory(parameters_.buckets()[b].flat, section.copy);
+      continue;
+    }
     section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);
   }
 }
 
-OptimizerShard::ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
+ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
   const c10::NoGradGuard no_grad;
   const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
   ElementWiseOptimizer::State whole;
@@ -250,6 +267,75 @@ void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
     for (Part& part : parts) {
       for (size_t i = 0; i < part.pieces.size(); ++i) {
         if (part.pieces[i].slot == slot) set_one(part.pieces[i], part.states[i]);
+      }
+    }
+  }
+}
+
+std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange within, bool copies, bool updated) const {
+  const auto& bucket = parameters_.buckets()[b];
+  std::vector<StateRange> ranges;
+  for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
+    const Section& section = buckets_[b].sections[s];
+    for (const Part& part : buckets_[b].parts[s]) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        const ElementWiseOptimizer::State& state = part.states[i];
+        const int64_t in_bucket = section.range.begin + part.begin + piece.offset;  // of the piece
+        const int64_t begin = std::max(in_bucket, within.begin);
+        const int64_t end = std::min(in_bucket + piece.num_elements, within.end);
+        if (begin >= end || state.num_updates == 0) continue;
+        const auto own = [&](const at::Tensor& tensor) { return tensor.narrow(0, begin - in_bucket, end - begin); };
+        StateRange& range = ranges.emplace_back();
+        range.parameter = bucket.slots[piece.slot].name;
+        range.begin = piece.begin + begin - in_bucket;
+        range.end = range.begin + end - begin;
+        for_each_tensor(optimizer_of(b), bucket.flat.scalar_type(), state,
+                        [&](std::string_view name, const auto& t) { range.tensors.emplace(name, own(t)); });
+        if (copies && !range.tensors.contains(kMaster))
+          range.tensors.emplace("next", own(updated ? part.result(i) : part.tensors[i]));
+      }
+    }
+  }
+  return ranges;
+}
+
+std::vector<int64_t> OptimizerShard::num_updates(size_t b) const {
+  std::vector<int64_t> by_slot(parameters_.buckets()[b].slots.size());
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) by_slot[part.pieces[i].slot] = part.states[i].num_updates;
+  });
+  return by_slot;
+}
+
+void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updates, const ReadRange& read,
+                                 bool copies) {
+  const c10::NoGradGuard no_grad;
+  const auto& bucket = parameters_.buckets()[b];
+  for (auto& parts : buckets_[b].parts) {
+    for (Part& part : parts) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        ElementWiseOptimizer::State& own = part.states[i];
+        own.num_updates = num_updates[piece.slot];
+        if (own.num_updates == 0) continue;
+        ParameterState saved{
+            .num_updates = own.num_updates,
+            .tensors = read(bucket.slots[piece.slot].name, piece.begin, piece.begin + piece.num_elements)};
+        const bool has_master = optim::is_16_bit(bucket.flat.scalar_type());
+        if (has_master) {  // of another precision there may be none
+          const auto next = saved.tensors.find("next");
+          const at::Tensor& param = next == saved.tensors.end() ? part.tensors[i] : next->second;
+          saved.tensors.try_emplace(std::string(kMaster), param.to(at::kFloat));
+        }
+        const at::ScalarType dtype = has_master ? at::kFloat : bucket.flat.scalar_type();
+        for_each_tensor(optimizer_of(b), bucket.flat.scalar_type(), own, [&](std::string_view name, auto& tensor) {
+          const at::Tensor& wanted = saved.tensor(name);
+          tensor.defined() ? tensor.copy_(wanted)
+                           : tensor = wanted.to(part.tensors[i].device(), dtype,
+                                                /*non_blocking=*/false, /*copy=*/true);
+        });
+        if (copies) part.result(i).copy_(saved.tensor(saved.tensors.contains("next") ? "next" : kMaster));
       }
     }
   }

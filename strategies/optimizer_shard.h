@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/state_range.h"
 #include "core/optimizer.h"
 #include "device/host_arena.h"
 #include "distributed/collective.h"
@@ -44,7 +45,8 @@ struct ShardOptions {
 // (rank_range), so that a reduce_scatter of a bucket is its gradient, and all ranks do as much.
 //   A range has one section, or two if a part of it is on the host. The updates of a section with a copy of its
 // parameters go there, and reach the parameters by publish(); others are made in place. What else is written to
-// parameters that have a copy is lost.
+// parameters that have a copy is lost. A copy of a whole bucket on a CPU costs no pass to publish: the update reads the
+// parameters and writes the copy, and then the two exchange their memory.
 // Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
 // different buckets, sections or workers may run at once.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
@@ -53,17 +55,12 @@ class OptimizerShard {
   struct Section {
     ElementRange range;  // of the bucket
     bool on_host = false;
-    at::Tensor copy{};  // of its parameters; undefined: updates are made in place
+    at::Tensor copy{};       // of its parameters; undefined: updates are made in place
+    bool exchanges = false;  // it is the whole bucket, in the same memory: publish() exchanges copy and parameters
     int64_t num_workers = 1;
   };
 
-  // The state of a whole parameter; the tensors have its shape. Without updates there are none.
-  struct ParameterState {
-    int64_t num_updates = 0;
-    std::map<std::string, at::Tensor, std::less<>> tensors{};  // by StateField::name; "master" where it is of 16 bits
-  };
-
-  // By parameter, which stays the same tensor when it goes to other buckets.
+  // Of whole parameters. By parameter, which stays the same tensor when it goes to other buckets.
   using States = std::map<const c10::TensorImpl*, ParameterState>;
 
   // Of optimizers that keep the state themselves, all element-wise.
@@ -84,12 +81,20 @@ class OptimizerShard {
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
               const std::vector<double>& used, const GradientTransform& transform);
 
-  // Copies what has been updated to the parameters.
+  // Brings what has been updated to the parameters.
   void publish(size_t bucket) const;
+  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
 
   // State of one parameter, from all ranks or for them: each calls it with the same slot.
   ParameterState gather(size_t bucket, size_t slot, Collective& group) const;
   void set(size_t bucket, size_t slot, const ParameterState& state);
+
+  // For a checkpoint: what this rank has of the state of a bucket's elements in `within`, and to go on from there. Of
+  // slots without updates there is nothing. `copies`: also the parameters after the update under way, "next" where no
+  // fp32 master says the same; `updated` if the bucket has a part in it, so that its copies are not published yet.
+  std::vector<StateRange> state_ranges(size_t bucket, ElementRange within, bool copies, bool updated) const;
+  std::vector<int64_t> num_updates(size_t bucket) const;  // by slot; 0 where this rank has no element
+  void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read, bool copies);
 
   // Of all parameters. Needs the memory of the whole state, on every rank, while it lasts.
   States gather_all(Collective& group) const;
@@ -107,7 +112,9 @@ class OptimizerShard {
     int64_t begin;                    // in the section
     std::vector<Piece> pieces;        // of this part
     std::vector<at::Tensor> tensors;  // what is updated, by piece
+    std::vector<at::Tensor> outs{};   // where the result goes; empty: there
     std::vector<optim::ElementWiseOptimizer::State> states;
+    const at::Tensor& result(size_t piece) const { return outs.empty() ? tensors[piece] : outs[piece]; }
   };
   struct Bucket {
     std::vector<Section> sections;

@@ -46,6 +46,7 @@ void ZeroOffload::describe(FieldVisitor& visit) {
 void DelayedUpdate::describe(FieldVisitor& visit) {
   visit({.name = "base", .help = "zero_offload, ddp_sharded, ddp or single_device"}, &base);
   visit({.name = "warmup_steps", .help = "synchronous steps at the beginning", .min = 0}, &warmup_steps);
+  visit({.name = "drain_before_save", .help = "a checkpoint ends the update under way first"}, &drain_before_save);
   describe_host(*this, visit);
   describe_reduce(reduce, visit);
   describe_ranks(*this, visit);

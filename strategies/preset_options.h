@@ -74,6 +74,7 @@ struct DelayedUpdate {
   static constexpr std::string_view kName = "delayed_update";
   std::string base = "zero_offload";        // or ddp_sharded, ddp, single_device
   int64_t warmup_steps = 0;                 // that are synchronous, at the beginning
+  bool drain_before_save = false;           // a checkpoint ends the update under way first, which changes the training
   double ratio = 1;                         // of base zero_offload
   int64_t update_threads = 0;               // as in ZeroOffload
   std::string reduce = "each_micro_batch";  // as in DdpSharded, all of these

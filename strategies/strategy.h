@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/state_range.h"
 #include "core/batch.h"
 #include "core/describe.h"
 #include "core/gradient_clipping.h"
 #include "core/model_memory.h"
 #include "core/module.h"
 #include "core/optimizer.h"
+#include "core/state.h"
 #include "distributed/world.h"
 #include "strategies/precision.h"
 
@@ -49,6 +51,12 @@ struct StrategySetup {
   bool deterministic = false;    // the same bits however the parameters fall into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
   bool sends_ahead = true;       // gradients may go on their way in backward: nobody looks at them, or calls it twice
+};
+
+// What a strategy has beside the module, for a checkpoint.
+struct StrategyState {
+  State shared{};                    // the same on every rank
+  std::vector<StateRange> ranges{};  // those that this rank writes; over all ranks each element is there once. Views
 };
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
@@ -116,6 +124,12 @@ class Strategy {
 
   // The tensors to save, by the names that Python's state_dict gives them; a tied one once.
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;
+
+  // Between steps, every rank. What is read in state() may change with the next step. load_state() comes after
+  // setup_optimizers(), before the first step, also with another number of ranks or of another strategy; the module has
+  // its saved weights already. Throws CheckpointError if the state is of another kind.
+  virtual StrategyState state() = 0;
+  virtual void load_state(const State& shared, const ReadRange& read) = 0;
 
   // Gives the module back as ordinary tensors of their own types on the CPU. Also after a failed setup; does not throw.
   virtual void teardown() noexcept = 0;

@@ -32,13 +32,7 @@ struct UpdateSchedule::Update {
 
 UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
                                GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers)
-    : parameters_(parameters),
-      optimizers_(optimizers),
-      shard_(shard),
-      reducer_(reducer),
-      data_(data),
-      spare_sums_(parameters.buckets().size()),
-      beside_(device) {
+    : parameters_(parameters), optimizers_(optimizers), shard_(shard), reducer_(reducer), data_(data), beside_(device) {
   const std::vector<int> cores = cores_of_process();
   for (int64_t w = 0; w < num_workers; ++w) {
     const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
@@ -60,6 +54,26 @@ void UpdateSchedule::drain() {
   if (const auto update = std::exchange(late_, nullptr)) finish(*update);
 }
 
+void UpdateSchedule::wait() const {
+  if (late_ == nullptr) return;
+  for (const auto& parts : late_->done) {
+    for (const auto& part : parts) part.get();
+  }
+}
+
+bool UpdateSchedule::updates(size_t bucket) const { return late_ != nullptr && !late_->sums[bucket].empty(); }
+
+void UpdateSchedule::resume_late() {
+  late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .late = true});
+  std::promise<void> computed;
+  computed.set_value();
+  const std::shared_future<void> done = computed.get_future().share();
+  for (size_t b = 0; b < parameters_.buckets().size(); ++b) {
+    late_->sums.push_back(shard_.make_sums(b));
+    late_->done.push_back({done});
+  }
+}
+
 std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, const GradientTransform& transform,
                                                               bool late) {
   auto update = std::make_unique<Update>(Update{
@@ -74,7 +88,7 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
     if (parameters_.buckets()[b].optimizer != optimizer || std::ranges::all_of(used, [](double n) { return n == 0; })) {
       continue;
     }
-    update->sums[b] = late ? reducer_.take_sums(b, std::move(spare_sums_[b])) : reducer_.sums(b);
+    update->sums[b] = late ? reducer_.take_sums(b) : reducer_.sums(b);
   }
   for (size_t b = num_buckets; b-- > 0;) start_bucket(*update, b);
   return update;
@@ -120,9 +134,14 @@ void UpdateSchedule::finish(Update& update) {
     for (const auto& part : update.done[b]) part.get();
     gather();
     publishing = b;
-    published = update.done[b].empty() ? std::shared_future<void>() : beside_.run([this, b] { shard_.publish(b); });
+    published = {};
+    if (shard_.publishes_at_once(b)) {
+      shard_.publish(b);
+    } else if (!update.done[b].empty()) {
+      published = beside_.run([this, b] { shard_.publish(b); });
+    }
     for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
-    if (update.late) spare_sums_[b] = std::move(update.sums[b]);
+    if (update.late) reducer_.give_back(b, std::move(update.sums[b]));
   }
   gather();
   for (Work& work : gathering) work.wait();

@@ -41,6 +41,15 @@ class UpdateSchedule {
 
   // Ends the update before.
   void drain();
+
+  // Waits until the update under way is computed; parameters stay as they are until it ends.
+  void wait() const;
+
+  // An update is under way that is computed, and lies in the shard's copies, as it was when a checkpoint was taken.
+  void resume_late();
+
+  bool updates(size_t bucket) const;  // with the update under way
+
   bool is_late() const { return late_ != nullptr; }  // an update is under way beside the step
 
  private:
@@ -56,7 +65,6 @@ class UpdateSchedule {
   OptimizerShard& shard_;
   GradientReducer& reducer_;
   Collective& data_;
-  std::vector<std::vector<at::Tensor>> spare_sums_;  // by bucket: memory of the late update before
   std::unique_ptr<Update> late_;
   std::vector<std::unique_ptr<SideWorker>> workers_;  // on the host
   SideWorker beside_;                                 // on the device: late updates there, and what is published

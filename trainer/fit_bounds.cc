@@ -4,8 +4,14 @@
 
 namespace fulgur {
 
-FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested, Ranks& ranks)
-    : options_(options), state_(state), stop_requested_(stop_requested), ranks_(ranks) {}
+FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested, Ranks& ranks,
+                     const SignalWatch& signals, Clock::time_point start)
+    : options_(options),
+      state_(state),
+      stop_requested_(stop_requested),
+      ranks_(ranks),
+      signals_(signals),
+      start_(start) {}
 
 bool FitBounds::max_steps_reached() const {
   return options_.max_steps >= 0 && state_.global_step >= options_.max_steps;
@@ -13,8 +19,10 @@ bool FitBounds::max_steps_reached() const {
 
 bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
 
+bool FitBounds::is_last_epoch() const { return state_.max_epochs >= 0 && state_.epoch + 1 >= state_.max_epochs; }
+
 bool FitBounds::should_stop() {
-  if (!(ranks_.world_size() == 1 ? wants_stop() : agreed_)) return false;
+  if (signal_ != 0 || !(ranks_.world_size() == 1 ? stop_requested_ || time_is_over() : agreed_)) return false;
   const bool minimum_reached = state_.epoch >= options_.min_epochs && state_.global_step >= options_.min_steps;
   if (!minimum_reached && !told_minimum_) {
     told_minimum_ = true;
@@ -24,10 +32,24 @@ bool FitBounds::should_stop() {
   return minimum_reached;
 }
 
-bool FitBounds::wants_stop() { return stop_requested_ || time_is_over(); }
+bool FitBounds::wants_stop() { return stop_requested_ || signals_.pending() != 0 || time_is_over(); }
 
-void FitBounds::agree() {
-  if (ranks_.world_size() > 1) agree(any_rank(ranks_, wants_stop()));
+void FitBounds::agree(bool any_wants_stop) {
+  agreed_ = agreed_ || any_wants_stop;
+  find_signal();
+}
+
+void FitBounds::agree() { agree(ranks_.world_size() > 1 && any_rank(ranks_, wants_stop())); }
+
+// Only those that agreed to stop ask each other why.
+void FitBounds::find_signal() {
+  if (ranks_.world_size() == 1) {
+    signal_ = signals_.pending();
+  } else if (agreed_) {
+    double pending = signals_.pending();
+    ranks_.all_reduce({&pending, 1}, Reduction::max);
+    signal_ = static_cast<int>(pending);
+  }
 }
 
 bool FitBounds::time_is_over() {

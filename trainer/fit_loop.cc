@@ -1,12 +1,16 @@
 #include "trainer/fit_loop.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "core/logging.h"
+#include "core/seed.h"
 #include "trainer/repeat_first_epoch.h"
 
 namespace fulgur {
@@ -106,16 +110,23 @@ void FitLoop::run(OptimizerSteps& steps) {
 
 void FitLoop::train(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
-  if (!validation_.empty() && *context_.options.num_sanity_val_steps != 0) {
+  if (!resume_ && !validation_.empty() && *context_.options.num_sanity_val_steps != 0) {
     validation_.run_sanity_check(*context_.options.num_sanity_val_steps);
   }
   warn_of_frozen_modes(hooks.module());
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
   schedule_.restart_clock();
-  FitBounds bounds(context_.options, context_.state, context_.stop_requested, context_.ranks);
+  FitBounds bounds(context_.options, context_.state, context_.stop_requested, context_.ranks, context_.signals, start_);
   bounds.agree();
-  while (!bounds.done()) run_epoch(steps, bounds);
+  while (true) {
+    if (bounds.signal() != 0) context_.interrupt(bounds.signal());
+    if (bounds.done()) break;
+    context_.saver.set_in_training(true);
+    run_epoch(steps, bounds);
+  }
+  context_.saver.set_in_training(false);
+  if (resume_) restore();  // there was nothing left to train
   context_.strategy.drain();
   hooks(hooks::on_train_end);
 }
@@ -123,18 +134,80 @@ void FitLoop::train(OptimizerSteps& steps) {
 void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   RunState& state = context_.state;
   const int64_t reload_every = context_.options.reload_dataloaders_every_n_epochs;
-  if (reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
+  if (!resume_ && reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
+  const bool in_middle = resume_ && resume_->epoch.behind.samples > 0;
+  if (resume_ && !in_middle) restore();
   context_.hooks(hooks::on_train_epoch_start);
-  TrainEpochLoop(context_, steps, bounds, validation_, schedule_, total_batches_)
-      .run(*train_, num_train_batches_, together_);
-  if (state.global_step == steps_before && !told_idle_ && !bounds.done()) {
+  TrainEpochLoop(context_, steps, bounds, validation_, schedule_, progress_)
+      .run(*train_, num_train_batches_, together_, in_middle ? &resume_->epoch : nullptr);
+  resume_.reset();
+  if (state.global_step == steps_before && !in_middle && !told_idle_ && !bounds.done()) {
     told_idle_ = true;
     log_warning("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);
   bounds.agree();
   ++state.epoch;
+  if (progress_.epoch_is_complete) {
+    progress_.epoch = state.epoch;
+    progress_.of_epoch = progress_.odd_samples = 0;
+  }
+  context_.saver.at_boundary();
+}
+
+State FitLoop::state() const {
+  const RunState& run = context_.state;
+  const std::chrono::duration<double> elapsed = FitBounds::Clock::now() - start_;
+  State state;
+  state.set("epoch", progress_.epoch);
+  state.set("batches_of_epoch", progress_.of_epoch);
+  state.set("samples_of_epoch",
+            (progress_.of_epoch * train_->batch_size() + progress_.odd_samples) * context_.ranks.world_size());
+  state.set("total_batches", progress_.total);
+  state.set("global_step", run.global_step);
+  state.set("batches_that_stepped", run.batches_that_stepped);
+  state.set("elapsed_s", elapsed.count());
+  if (context_.accumulate_grad_batches != context_.options.accumulate_grad_batches) {
+    state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
+  }
+  state.set_child("train_loader", train_->state());
+  return state;
+}
+
+// The order of samples is that of all ranks together, so that others than before can go on in it. Where they do not
+// divide evenly, the few that only some of the ranks would get are left out.
+void FitLoop::load_state(const State& state, const State& metrics, const State& of_rank) {
+  RunState& run = context_.state;
+  run.epoch = progress_.epoch = state.get<int64_t>("epoch");
+  if (run.max_epochs >= 0 && run.epoch > run.max_epochs) {
+    throw CheckpointError(c10::str("the checkpoint has ", run.epoch, " epochs behind it, but max_epochs = ",
+                                   run.max_epochs, "; set it to the number of epochs in all"));
+  }
+  run.global_step = state.get<int64_t>("global_step");
+  run.batches_that_stepped = state.get<int64_t>("batches_that_stepped");
+  progress_.total = state.get<int64_t>("total_batches");
+  start_ -= std::chrono::duration_cast<FitBounds::Clock::duration>(
+      std::chrono::duration<double>(state.get<double>("elapsed_s")));
+  if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
+    context_.accumulate_grad_batches = *accumulation;
+  }
+  train_->load_state(state.child("train_loader"));
+  const int64_t world_size = context_.ranks.world_size();
+  const int64_t samples = (state.get<int64_t>("samples_of_epoch") + world_size - 1) / world_size;
+  progress_.of_epoch = samples / train_->batch_size();
+  progress_.odd_samples = samples % train_->batch_size();
+  resume_ = Resume{.epoch = {.behind = {.batches = progress_.of_epoch, .samples = samples}, .restore = {}},
+                   .metrics = metrics,
+                   .of_rank = of_rank};
+  resume_->epoch.restore = [this] { restore(); };
+}
+
+void FitLoop::restore() const {
+  const bool same_ranks = !resume_->of_rank.empty();
+  context_.metrics.load_state(same_ranks ? resume_->of_rank.child("metrics") : resume_->metrics);
+  if (!same_ranks) return;
+  RandomState(resume_->of_rank.child("random")).restore();
 }
 
 // ModelCheckpoint comes after the Module here, so that it finds what was logged in on_train_epoch_end.

@@ -29,7 +29,20 @@ class FitLoop {
 
   void run(OptimizerSteps& steps);
 
+  // Where it stands, for a checkpoint between two steps; and to go on from there when it runs. `metrics`: those of
+  // ended epochs. `of_rank`: all that this rank kept; empty if the ranks were others. Throws CheckpointError if
+  // max_epochs is behind already.
+  State state() const;
+  void load_state(const State& state, const State& metrics, const State& of_rank);
+
  private:
+  struct Resume {
+    TrainEpochLoop::Resumed epoch;
+    State metrics;
+    State of_rank;
+  };
+  void restore() const;
+
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
@@ -44,7 +57,9 @@ class FitLoop {
   bool together_ = false;                     // it is unknown, and there are several ranks
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
-  int64_t total_batches_ = 0;
+  TrainEpochLoop::Progress progress_;
+  std::optional<Resume> resume_;  // until the first epoch has begun
+  FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
   bool told_idle_ = false;  // of an epoch without a step
 };
 

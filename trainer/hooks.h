@@ -69,6 +69,7 @@ FULGUR_SHARED_HOOK(on_predict_end, forbidden);
 
 FULGUR_HOOK(on_metrics, forbidden);
 FULGUR_HOOK(on_exception, forbidden);
+FULGUR_HOOK(on_checkpoint_saved, forbidden);
 FULGUR_SHARED_HOOK(teardown, forbidden);
 
 #undef FULGUR_SHARED_HOOK

@@ -13,11 +13,21 @@ namespace fulgur {
 // such, also of a loader that does not know its length. With `together` all ranks have as many: where one ends, all do.
 class LimitedBatches {
  public:
-  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together = nullptr)
+  // Of an epoch that was begun before: what is behind it.
+  struct Behind {
+    int64_t batches = 0;
+    int64_t samples = 0;  // of this rank
+  };
+
+  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together, const Behind& behind)
       : loader_(loader), left_(limit), together_(together) {
     loader.begin_epoch(epoch);
+    if (behind.samples > 0) loader.skip(behind.samples);
+    if (left_) *left_ -= behind.batches;
     fetch();
   }
+  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit)
+      : LimitedBatches(loader, epoch, limit, nullptr, {}) {}
 
   bool empty() const { return !next_; }
 

@@ -2,6 +2,9 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <functional>
+#include <utility>
+
 #include "core/make_module.h"
 #include "core/metric_log.h"
 #include "core/ranks.h"
@@ -10,7 +13,9 @@
 #include "distributed/world.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
+#include "trainer/checkpoint_saver.h"
 #include "trainer/hook_caller.h"
+#include "trainer/signal_watch.h"
 #include "trainer/trainer_options.h"
 
 namespace fulgur {
@@ -28,6 +33,9 @@ struct LoopContext {
   RunState& state;
   MetricLog& metrics;
   HookCaller& hooks;
+  CheckpointSaver& saver;
+  const SignalWatch& signals;
+  const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
   const bool& stop_requested;
   int64_t& accumulate_grad_batches;  // from the next epoch on
 

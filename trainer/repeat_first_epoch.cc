@@ -11,6 +11,10 @@ class FirstEpoch final : public Loader {
   void begin_epoch(int64_t) override { loader_->begin_epoch(0); }
   std::optional<Batch> next() override { return loader_->next(); }
   std::optional<int64_t> num_batches() const override { return loader_->num_batches(); }
+  void skip(int64_t num_samples) override { loader_->skip(num_samples); }
+  int64_t batch_size() const override { return loader_->batch_size(); }
+  State state() const override { return loader_->state(); }
+  void load_state(const State& state) override { loader_->load_state(state); }
   bool set_shard(const DataShard& shard) override { return loader_->set_shard(shard); }
 
  private:

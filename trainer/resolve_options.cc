@@ -78,6 +78,7 @@ void resolve_fast_dev_run(TrainerOptions& options) {
   options.limit_train_batches = options.limit_val_batches = options.limit_test_batches = options.limit_predict_batches =
       batches;
   options.logger = options.enable_checkpointing = false;
+  options.ckpt_path.clear();
   std::erase_if(options.callbacks, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
 }
 

@@ -5,9 +5,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <system_error>
+#include <vector>
 
+#include "core/error.h"
 #include "core/working_directory.h"
 
 namespace fulgur {
@@ -17,24 +21,47 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "version_";
 
-int64_t next_version(const fs::path& runs) {
-  int64_t next = 0;
-  for (const auto& entry : fs::directory_iterator(runs)) {
+fs::path runs_in(const fs::path& root) { return (root.empty() ? working_directory() : root) / "runs"; }
+
+// The newest first.
+std::vector<int64_t> versions_in(const fs::path& runs) {
+  std::vector<int64_t> versions;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(runs, error)) {
     const std::string name = entry.path().filename().string();
     int64_t version = 0;
     if (!name.starts_with(kPrefix)) continue;
     std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), version);
-    next = std::max(next, version + 1);
+    versions.push_back(version);
   }
-  return next;
+  std::ranges::sort(versions, std::greater());
+  return versions;
 }
 
 }  // namespace
 
+std::vector<fs::path> run_dirs(const fs::path& root) {
+  std::vector<fs::path> folders;
+  for (const int64_t version : versions_in(runs_in(root))) {
+    folders.push_back(runs_in(root) / fmt::format("{}{}", kPrefix, version));
+  }
+  return folders;
+}
+
+fs::path make_named_run_dir(const fs::path& root, const std::string& name) {
+  if (fs::path(name).filename() != name || name == "." || name == "..") {
+    throw UsageError(fmt::format("name = '{}' is to be the name of a folder in runs/; leave '/' and '..' out", name));
+  }
+  const fs::path folder = runs_in(root) / name;
+  fs::create_directories(folder);
+  return folder;
+}
+
 fs::path make_run_dir(const fs::path& root) {
-  const fs::path runs = (root.empty() ? working_directory() : root) / "runs";
+  const fs::path runs = runs_in(root);
   fs::create_directories(runs);
-  for (int64_t version = next_version(runs);; ++version) {
+  const std::vector<int64_t> versions = versions_in(runs);
+  for (int64_t version = versions.empty() ? 0 : versions.front() + 1;; ++version) {
     const fs::path folder = runs / fmt::format("{}{}", kPrefix, version);
     if (fs::create_directory(folder)) return folder;  // false: another process was first
   }

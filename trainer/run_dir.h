@@ -1,6 +1,8 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
+#include <vector>
 
 namespace fulgur {
 
@@ -8,5 +10,11 @@ namespace fulgur {
 // working_directory(). Processes that ask at the same time get different folders. Throws
 // std::filesystem::filesystem_error.
 std::filesystem::path make_run_dir(const std::filesystem::path& root);
+
+// The same for a run with a name: `root`/runs/<name>, which may exist. Throws UsageError if it is no name of a folder.
+std::filesystem::path make_named_run_dir(const std::filesystem::path& root, const std::string& name);
+
+// The version_N folders in `root`/runs, the newest first.
+std::vector<std::filesystem::path> run_dirs(const std::filesystem::path& root);
 
 }  // namespace fulgur

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/error.h"
-#include "trainer/limited_batches.h"
 
 namespace fulgur {
 namespace {
@@ -35,16 +34,22 @@ void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_id
 
 }  // namespace
 
-void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool together) {
+void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool together, const Resumed* resumed) {
   RunState& state = context_.state;
   HookCaller& hooks = context_.hooks;
-  state.batch_idx = 0;
+  const LimitedBatches::Behind behind = resumed != nullptr ? resumed->behind : LimitedBatches::Behind{};
+  state.batch_idx = progress_.of_epoch = behind.batches;
+  progress_.epoch = state.epoch;
+  progress_.epoch_is_complete = false;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
   steps_.check_accumulation(accumulate_grad_batches_);
   state.is_last_batch = false;
   bool reached_last = false, skipped = false;
-  LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr);
-  if (batches.empty()) {
+  LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind);
+  if (resumed != nullptr) {
+    resumed->restore();
+    state.is_last_batch = reached_last = batches.empty();
+  } else if (batches.empty()) {
     throw SetupError(
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
   }
@@ -60,8 +65,10 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
+    drain_if_last();
     validate_if_due();
     ++state.batch_idx;
+    if (window_batches_ == 0) at_boundary();
   }
   context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
@@ -69,8 +76,17 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }
+  if (skipped && bounds_.is_last_epoch()) context_.strategy.drain();
+  progress_.epoch_is_complete = reached_last || skipped || ended_;
   if (!reached_last && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+}
+
+void TrainEpochLoop::at_boundary() {
+  progress_.of_epoch = context_.state.batch_idx;
+  context_.saver.at_boundary();
+  if (context_.ranks.world_size() == 1) bounds_.agree();  // of a signal since the step; ranks look once a step
+  if (bounds_.signal() != 0) context_.interrupt(bounds_.signal());
 }
 
 bool TrainEpochLoop::ends_here() {
@@ -80,7 +96,7 @@ bool TrainEpochLoop::ends_here() {
 void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
-  ++total_batches_;
+  ++progress_.total;
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
   count_step();
@@ -148,6 +164,7 @@ void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
   window_batches_ = micro_batches_ = 0;
   bounds_.agree(all.wants_stop);
   stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches);
+  progress_.of_epoch = context_.state.batch_idx + 1;
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
 }
 
@@ -163,8 +180,13 @@ void TrainEpochLoop::log_step_metrics() {
   context_.hooks.send(context_.metrics.take_step_metrics(), step);
 }
 
+// No step follows, beside which a late update could land: the last validation and checkpoint are to see it.
+void TrainEpochLoop::drain_if_last() {
+  if (ends_here() || (ended_ && bounds_.is_last_epoch())) context_.strategy.drain();
+}
+
 void TrainEpochLoop::validate_if_due() {
-  bool due = schedule_.due(context_.state, total_batches_);
+  bool due = schedule_.due(context_.state, progress_.total);
   if (schedule_.is_by_clock()) due = any_rank(context_.ranks, due);
   const bool last_chance = ends_here() && schedule_.validates_in(context_.state.epoch);
   if (!validation_.empty() && (due || last_chance)) {

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 #include "core/batch.h"
 #include "core/loader.h"
 #include "trainer/evaluation_loop.h"
 #include "trainer/fit_bounds.h"
+#include "trainer/limited_batches.h"
 #include "trainer/loop_context.h"
 #include "trainer/optimizer_steps.h"
 #include "trainer/validation_schedule.h"
@@ -18,22 +20,37 @@ namespace fulgur {
 //   epoch. The loop ends only between windows, so that no gradient is lost.
 class TrainEpochLoop {
  public:
-  // All are borrowed. `validation` may be empty; `total_batches` counts on over the epochs.
+  // Which batches the weights have seen.
+  struct Progress {
+    int64_t epoch = 0;
+    int64_t of_epoch = 0;            // how many
+    int64_t odd_samples = 0;         // beside them, of a run on other ranks
+    int64_t total = 0;               // of all epochs
+    bool epoch_is_complete = false;  // it did not end by a bound of fit
+  };
+  // An epoch that was begun in another process.
+  struct Resumed {
+    LimitedBatches::Behind behind;
+    std::function<void()> restore;  // what changes with every batch: metrics, random generators
+  };
+
+  // All are borrowed. `validation` may be empty.
   TrainEpochLoop(LoopContext& context, OptimizerSteps& steps, FitBounds& bounds, EvaluationLoop& validation,
-                 ValidationSchedule& validation_schedule, int64_t& total_batches)
+                 ValidationSchedule& validation_schedule, Progress& progress)
       : context_(context),
         steps_(steps),
         bounds_(bounds),
         validation_(validation),
         schedule_(validation_schedule),
-        total_batches_(total_batches) {}
+        progress_(progress) {}
 
   // `limit`: batches at most. `together`: of a loader that does not know its length, all ranks run as many. Ends with
-  // the loader, with a bound of fit, or when on_train_batch_start says so.
-  void run(Loader& loader, std::optional<int64_t> limit, bool together);
+  // the loader, with a bound of fit, or when on_train_batch_start says so. `resumed`: null for an epoch from its start.
+  void run(Loader& loader, std::optional<int64_t> limit, bool together, const Resumed* resumed);
 
  private:
   bool ends_here();
+  void at_boundary();
   void run_batch(const Batch& batch);
   at::Tensor run_automatic(const Batch& batch);
   at::Tensor run_micro_batch(const Batch& batch, bool is_last);
@@ -43,6 +60,7 @@ class TrainEpochLoop {
   void end_micro_batch(bool is_last, bool ends_epoch);
   void count_step();
   void log_step_metrics();
+  void drain_if_last();
   void validate_if_due();
 
   LoopContext& context_;
@@ -50,7 +68,7 @@ class TrainEpochLoop {
   FitBounds& bounds_;
   EvaluationLoop& validation_;
   ValidationSchedule& schedule_;
-  int64_t& total_batches_;  // of all epochs
+  Progress& progress_;
 
   int64_t accumulate_grad_batches_ = 1;  // in this epoch
   int64_t window_batches_ = 0;           // of the running window

@@ -6,13 +6,19 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <system_error>
 #include <typeinfo>
 #include <utility>
 
+#include "callbacks/model_checkpoint.h"
+#include "checkpoint/atomic_files.h"
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/load_weights.h"
+#include "checkpoint/remove_checkpoint.h"
 #include "core/error.h"
 #include "core/exception_text.h"
 #include "core/logging.h"
@@ -20,11 +26,13 @@
 #include "core/names.h"
 #include "core/seed.h"
 #include "distributed/exchange.h"
+#include "distributed/local_collective.h"
 #include "distributed/thread_world.h"
 #include "nn/sync_batch_norm.h"
 #include "strategies/presets.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
+#include "trainer/find_checkpoint.h"
 #include "trainer/fit_loop.h"
 #include "trainer/optimizer_steps.h"
 #include "trainer/resolve_options.h"
@@ -228,6 +236,15 @@ class WeightsRestored final : public Callback {
   std::map<std::string, at::Tensor> before_;
 };
 
+// SLURM is about to end it for its time limit.
+void requeue_job() {
+  const char* array = std::getenv("SLURM_ARRAY_JOB_ID");
+  const std::string job =
+      array == nullptr ? std::getenv("SLURM_JOB_ID") : fmt::format("{}_{}", array, std::getenv("SLURM_ARRAY_TASK_ID"));
+  const std::string command = fmt::format("scontrol requeue {}", job);
+  if (std::system(command.c_str()) != 0) log_warning("'{}' failed; the job is not queued again", command);
+}
+
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
     "optim::AdamW(parameters(), {{.lr = 1e-3}})";
@@ -247,19 +264,19 @@ void Trainer::fit(ModuleHandle module, Loaders loaders) {
   fit(std::move(module), data);
 }
 
-Metrics Trainer::validate(ModuleHandle module, Loaders loaders) {
+Metrics Trainer::validate(ModuleHandle module, Loaders loaders, const std::string& ckpt_path) {
   LoadersDataModule data(std::move(loaders));
-  return validate(std::move(module), data);
+  return validate(std::move(module), data, ckpt_path);
 }
 
-Metrics Trainer::test(ModuleHandle module, Loaders loaders) {
+Metrics Trainer::test(ModuleHandle module, Loaders loaders, const std::string& ckpt_path) {
   LoadersDataModule data(std::move(loaders));
-  return test(std::move(module), data);
+  return test(std::move(module), data, ckpt_path);
 }
 
-std::vector<Batch> Trainer::predict(ModuleHandle module, Loaders loaders) {
+std::vector<Batch> Trainer::predict(ModuleHandle module, Loaders loaders, const std::string& ckpt_path) {
   LoadersDataModule data(std::move(loaders));
-  return predict(std::move(module), data);
+  return predict(std::move(module), data, ckpt_path);
 }
 
 void Trainer::fit(ModuleHandle module, DataModule& data) {
@@ -267,7 +284,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
                "fit needs training_step, configure_optimizers and a train loader");
   require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
   state_ = {};
-  run(EntryPoint::fit, module, data, [&](LoopContext& context) {
+  run(EntryPoint::fit, module, data, options_.ckpt_path, [&](LoopContext& context) {
     const auto val = [&] {
       return shared_out(validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0),
                         "val");
@@ -282,15 +299,26 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
     if (is_trial_) optimizers.take_schedulers();
     OptimizerSteps steps(context, std::move(optimizers));
     const OptimizersInReach in_reach(*module, link_, steps);
-    loop.run(steps);
+    const FitState fit_state{.context = context, .steps = steps, .loop = loop, .callbacks = callbacks_};
+    if (checkpoint_ && !options_.ckpt_weights_only) fit_state.load(*checkpoint_);
+    fit_state_ = &fit_state;
+    try {
+      loop.run(steps);
+      saver_->finish();
+    } catch (...) {  // here, so that on_exception can save
+      tell_of_failure(std::current_exception(), data);
+      fit_state_ = nullptr;
+      throw;
+    }
+    fit_state_ = nullptr;
   });
 }
 
-Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
+Metrics Trainer::validate(ModuleHandle module, DataModule& data, const std::string& ckpt_path) {
   require_step(module, module.hooks().validation_step, "void validation_step(const Batch&, int64_t)",
                "validate runs it on every batch");
   Metrics metrics;
-  run(EntryPoint::validate, module, data, [&](LoopContext& context) {
+  run(EntryPoint::validate, module, data, ckpt_path, [&](LoopContext& context) {
     metrics = evaluate(
         context, Stage::validate,
         {shared_out(checked(data.val_dataloader(), "val"), "val"), options_.limit_val_batches, "limit_val_batches"});
@@ -298,11 +326,11 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data) {
   return metrics;
 }
 
-Metrics Trainer::test(ModuleHandle module, DataModule& data) {
+Metrics Trainer::test(ModuleHandle module, DataModule& data, const std::string& ckpt_path) {
   require_step(module, module.hooks().test_step, "void test_step(const Batch&, int64_t)",
                "test runs it on every batch");
   Metrics metrics;
-  run(EntryPoint::test, module, data, [&](LoopContext& context) {
+  run(EntryPoint::test, module, data, ckpt_path, [&](LoopContext& context) {
     metrics = evaluate(context, Stage::test,
                        {shared_out(checked(data.test_dataloader(), "test"), "test"), options_.limit_test_batches,
                         "limit_test_batches"});
@@ -310,11 +338,11 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data) {
   return metrics;
 }
 
-std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data) {
+std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data, const std::string& ckpt_path) {
   require_step(module, module.hooks().predict_step, "Batch predict_step(const Batch&, int64_t)",
                "predict runs it on every batch");
   std::vector<Batch> predictions;
-  run(EntryPoint::predict, module, data, [&](LoopContext& context) {
+  run(EntryPoint::predict, module, data, ckpt_path, [&](LoopContext& context) {
     predictions = run_prediction(context, {shared_out(checked(data.predict_dataloader(), "predict"), "predict"),
                                            options_.limit_predict_batches, "limit_predict_batches"});
   });
@@ -382,7 +410,7 @@ void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::share
   trial.fit(module, data);
 }
 
-void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
+void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
                   const std::function<void(LoopContext&)>& body) {
   meet_ranks();
   module_ = module;
@@ -397,8 +425,17 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   std::exception_ptr failure;
   const DebugModes modes(options_, entry_point);
   GroupRanks ranks(world_->control());
+  const SignalWatch signals(/*active=*/entry_point == EntryPoint::fit && !is_trial_);
+  const std::function<void(int)> on_signal = [this](int signal) { interrupt(signal); };
+  saver_ = std::make_unique<CheckpointSaver>(
+      world_->control(), [this](bool weights_only) { return checkpoint_content(weights_only); },
+      [this](const std::filesystem::path& folder) {
+        const auto scope = hooks_.enter(hooks::on_checkpoint_saved);
+        for (const auto& callback : callbacks_) callback->on_checkpoint_saved(*this, folder);
+      });
+  failing_ = false;
   try {
-    setup(data);
+    setup(data, ckpt_path);
     LoopContext context{.options = options_,
                         .strategy = *strategy_,
                         .world = *world_,
@@ -410,15 +447,20 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
                         .state = state_,
                         .metrics = metrics_,
                         .hooks = hooks_,
+                        .saver = *saver_,
+                        .signals = signals,
+                        .interrupt = on_signal,
                         .stop_requested = stop_requested_,
                         .accumulate_grad_batches = accumulate_grad_batches_};
     body(context);
+    saver_->finish();
   } catch (...) {
     failure = std::current_exception();
-    give_up(text_of(failure));
-    notify_of(failure, data);
+    tell_of_failure(failure, data);
   }
   EveryoneGetsIt after;
+  saver_.reset();
+  checkpoint_.reset();
   after([&] { teardown(data); });
   if (failure == nullptr && after.first() == nullptr) return leave_ranks();
   if (failure != nullptr) after.warn("teardown failed too");
@@ -519,7 +561,7 @@ void Trainer::check_one_rank(std::string_view what) const {
   throw UsageError(fmt::format("{} tries on one device; set devices and num_nodes to 1 for it", what));
 }
 
-void Trainer::setup(DataModule& data) {
+void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
   Module& module = hooks_.module();
   if (!is_trial_) callbacks_ = with_module_callbacks(options_, module);
   if (rank_ > 0) std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
@@ -530,6 +572,7 @@ void Trainer::setup(DataModule& data) {
   data.setup(state_.entry_point);
   hooks_(hooks::setup, state_.entry_point);
   module.configure_model();
+  open_checkpoint(is_trial_ ? "" : ckpt_path, data);
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
   if (options_.sync_batchnorm) check_sync_batch_norm(module);
   strategy_->setup(module,
@@ -539,6 +582,10 @@ void Trainer::setup(DataModule& data) {
                     .deterministic = options_.deterministic,
                     .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1,
                     .sends_ahead = !module_->hooks().backward && !module_->hooks().on_after_backward});
+  if (checkpoint_) {  // now that the module has the precision of the run
+    load_weights(module, resumed_from_.empty() ? checkpoint_->finished_weights() : checkpoint_->weights(),
+                 checkpoint_->folder().string(), options_.ckpt_strict);
+  }
 }
 
 void Trainer::teardown(DataModule& data) {
@@ -553,6 +600,14 @@ void Trainer::teardown(DataModule& data) {
   module.attach({});
   everyone([&] { remove_unused_run_dir(); });
   everyone.rethrow();
+}
+
+// Once.
+void Trainer::tell_of_failure(const std::exception_ptr& failure, DataModule& data) {
+  if (std::exchange(failing_, true)) return;
+  saver_->abort(text_of(failure));
+  give_up(text_of(failure));
+  notify_of(failure, data);
 }
 
 void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
@@ -599,7 +654,10 @@ std::string Trainer::memory_summary() const {
 }
 
 const std::filesystem::path& Trainer::run_dir() {
-  if (run_dir_.empty()) run_dir_ = make_run_dir(options_.default_root_dir);
+  if (run_dir_.empty()) {
+    run_dir_ = options_.name.empty() ? make_run_dir(options_.default_root_dir)
+                                     : make_named_run_dir(options_.default_root_dir, options_.name);
+  }
   return run_dir_;
 }
 
@@ -615,12 +673,99 @@ void Trainer::set_accumulation(int64_t accumulate_grad_batches) {
   accumulate_grad_batches_ = accumulate_grad_batches;
 }
 
-void Trainer::save_checkpoint(const std::filesystem::path& folder) {
+void Trainer::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
   if (!module_) throw UsageError("save_checkpoint: there is no module yet; call fit, validate, test or predict first");
-  const bool together = running_ && world_size_ > 1;
-  if (together) world_->control().barrier();  // all have chosen its name before there is a folder of that name
-  if (rank_ == 0) write_checkpoint(folder, running_ ? strategy_->module_state() : named_state(**module_));
-  if (together) world_->control().barrier();
+  if (failing_ && saver_ != nullptr && world_size_ > 1) {
+    throw CheckpointError(
+        fmt::format("'{}' cannot be written: the ranks, which write it together, are ending", folder.string()));
+  }
+  if (saver_ != nullptr) return saver_->save(folder, options);
+  LocalCollective alone;
+  if (rank_ == 0) write_checkpoint(folder, checkpoint_content(/*weights_only=*/true), alone, options.links);
+}
+
+void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (rank_ > 0 || !is_checkpoint(folder) || std::filesystem::equivalent(folder, resumed_from_, error)) return;
+  fulgur::remove_checkpoint(folder);
+}
+
+CheckpointContent Trainer::checkpoint_content(bool weights_only) {
+  CheckpointContent content = weights_of(**module_, running_ ? strategy_->module_state() : named_state(**module_));
+  const bool is_whole = fit_state_ != nullptr && !weights_only;
+  is_whole ? fit_state_->add_to(content) : content.run.set("weights_only", true);
+  return content;
+}
+
+// Where ModelCheckpoint has its checkpoints; nothing if there is none.
+std::optional<std::filesystem::path> Trainer::checkpoints_dir() {
+  for (const auto& callback : callbacks_) {
+    if (const auto* saving = dynamic_cast<const ModelCheckpoint*>(callback.get())) return saving->folder(*this);
+  }
+  return std::nullopt;
+}
+
+// Rank 0 looks, so that all ranks read the same.
+void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
+  resumed_from_.clear();
+  if (ckpt_path.empty()) return;
+  std::string found;
+  if (rank_ == 0) {
+    std::vector<std::filesystem::path> folders;
+    const bool has_folder = state_.entry_point == EntryPoint::fit || !run_dir_.empty();
+    if (const auto own = has_folder ? checkpoints_dir() : std::nullopt) folders.push_back(*own);
+    if (options_.name.empty()) {
+      for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
+    } else {
+      folders.push_back(run_dir() / "checkpoints");
+    }
+    for (const auto& folder : folders) remove_temporary_folders(folder);
+    if (const auto path = find_checkpoint(ckpt_path, folders)) found = path->string();
+  }
+  found = all_gather_bytes(world_->control(), found).front();
+  if (found.empty()) {
+    log_info("there is no checkpoint yet: ckpt_path = '{}' begins anew", ckpt_path);
+    return;
+  }
+  checkpoint_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
+  if (state_.entry_point != EntryPoint::fit || options_.ckpt_weights_only) return;
+  if (!checkpoint_->has_optimizer_state()) {
+    throw UsageError(fmt::format(
+        "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
+  }
+  resumed_from_ = found;
+  load_requires_grad(hooks_.module(), *checkpoint_);
+  data.load_state(checkpoint_->run().child("data"));
+  tell_of_resume();
+}
+
+void Trainer::tell_of_resume() const {
+  const State& run = checkpoint_->run();
+  std::string changed;
+  const auto compare = [&](std::string_view what, const auto& before, const auto& now) {
+    if (before != now) changed += fmt::format("; {} was {} and is {}", what, before, now);
+  };
+  compare("strategy", run.get<std::string>("strategy/name"), strategy_->name());
+  compare("the number of ranks", run.get<int64_t>("strategy/world_size"), world_size_);
+  compare("precision", run.get<std::string>("strategy/precision"), std::string(precision_.name()));
+  if (rank_ > 0) return;
+  log_info("going on from '{}': epoch {}, step {}{}", checkpoint_->folder().string(), run.get<int64_t>("loops/epoch"),
+           run.get<int64_t>("loops/global_step"), changed);
+}
+
+void Trainer::interrupt(int signal) {
+  const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+  std::string message = fmt::format("{} ended the run after {} steps", name, state_.global_step);
+  if (const auto folder = checkpoints_dir()) {
+    std::filesystem::path path = *folder / fmt::format("epoch={}-step={}-{}", state_.epoch, state_.global_step, name);
+    for (int version = 1; std::filesystem::exists(path); ++version) path += fmt::format("-v{}", version);
+    path = all_gather_bytes(world_->control(), path.string()).front();
+    saver_->save(path, {.links = {"last"}});
+    saver_->finish();
+    message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
+  }
+  if (signal == SIGUSR1 && rank_ == 0) requeue_job();
+  throw InterruptedError(message, signal);
 }
 
 }  // namespace fulgur

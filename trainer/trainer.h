@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoint/checkpoint_reader.h"
 #include "core/make_module.h"
 #include "core/metric_log.h"
 #include "core/run_state.h"
@@ -19,6 +20,8 @@
 #include "distributed/session.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
+#include "trainer/checkpoint_saver.h"
+#include "trainer/fit_state.h"
 #include "trainer/hook_caller.h"
 #include "trainer/loop_context.h"
 #include "trainer/trainer_options.h"
@@ -43,21 +46,24 @@ class Trainer final : private TrainerControl {
   // mpirun did: they run this program from its beginning, and so what stands around fit runs on every rank.
 
   // Trains until a bound is reached or a stop is requested, and validates in between if there is a validation_step and
-  // a val loader. Starts counting anew. The module is on the CPU afterwards.
+  // a val loader. Starts counting anew, or goes on from the checkpoint TrainerOptions::ckpt_path: with as many ranks
+  // and the same strategy as if it had never ended, bit for bit; otherwise from the same weights, optimizer state and
+  // place in the data. The module is on the CPU afterwards. SIGTERM and Ctrl-C end it after the running step, with a
+  // checkpoint if there is a ModelCheckpoint: InterruptedError.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 
   // One pass of validation_step, or of test_step; the metrics that it logged, reduced. Of several loaders, metrics have
-  // /dataloader_idx_N behind their names.
-  Metrics validate(ModuleHandle module, DataModule& data);
-  Metrics validate(ModuleHandle module, Loaders loaders);
-  Metrics test(ModuleHandle module, DataModule& data);
-  Metrics test(ModuleHandle module, Loaders loaders);
+  // /dataloader_idx_N behind their names. The weights are those of the module, or of the checkpoint `ckpt_path`.
+  Metrics validate(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
+  Metrics validate(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
+  Metrics test(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
+  Metrics test(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
 
   // One pass of predict_step; a result for each batch, loader by loader, on the CPU. With several ranks each has those
   // of its own part of the data.
-  std::vector<Batch> predict(ModuleHandle module, DataModule& data);
-  std::vector<Batch> predict(ModuleHandle module, Loaders loaders);
+  std::vector<Batch> predict(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
+  std::vector<Batch> predict(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
 
   // Trains for a few steps, each with a larger learning rate than the one before, and says how the loss took it:
   //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
@@ -75,9 +81,9 @@ class Trainer final : private TrainerControl {
   int64_t find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                           BatchSizeFinderOptions options = {});
 
-  // Saves the module of the running or the last entry point: a folder that appears whole or not at all. Throws
-  // CheckpointError, or UsageError before the first entry point.
-  void save_checkpoint(const std::filesystem::path& folder) override;
+  // Saves the module of the running or the last entry point, and in fit all that it takes to go on; in training once
+  // the running step has ended. Throws CheckpointError, or UsageError before the first entry point.
+  void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) override;
 
   // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
   void request_stop(std::string_view reason) override;
@@ -102,10 +108,16 @@ class Trainer final : private TrainerControl {
   const std::filesystem::path& run_dir() override;
   int64_t accumulation() const override { return accumulate_grad_batches_; }
   void set_accumulation(int64_t accumulate_grad_batches) override;
+  void remove_checkpoint(const std::filesystem::path& folder) override;
 
   // What all entry points share: setup, `body`, and whatever happens teardown.
-  void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data,
+  void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const std::function<void(LoopContext&)>& body);
+  void open_checkpoint(const std::string& ckpt_path, DataModule& data);
+  void tell_of_resume() const;
+  CheckpointContent checkpoint_content(bool weights_only);
+  std::optional<std::filesystem::path> checkpoints_dir();
+  void interrupt(int signal);
   void meet_ranks();
   void give_up(const std::string& reason);
   void leave_ranks(std::exception_ptr failure = nullptr);
@@ -116,8 +128,9 @@ class Trainer final : private TrainerControl {
   LoaderList shared_out(LoaderList loaders, std::string_view name);
   void check_one_rank(std::string_view what) const;
   void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps);
-  void setup(DataModule& data);
+  void setup(DataModule& data, const std::string& ckpt_path);
   void teardown(DataModule& data);
+  void tell_of_failure(const std::exception_ptr& failure, DataModule& data);
   void notify_of(const std::exception_ptr& failure, DataModule& data);
 
   TrainerOptions options_;
@@ -133,8 +146,13 @@ class Trainer final : private TrainerControl {
   MetricLog metrics_;
   std::vector<std::shared_ptr<Callback>> callbacks_;  // of the run: those of the options and of the Module
   HookCaller hooks_;
-  std::optional<ModuleHandle> module_;  // of the running or the last entry point
-  RunLink link_;                        // what the module reaches of the run
+  std::optional<ModuleHandle> module_;          // of the running or the last entry point
+  RunLink link_;                                // what the module reaches of the run
+  std::optional<CheckpointReader> checkpoint_;  // that the running entry point began with
+  std::filesystem::path resumed_from_;          // by the running fit; empty: it began anew, or with weights only
+  const FitState* fit_state_ = nullptr;         // of the running fit, once there is something to save
+  std::unique_ptr<CheckpointSaver> saver_;      // of the running entry point
+  bool failing_ = false;                        // it has thrown
   bool running_ = false;
   bool stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;

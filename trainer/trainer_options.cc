@@ -59,7 +59,12 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &reload_dataloaders_every_n_epochs);
   visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},
         &log_every_n_steps);
+  visit({.name = "ckpt_path", .help = "checkpoint to go on from: a folder, last or best"}, &ckpt_path);
+  visit({.name = "ckpt_strict", .help = "its weights have the names of the module's"}, &ckpt_strict);
+  visit({.name = "ckpt_weights_only", .help = "take its weights and begin with the rest"}, &ckpt_weights_only);
+  visit({.name = "ckpt_verify", .help = "compare what is read with its digests"}, &ckpt_verify);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);
+  visit({.name = "name", .help = "of the run, whose folder is runs/<name>"}, &name);
   visit({.name = "enable_progress_bar", .help = "show progress and result tables"}, &enable_progress_bar);
   visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);

@@ -53,9 +53,18 @@ struct TrainerOptions {
   bool use_distributed_sampler = true;            // each rank reads its part of what the loaders have
   int64_t reload_dataloaders_every_n_epochs = 0;  // ask the DataModule for its loaders anew; 0: never
 
+  // What fit goes on from: a checkpoint's folder; "last" or "best", those that a ModelCheckpoint has marked in this
+  // run's folder (without `name`: in the newest that has one), where "last" begins anew if there is none; empty:
+  // nothing.
+  std::string ckpt_path{};
+  bool ckpt_strict = true;         // its weights have the names of the module's
+  bool ckpt_weights_only = false;  // take its weights, and begin with everything else
+  bool ckpt_verify = true;         // compare the bytes that are read with the manifest's digests
+
   // What is shown and written. Unset is true, but false in barebones mode.
   std::optional<int64_t> log_every_n_steps{};  // how often loggers get the values of a step; default 50
   std::string default_root_dir{};              // runs/version_N is made in it; empty: where the command was typed
+  std::string name{};                          // of the run: its folder is runs/<name>, also of the runs that go on
   std::optional<bool> enable_progress_bar{};   // adds a ProgressBar, and an EvaluationTable after validate and test
   std::optional<bool> enable_model_summary{};  // adds a ModelSummary
   std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none

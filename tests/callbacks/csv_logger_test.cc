@@ -67,5 +67,28 @@ TEST_F(CSVLoggerTest, AMetricNamedEpochTakesItsColumn) {
   EXPECT_EQ(written(), "epoch,step,a\n5,7,1\n");
 }
 
+TEST_F(CSVLoggerTest, GoesOnBehindTheRowsOfTheCheckpoint) {
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  logger.on_metrics(trainer, {{"\"b\",", 2}}, 1);
+  const State saved = logger.state();
+  logger.on_metrics(trainer, {{"a", 3}}, 2);  // what was lost comes again
+  CSVLogger resumed;
+  resumed.setup(trainer, EntryPoint::fit);
+  resumed.load_state(saved);
+  resumed.on_fit_start(trainer);
+  resumed.on_metrics(trainer, {{"a", 4}}, 2);
+  EXPECT_EQ(written(), "epoch,step,\"\"\"b\"\",\",a\n0,0,,1\n0,1,2,\n0,2,,4\n");
+}
+
+TEST_F(CSVLoggerTest, AnotherRunInTheSameFolderHasAFileOfItsOwn) {
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  CSVLogger other;
+  other.setup(trainer, EntryPoint::fit);
+  other.on_fit_start(trainer);
+  other.on_metrics(trainer, {{"a", 2}}, 0);
+  EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n");
+  EXPECT_EQ(other.file().filename(), "metrics-v1.csv");
+}
+
 }  // namespace
 }  // namespace fulgur

@@ -31,7 +31,9 @@ class ModelCheckpointTest : public ::testing::Test {
     for (const double accuracy : accuracies) {
       trainer.run_state.global_step += 10;
       trainer.log_epoch(Stage::validate, {{"val_acc", accuracy}});
+      const size_t before = trainer.saved.size();
       checkpoint.on_train_epoch_end(trainer);
+      if (trainer.saved.size() > before) checkpoint.on_checkpoint_saved(trainer, trainer.saved.back());
       ++trainer.run_state.epoch;
     }
   }

@@ -2,9 +2,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <xxhash.h>
 
-#include <stdexcept>
-#include <vector>
+#include <csignal>
 
 #include "core/error.h"
 #include "tests/testing/errors.h"
@@ -15,60 +16,78 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::TempDir;
 
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  return names;
+std::string noise(size_t num_bytes) {
+  std::string bytes;
+  uint32_t state = 1;
+  while (bytes.size() < num_bytes) bytes += static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
+  return bytes;
 }
 
-void write(const fs::path& file, const std::string& text) {
-  FileWriter writer(file);
-  writer.write(text.data(), text.size());
-  writer.sync_and_close();
-}
+// Files of this process grow no further.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t num_bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{num_bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
 
-TEST(CreateFolderAtomically, AppearsUnderItsNameWithParents) {
+ private:
+  rlimit before_{};
+  void (*handler_)(int);
+};
+
+TEST(FileWriter, GivesSizeAndHashOfWhatItWrote) {
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a/b", [](const fs::path& temporary) { write(temporary / "f", "text"); });
-  EXPECT_EQ(testing::read_file(dir.path() / "a/b/f"), "text");
-  EXPECT_THAT(names_in(dir.path() / "a"), ::testing::ElementsAre("b"));
+  for (const size_t size : {0, 1, 1000, 262143, 262144, 262145, 1000000}) {
+    const std::string bytes = noise(size);
+    for (const size_t piece : {7, 4096, 262144, 1000000}) {
+      const fs::path path = dir.path() / std::to_string(size).append("-").append(std::to_string(piece));
+      FileWriter file(path);
+      for (size_t i = 0; i < size; i += piece) file.write(bytes.data() + i, std::min(piece, size - i));
+      const FileDigest expected{static_cast<int64_t>(size), XXH3_64bits(bytes.data(), size)};
+      EXPECT_EQ(file.sync_and_close(), expected) << path;
+      EXPECT_EQ(testing::read_file(path), bytes);
+      EXPECT_EQ(digest_of(path), expected);
+    }
+  }
 }
 
-TEST(CreateFolderAtomically, IsNotThereWhileItIsFilled) {
+TEST(FileWriter, HashIsThatOfXxh3) {  // https://github.com/Cyan4973/xxHash: XXH3 of nothing
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a", [&](const fs::path& temporary) {
-    write(temporary / "f", "text");
-    EXPECT_FALSE(fs::exists(dir.path() / "a"));
-  });
-}
-
-TEST(CreateFolderAtomically, LeavesNothingBehindAFailure) {
-  const TempDir dir;
-  EXPECT_THROW(create_folder_atomically(dir.path() / "a",
-                                        [](const fs::path& temporary) {
-                                          write(temporary / "f", "half");
-                                          throw std::runtime_error("disk full");
-                                        }),
-               std::runtime_error);
-  EXPECT_THAT(names_in(dir.path()), ::testing::IsEmpty());
-}
-
-TEST(CreateFolderAtomically, RefusesAFolderThatExists) {
-  const TempDir dir;
-  fs::create_directory(dir.path() / "a");
-  EXPECT_THAT(
-      testing::message_of<CheckpointError>([&] { create_folder_atomically(dir.path() / "a", [](const fs::path&) {}); }),
-      HasSubstr("File exists"));
+  EXPECT_EQ(write_file(dir.path() / "f", "").xxh3, 0x2d06800538d394c2U);
 }
 
 TEST(FileWriter, RefusesAFileThatExists) {
   const TempDir dir;
-  write(dir.path() / "f", "first");
-  EXPECT_THAT(testing::message_of<CheckpointError>([&] { write(dir.path() / "f", "second"); }),
-              HasSubstr("File exists"));
+  write_file(dir.path() / "f", "first");
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_file(dir.path() / "f", "second"); }), HasSubstr("File exists"));
   EXPECT_EQ(testing::read_file(dir.path() / "f"), "first");
+}
+
+TEST(FileWriter, SaysThatThereIsNoRoom) {
+  const TempDir dir;
+  const FileSizeLimit limit(1000);
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_file(dir.path() / "f", noise(5000)); }),
+              HasSubstr("cannot write '" + (dir.path() / "f").string() + "': File too large"));
+}
+
+TEST(ReadTextFile, ReadsUpToTheLimit) {
+  const TempDir dir;
+  write_file(dir.path() / "f", "12345");
+  EXPECT_EQ(read_text_file(dir.path() / "f", 5), "12345");
+  EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path() / "f", 4); }),
+              HasSubstr("/f' has 5 bytes; such a file has at most 4"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path(), 4); }), HasSubstr("is not a file"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path() / "g", 4); }),
+              HasSubstr("cannot open '" + (dir.path() / "g").string() + "': No such file or directory"));
 }
 
 }  // namespace

@@ -21,12 +21,12 @@ struct Options {
   TrainerOptions trainer;
   double lr = 0.5;
   bool verbose = false;
-  std::string name = "x";
+  std::string title = "x";
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
     visit({.name = "verbose", .help = "say more"}, &verbose);
-    visit({.name = "name", .help = "of the run"}, &name);
+    visit({.name = "title", .help = "of the run"}, &title);
   }
 };
 
@@ -46,13 +46,13 @@ TEST(CommandLine, SetsWhatIsGivenAndLeavesTheRest) {
   EXPECT_EQ(options.trainer.max_epochs, 7);
   EXPECT_EQ(options.trainer.devices.to_string(), "0,1");
   EXPECT_EQ(options.trainer.strategy.name(), "single-device");
-  EXPECT_EQ(options.name, "x");
+  EXPECT_EQ(options.title, "x");
 }
 
 TEST(CommandLine, DashAndUnderscoreAreTheSameInNamesOnly) {
-  const Options options = parse({"--max-epochs=-1", "--name=a-B"});
+  const Options options = parse({"--max-epochs=-1", "--title=a-B"});
   EXPECT_EQ(options.trainer.max_epochs, -1);
-  EXPECT_EQ(options.name, "a-B");
+  EXPECT_EQ(options.title, "a-B");
 }
 
 TEST(CommandLine, TheLastOneWins) { EXPECT_EQ(parse({"--lr=1", "--lr=2"}).lr, 2); }
@@ -61,7 +61,7 @@ TEST(CommandLine, ASwitchNeedsNoValue) {
   EXPECT_TRUE(parse({"--verbose", "--lr=1"}).verbose);
   EXPECT_FALSE(parse({"--verbose=false"}).verbose);
   EXPECT_EQ(parse({"--logger", "false"}).trainer.logger, false);
-  EXPECT_EQ(parse({"--name=", "--lr=1"}).name, "");
+  EXPECT_EQ(parse({"--title=", "--lr=1"}).title, "");
 }
 
 TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {
@@ -100,7 +100,7 @@ TEST(CommandLine, RefusesBadValues) {
   EXPECT_EQ(refusal({"--lr=fast"}), "--lr: 'fast' is not a number");
   EXPECT_EQ(refusal({"--lr=-1"}), "--lr must be at least 0; got -1");
   EXPECT_EQ(refusal({"--max_epochs=1.5"}), "--max_epochs: '1.5' is not a whole number");
-  EXPECT_EQ(refusal({"--name"}), "--name: 1 required TEXT missing");
+  EXPECT_EQ(refusal({"--title"}), "--title: 1 required TEXT missing");
   EXPECT_EQ(refusal({"7"}), "unexpected argument '7'; flags are written --name=value");
 }
 

@@ -69,7 +69,7 @@ class DigitsTest(unittest.TestCase):
     def test_python_reads_the_weights_and_gets_the_same_accuracy(self):
         done = run("--seed=3", "--max_epochs=1", folder=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
-        (weights,) = pathlib.Path(self.folder).glob("runs/version_0/checkpoints/*/model.safetensors")
+        (weights,) = pathlib.Path(self.folder).glob("runs/version_0/checkpoints/epoch*/model.safetensors")
         module = network()
         module.load_state_dict(safetensors.torch.load_file(weights))  # names and shapes match, none is missing
         images, labels = samples_for_test(seed=3)

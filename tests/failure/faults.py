@@ -142,7 +142,7 @@ def killed_at_any_time(rng):
 
 
 def terminated(rng):
-    """As Ctrl-C does, or a scheduler that ends the job."""
+    """As Ctrl-C does, or a scheduler that ends the job: it saves and ends."""
     devices = rng.choice([2, 3])
     number, everyone = rng.choice([(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)])
 
@@ -151,7 +151,8 @@ def terminated(rng):
         run.fault_time = time.monotonic()
         for pid in pids if everyone else pids[:1]:
             os.kill(pid, number)
-    return Plan(flags(devices, max_epochs=-1), [-number], [[]], act=act, fault="act")
+    return Plan(flags(devices, max_epochs=-1), [128 + number], [[f"{number.name} ended the run after"]], act=act,
+                fault="act")
 
 
 def hang(run, devices, victim, delay_s):

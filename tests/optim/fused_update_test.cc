@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>
@@ -184,6 +185,39 @@ TEST_P(FusedUpdate, TouchesNothingOutsideWhateverTheLengthAndAlignment) {
       }
     });
   }
+}
+
+TEST_P(FusedUpdate, TheNewParametersMayGoElsewhere) {
+  const auto expect_elsewhere = [&](size_t size, size_t offset, const Format& format, const std::string& what) {
+    Streams streams(size, GetParam().num_states, offset);
+    Streams in_place = streams;
+    const std::vector<float> before = streams.param;
+    std::vector<float> out(streams.param.size(), -77.0f);
+    Slice<float> slice = streams.slice(format);
+    slice.param_out = out.data() + offset;
+    fused_update(GetParam().rule, slice, kScaling);
+    EXPECT_EQ(streams.param, before) << what;
+    streams.param = out;
+    fused_update(GetParam().rule, in_place.slice(format), kScaling);
+    streams.expect_same(in_place, what);
+    streams.expect_untouched_outside(what);
+  };
+  on_every_target([&](const std::string& target) {
+    for (const size_t size : {1, 15, 16, 100}) expect_elsewhere(size, size % 3, kFormats[1], target);
+  });
+}
+
+TEST_P(FusedUpdate, LargeParametersAreStreamedElsewhereWithTheSameBits) {
+  constexpr int64_t kSize = (1 << 20) + 7;
+  Streams streams(kSize, GetParam().num_states), in_place = streams;
+  const at::Tensor out = torch::zeros({kSize + 1});  // at a multiple of 64 bytes
+  ASSERT_EQ(reinterpret_cast<uintptr_t>(out.data_ptr()) % 64, 0);
+  Slice<float> slice = streams.slice(kFormats[0]);
+  slice.param_out = out.mutable_data_ptr<float>();
+  fused_update(GetParam().rule, slice, kScaling);
+  fused_update(GetParam().rule, in_place.slice(kFormats[0]), kScaling);
+  EXPECT_EQ(std::memcmp(out.const_data_ptr(), in_place.param.data(), kSize * sizeof(float)), 0);
+  EXPECT_EQ(out[kSize].item<float>(), 0);
 }
 
 TEST_P(FusedUpdate, ScalesAndClipsTheGradientFirst) {

@@ -228,7 +228,7 @@ TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
 // State of 2 ranks, put together and cut again for 3, and for one.
 TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
   std::mutex mutex;
-  OptimizerShard::ParameterState saved;
+  ParameterState saved;
   const auto with_shard = [](World& world, const auto& body) {
     TinyModule net;
     const Optimizers optimizers = net.configure_optimizers();

@@ -1,10 +1,14 @@
 // Updates one step late, beside the recurrence written out.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <set>
 #include <thread>
 
+#include "core/autocast.h"
 #include "core/error.h"
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
@@ -46,10 +50,23 @@ TEST(DelayedUpdateTest, IsItsBaseBitForBitWhileItWarmsUp) {
 constexpr double kLr = 1e-2, kGamma = 0.5;
 constexpr int64_t kEvery = 3;  // steps between changes of the learning rate
 
+struct Plan {
+  std::string base{};
+  int64_t accumulate = 1;
+  double clip = 0;
+  int64_t warmup = 0;
+  int64_t world_size = 1;
+  std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; if there are any, in fp16
+};
+
+constexpr double kOverflow = 1e37;  // with the loss scale more than fp32 holds
+
 // Keeps its batches.
 template <class O>
 struct Recorded : TinyModule {
   std::vector<Batch> batches;
+  std::set<size_t> overflows_at{};
+  size_t rank = 0, world_size = 1;
   Recorded() { seed(*this); }
   static void seed(torch::nn::Module& module) {
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(5);
@@ -57,8 +74,10 @@ struct Recorded : TinyModule {
     for (const auto& parameter : module.parameters()) parameter.normal_(0, 0.5, generator);
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const bool overflows = overflows_at.contains(batches.size() * world_size + rank);
     batches.push_back(batch);
-    return TinyModule::training_step(batch, batch_idx);
+    const at::Tensor loss = TinyModule::training_step(batch, batch_idx);
+    return overflows ? loss * kOverflow : loss;
   }
   Optimizers configure_optimizers() override {
     return {O(parameters(), {.lr = kLr}),
@@ -66,12 +85,24 @@ struct Recorded : TinyModule {
   }
 };
 
-// theta_{i+1} uses g_{i-1}, with the settings of step i-1; synchronous at first.
+// What becomes of the update under way when the gradients of the next step overflow. Only the first is right.
+enum class OnOverflow { is_applied, is_lost, stays_under_way };
+
+struct Recurrence {
+  std::vector<at::Tensor> params{};
+  int64_t global_step = 0;
+  int64_t skipped_beside_an_update = 0;  // steps
+};
+
+// theta_{i+1} uses g_{i-1}, with the settings of step i-1; synchronous at first. A step whose gradients overflow has no
+// update and counts nowhere.
 template <class O>
-std::vector<at::Tensor> recurrence(const std::vector<Batch>& batches, int64_t accumulate, double clip, int64_t warmup) {
+Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
+                      OnOverflow on_overflow = OnOverflow::is_applied) {
   TinyModule net;  // at the parameters that training_step sees
   Recorded<O>::seed(net);
-  std::vector<at::Tensor> owned;  // what is updated
+  Recurrence result;
+  std::vector<at::Tensor>& owned = result.params;  // what is updated
   for (const at::Tensor& param : net.parameters()) owned.push_back(param.detach().clone().requires_grad_());
   O optimizer(owned, {.lr = kLr});
   struct Late {
@@ -87,41 +118,98 @@ std::vector<at::Tensor> recurrence(const std::vector<Batch>& batches, int64_t ac
     const auto params = net.parameters();
     for (size_t i = 0; i < owned.size(); ++i) at::Tensor(params[i]).copy_(owned[i]);
   };
+  const bool is_fp16 = !plan.overflows_at.empty();
+  double lr = kLr, loss_scale = is_fp16 ? 65536.0 : 1.0;
+  const auto backward = [&](size_t m) {
+    at::Tensor loss;
+    {
+      std::optional<AutocastScope> autocast;
+      if (is_fp16) autocast.emplace(AutocastState{at::kCPU, true, at::kHalf});
+      loss = net.loss(batches[m]);
+    }
+    if (plan.overflows_at.contains(m)) loss = loss * kOverflow;
+    (loss * loss_scale).backward();
+  };
   std::optional<Late> pending;
-  int64_t step = 0;
-  double lr = kLr;
-  for (size_t begin = 0; begin < batches.size(); begin += static_cast<size_t>(accumulate), ++step) {
+  const int64_t window = plan.accumulate * plan.world_size;
+  for (size_t begin = 0; begin < batches.size(); begin += static_cast<size_t>(window)) {
     net.zero_grad();
-    for (int64_t k = 0; k < accumulate; ++k) net.loss(batches[begin + static_cast<size_t>(k)]).backward();
+    for (int64_t k = 0; k < window; ++k) backward(begin + static_cast<size_t>(k));
     Late now{.gradients = {}, .transform = {}, .lr = lr};
-    for (const at::Tensor& param : net.parameters()) now.gradients.push_back(param.grad().clone());
-    const double mean = 1.0 / static_cast<double>(accumulate);
+    bool finite = true;
+    for (const at::Tensor& param : net.parameters()) {
+      now.gradients.push_back(param.grad().clone());
+      finite = finite && param.grad().isfinite().all().template item<bool>();
+    }
+    if (!finite) {
+      loss_scale *= 0.5;
+      if (!pending) continue;
+      ++result.skipped_beside_an_update;
+      if (on_overflow == OnOverflow::is_applied) apply(*pending);
+      if (on_overflow != OnOverflow::stays_under_way) pending.reset();
+      continue;
+    }
+    const double mean = 1.0 / loss_scale / static_cast<double>(window);
     at::Tensor factor = torch::tensor(mean, at::kDouble);
-    if (clip > 0) factor = clip_coefficient(joint_norm(now.gradients).mul(mean), clip).mul(mean);
+    if (plan.clip > 0) factor = clip_coefficient(joint_norm(now.gradients).mul(mean), plan.clip).mul(mean);
     now.transform.factor = factor;
     if (pending) apply(*std::exchange(pending, std::nullopt));
-    step < warmup ? apply(now) : void(pending = now);
-    if ((step + 1) % kEvery == 0) lr *= kGamma;
+    result.global_step < plan.warmup ? apply(now) : void(pending = now);
+    if (++result.global_step % kEvery == 0) lr *= kGamma;
   }
   if (pending) apply(*pending);
-  return owned;
+  return result;
+}
+
+struct Trained {
+  std::vector<at::Tensor> params{};
+  int64_t global_step = 0;
+  std::vector<Batch> batches{};  // of all ranks, in turn
+};
+
+template <class O>
+Trained trained(const Plan& plan) {
+  std::vector<std::shared_ptr<Recorded<O>>> modules(static_cast<size_t>(plan.world_size));
+  Trained result;
+  run_ranks(plan.world_size, [&](World& world) {
+    const auto rank = static_cast<size_t>(world.rank());
+    const auto module = modules[rank] = make_module<Recorded<O>>();
+    module->overflows_at = plan.overflows_at;
+    module->rank = rank;
+    module->world_size = modules.size();
+    Trainer trainer(
+        testing::quiet({.strategy = DelayedUpdate{.base = plan.base, .warmup_steps = plan.warmup, .update_threads = 2},
+                        .devices = plan.world_size,
+                        .max_epochs = 2,
+                        .precision = plan.overflows_at.empty() ? "32" : "16-mixed",
+                        .accumulate_grad_batches = plan.accumulate,
+                        .gradient_clip_val = plan.clip}));
+    trainer.fit(module, {.train = testing::tiny_loader(48, 4, /*shuffle=*/true)});
+    if (rank == 0) result.global_step = trainer.state().global_step;
+  });
+  result.params = modules.front()->parameters();
+  for (size_t i = 0; i < modules.front()->batches.size(); ++i) {
+    for (const auto& module : modules) result.batches.push_back(module->batches[i]);
+  }
+  return result;
+}
+
+bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::ranges::equal(a, b, [](const at::Tensor& one, const at::Tensor& other) { return one.equal(other); });
 }
 
 template <class O>
-void expect_recurrence(const std::string& base, int64_t accumulate, double clip, int64_t warmup) {
-  const auto module = make_module<Recorded<O>>();
-  TrainerOptions options =
-      testing::quiet({.strategy = DelayedUpdate{.base = base, .warmup_steps = warmup, .update_threads = 2},
-                      .max_epochs = 2,
-                      .accumulate_grad_batches = accumulate,
-                      .gradient_clip_val = clip});
-  Trainer trainer(options);
-  trainer.fit(module, {.train = testing::tiny_loader(48, 4, /*shuffle=*/true)});
-  EXPECT_EQ(trainer.state().global_step, 24 / accumulate);
-  const auto expected = recurrence<O>(module->batches, accumulate, clip, warmup);
-  const auto params = module->parameters();
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(params[i].equal(expected[i])) << base << ", parameter " << i << ", accumulate " << accumulate;
+void expect_recurrence(const Plan& plan) {
+  SCOPED_TRACE(fmt::format("{}, accumulate {}, clip {}, warm-up {}, {} ranks", plan.base, plan.accumulate, plan.clip,
+                           plan.warmup, plan.world_size));
+  const Trained got = trained<O>(plan);
+  const Recurrence expected = recurrence<O>(got.batches, plan);
+  EXPECT_EQ(got.global_step, expected.global_step);
+  EXPECT_TRUE(are_equal(got.params, expected.params));
+  if (plan.overflows_at.empty()) return;
+  EXPECT_GT(expected.skipped_beside_an_update, 0);
+  for (const OnOverflow wrong : {OnOverflow::is_lost, OnOverflow::stays_under_way}) {
+    EXPECT_FALSE(are_equal(got.params, recurrence<O>(got.batches, plan, wrong).params));
   }
 }
 
@@ -131,11 +219,34 @@ TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
     for (const int64_t accumulate : {1, 2}) {
       for (const double clip : {0.0, 0.1}) {
         for (const int64_t warmup : {0, 4}) {
-          expect_recurrence<optim::AdamW>(base, accumulate, clip, warmup);
-          expect_recurrence<optim::SGD>(base, accumulate, clip, warmup);
+          const Plan plan{.base = base, .accumulate = accumulate, .clip = clip, .warmup = warmup};
+          expect_recurrence<optim::AdamW>(plan);
+          expect_recurrence<optim::SGD>(plan);
         }
       }
     }
+  }
+}
+
+// In fp16 the first steps overflow by themselves, too: their loss scales are too large.
+TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
+  for (const std::string& base : kBases) {
+    for (const int64_t accumulate : {1, 2}) {
+      for (const double clip : {0.0, 0.1}) {
+        const Plan plan{
+            .base = base, .accumulate = accumulate, .clip = clip, .warmup = 2, .overflows_at = {10, 14, 15}};
+        expect_recurrence<optim::AdamW>(plan);
+        expect_recurrence<optim::SGD>(plan);
+      }
+    }
+  }
+}
+
+TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
+  for (const std::string base : {"ddp", "ddp_sharded", "zero_offload"}) {
+    expect_recurrence<optim::AdamW>({.base = base, .warmup = 2, .world_size = 2});
+    expect_recurrence<optim::AdamW>({.base = base, .world_size = 2, .overflows_at = {15}});  // of rank 1
+    expect_recurrence<optim::SGD>({.base = base, .world_size = 2, .overflows_at = {15}});
   }
 }
 
@@ -222,26 +333,39 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsEndsTheRun) {
   }
 }
 
-// With fp16 a gradient overflows at first, whose update alone is left out.
-TEST(DelayedUpdateTest, ASkippedStepSkipsItsOwnUpdate) {
-  struct Overflows : Recorded<optim::SGD> {
-    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-      const at::Tensor loss = Recorded::training_step(batch, batch_idx);
-      return batch_idx == 5 ? loss * std::numeric_limits<float>::infinity() : loss;
-    }
-    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = kLr}); }
-  };
-  const auto weights_of = [](const std::string& strategy) {
-    const auto module = make_module<Overflows>();
-    StrategyChoice choice(strategy);
-    if (strategy == "delayed_update") choice = DelayedUpdate{.base = "single_device"};
-    Trainer trainer(testing::quiet({.strategy = choice, .max_epochs = 1, .precision = "16-mixed"}));
-    trainer.fit(module, {.train = testing::tiny_loader(48, 4)});
-    EXPECT_EQ(trainer.state().global_step, 9) << strategy;  // of 12: the first loss scales are too large, too
-    EXPECT_TRUE(testing::flat_weights(*module).isfinite().all().item<bool>());
+// The weights that a Module sees at the end of each epoch and at each validation.
+struct Watched : Recorded<optim::SGD> {
+  std::vector<at::Tensor> at_validations{}, at_epoch_ends{};
+  void on_validation_start() override { at_validations.push_back(testing::flat_weights(*this)); }
+  void on_train_epoch_end() override { at_epoch_ends.push_back(testing::flat_weights(*this)); }
+};
+
+TEST(DelayedUpdateTest, TheLastValidationSeesTheWeightsThatFitEndsWith) {
+  for (const int64_t max_steps : {-1, 9}) {  // the second ends amid an epoch
+    const auto module = make_module<Watched>();
+    Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device"},
+                                    .max_epochs = 2,
+                                    .max_steps = max_steps,
+                                    .num_sanity_val_steps = 0}));
+    trainer.fit(module, {.train = testing::tiny_loader(48, 8), .val = testing::tiny_loader(8, 8)});
+    ASSERT_EQ(module->at_validations.size(), 2U);
+    const at::Tensor expected = testing::flat_weights(*module);
+    EXPECT_TRUE(module->at_validations[1].equal(expected)) << max_steps;
+    EXPECT_TRUE(module->at_epoch_ends[1].equal(expected)) << max_steps;
+  }
+}
+
+TEST(DelayedUpdateTest, OtherValidationsLeaveTheUpdateUnderWay) {
+  const auto weights = [](int64_t limit_val_batches) {
+    const auto module = make_module<Watched>();
+    TrainerOptions options = testing::quiet({.strategy = DelayedUpdate{.base = "single_device"}, .max_epochs = 2});
+    options.val_check_interval = Batches(2);
+    options.limit_val_batches = Batches(limit_val_batches);
+    Trainer(options).fit(module, {.train = testing::tiny_loader(40, 8), .val = testing::tiny_loader(8, 8)});
+    EXPECT_EQ(module->at_validations.size(), limit_val_batches > 0 ? 5U : 0U);  // with the sanity check
     return testing::flat_weights(*module);
   };
-  EXPECT_LT((weights_of("delayed_update") - weights_of("single_device")).abs().max().item<double>(), 0.05);
+  EXPECT_TRUE(weights(1).equal(weights(0)));
 }
 
 template <class M = TinyModule>

@@ -196,6 +196,76 @@ TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
   EXPECT_TRUE(results[0].equal(results[1]));
 }
 
+// Of a rank that keeps whole buckets where they are.
+TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
+  for (const int64_t world_size : {1, 2}) {
+    run_ranks(world_size, [&](World& world) {
+      Net net;
+      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
+      std::vector<at::Tensor> memory;
+      GradientReducer reducer(flat, world.data(), world.control(), {.make_sums = [&](size_t b) {
+                                return std::vector{memory.emplace_back(at::zeros_like(flat.buckets()[b].flat))};
+                              }});
+      for (int64_t i = 0; i < 2; ++i) {
+        reducer.begin(/*measures=*/i == 1);
+        net.loss(input_of(world.rank(), i), /*with_sometimes=*/i == 0).backward();
+        std::vector<double> extra;
+        reducer.finish(extra);
+      }
+      const auto expected = expected_gradients(world.world_size(), 1, [](int64_t) { return true; });
+      const auto others = [&] {
+        Net other;
+        for (int64_t rank = 0; rank < world.world_size(); ++rank) other.loss(input_of(rank, 1), false).backward();
+        std::map<std::string, at::Tensor> gradients;
+        for (const auto& item : other.named_parameters()) gradients[item.key()] = item.value().grad();
+        return gradients;
+      }();
+      for (size_t b = 0; b < flat.buckets().size(); ++b) {
+        const at::Tensor sum = reducer.sums(b).at(0);
+        EXPECT_TRUE(sum.is_same(memory[b])) << b;
+        bool is_in_both = true;
+        for (const auto& slot : flat.buckets()[b].slots) {
+          at::Tensor wanted = expected.at(slot.name).flatten();
+          if (others.at(slot.name).defined()) wanted = wanted + others.at(slot.name).flatten();
+          is_in_both = is_in_both && others.at(slot.name).defined();
+          EXPECT_TRUE(torch::allclose(sum.narrow(0, slot.begin, slot.num_elements), wanted, 1e-5, 1e-6)) << slot.name;
+        }
+        if (!is_in_both) continue;  // nothing came in the second micro-batch
+        ASSERT_EQ(reducer.norms(b).size(), 1U) << b;
+        EXPECT_DOUBLE_EQ(reducer.norms(b)[0].item<double>(), sum.to(at::kDouble).norm().item<double>()) << b;
+      }
+    });
+  }
+}
+
+TEST(GradientReducer, SumsThatWereTakenAreNotWrittenTo) {
+  Net net;
+  World alone;
+  const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(net, optimizers);
+  GradientReducer reducer(flat, alone.data(), alone.control(),
+                          {.make_sums = [&](size_t b) { return std::vector{at::zeros_like(flat.buckets()[b].flat)}; }});
+  const auto reduce = [&](int64_t micro_batch) {
+    reducer.clear();
+    reducer.begin();
+    net.loss(input_of(0, micro_batch), true).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+  };
+  reduce(0);
+  const std::vector<at::Tensor> taken = reducer.take_sums(0);
+  const at::Tensor before = taken[0].clone();
+  reduce(1);
+  EXPECT_TRUE(taken[0].equal(before));
+  EXPECT_FALSE(reducer.sums(0)[0].equal(before));
+  reducer.give_back(0, taken);
+  const at::Tensor second = reducer.take_sums(0)[0];
+  reduce(2);
+  EXPECT_TRUE(reducer.sums(0)[0].is_same(taken[0]));
+  EXPECT_FALSE(second.is_same(taken[0]));
+}
+
 TEST(GradientReducer, GivesHooksBack) {
   struct Counting : torch::autograd::PostAccumulateGradHook {
     int& calls;

@@ -40,10 +40,11 @@ class FakeTrainerControl final : public TrainerControl {
   void request_stop(std::string_view) override {}
   void set_accumulation(int64_t accumulate_grad_batches) override { accumulate = accumulate_grad_batches; }
   int64_t accumulation() const override { return accumulate; }
-  void save_checkpoint(const std::filesystem::path& folder) override {
+  void save_checkpoint(const std::filesystem::path& folder, const SaveOptions&) override {
     std::filesystem::create_directories(folder);
     saved.push_back(folder);
   }
+  void remove_checkpoint(const std::filesystem::path& folder) override { std::filesystem::remove_all(folder); }
 
  private:
   std::filesystem::path run_dir_;

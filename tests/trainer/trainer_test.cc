@@ -197,6 +197,8 @@ TEST(Trainer, TakesAUsersOwnStrategyByName) {
     }
     void materialize_gradients(size_t i, int64_t n) override { inner.materialize_gradients(i, n); }
     std::vector<std::pair<std::string, at::Tensor>> module_state() const override { return inner.module_state(); }
+    StrategyState state() override { return inner.state(); }
+    void load_state(const State& shared, const ReadRange& read) override { inner.load_state(shared, read); }
     void teardown() noexcept override { inner.teardown(); }
   };
   strategy_registry().add("mine", [] { return std::make_unique<Mine>(); });

@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""The step of zero_offload and of delayed_update in one process of this host beside DeepSpeed's ZeRO-2 with the optimizer
+offloaded to the CPU, in turn: the same model and batches, Adam, one thread. Here device and host are the same memory,
+so this compares what each does besides. Needs torch and deepspeed in the interpreter's path.
+
+  ./bazelw build //bench:ddp_step && DS_ACCELERATOR=cpu python3 bench/python_offload.py bazel-bin/bench/ddp_step [rounds]
+"""
+import os
+import statistics
+import sys
+
+from python_ddp import BATCH_SIZE, POOL, WARM_UP, Clock, make_model, make_pool, run
+
+ROUNDS = 5
+SIZES = {"1 M": (576, 100), "4 M": (1152, 40), "20 M": (2576, 15)}  # width, steps
+PRECISIONS = ("32", "bf16-true")
+
+
+def with_deepspeed(width, steps, precision):
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29531")
+    import deepspeed
+    import torch
+    torch.set_num_threads(1)
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    engine, *_ = deepspeed.initialize(
+        model=make_model(width),
+        config={
+            "train_micro_batch_size_per_gpu": BATCH_SIZE,
+            "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False}},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "bf16": {"enabled": precision != "32"},
+        })
+    dtype = torch.float32 if precision == "32" else torch.bfloat16
+    pool = [(x.to(dtype), y) for x, y in make_pool(torch, width)]
+    losses = []
+    clock = Clock()
+    for step in range(steps + WARM_UP):
+        x, y = pool[step % POOL]
+        loss = torch.nn.functional.cross_entropy(engine(x), y)
+        losses.append(loss.item())  # as fulgur's program keeps it
+        engine.backward(loss)
+        engine.step()
+        clock.tick(step)
+    print(*losses)
+    clock.print(steps)
+
+
+def command_of(program, kind, width, steps, precision):
+    if kind == "deepspeed":
+        return [sys.executable, __file__, "--as", str(width), str(steps), precision]
+    settings = [] if kind == "single_device" else ["--strategy.update_threads=1"]
+    return [program, f"--width={width}", f"--steps={steps}", f"--strategy={kind}", f"--precision={precision}", *settings]
+
+
+def main():
+    program = sys.argv[1]
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+    kinds = ["zero_offload", "delayed_update", "single_device"]
+    try:
+        import deepspeed
+        print(f"DeepSpeed {deepspeed.__version__}")
+        kinds.append("deepspeed")
+    except ImportError:
+        print("there is no deepspeed here, so its rows are left out")
+    for size, (width, steps) in SIZES.items():
+        for precision in PRECISIONS:
+            found = {kind: [] for kind in kinds}
+            for _ in range(rounds):
+                for kind in kinds:
+                    found[kind].append(run(command_of(program, kind, width, steps, precision), 1))
+            for kind in kinds:
+                ratio = statistics.median(a[0] / b[0] for a, b in zip(found[kind], found["zero_offload"]))
+                ms, peak = (statistics.median(t[i] for t in found[kind]) for i in (0, 3))
+                print(f"{size:>5} {precision:<10}{kind:<15} {ms / 1e3:>8.2f} ms/step, {ratio:.2f} of zero_offload's; "
+                      f"{peak:.0f} MB at most", flush=True)
+    if "deepspeed" in kinds:
+        ours, theirs = (run(command_of(program, kind, 576, 50, "32"), 1, line=-3) for kind in ("zero_offload", "deepspeed"))
+        worst = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs))
+        print(f"losses of {len(ours)} steps, 1 M parameters, fp32: at most {worst:.1e} of them apart")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as"]:
+        with_deepspeed(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    else:
+        main()

@@ -1,0 +1,77 @@
+#include "checkpoint/load_weights.h"
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "core/logging.h"
+#include "core/module_state.h"
+
+namespace fulgur {
+namespace {
+
+constexpr size_t kListed = 10;
+
+std::string listed(std::vector<std::string> names) {
+  const size_t left_out = names.size() - std::min(names.size(), kListed);
+  names.resize(names.size() - left_out);
+  return fmt::format("{}{}", fmt::join(names, ", "), left_out > 0 ? fmt::format(" and {} more", left_out) : "");
+}
+
+// The names of each tensor, the further ones of tied ones too.
+std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names_in(const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names;
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items) names[item.value().unsafeGetTensorImpl()].push_back(item.key());
+  };
+  add(module.named_parameters());
+  add(module.named_buffers());
+  return names;
+}
+
+}  // namespace
+
+void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::string_view source, bool strict) {
+  const c10::NoGradGuard no_grad;
+  std::map<std::string, at::Tensor> unused(weights.begin(), weights.end());
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::vector<std::string> missing;
+  const auto names = names_in(module);
+  for (const auto& [first_name, tensor] : named_state(module)) {
+    at::Tensor saved;
+    for (const std::string& name : names.at(tensor.unsafeGetTensorImpl())) {
+      const auto found = unused.extract(name);
+      if (found && !saved.defined()) saved = found.mapped();
+    }
+    if (!saved.defined()) {
+      missing.push_back(first_name);
+      continue;
+    }
+    if (saved.sizes() != tensor.sizes()) {
+      throw CheckpointError(fmt::format("{}: '{}' has shape {}, but that of {} has shape {}", source, first_name,
+                                        fmt::join(saved.sizes(), "x"), module.name(), fmt::join(tensor.sizes(), "x")));
+    }
+    copies.emplace_back(tensor, saved);
+  }
+  std::string what;
+  if (!missing.empty()) what += fmt::format("; it lacks {}", listed(missing));
+  if (!unused.empty()) {
+    std::vector<std::string> unexpected;
+    for (const auto& [name, tensor] : unused) unexpected.push_back(name);
+    what += fmt::format("; it has {}, which {} has not", listed(std::move(unexpected)), module.name());
+  }
+  const std::string message = fmt::format("{} is not of this {}{}", source, module.name(), what);
+  if (!what.empty() && strict) throw CheckpointError(message + "; without `strict` what there is is loaded");
+  if (!what.empty()) log_warning("{}", message);
+  for (auto& [tensor, saved] : copies) tensor.copy_(saved);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fulgur {
+
+// A tensor in the pickle of a file of torch.save(): a view of a storage, which is a record of its own.
+struct PickledTensor {
+  std::string storage_type;  // "FloatStorage"
+  std::string storage_key;   // of the record data/<key>
+  int64_t storage_numel = 0;
+  int64_t offset = 0;  // of the first element, in elements
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+};
+
+using PickledTensors = std::vector<std::pair<std::string, PickledTensor>>;
+
+// Writes a pickle of plain values, which Python's torch.load() accepts with weights_only=True, its default.
+//   PickleWriter pickle;
+//   pickle.begin_dict();
+//   pickle.text("epoch");
+//   pickle.integer(3);
+//   pickle.end_dict();
+//   std::string bytes = pickle.finish();
+class PickleWriter {
+ public:
+  void none() { bytes_ += 'N'; }
+  void boolean(bool value) { bytes_ += value ? '\x88' : '\x89'; }
+  void integer(int64_t value);
+  void real(double value);
+  void text(std::string_view utf8);
+  void tensor(const PickledTensor& tensor);
+
+  void begin_dict() { bytes_ += "}("; }  // then name, value, name, value, ...
+  void end_dict() { bytes_ += 'u'; }
+  void begin_list() { bytes_ += "]("; }
+  void end_list() { bytes_ += 'e'; }
+
+  std::string finish();  // one value must have been written
+
+ private:
+  void global(std::string_view module, std::string_view name);
+  void integers(const std::vector<int64_t>& values);  // as a tuple
+
+  std::string bytes_ = "\x80\x02";
+};
+
+// The state dict in a pickle: a dict of tensors by name, or the one under "state_dict" in a dict, where Lightning has
+// it. Runs nothing: of what the pickle would call, only the making of a tensor, a Parameter and an OrderedDict is
+// understood; other objects may stand beside the state dict and are passed over. Refuses one of more than 4 million
+// values, and needs no stack for those that are nested. Throws CheckpointError, naming `file` and the reason.
+// Source: Python's pickletools.py (the opcodes), torch/_utils.py.
+PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file);
+
+}  // namespace fulgur

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace fulgur {
+
+// A text is not what its reader expects; the message is the reason, without the file.
+struct BadJson : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The events of a JSON text, for a reader that knows what may come next. Each one that it does not override throws
+// BadJson, so that nothing is built from a text that is refused, however long it is or however deeply nested.
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool) override { return unexpected("true or false"); }
+  bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
+  bool number_unsigned(number_unsigned_t) override { return unexpected("a number"); }
+  bool number_float(number_float_t, const string_t&) override { return unexpected("a fraction"); }
+  bool string(string_t&) override { return unexpected("a text"); }
+  bool binary(binary_t&) override { return unexpected("binary data"); }
+  bool start_object(size_t) override { return unexpected("an object"); }
+  bool key(string_t&) override { return unexpected("a name"); }
+  bool end_object() override { return unexpected("the end of an object"); }
+  bool start_array(size_t) override { return unexpected("an array"); }
+  bool end_array() override { return unexpected("the end of an array"); }
+  bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error) final;
+
+ protected:
+  // Throws BadJson; an override says where in the text it was.
+  virtual bool unexpected(std::string_view what) { throw BadJson("unexpected " + std::string(what)); }
+};
+
+// `text` must be one JSON value. Throws CheckpointError: "<file>: <reason>".
+void read_json(std::string_view text, std::string_view file, JsonEvents& events);
+
+// A value as a tree. At most this deep, and no name twice in an object (a later one would silently replace the first).
+// Throws CheckpointError.
+struct JsonLimits {
+  int max_depth = 4;
+  int64_t max_values = 1 << 22;  // numbers, texts, objects, arrays; a tree takes up to 100 bytes for each
+};
+nlohmann::json parse_json(std::string_view text, std::string_view file, JsonLimits limits = {});
+
+// For messages: a name from a file, in quotes and cut where it is too long to read.
+std::string quote(std::string_view name);
+
+}  // namespace fulgur

@@ -1,0 +1,15 @@
+#include "checkpoint/manifest.h"
+
+#include "core/error.h"
+#include "tests/checkpoint/fuzz/require.h"
+
+// A manifest is refused, or comes back from its own text.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace fulgur;
+  try {
+    const Manifest manifest = parse_manifest({reinterpret_cast<const char*>(data), size}, "file");
+    testing::require(parse_manifest(to_json(manifest), "file") == manifest);
+  } catch (const CheckpointError&) {
+  }
+  return 0;
+}

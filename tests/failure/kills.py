@@ -1,0 +1,165 @@
+#!/usr/bin/python3
+"""Runs that save at every step, of which a random rank is killed (SIGKILL) at a random time and which go on from their last
+checkpoint, until they are through: do they end as a run that nobody killed, bit for bit?
+
+  ./bazelw build //tests/failure:resume_program
+  tests/failure/kills.py                 ten runs: strategies, world sizes, with and without SaveOptions::async, in turn
+  tests/failure/kills.py --runs 100      the long form, in about ten minutes on two cores
+  tests/failure/kills.py --only zero_offload --seed 7
+
+Exit code 1 if one ended otherwise, or left something of an interrupted save behind.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+MAX_KILLS = 4
+LIMIT_S = 120  # of one start
+STRATEGIES = ["single_device", "dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"]
+WORLD_SIZES = [1, 2, 4]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    strategy: str
+    world_size: int
+    asynchronous: bool
+
+    def flags(self):
+        return [f"--strategy={self.strategy}", f"--devices={self.world_size}", "--accelerator=cpu", "--max_epochs=2",
+                f"--async={str(self.asynchronous).lower()}", "--accumulate_grad_batches=2", "--val_check_interval=70%",
+                *(["--strategy.warmup_steps=5"] if self.strategy == "delayed_update" else [])]
+
+    def __str__(self):
+        return f"{self.strategy} x{self.world_size}{' async' if self.asynchronous else ''}"
+
+
+def kinds():
+    """All, in an order in which the first few are of many kinds."""
+    several = [(s, n) for n in WORLD_SIZES for s in STRATEGIES if n == 1 or s != "single_device"]
+    mixed = [several[i * 7 % len(several)] for i in range(len(several))]
+    return [Kind(s, n, (i + again) % 2 == 1) for again in (0, 1) for i, (s, n) in enumerate(mixed)]
+
+
+def start(program, kind, folder):
+    return subprocess.Popen([program, *kind.flags(), f"--default_root_dir={folder}", "--name=run", "--ckpt_path=last"],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ranks_of(process):
+    """It and the ranks that it has started."""
+    children = pathlib.Path(f"/proc/{process.pid}/task")
+    pids = [process.pid]
+    for task in children.glob("*/children"):
+        try:
+            pids += [int(pid) for pid in task.read_text().split()]
+        except OSError:
+            pass
+    return pids
+
+
+def last_line(output):
+    lines = [line for line in output.splitlines() if line.startswith("steps ")]
+    return lines[-1] if lines else ""
+
+
+def through(program, kind, folder):
+    """What a run prints that nobody kills."""
+    process = start(program, kind, folder)
+    out, err = process.communicate(timeout=LIMIT_S)
+    if process.returncode != 0:
+        raise AssertionError(f"{kind}: ended with {process.returncode}\n{err}")
+    return last_line(out)
+
+
+def killed_and_resumed(program, kind, seconds, rng):
+    """What the run prints that gets through at last, and how often it was killed in training."""
+    with tempfile.TemporaryDirectory() as folder:
+        kills = 0
+        while kills < MAX_KILLS:
+            process = start(program, kind, folder)
+            try:
+                process.wait(timeout=rng.uniform(0.2 * seconds, seconds))
+            except subprocess.TimeoutExpired:
+                victim = rng.choice(ranks_of(process))
+                try:
+                    subprocess.run(["kill", "-9", str(victim)], check=False, stderr=subprocess.DEVNULL)
+                finally:
+                    out, err = process.communicate(timeout=LIMIT_S)
+            else:
+                out, err = process.communicate()
+            if process.returncode == 0:
+                return last_line(out), kills, leftovers(folder)
+            if process.returncode != -signal.SIGKILL and "rank" not in err:
+                raise AssertionError(f"{kind}: ended with {process.returncode}\n{err}")
+            kills += 1
+        return through(program, kind, folder), kills, leftovers(folder)
+
+
+def leftovers(folder):
+    return [str(path) for path in pathlib.Path(folder).rglob(".fulgur-tmp-*")]
+
+
+def check_kind(program, kind, runs, seed):
+    """What went wrong, and the kills of each run."""
+    rng = random.Random(f"{seed} {kind}")
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        expected = through(program, kind, folder)
+        seconds = time.monotonic() - started
+    wrong, kills = [], []
+    for _ in range(runs):
+        got, times, left = killed_and_resumed(program, kind, seconds, rng)
+        kills.append(times)
+        if not re.match(r"steps \d+ weights", expected) or got != expected:
+            wrong.append(f"{kind}: after {times} kills it came to\n  {got}\nand without to\n  {expected}")
+        if left:
+            wrong.append(f"{kind}: left {left}")
+    return wrong, kills
+
+
+def run_all(program, number, seed, jobs, only=""):
+    """What went wrong, and the kills of each run."""
+    wanted = [kind for kind in kinds() if only in str(kind)]
+    counts = {kind: 0 for kind in wanted}
+    for kind in itertools.islice(itertools.cycle(wanted), number):
+        counts[kind] += 1
+    wrong, kills = [], []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(check_kind, program, kind, n, seed): kind for kind, n in counts.items() if n > 0}
+        for future in concurrent.futures.as_completed(futures):
+            complaints, times = future.result()
+            print(f"{str(futures[future]):<24} runs {len(times)}, kills {sum(times)}, wrong {len(complaints)}", flush=True)
+            wrong += complaints
+            kills += times
+    return wrong, kills
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program",
+                        default=str(pathlib.Path(__file__).parents[2] / "bazel-bin/tests/failure/resume_program"))
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="kinds whose name contains it")
+    options = parser.parse_args()
+    print(f"seed {options.seed}", flush=True)
+    started = time.monotonic()
+    wrong, kills = run_all(options.program, options.runs, options.seed, options.jobs, options.only)
+    print("\n".join(wrong))
+    print(f"{len(kills)} runs with {sum(kills)} kills in {time.monotonic() - started:.0f} s, {len(wrong)} wrong")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+// Updates on worker threads, at once and late, beside the recurrence over plain tensors. Parameters are read all the
+// time, so that under tsan a worker that writes them is found.
+#include "strategies/update_schedule.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <optional>
+
+#include "distributed/local_collective.h"
+#include "optim/adam.h"
+
+namespace fulgur {
+namespace {
+
+constexpr int64_t kSteps = 12;
+constexpr int64_t kWarmup = 3;
+constexpr optim::AdamWOptions kOptions{.lr = 1e-2};
+
+struct Net : torch::nn::Module {
+  Net() {
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    for (const int64_t size : {700, 64, 129, 1}) {
+      register_parameter(fmt::format("of_{}", size), torch::randn({size}, generator));
+    }
+  }
+  void backward(int64_t step) {
+    at::Tensor loss = torch::zeros({});
+    for (const at::Tensor& param : parameters()) loss = loss + (param * static_cast<double>(step + 1)).cos().sum();
+    loss.backward();
+  }
+};
+
+double read(const Net& net) {  // by our own code, which tsan sees
+  double sum = 0;
+  for (const at::Tensor& param : net.parameters()) {
+    const auto* values = param.const_data_ptr<float>();
+    for (int64_t i = 0; i < param.numel(); ++i) sum += static_cast<double>(values[i]);
+  }
+  return sum;
+}
+
+std::vector<at::Tensor> recurrence(bool late) {
+  Net net;
+  std::vector<at::Tensor> owned;
+  for (const at::Tensor& param : net.parameters()) owned.push_back(param.detach().clone().requires_grad_());
+  optim::AdamW optimizer(owned, kOptions);
+  const auto apply = [&](const std::vector<at::Tensor>& gradients) {
+    for (size_t i = 0; i < owned.size(); ++i) owned[i].mutable_grad() = gradients[i];
+    optimizer.step(GradientTransform{});
+    const c10::NoGradGuard no_grad;
+    for (size_t i = 0; i < owned.size(); ++i) net.parameters()[i].copy_(owned[i]);
+  };
+  std::optional<std::vector<at::Tensor>> pending;
+  for (int64_t step = 0; step < kSteps; ++step) {
+    net.zero_grad();
+    net.backward(step);
+    std::vector<at::Tensor> now;
+    for (const at::Tensor& param : net.parameters()) now.push_back(param.grad().clone());
+    if (pending) apply(*std::exchange(pending, std::nullopt));
+    const bool is_late = late && step >= kWarmup;
+    is_late ? void(pending = now) : apply(now);
+  }
+  if (pending) apply(*pending);
+  return owned;
+}
+
+struct Setting {
+  bool late;
+  int64_t num_workers;
+  double host_ratio;
+};
+
+class UpdateScheduleTest : public ::testing::TestWithParam<Setting> {};
+
+TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
+  const auto [late, num_workers, host_ratio] = GetParam();
+  Net net;
+  const Optimizers optimizers(optim::AdamW(net.parameters(), kOptions));
+  const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 1024, .bucket_cap_bytes = 1024});
+  ASSERT_GT(flat.buckets().size(), 1U);
+  OptimizerShard shard(
+      flat, optimizers,
+      {.host_ratio = host_ratio, .copies = late, .num_workers = num_workers, .gradient_sums = late ? 2 : 1});
+  LocalCollective alone;
+  SideWorker keeper(c10::kCPU, {.one_thread = true});
+  GradientReducer reducer(flat, alone, alone,
+                          {.make_sums = [&](size_t bucket) { return shard.make_sums(bucket); }, .keeper = &keeper});
+  UpdateSchedule schedule(flat, optimizers, shard, reducer, alone, c10::kCPU, num_workers);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    reducer.clear();
+    reducer.begin();
+    const double before = read(net);
+    net.backward(step);
+    EXPECT_EQ(read(net), before);  // whatever the workers do
+    std::vector<double> nothing;
+    reducer.finish(nothing);
+    schedule.step(0, {}, late && step >= kWarmup);
+  }
+  EXPECT_EQ(schedule.is_late(), late);
+  schedule.drain();
+  flat.check_in_place();
+  const auto params = net.parameters(), expected = recurrence(late);
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(params[i].equal(expected[i])) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(, UpdateScheduleTest,
+                         ::testing::Values(Setting{false, 1, 1}, Setting{false, 3, 1}, Setting{true, 1, 1},
+                                           Setting{true, 3, 1}, Setting{true, 2, 0.5}, Setting{true, 2, 0}),
+                         [](const auto& test) {
+                           return fmt::format("{}By{}OnHost{}", test.param.late ? "Late" : "AtOnce",
+                                              test.param.num_workers, static_cast<int>(100 * test.param.host_ratio));
+                         });
+
+}  // namespace
+}  // namespace fulgur

@@ -1,0 +1,84 @@
+"""tools/ckpt on checkpoints of a sharded run, and what Python makes of its files."""
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+import safetensors.torch
+import torch
+
+CKPT = pathlib.Path("tools/ckpt").absolute()
+PROGRAM = pathlib.Path("tests/failure/resume_program").absolute()
+
+
+def ckpt(*arguments):
+    return subprocess.run([CKPT, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+class CkptTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = pathlib.Path(cls.folder.name)
+        subprocess.run([PROGRAM, "--strategy=ddp_sharded", "--devices=2", "--accelerator=cpu", "--max_epochs=1",
+                        "--step_ms=0", "--save_every=10", "--keep=-1", "--name=run", f"--default_root_dir={cls.root}"],
+                       check=True, capture_output=True)
+        cls.first = cls.root / "runs/run/checkpoints/epoch=0-step=10"
+        cls.last = cls.root / "runs/run/checkpoints/last"
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_inspect_says_what_is_in_it(self):
+        out = ckpt("inspect", self.last).stdout
+        for part in ["epoch=0-step=20", "epoch 0, step 20, 20 of the epoch's batches", "ddp_sharded on 2 ranks", "AdamW",
+                     "optimizer-1-of-2.safetensors", "hidden.weight", "64x16"]:
+            self.assertIn(part, out)
+
+    def test_verify_reads_every_byte(self):
+        self.assertEqual(ckpt("verify", self.first).returncode, 0)
+        file = self.first / "optimizer-0-of-2.safetensors"
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        result = ckpt("verify", self.first)
+        file.write_bytes(whole)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("optimizer-0-of-2.safetensors", result.stdout)
+        self.assertIn("is damaged", result.stderr)
+
+    def test_diff_names_what_differs(self):
+        self.assertEqual(ckpt("diff", self.last, self.last).returncode, 0)
+        result = ckpt("diff", self.first, self.last)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("hidden.weight ", result.stdout)
+        self.assertIn("hidden.weight:exp_avg ", result.stdout)
+
+    def test_consolidate_and_convert_give_what_python_reads(self):
+        one, plain = self.root / "one.safetensors", self.root / "model.pt"
+        self.assertEqual(ckpt("consolidate", self.last, one, "--optimizer").returncode, 0)
+        self.assertEqual(ckpt("convert", self.last, plain).returncode, 0)
+        tensors, weights = safetensors.torch.load_file(one), torch.load(plain)
+        saved = safetensors.torch.load_file(self.last / "model.safetensors")
+        self.assertEqual(set(weights), {"hidden.weight", "hidden.bias", "out.weight", "out.bias"})
+        for name, weight in weights.items():
+            self.assertTrue(torch.equal(weight, saved[name]))
+            self.assertTrue(torch.equal(weight, tensors[name]))
+            parts = sorted((int(key.split("[")[1].split(":")[0]), part)
+                           for rank in (0, 1)
+                           for key, part in safetensors.torch.load_file(
+                               self.last / f"optimizer-{rank}-of-2.safetensors").items()
+                           if key.startswith(f"{name}:exp_avg["))
+            self.assertTrue(torch.equal(torch.cat([part for _, part in parts]), tensors[f"{name}:exp_avg"]))
+
+    def test_what_is_no_checkpoint_is_refused(self):
+        result = ckpt("inspect", self.root)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("manifest.json", result.stderr)
+        self.assertEqual(ckpt("convert", self.last, self.root / "model.bin").returncode, 2)
+        self.assertEqual(ckpt("explode", self.last).returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,225 @@
+// Which checkpoint a run begins with, what becomes of it if it does not fit, and how runs end in one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "callbacks/model_checkpoint.h"
+#include "callbacks/on_exception_checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "core/error.h"
+#include "optim/sgd.h"
+#include "tests/testing/at_batch_end.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using testing::at_batch_end;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::tiny_loader;
+using testing::TinyModule;
+
+class CheckpointPathTest : public ::testing::Test {
+ protected:
+  testing::TempDir dir;
+
+  // Of five steps an epoch.
+  TrainerOptions options(TrainerOptions given = {}) {
+    given.default_root_dir = dir.path();
+    if (!given.max_epochs) given.max_epochs = 2;
+    given.accelerator = "cpu";
+    given.enable_progress_bar = given.enable_model_summary = given.logger = false;
+    return given;
+  }
+  int64_t steps_of(const TrainerOptions& given, std::shared_ptr<TinyModule> module = make_module<TinyModule>()) {
+    Trainer trainer(options(given));
+    trainer.fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+    return static_cast<int64_t>(module->train_losses.size());
+  }
+  fs::path checkpoints(const std::string& run) const { return dir.path() / "runs" / run / "checkpoints"; }
+};
+
+std::vector<std::string> names_in(const fs::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+TEST_F(CheckpointPathTest, LastBeginsAnewWhereThereIsNoneAndElseGoesOn) {
+  EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last"}), 5);
+  EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 10);
+  EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 0);
+  EXPECT_EQ(names_in(dir.path() / "runs"), (std::vector<std::string>{"version_0", "version_1", "version_2"}));
+}
+
+TEST_F(CheckpointPathTest, ARunWithANameHasOneFolder) {
+  EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last", .name = "digits"}), 5);
+  EXPECT_EQ(steps_of({.max_epochs = 2, .ckpt_path = "last", .name = "digits"}), 5);
+  EXPECT_EQ(steps_of({.max_epochs = 2, .ckpt_path = "last", .name = "other"}), 10);
+  EXPECT_EQ(names_in(dir.path() / "runs"), (std::vector<std::string>{"digits", "other"}));
+  EXPECT_THAT(message_of<UsageError>([&] { steps_of({.name = "a/b"}); }), HasSubstr("name = 'a/b'"));
+}
+
+TEST_F(CheckpointPathTest, BestIsTheOneThatTheMonitorChose) {
+  const auto checkpoint = ModelCheckpoint::make({.monitor = "val_loss", .save_top_k = -1});
+  Trainer trainer(options({.max_epochs = 3, .name = "run", .callbacks = {checkpoint}}));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_EQ(fs::canonical(checkpoints("run") / "best"), fs::canonical(checkpoint->best_model_path()));
+  EXPECT_EQ(fs::canonical(checkpoints("run") / "last").filename(), "epoch=2-step=15");
+  const Metrics metrics = trainer.test(make_module<TinyModule>(), {.test = tiny_loader()}, "best");
+  EXPECT_NEAR(metrics.at("test_loss"), checkpoint->best_model_score(), 1e-6);
+}
+
+TEST_F(CheckpointPathTest, KeepsTheOneThatTheRunWentOnFrom) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  steps_of({.max_epochs = 3, .ckpt_path = "last", .name = "run"});
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+}
+
+TEST_F(CheckpointPathTest, WhatIsNoCheckpointIsRefusedWithWhatThereIs) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  const auto refusal = [&](const std::string& path) {
+    return message_of<UsageError>([&] { steps_of({.ckpt_path = path}); });
+  };
+  EXPECT_THAT(refusal((checkpoints("run") / "epoch=0-step=6").string()), HasSubstr("epoch=0-step=5"));
+  EXPECT_THAT(refusal(dir.path().string()), HasSubstr("is no checkpoint: it has no manifest.json"));
+  EXPECT_THAT(refusal("best"), HasSubstr("no checkpoint is marked as best"));
+}
+
+TEST_F(CheckpointPathTest, ACheckpointOfSomethingElseIsRefusedByName) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  const std::string path = checkpoints("run") / "last";
+  struct Larger : TinyModule {
+    Larger() { register_module("extra", torch::nn::Linear(2, 2)); }
+  };
+  struct OtherShape : TinyModule {
+    OtherShape() { out = replace_module("out", torch::nn::Linear(8, 2)); }
+  };
+  struct WithSgd : TinyModule {
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1}); }
+  };
+  const auto refusal = [&](const auto& module) {
+    return message_of<CheckpointError>([&] { steps_of({.ckpt_path = path}, module); });
+  };
+  EXPECT_THAT(refusal(make_module<Larger>()),
+              AllOf(HasSubstr("it lacks extra.weight, extra.bias"), HasSubstr("strict")));
+  EXPECT_THAT(refusal(make_module<OtherShape>()), HasSubstr("'out.weight' has shape 1x8"));
+  EXPECT_THAT(refusal(make_module<WithSgd>()), HasSubstr("the state of AdamW, but configure_optimizers returns SGD"));
+  EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = path, .ckpt_strict = false, .ckpt_weights_only = true},
+                     make_module<Larger>()),
+            5);
+  EXPECT_THAT(message_of<CheckpointError>([&] { steps_of({.max_epochs = 0, .ckpt_path = path}); }),
+              HasSubstr("max_epochs"));
+}
+
+TEST_F(CheckpointPathTest, WeightsOnlyBeginARunAndCannotGoOn) {
+  steps_of({.max_epochs = 1, .name = "run", .callbacks = {ModelCheckpoint::make({.save_weights_only = true})}});
+  const std::string path = checkpoints("run") / "last";
+  EXPECT_THAT(names_in(path), ElementsAre("manifest.json", "model.safetensors", "state.json"));
+  EXPECT_THAT(message_of<UsageError>([&] { steps_of({.ckpt_path = path}); }), HasSubstr("has weights only"));
+  EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = path, .ckpt_weights_only = true}), 5);
+}
+
+TEST_F(CheckpointPathTest, ADamagedFileIsFoundUnlessNobodyLooks) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  const fs::path path = checkpoints("run") / "last";
+  {
+    std::fstream file(path / "model.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  EXPECT_THAT(message_of<CheckpointError>([&] { steps_of({.ckpt_path = path.string()}); }),
+              AllOf(HasSubstr("is damaged"), HasSubstr("model.safetensors")));
+  EXPECT_EQ(steps_of({.ckpt_path = path.string(), .ckpt_verify = false}), 5);
+}
+
+TEST_F(CheckpointPathTest, ASignalEndsTheRunAfterTheStepAndItGoesOnFromThere) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    const std::string name = signal == SIGTERM ? "term" : "int";
+    const auto raise_at_third = at_batch_end([signal, count = 0](TrainerControl&) mutable {
+      if (++count == 3) std::raise(signal);
+    });
+    const auto module = make_module<TinyModule>();
+    int exit_code = 0;
+    try {
+      steps_of({.name = name, .callbacks = {raise_at_third}}, module);
+    } catch (const InterruptedError& error) {
+      exit_code = error.exit_code;
+      EXPECT_THAT(error.what(), HasSubstr("ended the run after 3 steps"));
+    }
+    EXPECT_EQ(exit_code, 128 + signal);
+    EXPECT_EQ(module->train_losses.size(), 3U);
+    EXPECT_EQ(steps_of({.ckpt_path = "last", .name = name}), 7);
+  }
+}
+
+// SLURM announces the end of a job's time; a `scontrol` of our own takes the place of its.
+TEST_F(CheckpointPathTest, UnderSlurmItAsksToBeQueuedAgain) {
+  const fs::path tool = dir.path() / "bin" / "scontrol";
+  fs::create_directories(tool.parent_path());
+  std::ofstream(tool) << "#!/bin/sh\necho \"$@\" > " << (dir.path() / "asked").string() << "\n";
+  fs::permissions(tool, fs::perms::owner_all);
+  const std::string path = std::getenv("PATH");
+  ::setenv("PATH", (tool.parent_path().string() + ":" + path).c_str(), 1);
+  ::setenv("SLURM_JOB_ID", "4711", 1);
+  const auto announce = at_batch_end([](TrainerControl& trainer) {
+    if (trainer.state().global_step == 2) std::raise(SIGUSR1);
+  });
+  EXPECT_THROW(steps_of({.name = "run", .callbacks = {announce}}), InterruptedError);
+  ::unsetenv("SLURM_JOB_ID");
+  ::setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(testing::read_file(dir.path() / "asked"), "requeue 4711\n");
+  EXPECT_EQ(steps_of({.ckpt_path = "last", .name = "run"}), 8);
+}
+
+TEST_F(CheckpointPathTest, SavesWhatAnExceptionWouldLose) {
+  const auto throws_at_fourth = at_batch_end([count = 0](TrainerControl&) mutable {
+    if (++count == 4) throw std::runtime_error("the test wants it");
+  });
+  EXPECT_THROW(steps_of({.name = "run", .callbacks = {throws_at_fourth, OnExceptionCheckpoint::make()}}),
+               std::runtime_error);
+  EXPECT_EQ(steps_of({.ckpt_path = (checkpoints("run") / "on_exception").string()}), 6);
+}
+
+TEST_F(CheckpointPathTest, WrittenBesideTheTrainingItIsTheSame) {
+  for (const bool async : {false, true}) {
+    const std::string name = async ? "beside" : "at_once";
+    seed_everything(1);
+    steps_of({.name = name,
+              .callbacks = {ModelCheckpoint::make({.save_top_k = -1, .every_n_train_steps = 2, .async = async})}});
+  }
+  EXPECT_EQ(names_in(checkpoints("beside")), names_in(checkpoints("at_once")));
+  EXPECT_EQ(names_in(checkpoints("beside")).size(), 6U);
+  for (const std::string& name : names_in(checkpoints("beside"))) {
+    EXPECT_EQ(testing::read_file(checkpoints("beside") / name / "model.safetensors"),
+              testing::read_file(checkpoints("at_once") / name / "model.safetensors"));
+    verify(checkpoints("beside") / name, read_manifest(checkpoints("beside") / name));
+  }
+}
+
+TEST_F(CheckpointPathTest, WhatCannotBeWrittenBesideTheTrainingEndsIt) {
+  const fs::path folder = checkpoints("run");
+  const auto blocks = at_batch_end([&](TrainerControl&) {
+    fs::create_directories(folder / "last");  // where a link is to be
+  });
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                steps_of({.name = "run",
+                          .callbacks = {blocks, ModelCheckpoint::make({.every_n_train_steps = 2, .async = true})}});
+              }),
+              HasSubstr((folder / "last").string()));
+}
+
+}  // namespace
+}  // namespace fulgur

@@ -1,0 +1,333 @@
+// Runs that go on from a checkpoint, beside the run that was never interrupted.
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/dropout.h>
+
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "optim/lamb.h"
+#include "optim/lr_schedulers.h"
+#include "optim/sgd.h"
+#include "strategies/preset_options.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+#include "trainer/trainer.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::run_ranks;
+using testing::TempDir;
+using testing::tiny_dataset;
+using testing::TinyModule;
+
+constexpr int64_t kEpochs = 2;
+
+// A learning rate that changes with every step, a metric of the epoch, a buffer.
+struct Net : TinyModule {
+  torch::nn::BatchNorm1d norm{nullptr};
+  Net() { norm = register_module("norm", torch::nn::BatchNorm1d(4)); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const Batch normed{{"x", norm->forward(batch["x"])}, {"y", batch["y"]}};
+    const at::Tensor loss = TinyModule::training_step(normed, batch_idx);
+    log("epoch_loss", loss, {.on_step = true, .on_epoch = true});
+    return loss;
+  }
+  Optimizers configure_optimizers() override {
+    return {optim::AdamW(parameters(), {.lr = 1e-2}),
+            {.scheduler = optim::CosineAnnealingLR::make({.T_max = 12}), .interval = "step"}};
+  }
+};
+
+// Its steps draw from the process's generator, and so it has one rank.
+struct NetWithDropout : Net {
+  torch::nn::Dropout dropout{nullptr};
+  NetWithDropout() { dropout = register_module("dropout", torch::nn::Dropout(0.3)); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return Net::training_step({{"x", dropout->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+  }
+};
+
+struct NetWithSgd : Net {
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.05, .momentum = 0.9}); }
+};
+struct NetWithLamb : Net {
+  Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
+};
+
+// Asks for a checkpoint after every batch and epoch, and keeps what loggers get.
+class Recorder final : public Callback {
+ public:
+  explicit Recorder(fs::path folder) : folder_(std::move(folder)) {}
+  std::vector<std::tuple<int64_t, std::string, double>> metrics;
+
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) override {
+    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-", batch_idx));
+  }
+  void on_train_epoch_end(TrainerControl& trainer) override {
+    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-end"));
+  }
+  void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override {
+    for (const auto& [name, value] : values) metrics.emplace_back(step, name, value);
+  }
+
+ private:
+  fs::path folder_;
+};
+
+// What a run leaves behind, on one rank.
+struct Trail {
+  NamedTensors weights;
+  std::vector<double> losses;
+  std::vector<std::tuple<int64_t, std::string, double>> metrics;
+  RunState state;
+};
+
+struct RunKind {
+  TrainerOptions options{};
+  int64_t world_size = 1;
+  std::function<std::shared_ptr<TinyModule>()> make = [] { return make_module<Net>(); };
+};
+
+// On the world's ranks if there is one.
+Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
+  static std::mutex mutex;
+  std::shared_ptr<TinyModule> module;
+  {
+    const std::lock_guard lock(mutex);
+    seed_everything(seed);
+    module = run.make();
+  }
+  TrainerOptions options = run.options;
+  options.max_epochs = kEpochs;
+  options.log_every_n_steps = 1;
+  options.ckpt_path = ckpt_path;
+  if (run.world_size > 1) options.devices = run.world_size;
+  const auto recorder = std::make_shared<Recorder>(saved_in);
+  options.callbacks.push_back(recorder);
+  Trainer trainer(testing::quiet(options));
+  const auto loader = [](int64_t size, bool shuffle) {
+    return DataLoader::make(tiny_dataset(size), {.batch_size = 4, .shuffle = shuffle, .seed = 3});
+  };
+  trainer.fit(module, {.train = loader(20 * run.world_size, true), .val = loader(8 * run.world_size, false)});
+  Trail trail{{}, module->train_losses, recorder->metrics, trainer.state()};
+  for (const auto& item : module->named_parameters()) trail.weights.emplace_back(item.key(), item.value().detach());
+  for (const auto& item : module->named_buffers()) trail.weights.emplace_back(item.key(), item.value().detach());
+  return trail;
+}
+
+// By rank.
+std::vector<Trail> fit_all(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
+  std::vector<Trail> trails(static_cast<size_t>(run.world_size));
+  if (run.world_size == 1) {
+    trails[0] = fit(run, seed, saved_in, ckpt_path);
+    return trails;
+  }
+  run_ranks(run.world_size,
+            [&](World& world) { trails[static_cast<size_t>(world.rank())] = fit(run, seed, saved_in, ckpt_path); });
+  return trails;
+}
+
+std::vector<fs::path> checkpoints_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(folder)) found.push_back(entry.path());
+  std::ranges::sort(found);
+  return found;
+}
+
+template <class T>
+bool ends_with(const std::vector<T>& whole, const std::vector<T>& end) {
+  return end.size() <= whole.size() && std::equal(end.rbegin(), end.rend(), whole.rbegin());
+}
+
+// From every checkpoint of a run, in a process that begins with other weights.
+void expect_exact_resume(const RunKind& run) {
+  const TempDir dir;
+  const std::vector<Trail> whole = fit_all(run, 1, dir.path(), "");
+  std::set<size_t> lengths;
+  for (const fs::path& checkpoint : checkpoints_in(dir.path())) {
+    SCOPED_TRACE(checkpoint.filename().string());
+    const std::vector<Trail> resumed = fit_all(run, 2, "", checkpoint);
+    for (size_t rank = 0; rank < whole.size(); ++rank) {
+      SCOPED_TRACE(rank);
+      EXPECT_TRUE(ends_with(whole[rank].losses, resumed[rank].losses));
+      EXPECT_TRUE(ends_with(whole[rank].metrics, resumed[rank].metrics));
+      EXPECT_EQ(resumed[rank].state.global_step, whole[rank].state.global_step);
+      EXPECT_EQ(resumed[rank].state.batches_that_stepped, whole[rank].state.batches_that_stepped);
+      for (size_t i = 0; i < whole[rank].weights.size(); ++i) {
+        EXPECT_TRUE(resumed[rank].weights[i].second.equal(whole[rank].weights[i].second))
+            << whole[rank].weights[i].first;
+      }
+    }
+    lengths.insert(resumed[0].losses.size());
+  }
+  EXPECT_GE(lengths.size(), 5U);  // they began at different places
+  EXPECT_EQ(*lengths.begin(), 0U);
+}
+
+TEST(Resume, IsExactFromEveryStepOnOneDevice) {
+  for (const char* precision : {"32", "64", "bf16-true", "16-mixed", "16-true"}) {
+    SCOPED_TRACE(precision);
+    expect_exact_resume({.options = {.precision = precision}, .make = [] { return make_module<NetWithDropout>(); }});
+  }
+}
+
+TEST(Resume, IsExactWithAccumulationClippingAndValidationInTheMiddle) {
+  expect_exact_resume(
+      {.options = {.val_check_interval = Batches(2), .accumulate_grad_batches = 2, .gradient_clip_val = 0.1}});
+}
+
+TEST(Resume, IsExactWithEveryKindOfOptimizer) {
+  expect_exact_resume({.make = [] { return make_module<NetWithSgd>(); }});
+  expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
+}
+
+TEST(Resume, IsExactWithTwoReplicas) { expect_exact_resume({.options = {.strategy = "dp", .devices = 2}}); }
+
+TEST(Resume, IsExactWithStateOnTheHost) {
+  expect_exact_resume({.options = {.strategy = "zero_offload"}});
+  expect_exact_resume({.options = {.strategy = "zero_offload", .precision = "bf16-true"}});
+}
+
+TEST(Resume, IsExactWithAnUpdateUnderWay) {
+  for (const char* base : {"single_device", "zero_offload"}) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      SCOPED_TRACE(c10::str(base, " ", precision));
+      expect_exact_resume(
+          {.options = {.strategy = DelayedUpdate{.base = base, .warmup_steps = 2}, .precision = precision}});
+    }
+  }
+}
+
+TEST(Resume, IsExactOnSeveralRanks) {
+  const std::vector<StrategyChoice> strategies{"ddp", "ddp_sharded", "zero_offload",
+                                               DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 2}};
+  for (const StrategyChoice& strategy : strategies) {
+    SCOPED_TRACE(strategy.name());
+    expect_exact_resume({.options = {.strategy = strategy, .accumulate_grad_batches = 2}, .world_size = 2});
+  }
+}
+
+// All that a checkpoint has of parameters and their optimizer, whoever wrote which part of it.
+std::map<std::string, at::Tensor> contents_of(const fs::path& checkpoint) {
+  const CheckpointReader reader(checkpoint);
+  std::map<std::string, at::Tensor> contents;
+  for (const auto& [name, tensor] : reader.weights()) contents[name] = tensor;
+  for (const auto& range : reader.manifest().ranges) {
+    const int64_t size = contents.at(range.parameter).numel();
+    for (const auto& [name, tensor] : reader.read(range.parameter, 0, size)) {
+      contents[range.parameter + ":" + name] = tensor;
+    }
+  }
+  return contents;
+}
+
+// Saves what a run has begun with, and keeps the samples that this rank sees in its first epoch.
+class FirstEpoch final : public Callback {
+ public:
+  FirstEpoch(fs::path folder, int64_t ends_after) : folder_(std::move(folder)), ends_after_(ends_after) {}
+  std::multiset<float> samples;
+
+  void on_train_start(TrainerControl& trainer) override { trainer.save_checkpoint(folder_ / "begin"); }
+  BatchAction on_train_batch_start(TrainerControl& trainer, const Batch& batch, int64_t) override {
+    epoch_ = epoch_.value_or(trainer.state().epoch);
+    if (has_ended_ || epoch_ != trainer.state().epoch) return BatchAction::run;
+    const at::Tensor first = batch["x"].select(1, 0).contiguous();
+    samples.insert(first.const_data_ptr<float>(), first.const_data_ptr<float>() + first.numel());
+    return BatchAction::run;
+  }
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override {
+    if (--ends_after_ == 0) {
+      has_ended_ = true;  // ranks may take one more step
+      trainer.save_checkpoint(folder_ / "end");
+      trainer.request_stop("the test wants it");
+    }
+  }
+
+ private:
+  fs::path folder_;
+  int64_t ends_after_;  // batches
+  bool has_ended_ = false;
+  std::optional<int64_t> epoch_;
+};
+
+// All ranks' samples.
+std::multiset<float> run_first_epoch(RunKind run, const fs::path& folder, int64_t ends_after,
+                                     const std::string& ckpt_path) {
+  std::vector<std::shared_ptr<FirstEpoch>> callbacks;
+  for (int64_t rank = 0; rank < run.world_size; ++rank) {
+    callbacks.push_back(std::make_shared<FirstEpoch>(folder, ends_after));
+  }
+  const auto on_rank = [&](int64_t rank) {
+    TrainerOptions options = run.options;
+    options.max_epochs = 1;
+    options.devices = run.world_size;
+    options.ckpt_path = ckpt_path;
+    options.callbacks = {callbacks[static_cast<size_t>(rank)]};
+    Trainer trainer(testing::quiet(options));
+    trainer.fit(make_module<TinyModule>(),
+                {.train = DataLoader::make(tiny_dataset(96), {.batch_size = 4, .shuffle = true, .seed = 3})});
+  };
+  if (run.world_size == 1) {
+    on_rank(0);
+  } else {
+    run_ranks(run.world_size, [&](World& world) { on_rank(world.rank()); });
+  }
+  std::multiset<float> all;
+  for (const auto& callback : callbacks) all.insert(callback->samples.begin(), callback->samples.end());
+  return all;
+}
+
+TEST(Resume, GoesOnWithOtherRanksAndStrategies) {
+  const std::vector<RunKind> kinds{{.options = {.strategy = "single_device"}},
+                                   {.options = {.strategy = "ddp"}, .world_size = 2},
+                                   {.options = {.strategy = "ddp_sharded"}, .world_size = 3},
+                                   {.options = {.strategy = ZeroOffload{.ratio = 0.5}}, .world_size = 2},
+                                   {.options = {.strategy = "ddp_sharded"}, .world_size = 1}};
+  const TempDir dir;
+  std::multiset<float> whole;
+  const at::Tensor x = tiny_dataset(96)->get_batch(at::arange(96))["x"].select(1, 0).contiguous();
+  whole.insert(x.const_data_ptr<float>(), x.const_data_ptr<float>() + 96);
+  for (size_t before = 0; before < kinds.size(); ++before) {
+    const fs::path first = dir.path() / c10::str(before);
+    const std::multiset<float> seen =
+        run_first_epoch(kinds[before], first, /*ends_after=*/6 / kinds[before].world_size, "");
+    EXPECT_EQ(seen.size(), 24U);
+    for (size_t after = 0; after < kinds.size(); ++after) {
+      SCOPED_TRACE(c10::str(before, " to ", after));
+      const fs::path second = dir.path() / c10::str(before, "-", after);
+      std::multiset<float> all = run_first_epoch(kinds[after], second, /*ends_after=*/-1, first / "end");
+      all.insert(seen.begin(), seen.end());
+      EXPECT_EQ(all, whole);  // each sample once
+      const auto saved = contents_of(first / "end"), loaded = contents_of(second / "begin");
+      ASSERT_EQ(saved.size(), loaded.size());
+      for (const auto& [name, tensor] : saved) EXPECT_TRUE(loaded.at(name).equal(tensor)) << name;
+    }
+  }
+}
+
+TEST(Resume, FinishesAnUpdateThatWasUnderWayForAnotherStrategy) {
+  const RunKind late{.options = {.strategy = DelayedUpdate{.base = "ddp_sharded"}}, .world_size = 2};
+  for (const RunKind& other : {RunKind{.options = {.strategy = "single_device"}},
+                               RunKind{.options = {.strategy = "ddp_sharded"}, .world_size = 3}}) {
+    const TempDir dir;
+    run_first_epoch(late, dir.path() / "late", 3, "");
+    run_first_epoch(other, dir.path() / "other", -1, dir.path() / "late" / "end");
+    const auto saved = contents_of(dir.path() / "late" / "end"), loaded = contents_of(dir.path() / "other" / "begin");
+    for (const char* name : {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}) {
+      const at::Tensor next = saved.at(std::string(name) + ":next");
+      EXPECT_FALSE(saved.at(name).flatten().equal(next)) << name;
+      EXPECT_TRUE(loaded.at(name).flatten().equal(next)) << name;
+      EXPECT_TRUE(loaded.at(std::string(name) + ":exp_avg").equal(saved.at(std::string(name) + ":exp_avg"))) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulgur

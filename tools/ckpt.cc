@@ -1,0 +1,236 @@
+// What is in a checkpoint, is it whole, how do two differ, and what others can read:
+//   bazel run //tools:ckpt -- inspect runs/version_0/checkpoints/last
+#include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/torch_archive.h"
+#include "cli/command_line.h"
+#include "core/error.h"
+#include "core/exception_text.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string readable(int64_t num_bytes) {
+  constexpr double kMb = 1e6;
+  return num_bytes < 100'000 ? fmt::format("{} B", num_bytes) : fmt::format("{:.1f} MB", double(num_bytes) / kMb);
+}
+
+template <class T>
+std::string value_of(const State& state, std::string_view name) {
+  const T* value = state.find<T>(name);
+  return value == nullptr ? "-" : fmt::format("{}", *value);
+}
+
+void inspect(const fs::path& folder) {
+  const CheckpointReader checkpoint(folder, {.digests = false});
+  const Manifest& manifest = checkpoint.manifest();
+  const State& run = checkpoint.run();
+  fmt::print("{}\n", fs::canonical(folder).string());
+  fmt::print("epoch {}, step {}, {} of the epoch's batches done\n", value_of<int64_t>(run, "loops/epoch"),
+             value_of<int64_t>(run, "loops/global_step"), value_of<int64_t>(run, "loops/batches_of_epoch"));
+  fmt::print("strategy {} on {} rank{}, precision {}, optimizer {}\n", value_of<std::string>(run, "strategy/name"),
+             manifest.world_size, manifest.world_size == 1 ? "" : "s", value_of<std::string>(run, "strategy/precision"),
+             value_of<std::string>(run, "strategy/state/optimizers/0/name"));
+  if (!checkpoint.has_optimizer_state()) fmt::print("weights only: no run can go on from it\n");
+  fmt::print("\n{:<44} {:>12}  xxh3\n", "file", "size");
+  for (const auto& file : manifest.files) {
+    fmt::print("{:<44} {:>12}  {:016x}\n", file.name, readable(file.num_bytes), file.xxh3);
+  }
+  int64_t num_elements = 0;
+  fmt::print("\n{:<44} {:<5} shape\n", "parameter or buffer", "dtype");
+  for (const auto& parameter : manifest.parameters) {
+    const std::string alias = parameter.alias_of.empty() ? "" : fmt::format("  = {}", parameter.alias_of);
+    fmt::print("{:<44} {:<5} {}{}\n", parameter.name, parameter.dtype, fmt::join(parameter.shape, "x"), alias);
+    if (!parameter.alias_of.empty()) continue;
+    num_elements += std::accumulate(parameter.shape.begin(), parameter.shape.end(), int64_t{1}, std::multiplies());
+  }
+  fmt::print("{} elements; optimizer state in {} ranges\n", num_elements, manifest.ranges.size());
+}
+
+// Reads every byte.
+void check(const fs::path& folder) {
+  const Manifest manifest = read_manifest(folder);
+  bool is_whole = true;
+  for (const auto& file : manifest.files) {
+    const auto damage = find_damage(folder, file);
+    fmt::print("{:<44} {:>12}  {}\n", file.name, readable(file.num_bytes), damage ? *damage : "whole");
+    std::fflush(stdout);
+    is_whole = is_whole && !damage;
+  }
+  const CheckpointReader read(folder, {.digests = false});  // what the files say of each other
+  if (!is_whole) throw CheckpointError(fmt::format("{} is damaged", folder.string()));
+}
+
+// The names of the optimizer's state of a parameter.
+std::vector<std::string> parameters_with_state(const CheckpointReader& checkpoint) {
+  std::set<std::string> names;
+  for (const auto& range : checkpoint.manifest().ranges) names.insert(range.parameter);
+  return {names.begin(), names.end()};
+}
+
+int64_t numel_of(const CheckpointReader& checkpoint, const std::string& parameter) {
+  const auto& shape = checkpoint.manifest().find_parameter(parameter)->shape;
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
+}
+
+class Difference {
+ public:
+  void compare(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
+    ++num_compared_;
+    if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
+      return tell(name, fmt::format("{} of {} and {} of {}", toString(a.scalar_type()), fmt::join(a.sizes(), "x"),
+                                    toString(b.scalar_type()), fmt::join(b.sizes(), "x")));
+    }
+    if (a.numel() == 0 || a.equal(b)) return;
+    tell(name,
+         fmt::format("differs by at most {:.9g}", a.to(at::kDouble).sub(b.to(at::kDouble)).abs().max().item<double>()));
+  }
+  void only(const std::string& name, std::string_view which) { tell(name, fmt::format("only in the {}", which)); }
+  bool any() const { return num_told_ > 0; }
+  void summarize() const { fmt::print("{} tensors compared, {} differ\n", num_compared_, num_told_); }
+
+ private:
+  void tell(const std::string& name, const std::string& what) {
+    fmt::print("{:<52} {}\n", name, what);
+    ++num_told_;
+  }
+  int64_t num_compared_ = 0, num_told_ = 0;
+};
+
+// Tells of each tensor in one or both of two lists.
+void compare_tensors(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
+                     Difference& difference) {
+  for (const auto& [name, tensor] : a) {
+    const auto other = b.find(name);
+    other == b.end() ? difference.only(name, "first") : difference.compare(name, tensor, other->second);
+  }
+  for (const auto& [name, tensor] : b) {
+    if (!a.contains(name)) difference.only(name, "second");
+  }
+}
+
+bool differ(const fs::path& first, const fs::path& second) {
+  const CheckpointReader a(first, {.digests = false}), b(second, {.digests = false});
+  Difference difference;
+  const auto weights = [](const CheckpointReader& checkpoint) {
+    const NamedTensors tensors = checkpoint.weights();
+    return std::map<std::string, at::Tensor>(tensors.begin(), tensors.end());
+  };
+  compare_tensors(weights(a), weights(b), difference);
+  std::set<std::string> parameters;
+  for (const auto* checkpoint : {&a, &b}) {
+    for (const std::string& name : parameters_with_state(*checkpoint)) parameters.insert(name);
+  }
+  const auto state = [](const CheckpointReader& checkpoint, const std::string& parameter) {
+    std::map<std::string, at::Tensor> tensors;
+    if (std::ranges::none_of(checkpoint.manifest().ranges, [&](const auto& r) { return r.parameter == parameter; })) {
+      return tensors;
+    }
+    for (const auto& [name, tensor] : checkpoint.read(parameter, 0, numel_of(checkpoint, parameter))) {
+      tensors.emplace(parameter + ":" + name, tensor);
+    }
+    return tensors;
+  };
+  for (const std::string& parameter : parameters) compare_tensors(state(a, parameter), state(b, parameter), difference);
+  difference.summarize();
+  return difference.any();
+}
+
+void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
+  const CheckpointReader checkpoint(folder);
+  NamedTensors tensors = checkpoint.finished_weights();
+  const std::vector<std::string> parameters =
+      optimizer ? parameters_with_state(checkpoint) : std::vector<std::string>();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    fmt::print("\r{} of {} parameters", i + 1, parameters.size());
+    std::fflush(stdout);
+    for (const auto& [name, tensor] : checkpoint.read(parameters[i], 0, numel_of(checkpoint, parameters[i]))) {
+      tensors.emplace_back(parameters[i] + ":" + name, tensor);
+    }
+  }
+  const FileDigest digest = write_safetensors(file, tensors, {{"format", "pt"}});
+  fmt::print("\r{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
+}
+
+void convert(const fs::path& folder, const fs::path& file) {
+  const CheckpointReader checkpoint(folder);
+  if (file.extension() == ".pt" || file.extension() == ".pth") {
+    write_torch_file(file, checkpoint.finished_weights());
+  } else if (file.extension() == ".ckpt") {
+    const State& run = checkpoint.run();
+    const auto number = [&](std::string_view name) {
+      const auto* value = run.find<int64_t>(name);
+      return value == nullptr ? int64_t{0} : *value;
+    };
+    write_lightning_checkpoint(file, {.epoch = number("loops/epoch"),
+                                      .global_step = number("loops/global_step"),
+                                      .state_dict = checkpoint.finished_weights(),
+                                      .hyper_parameters = {}});
+  } else if (file.extension() == ".safetensors") {
+    write_safetensors(file, checkpoint.finished_weights(), {{"format", "pt"}});
+  } else {
+    throw UsageError(
+        fmt::format("'{}': the name says the format; end it with .pt (torch.load), .ckpt (Lightning) or "
+                    ".safetensors",
+                    file.string()));
+  }
+  fmt::print("{}\n", file.string());
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Looks at checkpoints and makes files of them that others read.");
+  app.require_subcommand(1);
+  std::string folder, other;
+  bool optimizer = false;
+  const auto command = [&](const char* name, const char* help) {
+    CLI::App* added = app.add_subcommand(name, help);
+    added->add_option("folder", folder, "a checkpoint")->required();
+    return added;
+  };
+  const CLI::App* const inspecting = command("inspect", "what is in it");
+  const CLI::App* const verifying = command("verify", "reads all of it: is it whole? exit code 1 if not");
+  CLI::App* const differing = command("diff", "how two differ, by tensor; exit code 1 if they do");
+  differing->add_option("other", other, "another checkpoint")->required();
+  CLI::App* const consolidating = command("consolidate", "one safetensors file of all ranks' parts");
+  consolidating->add_option("file", other, "a new .safetensors file")->required();
+  consolidating->add_flag("--optimizer", optimizer,
+                          "with the optimizer's state, as <parameter>:<tensor>, 1-d in the order of memory");
+  CLI::App* const converting = command("convert", "its weights for others");
+  converting->add_option("file", other, "a new file: .pt, .ckpt (Lightning) or .safetensors")->required();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  int exit_code = 0;
+  const int failure = exit_code_of([&] {
+    enter_working_directory();
+    if (*inspecting) inspect(folder);
+    if (*verifying) check(folder);
+    if (*differing) exit_code = differ(folder, other) ? 1 : 0;
+    if (*consolidating) consolidate(folder, other, optimizer);
+    if (*converting) convert(folder, other);
+  });
+  return failure != 0 ? failure : exit_code;
+}
+
+}  // namespace
+}  // namespace fulgur
+
+int main(int argc, char** argv) { return fulgur::run(argc, argv); }

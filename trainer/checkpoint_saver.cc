@@ -1,0 +1,80 @@
+#include "trainer/checkpoint_saver.h"
+
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "core/exception_text.h"
+#include "core/logging.h"
+#include "core/trace.h"
+#include "distributed/c10d_collective.h"
+
+namespace fulgur {
+
+CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, std::function<void(const Path&)> saved)
+    : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
+
+CheckpointSaver::~CheckpointSaver() {
+  try {
+    if (writing_) writing_->done.get();
+  } catch (...) {
+    log_warning("the checkpoint '{}' was not written: {}", writing_->folder.string(),
+                text_of(std::current_exception()));
+  }
+}
+
+void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {
+  Request request{std::filesystem::absolute(folder), options};
+  if (in_training_) return requests_.push_back(std::move(request));
+  write(request);
+}
+
+void CheckpointSaver::at_boundary() {
+  using std::chrono::seconds;
+  if (writing_ && writing_->done.wait_for(seconds(0)) == std::future_status::ready) end_writing();
+  for (const Request& request : std::exchange(requests_, {})) write(request);
+}
+
+void CheckpointSaver::finish() {
+  end_writing();
+  for (const Request& request : std::exchange(requests_, {})) write(request);
+  end_writing();
+}
+
+void CheckpointSaver::abort(std::string_view reason) {
+  in_training_ = false;
+  requests_.clear();
+  if (auto* group = dynamic_cast<C10dCollective*>(own_group_.get())) group->abort(reason);
+}
+
+void CheckpointSaver::write(const Request& request) {
+  const trace::Span span("save checkpoint");
+  end_writing();
+  if (request.options.async) return write_beside(request);
+  write_checkpoint(request.folder, content_(request.options.weights_only), group_, request.options.links);
+  saved_(request.folder);
+}
+
+void CheckpointSaver::write_beside(const Request& request) {
+  if (thread_ == nullptr) {
+    std::vector<int64_t> all_ranks(static_cast<size_t>(group_.world_size()));
+    std::iota(all_ranks.begin(), all_ranks.end(), 0);
+    own_group_ = group_.sub_group(all_ranks);
+    thread_ = std::make_unique<SerialWorker>();
+  }
+  auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));
+  make_independent(*content);
+  writing_ = {request.folder, thread_->run([this, content, request] {
+                const trace::Span span("write checkpoint");
+                write_checkpoint(request.folder, *content, *own_group_, request.options.links);
+              })};
+}
+
+void CheckpointSaver::end_writing() {
+  if (!writing_) return;
+  const Writing ended = *std::exchange(writing_, std::nullopt);
+  ended.done.get();
+  saved_(ended.folder);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,68 @@
+#include "trainer/find_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "checkpoint/manifest.h"
+#include "core/error.h"
+#include "core/names.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> checkpoints_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (!entry.is_symlink() && is_checkpoint(entry.path())) found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Also where the process ended before `last` could point to the first one.
+std::optional<fs::path> last_in(const fs::path& folder) {
+  if (is_checkpoint(folder / "last")) return fs::canonical(folder / "last");
+  const std::vector<fs::path> found = checkpoints_in(folder);
+  const auto written = [](const fs::path& path) { return fs::last_write_time(path / kManifestName); };
+  const auto newest = std::ranges::max_element(found, {}, written);
+  return newest == found.end() ? std::nullopt : std::optional(*newest);
+}
+
+}  // namespace
+
+std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std::vector<fs::path>& folders) {
+  if (ckpt_path.empty()) return std::nullopt;
+  if (is_checkpoint(ckpt_path)) return fs::absolute(ckpt_path);
+  const std::string name = canonical_name(ckpt_path);
+  if (name == "last") {
+    for (const fs::path& folder : folders) {
+      if (const auto last = last_in(folder)) return last;
+    }
+    return std::nullopt;
+  }
+  if (name == "best") {
+    for (const fs::path& folder : folders) {
+      if (is_checkpoint(folder / "best")) return fs::canonical(folder / "best");
+    }
+    throw UsageError(
+        fmt::format("ckpt_path = 'best', but no checkpoint is marked as best in {}; give ModelCheckpoint a monitor, or "
+                    "write 'last' or a folder",
+                    folders.empty() ? "any run" : "'" + folders.front().string() + "'"));
+  }
+  const fs::path path(ckpt_path);
+  std::vector<std::string> siblings;
+  for (const fs::path& sibling : checkpoints_in(path.has_parent_path() ? path.parent_path() : fs::path("."))) {
+    siblings.push_back(sibling.filename().string());
+  }
+  const std::string reason =
+      fs::exists(path)   ? fmt::format("'{}' is no checkpoint: it has no {}", ckpt_path, kManifestName)
+      : siblings.empty() ? fmt::format("there is no checkpoint '{}'", ckpt_path)
+                         : unknown_name_message("checkpoint", path.filename().string(), siblings);
+  throw UsageError(fmt::format("ckpt_path: {}", reason));
+}
+
+}  // namespace fulgur

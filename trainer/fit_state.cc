@@ -1,0 +1,106 @@
+#include "trainer/fit_state.h"
+
+#include <c10/util/Type.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <string>
+#include <typeinfo>
+#include <unordered_map>
+#include <utility>
+
+#include "core/seed.h"
+
+namespace fulgur {
+namespace {
+
+// "ModelCheckpoint"; of several the second is "ModelCheckpoint-2".
+std::vector<std::string> keys_of(const std::vector<std::shared_ptr<Callback>>& callbacks) {
+  std::map<std::string, int> seen;
+  std::vector<std::string> keys;
+  for (const auto& callback : callbacks) {
+    const Callback& own = *callback;
+    std::string name = c10::demangle(typeid(own).name());
+    name.erase(0, name.rfind("::") == std::string::npos ? 0 : name.rfind("::") + 2);
+    const int number = ++seen[name];
+    keys.push_back(number == 1 ? name : fmt::format("{}-{}", name, number));
+  }
+  return keys;
+}
+
+}  // namespace
+
+CheckpointContent weights_of(const Module& module, NamedTensors weights) {
+  CheckpointContent content;
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (const auto& [name, tensor] : weights) names.emplace(tensor.unsafeGetTensorImpl(), name);
+  for (const auto& part : module.named_modules("", /*include_self=*/true)) {
+    const std::string prefix = part.key().empty() ? "" : part.key() + ".";
+    for (const auto& item : part.value()->named_parameters(/*recurse=*/false)) {
+      const auto original = names.find(item.value().unsafeGetTensorImpl());
+      const std::string name = prefix + item.key();
+      if (original != names.end() && original->second != name) content.aliases.emplace_back(name, original->second);
+    }
+  }
+  content.weights = std::move(weights);
+  return content;
+}
+
+void load_requires_grad(Module& module, const CheckpointReader& checkpoint) {
+  const State frozen = checkpoint.run().child("frozen");
+  for (const auto& item : module.named_parameters()) {
+    at::Tensor param = item.value();
+    const bool requires_grad = frozen.find<bool>(item.key()) == nullptr;
+    if (param.is_floating_point() && param.requires_grad() != requires_grad) param.set_requires_grad(requires_grad);
+  }
+}
+
+void FitState::add_to(CheckpointContent& content) const {
+  State& run = content.run;
+  StrategyState strategy = context.strategy.state();
+  content.ranges = std::move(strategy.ranges);
+  run.set("strategy/name", context.strategy.name());
+  run.set("strategy/world_size", context.world.world_size());
+  run.set("strategy/precision", std::string(context.precision.name()));
+  run.set_child("strategy/state", strategy.shared);
+  run.set_child("loops", loop.state());
+  for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
+    run.set_child(fmt::format("lr_schedules/{}", i), steps.lr_schedules()[i].state());
+  }
+  for (const auto& item : context.hooks.module().named_parameters()) {
+    if (!item.value().requires_grad()) run.set("frozen/" + item.key(), true);
+  }
+  State own;
+  context.hooks.module().on_save_checkpoint(own);
+  run.set_child("module", own);
+  run.set_child("data", context.data.state());
+  const std::vector<std::string> keys = keys_of(callbacks);
+  for (size_t i = 0; i < callbacks.size(); ++i) run.set_child("callbacks/" + keys[i], callbacks[i]->state());
+  content.rank.set_child("random", RandomState::now().state());
+  const State metrics = context.metrics.state();
+  content.rank.set_child("metrics", metrics);
+  for (const std::string ended : {"callback_metrics", "progress_bar_metrics", "logged_metrics"}) {
+    run.set_child("metrics/" + ended, metrics.child(ended));
+  }
+}
+
+void FitState::load(const CheckpointReader& checkpoint) const {
+  const State& run = checkpoint.run();
+  context.strategy.load_state(run.child("strategy/state"), [&](const std::string& name, int64_t begin, int64_t end) {
+    return checkpoint.read(name, begin, end);
+  });
+  for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
+    steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
+  }
+  context.hooks.module().on_load_checkpoint(run.child("module"));
+  const std::vector<std::string> keys = keys_of(callbacks);
+  for (size_t i = 0; i < callbacks.size(); ++i) {
+    const State state = run.child("callbacks/" + keys[i]);
+    if (!state.empty()) callbacks[i]->load_state(state);
+  }
+  const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
+  loop.load_state(run.child("loops"), run.child("metrics"),
+                  same_ranks ? checkpoint.rank(context.world.rank()) : State());
+}
+
+}  // namespace fulgur

@@ -1,0 +1,40 @@
+#include "trainer/signal_watch.h"
+
+#include <cstdlib>
+#include <ranges>
+
+namespace fulgur {
+namespace {
+
+volatile sig_atomic_t noted_signal = 0;
+
+extern "C" void note_signal(int number) { noted_signal = number; }
+
+}  // namespace
+
+SignalWatch::SignalWatch(bool active) {
+  if (!active) return;
+  noted_signal = 0;
+  watch(SIGTERM);
+  watch(SIGINT);
+  if (std::getenv("SLURM_JOB_ID") != nullptr) watch(SIGUSR1);
+}
+
+SignalWatch::~SignalWatch() {
+  for (const auto& [number, action] : before_ | std::views::reverse) ::sigaction(number, &action, nullptr);
+}
+
+int SignalWatch::pending() const { return before_.empty() ? 0 : noted_signal; }
+
+void SignalWatch::watch(int number) {
+  struct sigaction before{}, action{};
+  ::sigaction(number, nullptr, &before);
+  if (before.sa_handler != SIG_DFL && before.sa_handler != note_signal) return;
+  action.sa_handler = note_signal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART | (number == SIGINT ? SA_RESETHAND : 0);
+  ::sigaction(number, &action, nullptr);
+  before_.emplace_back(number, before);
+}
+
+}  // namespace fulgur
