@@ -5,4 +5,4 @@ program=$PWD/$1
 cd "$TEST_TMPDIR"
 "$program" | tee output
 grep -q '^Epoch 10/10 .* val_acc 0\.[789]' output
-[[ -s $(echo runs/version_0/checkpoints/*/model.safetensors) ]]
+[[ -s runs/version_0/checkpoints/best/model.safetensors ]]
