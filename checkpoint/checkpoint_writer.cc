@@ -143,6 +143,7 @@ void make_independent(CheckpointContent& content) {
 
 void write_checkpoint(const fs::path& folder, const CheckpointContent& content, Collective& group,
                       const std::vector<std::string>& links) {
+  group.barrier();  // a rank that does something else is told so; an exchange of bytes might meet one of another kind
   const bool is_first = group.rank() == 0;
   std::optional<TemporaryFolder> made;    // by rank 0
   std::optional<TemporaryName> borrowed;  // by the others
