@@ -30,8 +30,8 @@ struct Manifest {
     std::string alias_of;  // the parameter that it shares its elements with; empty if it has its own
     bool operator==(const Parameter&) const = default;
   };
-  // Where the optimizer state of elements [begin, end) of a parameter is, in the order of its memory. Those of one parameter
-  // cover all of its elements once, or there are none. Never empty; an alias has none.
+  // Where the optimizer state of elements [begin, end) of a parameter is, in the order of its memory. Those of one
+  // parameter cover all of its elements once, or there are none. Never empty; an alias has none.
   struct Range {
     std::string parameter;
     int64_t begin = 0, end = 0;
