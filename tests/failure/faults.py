@@ -6,9 +6,9 @@
   tests/failure/faults.py --repeat 20        the long form, in under ten minutes on two cores
   tests/failure/faults.py --only hang --seed 7
 
-Ranks, steps and places are drawn from the seed. Prints a line for each case: how many runs, how many went wrong, and the
-longest time from the fault until no process was left, which must be within the timeout of collectives (or of connecting)
-plus 5 s. Exit code 1 if anything went wrong.
+Ranks, steps and places are drawn from the seed. Prints a line for each case: how many runs, how many went wrong, and
+the longest time from the fault until no process was left, which must be within the timeout of collectives (or of
+connecting) plus 5 s. Exit code 1 if anything went wrong.
 """
 import argparse
 import concurrent.futures
@@ -390,7 +390,8 @@ CASES = {
     "one of two hosts": one_of_two_hosts,
     "a host hangs": a_host_hangs,
 }
-WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "computes for ever", "one does not save", "leaves between runs"}
+WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "computes for ever", "one does not save",
+         "leaves between runs"}
 
 
 # Running them.
@@ -428,10 +429,12 @@ class Run:
         self.started = time.monotonic()
         self.processes = []
         for i, variables in enumerate(plan.starts):
-            with open(self.unread_pipe() if plan.unread else self.path / f"{i}.out", "wb") as out, open(self.path / f"{i}.err", "wb") as err:
+            stdout = self.unread_pipe() if plan.unread else self.path / f"{i}.out"
+            with open(stdout, "wb") as out, open(self.path / f"{i}.err", "wb") as err:
                 self.processes.append(subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", program, *plan.arguments, f"--folder={self.path}"], stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                    env={**CLEAN, "OMP_NUM_THREADS": "1", name: value, **variables}, start_new_session=True))
+                    ["setpriv", "--pdeathsig", "KILL", program, *plan.arguments, f"--folder={self.path}"],
+                    stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                    env={**CLEAN, "OMP_NUM_THREADS": "1", name: value, **variables}))
 
     def unread_pipe(self):
         read_end, write_end = os.pipe()
@@ -598,6 +601,7 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name contains it")
     options = parser.parse_args()
     become_subreaper()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
     print(f"seed {options.seed}", flush=True)
     started = time.monotonic()
     names = [name for name in CASES if options.only in name]
