@@ -114,7 +114,6 @@ class TrainerTest(unittest.TestCase):
                                    "SLURM_LOCALID": str(rank), "SLURM_STEP_NUM_TASKS": "2",
                                    "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}, []) for rank in range(2))))
 
-    @unittest.skipIf(shutil.which("mpirun") is None, "there is no mpirun (Debian: openmpi-bin)")
     def test_mpirun(self):
         mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2")
         self.expect(self.train(({}, mpirun)))

@@ -303,7 +303,8 @@ def unreachable_master(rng):
         says = rf"^error: rank 1 cannot reach rank 0 at {address} port {port} within 2 s: ({cause})"
     return Plan(flags(2, **{"strategy.connect_timeout_s": CONNECT_TIMEOUT_S}), [1], [[says]],
                 starts=[{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": address,
-                         "MASTER_PORT": str(port)}], fault="start", limit_s=CONNECT_TIMEOUT_S + GRACE_S, occupied=[listener])
+                         "MASTER_PORT": str(port)}],
+                fault="start", limit_s=CONNECT_TIMEOUT_S + GRACE_S, occupied=[listener])
 
 
 def port_in_use(rng):
@@ -390,8 +391,9 @@ CASES = {
     "one of two hosts": one_of_two_hosts,
     "a host hangs": a_host_hangs,
 }
-WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "computes for ever", "one does not save",
+WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "one does not save",
          "leaves between runs"}
+COMPUTES = {"computes for ever"}
 
 
 # Running them.
@@ -487,7 +489,7 @@ class Run:
         return living
 
     def zombies(self):
-        """Ranks that have ended, but whose parent has not asked for their exit code; orphans have this process for one."""
+        """Ranks that have ended, but whose parent has not asked for their exit code; that of orphans is this process."""
         zombies = []
         for pid in self.pids().values():
             try:
@@ -556,7 +558,8 @@ class Run:
         lines = ["fault_program " + " ".join(self.plan.arguments)]
         for i, process in enumerate(self.processes):
             stderr = (self.path / f"{i}.err").read_text(errors="replace")
-            lines.append(f"process {i}, {self.plan.starts[i]}, exit code {process.returncode}, stderr:\n{stderr[-6000:]}")
+            lines.append(f"process {i}, {self.plan.starts[i]}, exit code {process.returncode}, stderr:")
+            lines.append(stderr[-6000:])
         return "\n".join(lines)
 
 
@@ -575,9 +578,12 @@ def run_all(program, names, repeat, seed, jobs):
         if wrong:
             print("\n".join(f"WRONG {name}, run {number}: {line}" for line in wrong), flush=True)
 
-    # Runs that wait for a timeout use no processor meanwhile, so that more of them go at a time.
-    with concurrent.futures.ThreadPoolExecutor(jobs) as quick, concurrent.futures.ThreadPoolExecutor(jobs) as slow:
-        runs = [(slow if name in WAITS else quick).submit(one, name, number) for number in range(repeat) for name in names]
+    # Runs that wait for a timeout use no processor meanwhile, so that more of them go at a time; one that computes all
+    # the time has to be the only one.
+    pool = concurrent.futures.ThreadPoolExecutor
+    with pool(jobs) as quick, pool(jobs) as waiting, pool(1) as computing:
+        pool_of = lambda name: waiting if name in WAITS else computing if name in COMPUTES else quick
+        runs = [pool_of(name).submit(one, name, number) for number in range(repeat) for name in names]
         for run in runs:
             run.result()
     return results
@@ -594,10 +600,12 @@ def print_table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default=str(pathlib.Path(__file__).parents[2] / "bazel-bin/tests/failure/fault_program"))
+    program = pathlib.Path(__file__).parents[2] / "bazel-bin/tests/failure/fault_program"
+    parser.add_argument("--program", default=str(program))
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--jobs", type=int, default=3, help="runs at a time, and as many again of those that only wait")
+    parser.add_argument("--jobs", type=int, default=3,
+                        help="runs at a time, as many again of those that only wait, and one that computes without end")
     parser.add_argument("--only", default="", help="cases whose name contains it")
     options = parser.parse_args()
     become_subreaper()
