@@ -25,7 +25,6 @@
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
 #include "strategies/rank_agreement.h"
-#include "strategies/saved_optimizers.h"
 
 namespace fulgur {
 namespace {
@@ -39,20 +38,6 @@ void widen_gradients(const std::vector<at::Tensor>& params) {
   }
 }
 
-int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
-
-void check_base(std::string_view base) {
-  const std::string name = canonical_name(base);
-  if (name == Dp::kName) {
-    throw UsageError(
-        "strategy 'delayed_update' does not go over 'dp': its replicas read the weights while the next step computes, "
-        "which a late update would have to change; use base 'ddp'");
-  }
-  const std::vector<std::string> known{"ddp", "ddp_sharded", "single_device", "zero_offload"};
-  if (std::ranges::find(known, name) == known.end())
-    throw UsageError(unknown_name_message("base of strategy 'delayed_update'", base, known));
-}
-
 }  // namespace
 
 std::string FlatStrategy::name() const {
@@ -63,66 +48,10 @@ void FlatStrategy::describe(FieldVisitor& visit) {
   std::visit([&](auto& preset) { preset.describe(visit); }, preset_);
 }
 
-FlatStrategy::Engine FlatStrategy::engine() const {
-  const auto with_ranks = [](const auto& preset) {
-    return Engine{.world = WorldOptions{.timeout_s = preset.timeout_s, .connect_timeout_s = preset.connect_timeout_s},
-                  .buckets = {.first_bucket_bytes = to_bytes(preset.first_bucket_mib),
-                              .bucket_cap_bytes = to_bytes(preset.bucket_cap_mib)},
-                  .broadcast_buffers = preset.broadcast_buffers};
-  };
-  const auto sharded = [&](const auto& preset) {
-    Engine engine = with_ranks(preset);
-    engine.shard = true;
-    engine.each_micro_batch = canonical_name(preset.reduce) == "each_micro_batch";
-    return engine;
-  };
-  const auto offload = [&](const auto& preset) {
-    Engine engine = sharded(preset);
-    engine.host_ratio = preset.ratio;
-    engine.update_threads = preset.update_threads;
-    return engine;
-  };
-  if (const auto* ddp = std::get_if<Ddp>(&preset_)) return with_ranks(*ddp);
-  if (const auto* preset = std::get_if<DdpSharded>(&preset_)) {
-    Engine engine = sharded(*preset);
-    engine.each_micro_batch = engine.each_micro_batch && preset->stage == 2;
-    return engine;
-  }
-  if (const auto* preset = std::get_if<ZeroOffload>(&preset_)) return offload(*preset);
-  const auto* delayed = std::get_if<DelayedUpdate>(&preset_);
-  if (delayed == nullptr) return {};
-  const std::string base = canonical_name(delayed->base);
-  Engine engine = base == ZeroOffload::kName  ? offload(*delayed)
-                  : base == DdpSharded::kName ? sharded(*delayed)
-                                              : with_ranks(*delayed);
-  if (base == SingleDevice::kName) engine.world.reset();
-  engine.update_threads = delayed->update_threads;
-  engine.delayed = true;
-  engine.warmup_steps = delayed->warmup_steps;
-  return engine;
-}
-
-void FlatStrategy::check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const {
-  if (const auto* delayed = std::get_if<DelayedUpdate>(&preset_)) check_base(delayed->base);
-  if (engine().world || (devices.size() == 1 && num_nodes == 1)) return;
-  if (std::holds_alternative<Dp>(preset_)) {
-    if (num_nodes == 1) return;
-    throw UsageError(
-        fmt::format("strategy 'dp' is one process on one machine, but num_nodes = {}; set it to 1 or write "
-                    "strategy = 'ddp'",
-                    num_nodes));
-  }
-  const bool is_base = std::holds_alternative<DelayedUpdate>(preset_);
-  throw UsageError(
-      fmt::format("strategy '{}' trains on one device, but devices = {} and num_nodes = {}; set both to 1 or write "
-                  "{} = 'ddp'",
-                  is_base ? "delayed_update' over 'single_device" : "single_device", devices.size(), num_nodes,
-                  is_base ? "strategy.base" : "strategy"));
-}
-
-std::optional<WorldOptions> FlatStrategy::rank_per_device() const { return engine().world; }
+std::optional<WorldOptions> FlatStrategy::rank_per_device() const { return engine_options(preset_).world; }
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
+  engine_ = engine_options(preset_);
   module_ = &module;
   world_ = &setup.world;
   deterministic_ = setup.deterministic;
@@ -137,13 +66,13 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   module.to(device_);
   num_steps_ = 0;
   if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
-  if (engine().host_ratio > 0 && device_.is_cpu()) {
+  if (engine_.host_ratio > 0 && device_.is_cpu()) {
     log_info("{} on a CPU saves no memory: parameters and state are in the same one", name());
   }
   if (alone()) return;
   make_equal(module, *world_);
   nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : &world_->data());
-  if (!engine().broadcast_buffers) return;
+  if (!engine_.broadcast_buffers) return;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
   }
@@ -158,6 +87,9 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
                     module_->name(), name()));
   }
   flatten();
+  if (const int64_t number = num_update_threads(); number > 0) {
+    log_info("{}: {} thread{} a rank for the update", name(), number, number == 1 ? "" : "s");
+  }
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
   });
@@ -175,8 +107,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
 
 // Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
 bool FlatStrategy::wants_sums() const {
-  const Engine engine = this->engine();
-  return (engine.shard && !alone()) || engine.host_ratio > 0 || engine.delayed;
+  return (engine_.shard && !alone()) || engine_.host_ratio > 0 || engine_.delayed;
 }
 
 void FlatStrategy::flatten() {
@@ -185,21 +116,19 @@ void FlatStrategy::flatten() {
   keeper_.reset();
   shard_.reset();
   flat_.reset();
-  flat_.emplace(*module_, optimizers_, bucket_options(world_->world_size()));
+  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
   if (!alone()) check_same_buckets(*flat_, world_->control());
-  const Engine engine = this->engine();
-  ReduceOptions reduce{.shard = engine.shard, .rank_order = deterministic_};
+  ReduceOptions reduce{.shard = engine_.shard, .rank_order = deterministic_};
   if (wants_sums()) {
-    const bool has_workers = engine.host_ratio > 0 || (engine.delayed && device_.is_cpu());
     shard_.emplace(*flat_, optimizers_,
-                   ShardOptions{.rank = engine.shard ? world_->rank() : 0,
-                                .world_size = engine.shard ? world_->world_size() : 1,
-                                .host_ratio = engine.host_ratio,
-                                .copies = engine.delayed,
-                                .num_workers = has_workers ? num_update_threads() : 0,
-                                .gradient_sums = engine.delayed ? 2 : 1,
+                   ShardOptions{.rank = engine_.shard ? world_->rank() : 0,
+                                .world_size = engine_.shard ? world_->world_size() : 1,
+                                .host_ratio = engine_.host_ratio,
+                                .copies = engine_.delayed,
+                                .num_workers = num_update_threads(),
+                                .gradient_sums = engine_.delayed ? 2 : 1,
                                 .ranks_on_host = local_world_size_});
-    if (engine.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
+    if (engine_.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
     reduce.make_sums = [this](size_t bucket) { return shard_->make_sums(bucket); };
     reduce.keeper = keeper_.get();
   } else if (alone()) {
@@ -213,18 +142,11 @@ void FlatStrategy::flatten() {
   window_is_open_ = false;
 }
 
+// Beside the one that trains; 0: that one updates, too.
 int64_t FlatStrategy::num_update_threads() const {
-  const int64_t wanted = engine().update_threads;
-  const auto cores = static_cast<int64_t>(cores_of_process().size());
-  const int64_t number = wanted > 0 ? wanted : std::max<int64_t>(1, cores / local_world_size_);
-  log_info("{}: {} thread{} a rank for the update", name(), number, number == 1 ? "" : "s");
-  return number;
-}
-
-BucketOptions FlatStrategy::bucket_options(int64_t world_size) const {
-  BucketOptions buckets = engine().buckets;
-  buckets.world_size = world_size;
-  return buckets;
+  if (engine_.host_ratio == 0 && !(engine_.delayed && device_.is_cpu())) return 0;
+  if (engine_.update_threads > 0) return engine_.update_threads;
+  return std::max<int64_t>(1, static_cast<int64_t>(cores_of_process().size()) / local_world_size_);
 }
 
 // A parameter was frozen or unfrozen, or a group was added.
@@ -234,7 +156,7 @@ void FlatStrategy::rebuild_if_changed() {
               "a parameter was frozen, unfrozen or added while a step with a late update was running; do it in "
               "on_train_epoch_start or on_train_batch_start");
   if (keeps_sums()) {
-    auto states = shard_->gather_all(engine().shard ? world_->data() : alone_);
+    auto states = shard_->gather_all(engine_.shard ? world_->data() : alone_);
     resting_states_.merge(states);
   }
   flatten();
@@ -373,8 +295,7 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
 
 void FlatStrategy::update(size_t index, const GradientTransform& transform) {
   if (!schedule_) return optimizers_[index].step(transform);
-  const Engine engine = this->engine();
-  schedule_->step(index, transform, /*late=*/engine.delayed && num_steps_++ >= engine.warmup_steps);
+  schedule_->step(index, transform, /*late=*/engine_.delayed && num_steps_++ >= engine_.warmup_steps);
 }
 
 void FlatStrategy::drain() {
@@ -390,7 +311,7 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
     wants_norms_ = wants_norms_ || keeps_sums();
     at::Tensor norm = norm_here(index);
-    if (engine().shard && !alone()) {
+    if (engine_.shard && !alone()) {
       const at::Tensor squares = norm.square().reshape({1});
       world_->control().all_reduce(squares).wait();
       norm = squares.sqrt().squeeze();
@@ -447,7 +368,7 @@ bool FlatStrategy::any_non_finite(size_t index) {
   wants_norms_ = wants_norms_ || keeps_sums();
   const auto norm = norm_taken_on_the_way(index);
   const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(gradients_here(index));
-  if (!engine().shard || alone()) return here;  // every rank has the same
+  if (!engine_.shard || alone()) return here;  // every rank has the same
   GroupRanks ranks(world_->control());
   return any_rank(ranks, here);
 }
@@ -479,7 +400,7 @@ void FlatStrategy::gather_gradients(size_t index) {
       whole.narrow(0, begin, sum.numel()).copy_(sum);
       begin += sum.numel();
     }
-    if (engine().shard) world_->data().all_gather(whole).wait();
+    if (engine_.shard) world_->data().all_gather(whole).wait();
     num_bytes += static_cast<int64_t>(whole.nbytes());
     for (size_t s = 0; s < bucket.slots.size(); ++s) {
       const auto& slot = bucket.slots[s];
@@ -524,12 +445,11 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
 std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
                                                       const Precision& precision, int64_t num_devices,
                                                       c10::DeviceType device_type) const {
-  if (const auto* delayed = std::get_if<DelayedUpdate>(&preset_)) check_base(delayed->base);
-  const Engine engine = this->engine();
+  const EngineOptions engine = engine_options(preset_);
   const int64_t world_size = engine.world ? num_devices : 1;
   const int64_t shards = engine.shard ? world_size : 1;
   const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
-  const auto buckets = FlatParameters::plan(module, optimizers, bucket_options(world_size), precision.true_dtype());
+  const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), precision.true_dtype());
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
   std::vector<int64_t> bucket_bytes;
@@ -564,135 +484,6 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     memory.parameters += param.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   }
   return memory;
-}
-
-std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() const {
-  TORCH_CHECK(module_ != nullptr, name(), ": there is no module before setup");
-  return named_state(*module_);
-}
-
-// `pending`: the late update of delayed_update was computed, but the parameters did not show it yet. Then the state is
-// that after the update, and the parameters of the update are the ranges' "next" (of 16 bits: "master", rounded).
-StrategyState FlatStrategy::state() {
-  TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
-  const c10::NoGradGuard no_grad;
-  const auto* delayed = std::get_if<DelayedUpdate>(&preset_);
-  if (delayed != nullptr && delayed->drain_before_save) drain();
-  if (schedule_) schedule_->wait();
-  StrategyState state;
-  State& shared = state.shared;
-  shared.set("num_steps", num_steps_);
-  shared.set("pending", schedule_ && schedule_->is_late());
-  if (loss_scaling_) {
-    shared.set("loss_scale/scale", loss_scaling_->state().scale);
-    shared.set("loss_scale/growth_tracker", loss_scaling_->state().growth_tracker);
-  }
-  save_optimizers(*module_, optimizers_, shared);
-  shard_ ? add_shard_state(state) : add_own_state(state);
-  return state;
-}
-
-// Also where every rank has the state of all of a bucket, each writes its range.
-ElementRange FlatStrategy::written_range(size_t bucket) const {
-  return rank_range(flat_->buckets()[bucket].flat.numel(), world_->rank(), world_->world_size());
-}
-
-void FlatStrategy::add_shard_state(StrategyState& state) const {
-  std::unordered_map<const c10::TensorImpl*, int64_t> updates_of;  // parameters in buckets
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    auto ranges = shard_->state_ranges(b, written_range(b), schedule_->is_late(), schedule_->updates(b));
-    std::ranges::move(ranges, std::back_inserter(state.ranges));
-    const at::Tensor num_updates = at::tensor(shard_->num_updates(b), at::kLong);
-    if (!alone()) world_->control().all_reduce(num_updates, ReduceOp::max).wait();
-    const auto& slots = flat_->buckets()[b].slots;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      updates_of[slots[s].param.unsafeGetTensorImpl()] = num_updates.const_data_ptr<int64_t>()[s];
-    }
-  }
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    const auto updates = updates_of.find(trained.param.unsafeGetTensorImpl());
-    if (updates != updates_of.end()) {
-      save_num_updates(state.shared, trained, updates->second);
-      continue;
-    }
-    const auto resting = resting_states_.find(trained.param.unsafeGetTensorImpl());
-    const int64_t size = trained.param.numel();
-    if (resting == resting_states_.end() || resting->second.num_updates == 0 || size == 0) continue;
-    save_num_updates(state.shared, trained, resting->second.num_updates);
-    if (world_->rank() == 0) state.ranges.push_back({trained.name, 0, size, part_of(resting->second, 0, size)});
-  }
-}
-
-void FlatStrategy::add_own_state(StrategyState& state) const {
-  std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // of each parameter in a bucket
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    const auto& bucket = flat_->buckets()[b];
-    for (const auto& slot : bucket.slots) mine[slot.param.unsafeGetTensorImpl()] = {0, 0};
-    for (const Piece& piece : pieces_in(bucket, written_range(b))) {
-      mine[bucket.slots[piece.slot].param.unsafeGetTensorImpl()] = {piece.begin, piece.begin + piece.num_elements};
-    }
-  }
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    const ParameterState whole = trained.optimizer->parameter_state(trained.group, trained.index);
-    save_num_updates(state.shared, trained, whole.num_updates);
-    const auto in_bucket = mine.find(trained.param.unsafeGetTensorImpl());
-    const ElementRange resting{0, world_->rank() == 0 ? trained.param.numel() : 0};
-    const ElementRange range = in_bucket == mine.end() ? resting : in_bucket->second;
-    if (whole.num_updates == 0 || range.size() == 0) continue;
-    state.ranges.push_back({trained.name, range.begin, range.end, part_of(whole, range.begin, range.size())});
-  }
-}
-
-void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
-  const c10::NoGradGuard no_grad;
-  load_optimizers(*module_, optimizers_, shared);
-  num_steps_ = shared.get<int64_t>("num_steps");
-  const State scale = shared.child("loss_scale");
-  if (loss_scaling_ && !scale.empty()) {
-    loss_scaling_->load_state(
-        {.scale = scale.get<double>("scale"), .growth_tracker = scale.get<int64_t>("growth_tracker")});
-  }
-  bool pending = shared.get<bool>("pending");
-  if (pending && !engine().delayed) {
-    finish_saved_update(shared, read);
-    pending = false;
-  }
-  shard_ ? load_shard_state(shared, read, pending) : load_own_state(shared, read);
-  if (pending) schedule_->resume_late();
-}
-
-// The checkpoint is of a run with late updates, which this strategy has none of.
-void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& read) {
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    const ParameterState saved = read_whole(trained, shared, read);
-    if (saved.num_updates == 0) continue;
-    at::Tensor(trained.param).copy_(saved.tensors.contains("next") ? saved.tensor("next") : saved.tensor("master"));
-  }
-  flatten();  // copies of the parameters were made before
-}
-
-void FlatStrategy::load_shard_state(const State& shared, const ReadRange& read, bool pending) {
-  std::unordered_set<const c10::TensorImpl*> in_buckets;
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    std::vector<int64_t> num_updates;
-    for (const auto& slot : flat_->buckets()[b].slots) {
-      num_updates.push_back(saved_num_updates(shared, slot.name));
-      in_buckets.insert(slot.param.unsafeGetTensorImpl());
-    }
-    shard_->load_ranges(b, num_updates, read, pending);
-  }
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    if (in_buckets.contains(trained.param.unsafeGetTensorImpl())) continue;
-    ParameterState& resting = resting_states_[trained.param.unsafeGetTensorImpl()];
-    resting = read_whole(trained, shared, read);
-    for (auto& [name, tensor] : resting.tensors) tensor = tensor.clone();
-  }
-}
-
-void FlatStrategy::load_own_state(const State& shared, const ReadRange& read) {
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    trained.optimizer->load_parameter_state(trained.group, trained.index, read_whole(trained, shared, read));
-  }
 }
 
 void FlatStrategy::teardown() noexcept {

@@ -7,17 +7,16 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "device/side_worker.h"
 #include "distributed/local_collective.h"
+#include "strategies/engine_options.h"
 #include "strategies/flat_parameters.h"
 #include "strategies/gradient_reducer.h"
 #include "strategies/loss_scaling.h"
 #include "strategies/optimizer_shard.h"
 #include "strategies/precision.h"
-#include "strategies/preset_options.h"
 #include "strategies/replicas.h"
 #include "strategies/strategy.h"
 #include "strategies/update_schedule.h"
@@ -30,12 +29,13 @@ namespace fulgur {
 // gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
-  using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded, ZeroOffload, DelayedUpdate>;
   explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
 
   std::string name() const override;
   void describe(FieldVisitor& visit) override;
-  void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override;
+  void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override {
+    fulgur::check_devices(preset_, devices, num_nodes);
+  }
   std::optional<WorldOptions> rank_per_device() const override;
   void setup(Module& module, const StrategySetup& setup) override;
   void setup_optimizers(Optimizers optimizers) override;
@@ -58,21 +58,6 @@ class FlatStrategy final : public Strategy {
   void teardown() noexcept override;
 
  private:
-  // What a preset is made of.
-  struct Engine {
-    std::optional<WorldOptions> world{};  // with a rank for each device
-    BucketOptions buckets{};
-    bool broadcast_buffers = false;
-    bool shard = false;             // a rank updates its ranges only
-    bool each_micro_batch = false;  // gradients are reduced then, and not only once a window
-    double host_ratio = 0;
-    bool delayed = false;
-    int64_t warmup_steps = 0;
-    int64_t update_threads = 0;
-  };
-  Engine engine() const;
-
-  BucketOptions bucket_options(int64_t world_size) const;
   bool wants_sums() const;
   int64_t num_update_threads() const;
 
@@ -98,9 +83,10 @@ class FlatStrategy final : public Strategy {
   void broadcast_buffers();
   bool alone() const { return world_->world_size() == 1; }
   bool keeps_sums() const { return shard_.has_value(); }
-  bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine().each_micro_batch); }
+  bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine_.each_micro_batch); }
 
   Preset preset_;
+  EngineOptions engine_;  // of the preset, from setup on
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;

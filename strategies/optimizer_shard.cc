@@ -29,18 +29,6 @@ void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype
   if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
 }
 
-// Calls `visit(optimizer, parameter, state)`.
-template <class Visit>
-void for_each_own_state(const Optimizers& optimizers, const Visit& visit) {
-  for (const auto& optimizer : optimizers) {
-    auto& element_wise = dynamic_cast<ElementWiseOptimizer&>(*optimizer);
-    for (size_t g = 0; g < element_wise.groups().size(); ++g) {
-      const auto& params = element_wise.groups()[g].params;
-      for (size_t i = 0; i < params.size(); ++i) visit(element_wise, params[i], element_wise.states(g)[i]);
-    }
-  }
-}
-
 // What either has in its memory, and whoever has views of it.
 void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
   c10::StorageImpl& one = *a.storage().unsafeGetStorageImpl();
@@ -358,33 +346,6 @@ void OptimizerShard::set_all(const States& states) {
       if (state != states.end()) set(b, s, state->second);
     }
   }
-}
-
-OptimizerShard::States OptimizerShard::states_of(const Optimizers& optimizers) {
-  States states;
-  for_each_own_state(optimizers, [&](const ElementWiseOptimizer& optimizer, const at::Tensor& param,
-                                     ElementWiseOptimizer::State& own) {
-    ParameterState& state = states[param.unsafeGetTensorImpl()];
-    state.num_updates = own.num_updates;
-    if (own.num_updates == 0) return;
-    for_each_tensor(optimizer, param.scalar_type(), own, [&](std::string_view name, const at::Tensor& tensor) {
-      state.tensors.emplace(name, tensor.clone());
-    });
-  });
-  return states;
-}
-
-void OptimizerShard::set_states(const Optimizers& optimizers, const States& states) {
-  for_each_own_state(optimizers, [&](const ElementWiseOptimizer& optimizer, const at::Tensor& param,
-                                     ElementWiseOptimizer::State& own) {
-    const auto state = states.find(param.unsafeGetTensorImpl());
-    if (state == states.end()) return;
-    own = {.tensors = {}, .master = {}, .num_updates = state->second.num_updates};
-    if (own.num_updates == 0) return;
-    for_each_tensor(optimizer, param.scalar_type(), own, [&](std::string_view name, at::Tensor& tensor) {
-      tensor = state->second.tensors.find(name)->second.clone();
-    });
-  });
 }
 
 }  // namespace fulgur

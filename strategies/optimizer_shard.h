@@ -63,10 +63,6 @@ class OptimizerShard {
   // Of whole parameters. By parameter, which stays the same tensor when it goes to other buckets.
   using States = std::map<const c10::TensorImpl*, ParameterState>;
 
-  // Of optimizers that keep the state themselves, all element-wise.
-  static States states_of(const Optimizers& optimizers);
-  static void set_states(const Optimizers& optimizers, const States& states);
-
   // Throws UsageError for an optimizer that needs whole tensors, and if the host has not the memory.
   OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, const ShardOptions& options);
 

@@ -206,9 +206,15 @@ TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
   TinyModule net;
   const Optimizers optimizers = net.configure_optimizers();
   for (int i = 0; i < 3; ++i) step(net, optimizers);
-  const auto saved = OptimizerShard::states_of(optimizers);
+  OptimizerShard::States saved;
   std::vector<at::Tensor> weights;
-  for (const at::Tensor& param : net.parameters()) weights.push_back(param.detach().clone());
+  for (size_t i = 0; i < net.parameters().size(); ++i) {
+    const at::Tensor param = net.parameters()[i];
+    ParameterState& state = saved[param.unsafeGetTensorImpl()];
+    state = optimizers[0].parameter_state(/*group=*/0, i);
+    for (auto& [name, tensor] : state.tensors) tensor = tensor.clone();
+    weights.push_back(param.detach().clone());
+  }
   step(net, optimizers);
   run_ranks(2, [&](World& world) {
     TinyModule sharded, whole;
@@ -217,7 +223,10 @@ TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
       const FlatParameters flat(sharded, theirs, {.world_size = 2});
       OptimizerShard shard(flat, theirs, {.rank = world.rank(), .world_size = 2});
       shard.set_all(renamed(saved, net, sharded));
-      OptimizerShard::set_states(ours, renamed(shard.gather_all(world.data()), sharded, whole));
+      const auto gathered = shard.gather_all(world.data());
+      for (size_t i = 0; i < weights.size(); ++i) {
+        ours[0].load_parameter_state(/*group=*/0, i, gathered.at(sharded.parameters()[i].unsafeGetTensorImpl()));
+      }
     }
     for (size_t i = 0; i < weights.size(); ++i) at::Tensor(whole.parameters()[i]).set_data(weights[i].clone());
     step(whole, ours);
