@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kUnit = 256;  // elements: chunks are cut between units, so that they stay aligned
 constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a thread, as in torch
-constexpr int64_t kStreamedBytes = 4 << 20;             // smaller outputs may still be in the cache when they are read
+constexpr int64_t kStreamedBytes = 1 << 20;             // smaller outputs may still be in the cache when they are read
 
 // Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
 // that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an

@@ -88,6 +88,7 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters.buckets()[b].slots;
     buckets_[b].is_full.assign(slots.size(), false);
+    buckets_[b].arrived.resize(slots.size());
     for (size_t s = 0; s < slots.size(); ++s) {
       auto inner = std::move(torch::autograd::impl::post_acc_grad_hooks(slots[s].param));
       torch::autograd::impl::set_post_acc_grad_hooks(slots[s].param,
@@ -128,32 +129,43 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
   TORCH_CHECK(!buckets_[b].is_full[slot], "parameter '", parameters_.buckets()[b].slots[slot].name,
               "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
               "backward() once, or override Module::backward, which turns sending ahead off");
-  move_into_bucket(b, slot);
+  take_gradient(b, slot);
   const size_t num_early = buckets_.size() - (message_room_ > 0 ? 1 : 0);
   while (next_ < num_early && buckets_[next_].num_full == buckets_[next_].is_full.size()) launch(next_++);
 }
 
-void GradientReducer::move_into_bucket(size_t b, size_t s) {
-  const c10::NoGradGuard no_grad;
+void GradientReducer::take_gradient(size_t b, size_t s) {
   const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
   Bucket& bucket = buckets_[b];
   ensure_memory(b);
-  const at::Tensor grad = std::exchange(slot.param.mutable_grad(), {});
+  at::Tensor grad = std::exchange(slot.param.mutable_grad(), {});
   if (grad.layout() != at::kStrided) {
     throw SetupError(fmt::format(
         "the gradient of parameter '{}' is sparse; give the embedding that it comes from sparse = false", slot.name));
   }
-  if (bucket.is_added_to) {
-    view_in(bucket.gradients, slot).add_(grad);
-  } else if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
-    auto* place =
-        static_cast<std::byte*>(bucket.gradients.mutable_data_ptr()) + slot.begin * bucket.gradients.itemsize();
-    if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
-  } else {
-    view_in(bucket.gradients, slot).copy_(grad);
-  }
+  const bool goes_soon = b < next_ + kPooledBuckets;  // or gradients would pile up
+  keeper_fills(b) && goes_soon ? void(bucket.arrived[s] = std::move(grad)) : put_into_bucket(b, s, grad);
   bucket.is_full[s] = true;
   ++bucket.num_full;
+}
+
+// Nobody else waits for what is in the bucket.
+bool GradientReducer::keeper_fills(size_t b) const {
+  return options_.keeper != nullptr && buckets_[b].is_in_sums && data_.world_size() == 1;
+}
+
+void GradientReducer::put_into_bucket(size_t b, size_t s, const at::Tensor& grad) {
+  const c10::NoGradGuard no_grad;
+  const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
+  const at::Tensor& gradients = buckets_[b].gradients;
+  if (buckets_[b].is_added_to) {
+    view_in(gradients, slot).add_(grad);
+  } else if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
+    auto* place = static_cast<std::byte*>(gradients.mutable_data_ptr()) + slot.begin * gradients.itemsize();
+    if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
+  } else {
+    view_in(gradients, slot).copy_(grad);
+  }
 }
 
 bool GradientReducer::reduces_in_sums(size_t b) const {
@@ -218,9 +230,10 @@ void GradientReducer::launch(size_t b) {
     bucket.work = data_.all_reduce(bucket.gradients);
   }
   if (!keeps_sums()) return;
+  if (keeper_fills(b) && in_flight_.size() >= kPooledBuckets) finish_oldest();
   in_flight_.push_back(b);
   bucket.kept = {};
-  if (options_.keeper != nullptr && (measures_ || !bucket.is_in_sums)) {
+  if (options_.keeper != nullptr && (measures_ || !bucket.is_in_sums || keeper_fills(b))) {
     bucket.kept = options_.keeper->run([this, b] { add_to_sums(b); });
   }
 }
@@ -266,6 +279,9 @@ void GradientReducer::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
   bucket.work.wait();
+  for (size_t s = 0; s < bucket.arrived.size(); ++s) {
+    if (const at::Tensor grad = std::exchange(bucket.arrived[s], {}); grad.defined()) put_into_bucket(b, s, grad);
+  }
   const auto measure = [&](const at::Tensor& sum) {
     if (!measures_) return;
     bucket.norms.push_back(at::linalg_vector_norm(sum, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
@@ -423,7 +439,7 @@ void GradientReducer::fill_up(size_t b) {
     const FlatParameters::Slot& slot = parameters.slots[s];
     if (bucket.is_full[s]) continue;
     if (slot.param.grad().defined()) {
-      move_into_bucket(b, s);
+      take_gradient(b, s);
     } else if (!bucket.is_added_to) {
       bucket.gradients.narrow(0, slot.begin, slot.num_elements).zero_();
     }

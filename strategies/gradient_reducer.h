@@ -37,10 +37,10 @@ struct ReduceOptions {
 //   With make_sums the memory of a bucket is taken from a pool, of two buckets if gradients come in their order, and
 // what stays is sums(bucket), to which those of further reductions are added until clear(). Where a rank keeps the
 // whole of a bucket in one section on the same device, the first ones are reduced in the memory of the sums, and with
-// one rank further ones are added there, too: without a pool and without a copy. Parameters then have no gradients.
-// 16-bit sums are added in fp32. Ownership: borrows all three, installs hooks on the parameters until it goes. A hook
-// that a parameter has already is called first. Threading: backward's and the training thread, never at once. Source:
-// Li et al. 2020, arXiv:2006.15704.
+// one rank further ones are added there, too: without a pool, and the keeper brings them there. Parameters then have no
+// gradients. 16-bit sums are added in fp32. Ownership: borrows all three, installs hooks on the parameters until it
+// goes. A hook that a parameter has already is called first. Threading: backward's and the training thread, never at
+// once. Source: Li et al. 2020, arXiv:2006.15704.
 class GradientReducer {
  public:
   GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control, ReduceOptions options = {});
@@ -86,14 +86,17 @@ class GradientReducer {
     bool is_added_to = false;          // they hold those of further micro-batches already
     std::vector<at::Tensor> sums{};    // that, or its fp32 where 16-bit sums were added
     bool has_sums = false;
-    std::shared_future<void> kept{};  // by the keeper
-    std::vector<at::Tensor> norms{};  // of sums
+    std::vector<at::Tensor> arrived{};  // by slot: gradients that the keeper is to bring into the bucket
+    std::shared_future<void> kept{};    // by the keeper
+    std::vector<at::Tensor> norms{};    // of sums
     std::vector<double> used{};
   };
   class Hook;
 
   void on_gradient(size_t bucket, size_t slot);
-  void move_into_bucket(size_t bucket, size_t slot);
+  void take_gradient(size_t bucket, size_t slot);
+  void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& gradient);
+  bool keeper_fills(size_t bucket) const;
   void ensure_memory(size_t bucket);
   void launch(size_t bucket);
   void launch_rest(size_t end);

@@ -9,6 +9,7 @@
 
 #include <map>
 
+#include "device/side_worker.h"
 #include "optim/sgd.h"
 #include "tests/testing/ranks.h"
 
@@ -198,15 +199,18 @@ TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
 
 // Of a rank that keeps whole buckets where they are.
 TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
-  for (const int64_t world_size : {1, 2}) {
-    run_ranks(world_size, [&](World& world) {
+  for (const auto& [world_size, has_keeper] : {std::pair<int64_t, bool>{1, false}, {1, true}, {2, false}, {2, true}}) {
+    run_ranks(world_size, [&, has_keeper = has_keeper](World& world) {
       Net net;
       const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
       const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
       std::vector<at::Tensor> memory;
-      GradientReducer reducer(flat, world.data(), world.control(), {.make_sums = [&](size_t b) {
-                                return std::vector{memory.emplace_back(at::zeros_like(flat.buckets()[b].flat))};
-                              }});
+      SideWorker keeper(at::kCPU);
+      GradientReducer reducer(
+          flat, world.data(), world.control(),
+          {.make_sums =
+               [&](size_t b) { return std::vector{memory.emplace_back(at::zeros_like(flat.buckets()[b].flat))}; },
+           .keeper = has_keeper ? &keeper : nullptr});
       for (int64_t i = 0; i < 2; ++i) {
         reducer.begin(/*measures=*/i == 1);
         net.loss(input_of(world.rank(), i), /*with_sometimes=*/i == 0).backward();
