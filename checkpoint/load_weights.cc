@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoint_reader.h"
 #include "core/error.h"
 #include "core/logging.h"
 #include "core/module_state.h"
@@ -72,6 +73,10 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
   if (!what.empty() && strict) throw CheckpointError(message + "; without `strict` what there is is loaded");
   if (!what.empty()) log_warning("{}", message);
   for (auto& [tensor, saved] : copies) tensor.copy_(saved);
+}
+
+State saved_hyper_parameters(const std::filesystem::path& folder) {
+  return CheckpointReader(folder).run().child("hyper_parameters");
 }
 
 }  // namespace fulgur

@@ -12,6 +12,7 @@
 
 #include "core/batch.h"
 #include "core/callback.h"
+#include "core/field_state.h"
 #include "core/gradient_clipping.h"
 #include "core/manual_optimization.h"
 #include "core/metric_log.h"
@@ -140,6 +141,14 @@ class Module : public torch::nn::Module {
   virtual void on_save_checkpoint(State&) {}
   virtual void on_load_checkpoint(const State&) {}  // before on_fit_start
 
+  // Keeps the fields of an options struct in every checkpoint, so that load_hyper_parameters can say what the module
+  // was made with, and Lightning's load_from_checkpoint too. For the constructor; of several calls the last counts.
+  template <class Options>
+  void save_hyper_parameters(const Options& options) {
+    hyper_parameters_ = fields_to_state(options);
+  }
+  const State& hyper_parameters() const { return hyper_parameters_; }
+
   // Logs a number, a tensor of one element, or a stateful metric: `log("val_acc", accuracy, {.prog_bar = true})`.
   // Defaults depend on the hook: core/metric_log.h. Outside a run it warns, once, and does nothing. (It hides ::log:
   // write std::log.)
@@ -183,6 +192,7 @@ class Module : public torch::nn::Module {
   std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas
   RunLink link_;
+  State hyper_parameters_;
   bool warned_of_log_ = false;  // that it does nothing
 };
 

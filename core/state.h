@@ -44,6 +44,10 @@ class State {
     fail(name);
   }
 
+  void erase(std::string_view name) {
+    if (const auto entry = values_.find(name); entry != values_.end()) values_.erase(entry);
+  }
+
   void set_child(std::string_view name, const State& child);  // its values, as "<name>/..."
   State child(std::string_view name) const;                   // empty if there is none
 

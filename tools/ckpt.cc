@@ -181,7 +181,7 @@ void convert(const fs::path& folder, const fs::path& file) {
     write_lightning_checkpoint(file, {.epoch = number("loops/epoch"),
                                       .global_step = number("loops/global_step"),
                                       .state_dict = checkpoint.finished_weights(),
-                                      .hyper_parameters = {}});
+                                      .hyper_parameters = run.child("hyper_parameters")});
   } else if (file.extension() == ".safetensors") {
     write_safetensors(file, checkpoint.finished_weights(), {{"format", "pt"}});
   } else {

@@ -102,6 +102,7 @@ void LanguageModelOptions::describe(FieldVisitor& visit) {
 }
 
 LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
+  save_hyper_parameters(options_);
   const int64_t width = options_.n_embd;
   token_embedding_ = register_module("token_embedding", nn::Embedding(kVocabSize, width));
   position_embedding_ = register_module("position_embedding", nn::Embedding(options_.context, width));

@@ -17,20 +17,27 @@ namespace {
 
 using namespace fulgur;
 
-struct ResumeOptions {
-  TrainerOptions trainer{};
-  int64_t save_every = 1;  // optimizer steps
-  int64_t keep = 1;        // the newest checkpoint, or with -1 all
-  bool async = false;
+struct RegressionOptions {
   double dropout = 0.2;
   int64_t step_ms = 10;  // so that there is time to be killed in
   void describe(FieldVisitor& visit) {
+    visit({.name = "dropout", .help = "part of the activations", .min = 0, .max = 1}, &dropout);
+    visit({.name = "step_ms", .help = "what a step takes, at least", .min = 0}, &step_ms);
+  }
+};
+
+struct ResumeOptions {
+  TrainerOptions trainer{};
+  RegressionOptions module{};
+  int64_t save_every = 1;  // optimizer steps
+  int64_t keep = 1;        // the newest checkpoint, or with -1 all
+  bool async = false;
+  void describe(FieldVisitor& visit) {
     trainer.describe(visit);
+    module.describe(visit);
     visit({.name = "save_every", .help = "steps from one save to the next", .min = 1}, &save_every);
     visit({.name = "keep", .help = "1: the newest checkpoint, -1: all"}, &keep);
     visit({.name = "async", .help = "write beside the training"}, &async);
-    visit({.name = "dropout", .help = "part of the activations", .min = 0, .max = 1}, &dropout);
-    visit({.name = "step_ms", .help = "what a step takes, at least", .min = 0}, &step_ms);
   }
 };
 
@@ -40,7 +47,8 @@ struct Regression : Module {
   torch::nn::Dropout dropout{nullptr};
   const int64_t step_ms;
 
-  explicit Regression(const ResumeOptions& options) : step_ms(options.step_ms) {
+  explicit Regression(const RegressionOptions& options) : step_ms(options.step_ms) {
+    save_hyper_parameters(options);
     hidden = register_module("hidden", torch::nn::Linear(16, 64));
     dropout = register_module("dropout", torch::nn::Dropout(options.dropout));
     out = register_module("out", torch::nn::Linear(64, 1));
@@ -81,7 +89,7 @@ uint64_t digest_of(const Module& module) {
 
 void run(ResumeOptions options) {
   seed_everything(1);
-  const auto module = make_module<Regression>(options);
+  const auto module = make_module<Regression>(options.module);
   TrainerOptions trainer_options = options.trainer;
   trainer_options.enable_progress_bar = trainer_options.enable_model_summary = false;
   trainer_options.callbacks = {ModelCheckpoint::make(

@@ -72,6 +72,12 @@ class CkptTest(unittest.TestCase):
                            if key.startswith(f"{name}:exp_avg["))
             self.assertTrue(torch.equal(torch.cat([part for _, part in parts]), tensors[f"{name}:exp_avg"]))
 
+    def test_lightning_gets_what_the_module_was_made_with(self):
+        self.assertEqual(ckpt("convert", self.last, self.root / "model.ckpt").returncode, 0)
+        converted = torch.load(self.root / "model.ckpt")
+        self.assertEqual(converted["hyper_parameters"], {"dropout": 0.2, "step_ms": 0})
+        self.assertEqual((converted["epoch"], converted["global_step"]), (0, 20))
+
     def test_what_is_no_checkpoint_is_refused(self):
         result = ckpt("inspect", self.root)
         self.assertEqual(result.returncode, 1)
