@@ -141,6 +141,7 @@ void ModelCheckpoint::save(TrainerControl& trainer) {
   const double new_score = score(trainer);
   if (!worth_saving(new_score)) return;
   const Saved saved{path_for(trainer), new_score, false};
+  std::erase_if(saved_, [&](const Saved& other) { return other.path == saved.path; });  // somebody has removed it
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
   const bool is_best = place == saved_.begin();
   saved_.insert(place, saved);
@@ -196,7 +197,7 @@ double ModelCheckpoint::score(TrainerControl& trainer) const {
   if (options_.monitor.empty()) return kNan;
   const Metrics metrics = trainer.metrics().callback_metrics();
   const auto metric = metrics.find(options_.monitor);
-  if (metric != metrics.end()) return metric->second;
+  if (metric != metrics.end()) return trainer.from_rank_zero(metric->second);
   throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
 }
 
@@ -208,15 +209,9 @@ bool ModelCheckpoint::worth_saving(double score) const {
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
   const Metrics metrics = trainer.metrics().callback_metrics();
   const RunState& state = trainer.state();
-  const fs::path wanted =
-      folder(trainer) /
+  const std::string name =
       format_filename(options_.filename, {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics});
-  const auto is_taken = [&](const fs::path& path) {
-    return fs::exists(path) || std::ranges::count(saved_, path, &Saved::path);
-  };
-  fs::path path = wanted;
-  for (int version = 1; is_taken(path); ++version) path = fmt::format("{}-v{}", wanted.string(), version);
-  return path;
+  return trainer.free_checkpoint_path(folder(trainer) / name);
 }
 
 const ModelCheckpoint::Saved& ModelCheckpoint::best() const {

@@ -1,7 +1,5 @@
 #include "callbacks/on_exception_checkpoint.h"
 
-#include <fmt/format.h>
-
 #include <utility>
 
 namespace fulgur {
@@ -15,11 +13,7 @@ std::shared_ptr<OnExceptionCheckpoint> OnExceptionCheckpoint::make(Options optio
 void OnExceptionCheckpoint::on_exception(TrainerControl& trainer, const std::exception&) {
   if (trainer.state().entry_point != EntryPoint::fit) return;
   const std::filesystem::path folder = options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath;
-  const std::filesystem::path wanted = folder / options_.filename;
-  std::filesystem::path path = wanted;
-  for (int version = 1; std::filesystem::exists(path); ++version)
-    path = fmt::format("{}-v{}", wanted.string(), version);
-  trainer.save_checkpoint(path);
+  trainer.save_checkpoint(trainer.free_checkpoint_path(folder / options_.filename));
 }
 
 }  // namespace fulgur

@@ -56,6 +56,13 @@ class TrainerControl {
   // does what this one does. on_checkpoint_saved says when it is there. Throws CheckpointError.
   virtual void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) = 0;
 
+  // `wanted`, or if something is there or about to be there, that with -v1, -v2, ... behind it. Rank 0 looks, for every
+  // rank: each calls it. Throws CheckpointError where save_checkpoint would because the ranks are ending.
+  virtual std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) = 0;
+
+  // Rank 0's, on every rank: each calls it. For what decides whether all of them do something, such as save.
+  virtual double from_rank_zero(double value) = 0;
+
   // Removes one that fulgur has written, and nothing else that lies in its folder; not the one that the run went on
   // from. Only rank 0 does something.
   virtual void remove_checkpoint(const std::filesystem::path& folder) = 0;

@@ -42,4 +42,17 @@ class DataModule {
   virtual void teardown(EntryPoint) {}
 };
 
+// A data module of loaders that exist already.
+class LoadersDataModule final : public DataModule {
+ public:
+  explicit LoadersDataModule(Loaders loaders) : loaders_(std::move(loaders)) {}
+  std::shared_ptr<Loader> train_dataloader() override { return loaders_.train; }
+  LoaderList val_dataloader() override { return loaders_.val; }
+  LoaderList test_dataloader() override { return loaders_.test; }
+  LoaderList predict_dataloader() override { return loaders_.predict; }
+
+ private:
+  Loaders loaders_;
+};
+
 }  // namespace fulgur

@@ -1,5 +1,6 @@
 #include "trainer/checkpoint_saver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -27,6 +28,10 @@ void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {
   Request request{std::filesystem::absolute(folder), options};
   if (in_training_) return requests_.push_back(std::move(request));
   write(request);
+}
+
+bool CheckpointSaver::is_asked_for(const Path& folder) const {
+  return (writing_ && writing_->folder == folder) || std::ranges::count(requests_, folder, &Request::folder) > 0;
 }
 
 void CheckpointSaver::at_boundary() {

@@ -33,8 +33,9 @@ class CheckpointSaver {
   void set_in_training(bool in_training) { in_training_ = in_training; }
 
   void save(const Path& folder, const SaveOptions& options);
-  void at_boundary();  // fit is between two steps
-  void finish();       // waits until everything is written
+  bool is_asked_for(const Path& folder) const;  // and not yet there
+  void at_boundary();                           // fit is between two steps
+  void finish();                                // waits until everything is written
 
   // The run fails: what is being written beside it ends.
   void abort(std::string_view reason);

@@ -40,6 +40,10 @@ class EvaluationLoop {
   void set_loaders(EvaluationLoaders loaders) { loaders_ = std::move(loaders); }
   bool empty() const { return loaders_.empty(); }
 
+  // Of all passes so far: the x of step metrics.
+  int64_t num_batches_run() const { return num_batches_run_; }
+  void set_num_batches_run(int64_t num_batches) { num_batches_run_ = num_batches; }
+
   // One pass; the metrics that it logged, reduced.
   Metrics run();
 
@@ -53,7 +57,7 @@ class EvaluationLoop {
   LoopContext& context_;
   Stage stage_;
   EvaluationLoaders loaders_;
-  int64_t num_batches_run_ = 0;  // of all passes: the x of step metrics
+  int64_t num_batches_run_ = 0;
 };
 
 // The same for predict_step; returns its results, one for each batch, loader by loader.

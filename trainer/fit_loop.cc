@@ -167,6 +167,7 @@ State FitLoop::state() const {
   state.set("total_batches", progress_.total);
   state.set("global_step", run.global_step);
   state.set("batches_that_stepped", run.batches_that_stepped);
+  state.set("validation_batches", validation_.num_batches_run());
   state.set("elapsed_s", elapsed.count());
   if (context_.accumulate_grad_batches != context_.options.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
@@ -187,6 +188,7 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   run.global_step = state.get<int64_t>("global_step");
   run.batches_that_stepped = state.get<int64_t>("batches_that_stepped");
   progress_.total = state.get<int64_t>("total_batches");
+  if (const auto* batches = state.find<int64_t>("validation_batches")) validation_.set_num_batches_run(*batches);
   start_ -= std::chrono::duration_cast<FitBounds::Clock::duration>(
       std::chrono::duration<double>(state.get<double>("elapsed_s")));
   if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
@@ -223,7 +225,8 @@ void FitLoop::end_epoch(OptimizerSteps& steps) {
   metrics.merge(context_.metrics.end_epoch(Stage::train, &context_.ranks));
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);
-  if (hooks.module().automatic_optimization) steps.move_schedules("epoch", OptimizerSteps::Kind::plateau);
+  if (hooks.module().automatic_optimization && progress_.epoch_is_complete)
+    steps.move_schedules("epoch", OptimizerSteps::Kind::plateau);
   hooks.send(metrics, context_.state.last_step());
 }
 

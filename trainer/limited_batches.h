@@ -1,16 +1,21 @@
 #pragma once
 
+#include <c10/util/StringUtil.h>
+
 #include <cstdint>
 #include <optional>
 #include <utility>
 
+#include "core/error.h"
 #include "core/loader.h"
 #include "core/ranks.h"
 
 namespace fulgur {
 
-// The first batches of one epoch of a loader, at most `limit`. Looks one batch ahead, so that the last one is known as
-// such, also of a loader that does not know its length. With `together` all ranks have as many: where one ends, all do.
+// The first batches of one epoch of a loader, at most `limit`, of which the last is known as such. A batch is fetched
+// when it is taken, so that a random generator that the loader draws from stands where it would in a run that goes on
+// from a checkpoint; of a loader that does not know its length, or was left between two batches, one is fetched ahead.
+// With `together` all ranks have as many: where one ends, all do.
 class LimitedBatches {
  public:
   // Of an epoch that was begun before: what is behind it.
@@ -20,21 +25,30 @@ class LimitedBatches {
   };
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together, const Behind& behind)
-      : loader_(loader), left_(limit), together_(together) {
+      : loader_(loader),
+        left_(limit),
+        looks_ahead_(together != nullptr || !limit || !loader.num_batches() ||
+                     behind.samples != behind.batches * loader.batch_size()),
+        together_(together) {
     loader.begin_epoch(epoch);
     if (behind.samples > 0) loader.skip(behind.samples);
     if (left_) *left_ -= behind.batches;
-    fetch();
+    if (looks_ahead_) fetch();
   }
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit)
       : LimitedBatches(loader, epoch, limit, nullptr, {}) {}
 
-  bool empty() const { return !next_; }
+  bool empty() const { return looks_ahead_ ? !next_ : *left_ <= 0; }
 
-  // Only if it is not empty.
+  // Only if it is not empty. Throws SetupError if the loader has fewer batches than it said.
   Batch take() {
+    if (!looks_ahead_) fetch();
+    if (!next_) {
+      throw SetupError(c10::str("a loader ended ", *left_ + 1, " batches before the end that its num_batches() tells; ",
+                                "can it be read only once? If the number is not known, return std::nullopt"));
+    }
     Batch batch = *std::exchange(next_, std::nullopt);
-    fetch();
+    if (looks_ahead_) fetch();
     return batch;
   }
 
@@ -47,6 +61,7 @@ class LimitedBatches {
 
   Loader& loader_;
   std::optional<int64_t> left_;
+  const bool looks_ahead_;
   Ranks* together_;
   std::optional<Batch> next_;
 };

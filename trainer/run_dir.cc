@@ -48,11 +48,15 @@ std::vector<fs::path> run_dirs(const fs::path& root) {
   return folders;
 }
 
-fs::path make_named_run_dir(const fs::path& root, const std::string& name) {
+fs::path named_run_dir(const fs::path& root, const std::string& name) {
   if (fs::path(name).filename() != name || name == "." || name == "..") {
     throw UsageError(fmt::format("name = '{}' is to be the name of a folder in runs/; leave '/' and '..' out", name));
   }
-  const fs::path folder = runs_in(root) / name;
+  return runs_in(root) / name;
+}
+
+fs::path make_named_run_dir(const fs::path& root, const std::string& name) {
+  const fs::path folder = named_run_dir(root, name);
   fs::create_directories(folder);
   return folder;
 }

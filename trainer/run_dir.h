@@ -11,7 +11,9 @@ namespace fulgur {
 // std::filesystem::filesystem_error.
 std::filesystem::path make_run_dir(const std::filesystem::path& root);
 
-// The same for a run with a name: `root`/runs/<name>, which may exist. Throws UsageError if it is no name of a folder.
+// The folder of a run with a name, `root`/runs/<name>, which may exist or not; and the same, made. Throws UsageError if
+// it is no name of a folder.
+std::filesystem::path named_run_dir(const std::filesystem::path& root, const std::string& name);
 std::filesystem::path make_named_run_dir(const std::filesystem::path& root, const std::string& name);
 
 // The version_N folders in `root`/runs, the newest first.

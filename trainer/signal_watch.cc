@@ -1,7 +1,12 @@
 #include "trainer/signal_watch.h"
 
+#include <fmt/format.h>
+
 #include <cstdlib>
 #include <ranges>
+#include <string>
+
+#include "core/logging.h"
 
 namespace fulgur {
 namespace {
@@ -35,6 +40,14 @@ void SignalWatch::watch(int number) {
   action.sa_flags = SA_RESTART | (number == SIGINT ? SA_RESETHAND : 0);
   ::sigaction(number, &action, nullptr);
   before_.emplace_back(number, before);
+}
+
+void requeue_slurm_job() {
+  const char* array = std::getenv("SLURM_ARRAY_JOB_ID");
+  const std::string job =
+      array == nullptr ? std::getenv("SLURM_JOB_ID") : fmt::format("{}_{}", array, std::getenv("SLURM_ARRAY_TASK_ID"));
+  const std::string command = fmt::format("scontrol requeue {}", job);
+  if (std::system(command.c_str()) != 0) log_warning("'{}' failed; the job is not queued again", command);
 }
 
 }  // namespace fulgur

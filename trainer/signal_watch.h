@@ -25,4 +25,7 @@ class SignalWatch {
   std::vector<std::pair<int, struct sigaction>> before_;
 };
 
+// SLURM is about to end the job for its time limit.
+void requeue_slurm_job();
+
 }  // namespace fulgur

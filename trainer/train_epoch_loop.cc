@@ -78,7 +78,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   }
   if (skipped && bounds_.is_last_epoch()) context_.strategy.drain();
   progress_.epoch_is_complete = reached_last || skipped || ended_;
-  if (!reached_last && context_.hooks.module().automatic_optimization)
+  if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
 }
 

@@ -5,34 +5,26 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <csignal>
-#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <system_error>
 #include <typeinfo>
 #include <utility>
 
-#include "callbacks/model_checkpoint.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/load_weights.h"
-#include "checkpoint/remove_checkpoint.h"
 #include "core/error.h"
-#include "core/exception_text.h"
 #include "core/logging.h"
 #include "core/module_state.h"
-#include "core/names.h"
 #include "core/seed.h"
 #include "distributed/exchange.h"
-#include "distributed/local_collective.h"
 #include "distributed/thread_world.h"
 #include "nn/sync_batch_norm.h"
 #include "strategies/presets.h"
+#include "trainer/check_inputs.h"
+#include "trainer/choose_strategy.h"
 #include "trainer/debug_modes.h"
 #include "trainer/evaluation_loop.h"
-#include "trainer/find_checkpoint.h"
+#include "trainer/everyone_gets_it.h"
 #include "trainer/fit_loop.h"
 #include "trainer/optimizer_steps.h"
 #include "trainer/resolve_options.h"
@@ -40,40 +32,6 @@
 
 namespace fulgur {
 namespace {
-
-// The ranks that torchrun, srun or mpirun started, if one of them did.
-std::optional<ClusterEnvironment> cluster() { return detect_cluster_environment(process_environment_variables()); }
-
-bool is_auto(const Devices& devices) { return canonical_name(devices.to_string()) == "auto"; }
-
-// Where nothing was said of strategy and devices, one device; or, where somebody started several ranks, a device each.
-std::vector<c10::Device> choose_devices(const TrainerOptions& options) {
-  const auto environment = cluster();
-  Devices devices = options.devices;
-  if (is_auto(devices) && environment) devices = Devices(environment->local_world_size);
-  std::vector<c10::Device> resolved = resolve_devices(options.accelerator, devices);
-  if (options.strategy.is_auto() && is_auto(devices)) resolved.resize(1, c10::kCPU);
-  return resolved;
-}
-
-std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices) {
-  auto strategy = options.strategy.make(devices.size() > 1 || options.num_nodes > 1 ? Ddp::kName : SingleDevice::kName);
-  strategy->check_devices(devices, options.num_nodes);
-  if (options.sync_batchnorm && devices.size() > 1 && !strategy->rank_per_device()) {
-    throw UsageError(
-        fmt::format("sync_batchnorm is true, but strategy '{}' has no ranks that could exchange statistics; set it to "
-                    "false or write strategy = 'ddp'",
-                    strategy->name()));
-  }
-  return strategy;
-}
-
-// Whoever starts several ranks does not want each to train by itself. Those that our launcher started may do so between
-// runs that they share.
-void check_alone() {
-  const auto environment = cluster();
-  if (environment && environment->name != "fulgur" && !process_session::joined()) check_world_size(*environment, 1, 1);
-}
 
 // C++ cannot exchange the layers of a model for others.
 void check_sync_batch_norm(const Module& module) {
@@ -90,66 +48,6 @@ void seed_rank(int64_t rank) {
   if (rank == 0) return;
   const uint64_t seed = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
   seed_everything(seed + static_cast<uint64_t>(rank) * 0x9e3779b97f4a7c15);
-}
-
-// A data module of loaders that exist already.
-class LoadersDataModule final : public DataModule {
- public:
-  explicit LoadersDataModule(Loaders loaders) : loaders_(std::move(loaders)) {}
-  std::shared_ptr<Loader> train_dataloader() override { return loaders_.train; }
-  LoaderList val_dataloader() override { return loaders_.val; }
-  LoaderList test_dataloader() override { return loaders_.test; }
-  LoaderList predict_dataloader() override { return loaders_.predict; }
-
- private:
-  Loaders loaders_;
-};
-
-void require(bool condition, const std::string& message) {
-  if (!condition) throw SetupError(message);
-}
-
-void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need) {
-  require(overridden, fmt::format("{} does not override {}; {}", module->name(), signature, need));
-}
-
-// Throws unless the loader can give at least one batch. `name` as in Loaders.
-void check_loader(const Loader* loader, std::string_view name) {
-  require(loader != nullptr,
-          fmt::format("there is no {0} loader; pass {{.{0} = ...}} or override {0}_dataloader()", name));
-  require(
-      loader->num_batches().value_or(1) > 0,
-      fmt::format("the {} loader is empty: it yields no batch. Is the dataset empty, or shorter than batch_size with "
-                  "drop_last?",
-                  name));
-}
-
-std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name) {
-  check_loader(loader.get(), name);
-  return loader;
-}
-
-LoaderList checked(LoaderList loaders, std::string_view name) {
-  if (loaders.empty()) check_loader(nullptr, name);
-  require(std::ranges::count(loaders, nullptr) == 0,
-          fmt::format("one of the {} loaders is a null pointer; leave it out", name));
-  for (const auto& loader : loaders) check_loader(loader.get(), name);
-  return loaders;
-}
-
-// The loaders to validate with during fit; none if the limit leaves none, or if there is no data, which `warn` says to
-// a module that validates.
-LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit, bool warn) {
-  if (limit.is_zero()) return {};
-  LoaderList loaders = data.val_dataloader();
-  require(loaders.empty() || module.hooks().validation_step,
-          fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
-                      "write it, or leave the val loader out",
-                      module->name()));
-  if (warn && loaders.empty() && module.hooks().validation_step) {
-    log_warning("{} has a validation_step, but there is no val loader; fit does not validate", module->name());
-  }
-  return loaders.empty() ? loaders : checked(std::move(loaders), "val");
 }
 
 // Callbacks of the Module take the place of those of their type.
@@ -196,29 +94,6 @@ Metrics evaluate(LoopContext& context, Stage stage, EvaluationLoaders loaders) {
   return loop.empty() ? Metrics{} : loop.run();
 }
 
-// Calls that must all be made, whatever one of them throws. Keeps the first exception.
-class EveryoneGetsIt {
- public:
-  template <class Call>
-  void operator()(const Call& call) {
-    try {
-      call();
-    } catch (...) {
-      if (first_ == nullptr) first_ = std::current_exception();
-    }
-  }
-  const std::exception_ptr& first() const { return first_; }
-  void rethrow() const {
-    if (first_ != nullptr) std::rethrow_exception(first_);
-  }
-  void warn(std::string_view what) const {
-    if (first_ != nullptr) log_warning("{}: {}", what, text_of(first_));
-  }
-
- private:
-  std::exception_ptr first_;
-};
-
 // Gives the module its parameters and buffers back when fit is over.
 class WeightsRestored final : public Callback {
  public:
@@ -235,15 +110,6 @@ class WeightsRestored final : public Callback {
  private:
   std::map<std::string, at::Tensor> before_;
 };
-
-// SLURM is about to end it for its time limit.
-void requeue_job() {
-  const char* array = std::getenv("SLURM_ARRAY_JOB_ID");
-  const std::string job =
-      array == nullptr ? std::getenv("SLURM_JOB_ID") : fmt::format("{}_{}", array, std::getenv("SLURM_ARRAY_TASK_ID"));
-  const std::string command = fmt::format("scontrol requeue {}", job);
-  if (std::system(command.c_str()) != 0) log_warning("'{}' failed; the job is not queued again", command);
-}
 
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
@@ -521,9 +387,9 @@ void Trainer::share_run_dir() {
   run_dir_ = all_gather_bytes(world_->control(), own).front();
 }
 
-// It was made for all ranks to know, whether or not anybody would write to it.
+// It was made to be known, whether or not anybody would write to it.
 void Trainer::remove_unused_run_dir() {
-  if (world_size_ == 1 || rank_ > 0 || run_dir_.empty()) return;
+  if (rank_ > 0 || run_dir_.empty()) return;
   std::error_code is_used;
   if (!std::filesystem::remove(run_dir_, is_used) || is_used) return;
   std::filesystem::remove(run_dir_.parent_path(), is_used);
@@ -572,7 +438,7 @@ void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
   data.setup(state_.entry_point);
   hooks_(hooks::setup, state_.entry_point);
   module.configure_model();
-  open_checkpoint(is_trial_ ? "" : ckpt_path, data);
+  if (!is_trial_) open_checkpoint(ckpt_path, data);
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
   if (options_.sync_batchnorm) check_sync_batch_norm(module);
   strategy_->setup(module,
@@ -671,101 +537,6 @@ void Trainer::set_accumulation(int64_t accumulate_grad_batches) {
     throw UsageError(fmt::format("accumulate_grad_batches must be at least 1; got {}", accumulate_grad_batches));
   }
   accumulate_grad_batches_ = accumulate_grad_batches;
-}
-
-void Trainer::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
-  if (!module_) throw UsageError("save_checkpoint: there is no module yet; call fit, validate, test or predict first");
-  if (failing_ && saver_ != nullptr && world_size_ > 1) {
-    throw CheckpointError(
-        fmt::format("'{}' cannot be written: the ranks, which write it together, are ending", folder.string()));
-  }
-  if (saver_ != nullptr) return saver_->save(folder, options);
-  LocalCollective alone;
-  if (rank_ == 0) write_checkpoint(folder, checkpoint_content(/*weights_only=*/true), alone, options.links);
-}
-
-void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
-  std::error_code error;
-  if (rank_ > 0 || !is_checkpoint(folder) || std::filesystem::equivalent(folder, resumed_from_, error)) return;
-  fulgur::remove_checkpoint(folder);
-}
-
-CheckpointContent Trainer::checkpoint_content(bool weights_only) {
-  CheckpointContent content = weights_of(**module_, running_ ? strategy_->module_state() : named_state(**module_));
-  const bool is_whole = fit_state_ != nullptr && !weights_only;
-  is_whole ? fit_state_->add_to(content) : content.run.set("weights_only", true);
-  return content;
-}
-
-// Where ModelCheckpoint has its checkpoints; nothing if there is none.
-std::optional<std::filesystem::path> Trainer::checkpoints_dir() {
-  for (const auto& callback : callbacks_) {
-    if (const auto* saving = dynamic_cast<const ModelCheckpoint*>(callback.get())) return saving->folder(*this);
-  }
-  return std::nullopt;
-}
-
-// Rank 0 looks, so that all ranks read the same.
-void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
-  resumed_from_.clear();
-  if (ckpt_path.empty()) return;
-  std::string found;
-  if (rank_ == 0) {
-    std::vector<std::filesystem::path> folders;
-    const bool has_folder = state_.entry_point == EntryPoint::fit || !run_dir_.empty();
-    if (const auto own = has_folder ? checkpoints_dir() : std::nullopt) folders.push_back(*own);
-    if (options_.name.empty()) {
-      for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
-    } else {
-      folders.push_back(run_dir() / "checkpoints");
-    }
-    for (const auto& folder : folders) remove_temporary_folders(folder);
-    if (const auto path = find_checkpoint(ckpt_path, folders)) found = path->string();
-  }
-  found = all_gather_bytes(world_->control(), found).front();
-  if (found.empty()) {
-    log_info("there is no checkpoint yet: ckpt_path = '{}' begins anew", ckpt_path);
-    return;
-  }
-  checkpoint_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
-  if (state_.entry_point != EntryPoint::fit || options_.ckpt_weights_only) return;
-  if (!checkpoint_->has_optimizer_state()) {
-    throw UsageError(fmt::format(
-        "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
-  }
-  resumed_from_ = found;
-  load_requires_grad(hooks_.module(), *checkpoint_);
-  data.load_state(checkpoint_->run().child("data"));
-  tell_of_resume();
-}
-
-void Trainer::tell_of_resume() const {
-  const State& run = checkpoint_->run();
-  std::string changed;
-  const auto compare = [&](std::string_view what, const auto& before, const auto& now) {
-    if (before != now) changed += fmt::format("; {} was {} and is {}", what, before, now);
-  };
-  compare("strategy", run.get<std::string>("strategy/name"), strategy_->name());
-  compare("the number of ranks", run.get<int64_t>("strategy/world_size"), world_size_);
-  compare("precision", run.get<std::string>("strategy/precision"), std::string(precision_.name()));
-  if (rank_ > 0) return;
-  log_info("going on from '{}': epoch {}, step {}{}", checkpoint_->folder().string(), run.get<int64_t>("loops/epoch"),
-           run.get<int64_t>("loops/global_step"), changed);
-}
-
-void Trainer::interrupt(int signal) {
-  const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
-  std::string message = fmt::format("{} ended the run after {} steps", name, state_.global_step);
-  if (const auto folder = checkpoints_dir()) {
-    std::filesystem::path path = *folder / fmt::format("epoch={}-step={}-{}", state_.epoch, state_.global_step, name);
-    for (int version = 1; std::filesystem::exists(path); ++version) path += fmt::format("-v{}", version);
-    path = all_gather_bytes(world_->control(), path.string()).front();
-    saver_->save(path, {.links = {"last"}});
-    saver_->finish();
-    message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
-  }
-  if (signal == SIGUSR1 && rank_ == 0) requeue_job();
-  throw InterruptedError(message, signal);
 }
 
 }  // namespace fulgur

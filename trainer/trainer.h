@@ -108,6 +108,8 @@ class Trainer final : private TrainerControl {
   const std::filesystem::path& run_dir() override;
   int64_t accumulation() const override { return accumulate_grad_batches_; }
   void set_accumulation(int64_t accumulate_grad_batches) override;
+  std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) override;
+  double from_rank_zero(double value) override;
   void remove_checkpoint(const std::filesystem::path& folder) override;
 
   // What all entry points share: setup, `body`, and whatever happens teardown.
@@ -115,8 +117,10 @@ class Trainer final : private TrainerControl {
            const std::function<void(LoopContext&)>& body);
   void open_checkpoint(const std::string& ckpt_path, DataModule& data);
   void tell_of_resume() const;
+  void check_ranks_go_on(const std::filesystem::path& folder) const;
   CheckpointContent checkpoint_content(bool weights_only);
   std::optional<std::filesystem::path> checkpoints_dir();
+  std::vector<std::filesystem::path> folders_of_checkpoints();
   void interrupt(int signal);
   void meet_ranks();
   void give_up(const std::string& reason);

@@ -44,6 +44,13 @@ class FakeTrainerControl final : public TrainerControl {
     std::filesystem::create_directories(folder);
     saved.push_back(folder);
   }
+  std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) override {
+    std::filesystem::path path = wanted;
+    for (int version = 1; std::filesystem::exists(path); ++version)
+      path = wanted.string() + "-v" + std::to_string(version);
+    return path;
+  }
+  double from_rank_zero(double value) override { return value; }
   void remove_checkpoint(const std::filesystem::path& folder) override { std::filesystem::remove_all(folder); }
 
  private:

@@ -9,11 +9,13 @@
 
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/on_exception_checkpoint.h"
+#include "checkpoint/load_weights.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
 #include "optim/sgd.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
@@ -61,7 +63,7 @@ TEST_F(CheckpointPathTest, LastBeginsAnewWhereThereIsNoneAndElseGoesOn) {
   EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last"}), 5);
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 10);
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 0);
-  EXPECT_EQ(names_in(dir.path() / "runs"), (std::vector<std::string>{"version_0", "version_1", "version_2"}));
+  EXPECT_THAT(names_in(dir.path() / "runs"), ElementsAre("version_0", "version_1"));  // the third wrote nothing
 }
 
 TEST_F(CheckpointPathTest, ARunWithANameHasOneFolder) {
@@ -207,6 +209,84 @@ TEST_F(CheckpointPathTest, WrittenBesideTheTrainingItIsTheSame) {
               testing::read_file(checkpoints("at_once") / name / "model.safetensors"));
     verify(checkpoints("beside") / name, read_manifest(checkpoints("beside") / name));
   }
+}
+
+// All of them asked for after the same step, before one is there.
+TEST_F(CheckpointPathTest, TwoThatSaveAtOnceUnderOneNameGetTwoNames) {
+  steps_of({.name = "run",
+            .callbacks = {ModelCheckpoint::make({.filename = "{epoch}", .every_n_train_steps = 5}),
+                          ModelCheckpoint::make({.filename = "{epoch}",
+                                                 .monitor = "train_loss",
+                                                 .save_top_k = -1,
+                                                 .every_n_train_steps = 5,
+                                                 .async = true})}});
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("best", "epoch=0-v1", "epoch=1", "epoch=1-v1", "last"));
+}
+
+// The monitor of a step is each rank's own.
+TEST_F(CheckpointPathTest, RankZeroDecidesForAllRanks) {
+  struct Ranked : TinyModule {
+    explicit Ranked(int64_t rank) : rank_(rank) {}
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      log("mine", static_cast<double>(rank_ == 0 ? batch_idx : -batch_idx));
+      return TinyModule::training_step(batch, batch_idx);
+    }
+    int64_t rank_;
+  };
+  std::vector<fs::path> best(2);
+  testing::run_ranks(2, [&](World& world) {
+    const auto checkpoint = ModelCheckpoint::make(
+        {.filename = "{step}-{mine}", .monitor = "mine", .mode = "max", .every_n_train_steps = 1});
+    Trainer trainer(options({.devices = 2, .max_epochs = 1, .name = "run", .callbacks = {checkpoint}}));
+    trainer.fit(make_module<Ranked>(world.rank()), {.train = tiny_loader(40, 4)});
+    best[static_cast<size_t>(world.rank())] = checkpoint->best_model_path();
+  });
+  EXPECT_EQ(best[0].filename(), "step=5-mine=4");
+  EXPECT_EQ(best[1], best[0]);
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("best", "last", "step=5-mine=4"));
+}
+
+TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneAtTheNextStart) {
+  steps_of({.max_epochs = 1});
+  const fs::path left_over = checkpoints("version_0") / ".fulgur-tmp-0123456789abcdef";
+  fs::create_directories(left_over);
+  steps_of({.max_epochs = 1});
+  EXPECT_FALSE(fs::exists(left_over));
+  EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
+}
+
+struct NetOptions {
+  int64_t width = 8;
+  double lr = 1e-3;
+  std::string activation = "tanh";
+  std::optional<int64_t> context = 4;
+  void describe(FieldVisitor& visit) {
+    visit({.name = "width", .min = 1}, &width);
+    visit({.name = "lr"}, &lr);
+    visit({.name = "activation"}, &activation);
+    visit({.name = "context"}, &context);
+  }
+};
+
+TEST_F(CheckpointPathTest, SaysWhatTheModuleWasMadeWith) {
+  struct Net : TinyModule {
+    explicit Net(const NetOptions& options) { save_hyper_parameters(options); }
+  };
+  steps_of({.max_epochs = 1, .name = "run"},
+           make_module<Net>(NetOptions{.width = 16, .lr = 0.1, .activation = "relu", .context = std::nullopt}));
+  const fs::path path = checkpoints("run") / "last";
+  const auto options = load_hyper_parameters<NetOptions>(path);
+  EXPECT_EQ(options.width, 16);
+  EXPECT_EQ(options.lr, 0.1);
+  EXPECT_EQ(options.activation, "relu");
+  EXPECT_EQ(options.context, std::nullopt);
+  steps_of({.max_epochs = 1, .name = "other"}, make_module<Net>(NetOptions{.context = 6}));
+  EXPECT_EQ(saved_hyper_parameters(checkpoints("other") / "last").get<int64_t>("context"), 6);
+  struct Other {
+    int64_t widths = 8;
+    void describe(FieldVisitor& visit) { visit({.name = "widths"}, &widths); }
+  };
+  EXPECT_THAT(message_of<UsageError>([&] { load_hyper_parameters<Other>(path); }), HasSubstr("unknown setting"));
 }
 
 TEST_F(CheckpointPathTest, WhatCannotBeWrittenBesideTheTrainingEndsIt) {

@@ -39,6 +39,10 @@ struct Net : TinyModule {
     log("epoch_loss", loss, {.on_step = true, .on_epoch = true});
     return loss;
   }
+  void validation_step(const Batch& batch, int64_t batch_idx) override {
+    TinyModule::validation_step(batch, batch_idx);
+    log("val_batch", batch["x"].sum(), {.on_step = true, .on_epoch = false});
+  }
   Optimizers configure_optimizers() override {
     return {optim::AdamW(parameters(), {.lr = 1e-2}),
             {.scheduler = optim::CosineAnnealingLR::make({.T_max = 12}), .interval = "step"}};
@@ -54,11 +58,33 @@ struct NetWithDropout : Net {
   }
 };
 
+// Half the learning rate in every further epoch.
+struct NetWithEpochs : Net {
+  Optimizers configure_optimizers() override {
+    return {optim::AdamW(parameters(), {.lr = 1e-2}),
+            {.scheduler = optim::StepLR::make({.step_size = 1, .gamma = 0.5}), .interval = "epoch"}};
+  }
+};
+
 struct NetWithSgd : Net {
   Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.05, .momentum = 0.9}); }
 };
 struct NetWithLamb : Net {
   Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
+};
+
+// As one that augments: every look at a sample draws from the process's generator.
+class NoisyDataset final : public Dataset {
+ public:
+  explicit NoisyDataset(int64_t size) : samples_(tiny_dataset(size)) {}
+  int64_t size() const override { return samples_->size(); }
+  Batch get(int64_t index) const override {
+    const Batch sample = samples_->get(index);
+    return {{"x", sample["x"] + 0.1 * torch::randn_like(sample["x"])}, {"y", sample["y"]}};
+  }
+
+ private:
+  std::shared_ptr<TensorDataset> samples_;
 };
 
 // Asks for a checkpoint after every batch and epoch, and keeps what loggers get.
@@ -93,6 +119,7 @@ struct RunKind {
   TrainerOptions options{};
   int64_t world_size = 1;
   std::function<std::shared_ptr<TinyModule>()> make = [] { return make_module<Net>(); };
+  bool noisy_data = false;
 };
 
 // On the world's ranks if there is one.
@@ -115,7 +142,10 @@ Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std
   const auto loader = [](int64_t size, bool shuffle) {
     return DataLoader::make(tiny_dataset(size), {.batch_size = 4, .shuffle = shuffle, .seed = 3});
   };
-  trainer.fit(module, {.train = loader(20 * run.world_size, true), .val = loader(8 * run.world_size, false)});
+  const auto noisy =
+      DataLoader::make(std::make_shared<NoisyDataset>(20), {.batch_size = 4, .shuffle = true, .seed = 3});
+  trainer.fit(module, {.train = run.noisy_data ? noisy : loader(20 * run.world_size, true),
+                       .val = loader(8 * run.world_size, false)});
   Trail trail{{}, module->train_losses, recorder->metrics, trainer.state()};
   for (const auto& item : module->named_parameters()) trail.weights.emplace_back(item.key(), item.value().detach());
   for (const auto& item : module->named_buffers()) trail.weights.emplace_back(item.key(), item.value().detach());
@@ -186,6 +216,19 @@ TEST(Resume, IsExactWithAccumulationClippingAndValidationInTheMiddle) {
 TEST(Resume, IsExactWithEveryKindOfOptimizer) {
   expect_exact_resume({.make = [] { return make_module<NetWithSgd>(); }});
   expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
+}
+
+TEST(Resume, IsExactWithDataThatDrawsRandomNumbers) { expect_exact_resume({.noisy_data = true}); }
+
+// Its schedule moves once the epoch is over, and no earlier.
+TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
+  const auto make = [] { return make_module<NetWithEpochs>(); };
+  const TempDir dir;
+  const Trail whole = fit({.make = make}, 1, "", "");
+  fit({.options = {.max_steps = 3}, .make = make}, 1, dir.path(), "");
+  const Trail resumed = fit({.make = make}, 2, "", dir.path() / "0-end");
+  EXPECT_EQ(resumed.losses.size(), 7U);
+  EXPECT_TRUE(ends_with(whole.losses, resumed.losses));
 }
 
 TEST(Resume, IsExactWithTwoReplicas) { expect_exact_resume({.options = {.strategy = "dp", .devices = 2}}); }
@@ -282,6 +325,17 @@ std::multiset<float> run_first_epoch(RunKind run, const fs::path& folder, int64_
   std::multiset<float> all;
   for (const auto& callback : callbacks) all.insert(callback->samples.begin(), callback->samples.end());
   return all;
+}
+
+// 20 samples seen: each of two ranks goes on in the middle of a batch.
+TEST(Resume, GoesOnBetweenTwoBatches) {
+  const TempDir dir;
+  const fs::path first = dir.path() / "first", second = dir.path() / "second";
+  std::multiset<float> all = run_first_epoch({}, first, /*ends_after=*/5, "");
+  EXPECT_EQ(all.size(), 20U);
+  all.merge(run_first_epoch({.options = {.strategy = "ddp"}, .world_size = 2}, second, -1, first / "end"));
+  EXPECT_EQ(all.size(), 96U);
+  EXPECT_EQ(std::set<float>(all.begin(), all.end()).size(), 96U);
 }
 
 TEST(Resume, GoesOnWithOtherRanksAndStrategies) {

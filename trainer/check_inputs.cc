@@ -1,0 +1,60 @@
+#include "trainer/check_inputs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/error.h"
+#include "core/logging.h"
+
+namespace fulgur {
+namespace {
+
+void check_loader(const Loader* loader, std::string_view name) {
+  require(loader != nullptr,
+          fmt::format("there is no {0} loader; pass {{.{0} = ...}} or override {0}_dataloader()", name));
+  require(
+      loader->num_batches().value_or(1) > 0,
+      fmt::format("the {} loader is empty: it yields no batch. Is the dataset empty, or shorter than batch_size with "
+                  "drop_last?",
+                  name));
+}
+
+}  // namespace
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw SetupError(message);
+}
+
+void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need) {
+  require(overridden, fmt::format("{} does not override {}; {}", module->name(), signature, need));
+}
+
+std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name) {
+  check_loader(loader.get(), name);
+  return loader;
+}
+
+LoaderList checked(LoaderList loaders, std::string_view name) {
+  if (loaders.empty()) check_loader(nullptr, name);
+  require(std::ranges::count(loaders, nullptr) == 0,
+          fmt::format("one of the {} loaders is a null pointer; leave it out", name));
+  for (const auto& loader : loaders) check_loader(loader.get(), name);
+  return loaders;
+}
+
+LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit, bool warn) {
+  if (limit.is_zero()) return {};
+  LoaderList loaders = data.val_dataloader();
+  require(loaders.empty() || module.hooks().validation_step,
+          fmt::format("there is validation data, but {} does not override void validation_step(const Batch&, int64_t); "
+                      "write it, or leave the val loader out",
+                      module->name()));
+  if (warn && loaders.empty() && module.hooks().validation_step) {
+    log_warning("{} has a validation_step, but there is no val loader; fit does not validate", module->name());
+  }
+  return loaders.empty() ? loaders : checked(std::move(loaders), "val");
+}
+
+}  // namespace fulgur

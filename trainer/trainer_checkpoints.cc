@@ -1,0 +1,161 @@
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <csignal>
+#include <system_error>
+
+#include "callbacks/model_checkpoint.h"
+#include "checkpoint/atomic_files.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/remove_checkpoint.h"
+#include "core/error.h"
+#include "core/logging.h"
+#include "core/module_state.h"
+#include "distributed/exchange.h"
+#include "distributed/local_collective.h"
+#include "trainer/find_checkpoint.h"
+#include "trainer/run_dir.h"
+#include "trainer/trainer.h"
+
+// The part of Trainer that finds checkpoints and writes them.
+namespace fulgur {
+namespace {
+
+// Of saves that were killed. A folder that cannot be looked into is none of this run's.
+void remove_left_overs(const std::vector<std::filesystem::path>& folders) {
+  for (const auto& folder : folders) {
+    try {
+      remove_temporary_folders(folder);
+    } catch (const std::exception&) {
+    }
+  }
+}
+
+}  // namespace
+
+void Trainer::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
+  if (!module_) throw UsageError("save_checkpoint: there is no module yet; call fit, validate, test or predict first");
+  check_ranks_go_on(folder);
+  if (saver_ != nullptr) return saver_->save(folder, options);
+  LocalCollective alone;
+  if (rank_ == 0) write_checkpoint(folder, checkpoint_content(/*weights_only=*/true), alone, options.links);
+}
+
+void Trainer::check_ranks_go_on(const std::filesystem::path& folder) const {
+  if (!failing_ || saver_ == nullptr || world_size_ == 1) return;
+  throw CheckpointError(
+      fmt::format("'{}' cannot be written: the ranks, which write it together, are ending", folder.string()));
+}
+
+std::filesystem::path Trainer::free_checkpoint_path(const std::filesystem::path& wanted) {
+  if (world_ == nullptr) throw UsageError("free_checkpoint_path: no run is under way");
+  check_ranks_go_on(wanted);
+  world_->control().barrier();  // as write_checkpoint begins
+  const auto is_taken = [&](const std::filesystem::path& path) {
+    return std::filesystem::symlink_status(path).type() != std::filesystem::file_type::not_found ||
+           (saver_ != nullptr && saver_->is_asked_for(path));
+  };
+  const std::string first = std::filesystem::absolute(wanted).string();
+  std::filesystem::path path = first;
+  for (int version = 1; rank_ == 0 && is_taken(path); ++version) path = fmt::format("{}-v{}", first, version);
+  return all_gather_bytes(world_->control(), path.string()).front();
+}
+
+double Trainer::from_rank_zero(double value) {
+  if (world_ == nullptr) throw UsageError("from_rank_zero: no run is under way");
+  const at::Tensor shared = at::tensor({value}, at::kDouble);
+  world_->control().broadcast(shared, /*root=*/0).wait();
+  return shared.item<double>();
+}
+
+void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (rank_ > 0 || !is_checkpoint(folder) || std::filesystem::equivalent(folder, resumed_from_, error)) return;
+  fulgur::remove_checkpoint(folder);
+}
+
+CheckpointContent Trainer::checkpoint_content(bool weights_only) {
+  CheckpointContent content = weights_of(**module_, running_ ? strategy_->module_state() : named_state(**module_));
+  content.run.set_child("hyper_parameters", (*module_)->hyper_parameters());
+  const bool is_whole = fit_state_ != nullptr && !weights_only;
+  is_whole ? fit_state_->add_to(content) : content.run.set("weights_only", true);
+  return content;
+}
+
+// Where ModelCheckpoint has its checkpoints; nothing if there is none.
+std::optional<std::filesystem::path> Trainer::checkpoints_dir() {
+  for (const auto& callback : callbacks_) {
+    if (const auto* saving = dynamic_cast<const ModelCheckpoint*>(callback.get())) return saving->folder(*this);
+  }
+  return std::nullopt;
+}
+
+// Where there may be checkpoints to go on from; those to look at first come first.
+std::vector<std::filesystem::path> Trainer::folders_of_checkpoints() {
+  std::vector<std::filesystem::path> folders;
+  const bool has_folder = state_.entry_point == EntryPoint::fit || !run_dir_.empty();
+  if (const auto own = has_folder ? checkpoints_dir() : std::nullopt) folders.push_back(*own);
+  if (options_.name.empty()) {
+    for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
+  } else {
+    folders.push_back(named_run_dir(options_.default_root_dir, options_.name) / "checkpoints");
+  }
+  return folders;
+}
+
+// Rank 0 looks, so that all ranks read the same.
+void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
+  resumed_from_.clear();
+  std::string found;
+  if (rank_ == 0 && (!ckpt_path.empty() || state_.entry_point == EntryPoint::fit)) {
+    const auto folders = folders_of_checkpoints();
+    remove_left_overs(folders);
+    if (const auto path = find_checkpoint(ckpt_path, folders)) found = path->string();
+  }
+  if (ckpt_path.empty()) return;
+  found = all_gather_bytes(world_->control(), found).front();
+  if (found.empty()) {
+    log_info("there is no checkpoint yet: ckpt_path = '{}' begins anew", ckpt_path);
+    return;
+  }
+  checkpoint_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
+  if (state_.entry_point != EntryPoint::fit || options_.ckpt_weights_only) return;
+  if (!checkpoint_->has_optimizer_state()) {
+    throw UsageError(fmt::format(
+        "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
+  }
+  resumed_from_ = found;
+  load_requires_grad(hooks_.module(), *checkpoint_);
+  data.load_state(checkpoint_->run().child("data"));
+  tell_of_resume();
+}
+
+void Trainer::tell_of_resume() const {
+  const State& run = checkpoint_->run();
+  std::string changed;
+  const auto compare = [&](std::string_view what, const auto& before, const auto& now) {
+    if (before != now) changed += fmt::format("; {} was {} and is {}", what, before, now);
+  };
+  compare("strategy", run.get<std::string>("strategy/name"), strategy_->name());
+  compare("the number of ranks", run.get<int64_t>("strategy/world_size"), world_size_);
+  compare("precision", run.get<std::string>("strategy/precision"), std::string(precision_.name()));
+  if (rank_ > 0) return;
+  log_info("going on from '{}': epoch {}, step {}{}", checkpoint_->folder().string(), run.get<int64_t>("loops/epoch"),
+           run.get<int64_t>("loops/global_step"), changed);
+}
+
+void Trainer::interrupt(int signal) {
+  const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+  std::string message = fmt::format("{} ended the run after {} steps", name, state_.global_step);
+  if (const auto folder = checkpoints_dir()) {
+    const auto path =
+        free_checkpoint_path(*folder / fmt::format("epoch={}-step={}-{}", state_.epoch, state_.global_step, name));
+    saver_->save(path, {.links = {"last"}});
+    saver_->finish();
+    message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
+  }
+  if (signal == SIGUSR1 && rank_ == 0) requeue_slurm_job();
+  throw InterruptedError(message, signal);
+}
+
+}  // namespace fulgur
