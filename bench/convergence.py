@@ -34,7 +34,8 @@ def main():
     for name, metric in METRICS.items():
         found = {}
         for strategy, settings in STRATEGIES.items():
-            found[strategy] = [best(folder / name / name, metric, [f"--strategy={strategy}", *settings, f"--seed={seed}", *sys.argv[3:]])
+            flags = [f"--strategy={strategy}", *settings, *sys.argv[3:]]
+            found[strategy] = [best(folder / name / name, metric, [*flags, f"--seed={seed}"])
                                for seed in range(1, seeds + 1)]
             print(f"{name}, {strategy}: {metric} {statistics.mean(found[strategy]):.4f} "
                   f"({min(found[strategy]):.4f} .. {max(found[strategy]):.4f}, {seeds} seeds)", flush=True)
