@@ -157,8 +157,11 @@ void compare_reading(const fs::path& folder) {
 // thread that writes ends between two rounds.
 void compare_stall(const fs::path& folder, const std::vector<NamedTensors>& files) {
   CheckpointContent content{.weights = files.front()};
-  for (const auto& [name, tensor] : files.back()) {
-    content.ranges.push_back({name, 0, tensor.numel(), {{"state", tensor.flatten()}}});
+  for (size_t i = 0; i < content.weights.size(); ++i) {
+    const auto& [name, weight] = content.weights[i];
+    const auto& [exp_avg, exp_avg_sq] = std::pair(files.back()[2 * i].second, files.back()[2 * i + 1].second);
+    content.ranges.push_back(
+        {name, 0, weight.numel(), {{"exp_avg", exp_avg.flatten()}, {"exp_avg_sq", exp_avg_sq.flatten()}}});
   }
   LocalCollective alone;
   CheckpointSaver saver(alone, [&](bool) { return content; }, [](const fs::path&) {});

@@ -6,6 +6,7 @@ fp32.
 
   ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds]
 """
+import os
 import statistics
 import sys
 
@@ -50,7 +51,9 @@ def with_torch(kind, width, steps):
     if torch.distributed.get_rank() == 0:
         print(*losses)
         clock.print(steps)
-    torch.distributed.destroy_process_group()
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # taking the group down sometimes ends the process with SIGABRT
 
 
 def sent_bytes():
@@ -103,9 +106,11 @@ def main():
     losses = {kind: run(command_of(program, kind, 576, 50), 2, line=-3) for kind in kinds}
     for kind in kinds[1:]:
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
-        print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most {worst:.1e} of them")
+        print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
+              f"{worst:.1e} of them")
     for kind in kinds[:2]:
-        print(f"{kind}: {bytes_of_a_step(program, kind, 1152):.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
+        sent = bytes_of_a_step(program, kind, 1152)
+        print(f"{kind}: {sent:.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
     for kind in [*kinds[:2], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[2:]]:
         steady, peak = growth(program, kind)
         print(f"{kind}: memory of a rank grows by {steady:.2f} of the model's bytes, at most {peak:.2f}", flush=True)
