@@ -63,6 +63,7 @@ TEST(Safetensors, BringsBackEveryDtypeAndShape) {
     const at::Tensor read = file.tensor(name);
     EXPECT_EQ(read.scalar_type(), tensor.scalar_type());
     EXPECT_EQ(read.sizes(), tensor.sizes());
+    if (tensor.numel() == 0) continue;  // it may have no memory
     EXPECT_EQ(std::memcmp(read.const_data_ptr(), tensor.const_data_ptr(), tensor.nbytes()), 0) << name;
   }
 }
