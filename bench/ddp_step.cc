@@ -30,11 +30,13 @@ constexpr int64_t kPool = 8;        // batches
 struct StepOptions {
   TrainerOptions trainer{.accelerator = "cpu", .max_epochs = 1, .barebones = true};
   int64_t width = 56;
+  int64_t depth = 3;
   int64_t steps = 200;
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
-    visit({.name = "width", .help = "of each of the three hidden layers", .min = 1}, &width);
+    visit({.name = "width", .help = "of each hidden layer", .min = 1}, &width);
+    visit({.name = "depth", .help = "hidden layers", .min = 1}, &depth);
     visit({.name = "steps", .help = "that are timed", .min = 1}, &steps);
   }
 };
@@ -52,10 +54,14 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 class Mlp : public Module {
  public:
-  explicit Mlp(int64_t width) {
+  Mlp(int64_t width, int64_t depth) {
     using namespace torch::nn;
-    layers_ = register_module("layers", Sequential(Linear(width, width), ReLU(), Linear(width, width), ReLU(),
-                                                   Linear(width, width), ReLU(), Linear(width, 2)));
+    layers_ = register_module("layers", Sequential());
+    for (int64_t i = 0; i < depth; ++i) {
+      layers_->push_back(Linear(width, width));
+      layers_->push_back(ReLU());
+    }
+    layers_->push_back(Linear(width, 2));
     const c10::NoGradGuard no_grad;
     for (const at::Tensor& parameter : parameters()) {
       const at::Tensor i = torch::arange(parameter.numel(), at::kDouble).view(parameter.sizes());
@@ -120,7 +126,7 @@ class Pool final : public Loader {
 
 void run(StepOptions options) {
   at::set_num_threads(1);
-  const auto module = make_module<Mlp>(options.width);
+  const auto module = make_module<Mlp>(options.width, options.depth);
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = std::make_shared<Pool>(options.width, options.steps + kWarmUp)});
   if (trainer.is_global_zero()) module->print();

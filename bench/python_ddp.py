@@ -19,11 +19,11 @@ WARM_UP = 5
 POOL = 8
 
 
-def make_model(width):
+def make_model(width, depth=3):
     import torch
     from torch import nn
-    model = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width),
-                          nn.ReLU(), nn.Linear(width, 2))
+    hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*hidden, nn.Linear(width, 2))
     with torch.no_grad():
         for parameter in model.parameters():
             i = torch.arange(parameter.numel(), dtype=torch.float64).view(parameter.shape)

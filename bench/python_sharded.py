@@ -14,21 +14,21 @@ from python_ddp import WARM_UP, Clock, make_model, make_pool, run
 
 ROUNDS = 5
 SIZES = {"4 M": (1152, 40), "20 M": (2576, 15), "50 M": (4080, 10)}  # width, steps
-SMALL, LARGE = 576, 4080  # widths; memory's growth is from one to the other
+DEEP_WIDTH, SHALLOW, DEEP = 1024, 1, 48  # memory's growth is from the one depth to the other: 1 M to 50 M parameters
 
 
-def num_bytes(width):
+def num_bytes(width, depth=3):
     """Of the model."""
-    return 4 * (3 * (width * width + width) + 2 * width + 2)
+    return 4 * (depth * (width * width + width) + 2 * width + 2)
 
 
-def with_torch(kind, width, steps):
+def with_torch(kind, width, steps, depth):
     import torch
     import torch.distributed
     torch.set_num_threads(1)
     torch.manual_seed(1)
     torch.distributed.init_process_group("gloo")
-    model = make_model(width)
+    model = make_model(width, depth)
     if kind == "fairscale":
         from fairscale.nn.data_parallel import ShardedDataParallel
         from fairscale.optim.oss import OSS
@@ -61,11 +61,11 @@ def sent_bytes():
         return int(file.read())
 
 
-def command_of(program, kind, width, steps):
+def command_of(program, kind, width, steps, depth=3):
     if kind in ("torch", "fairscale"):
-        return [sys.executable, __file__, "--as", kind, str(width), str(steps)]
+        return [sys.executable, __file__, "--as", kind, str(width), str(steps), str(depth)]
     strategy, *settings = kind.split()
-    return [program, f"--width={width}", f"--steps={steps}", f"--strategy={strategy}", "--devices=2", *settings]
+    return [program, f"--width={width}", f"--depth={depth}", f"--steps={steps}", f"--strategy={strategy}", "--devices=2", *settings]
 
 
 def bytes_of_a_step(program, kind, width):
@@ -80,8 +80,9 @@ def bytes_of_a_step(program, kind, width):
 
 def growth(program, kind):
     """Of memory after the last step and at most, in units of the model's growth."""
-    small, large = (run(command_of(program, kind, width, 10), 2) for width in (SMALL, LARGE))
-    return [(large[i] - small[i]) * 1e6 / (num_bytes(LARGE) - num_bytes(SMALL)) for i in (2, 3)]
+    small, large = (run(command_of(program, kind, DEEP_WIDTH, 10, depth), 2) for depth in (SHALLOW, DEEP))
+    model_growth = num_bytes(DEEP_WIDTH, DEEP) - num_bytes(DEEP_WIDTH, SHALLOW)
+    return [(large[i] - small[i]) * 1e6 / model_growth for i in (2, 3)]
 
 
 def main():
@@ -118,6 +119,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--as"]:
-        with_torch(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+        with_torch(sys.argv[2], *map(int, sys.argv[3:6]))
     else:
         main()
