@@ -1,5 +1,5 @@
-// reduce_scatter + all_gather against all_reduce, between processes of this host: time, and bytes on
-// the loopback interface over the least that are needed.
+// Collectives between processes of this host, through shared memory and over Gloo: time, and bytes on the loopback
+// interface over the least that are needed. c10d's own all_reduce, which is Gloo's, comes first.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:collectives -- 2     (ranks; then, if wanted, bytes of staging)
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <fstream>
 #include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "bench/side_by_side.h"
 #include "cli/command_line.h"
 #include "distributed/run_distributed.h"
+#include "distributed/world.h"
 
 namespace {
 
@@ -34,31 +36,51 @@ void print_traffic(World& world, const bench::Contender& contender, double tenso
   if (world.rank() == 0) fmt::print("{:<40} {:>9.3f} bytes over the least\n", contender.name, sent / least);
 }
 
-void compare(World& world, int64_t num_megabytes) {
-  Collective& group = world.data();
+// The ranks of `world` once more, over Gloo.
+World over_gloo(World& world, WorldOptions options) {
+  c10d::TCPStoreOptions store;
+  store.isServer = world.rank() == 0;
+  store.waitWorkers = false;
+  const at::Tensor port = at::zeros({1}, at::kLong);
+  c10::intrusive_ptr<c10d::TCPStore> server;
+  if (store.isServer) {
+    store.port = 0;
+    server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+    port.fill_(server->getPort());
+  }
+  world.control().broadcast(port, /*root=*/0).wait();
+  store.port = static_cast<uint16_t>(port.item<int64_t>());
+  const auto met = server ? server : c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+  options.collectives.shared_memory = false;
+  return World(met, world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
+}
+
+void compare(World& world, World& gloo, int64_t num_megabytes) {
   const at::Tensor flat = at::zeros({num_megabytes * 1000 * 1000 / 4});  // sums stay zero
-  const auto all_reduce = [&] {
-    group.all_reduce(flat).wait();
-    world.control().barrier();
+  const auto together = [&](auto call) {
+    return [&, call] {
+      call();
+      world.control().barrier();
+    };
   };
-  const auto scatter_gather = [&] {
-    group.reduce_scatter(flat).wait();
-    group.all_gather(flat).wait();
-    world.control().barrier();
-  };
-  const auto scatter = [&] {
-    group.reduce_scatter(flat).wait();
-    world.control().barrier();
-  };
-  const auto gather = [&] {
-    group.all_gather(flat).wait();
-    world.control().barrier();
+  const auto all_reduce = [&](World& of) { return together([&] { of.data().all_reduce(flat).wait(); }); };
+  const auto scatter = [&](World& of) { return together([&] { of.data().reduce_scatter(flat).wait(); }); };
+  const auto gather = [&](World& of) { return together([&] { of.data().all_gather(flat).wait(); }); };
+  const auto scatter_gather = [&](World& of) {
+    return together([&] {
+      of.data().reduce_scatter(flat).wait();
+      of.data().all_gather(flat).wait();
+    });
   };
   if (world.rank() == 0) fmt::print("{} ranks, {} MB of fp32\n", world.world_size(), num_megabytes);
-  const std::vector<bench::Contender> contenders{{"all_reduce", all_reduce},
-                                                 {"reduce_scatter + all_gather", scatter_gather},
-                                                 {"reduce_scatter alone", scatter},
-                                                 {"all_gather alone", gather}};
+  const std::vector<bench::Contender> contenders{
+      {"Gloo: all_reduce", all_reduce(gloo)},
+      {"Gloo: reduce_scatter + all_gather", scatter_gather(gloo)},
+      {"shared: all_reduce", all_reduce(world)},
+      {"shared: reduce_scatter + all_gather", scatter_gather(world)},
+      {"shared: reduce_scatter", scatter(world)},
+      {"shared: all_gather", gather(world)},
+  };
   bench::side_by_side("call", 1, contenders, 21);
   for (size_t i = 0; i < 2; ++i) print_traffic(world, contenders[i], static_cast<double>(flat.nbytes()));
 }
@@ -67,12 +89,13 @@ void compare(World& world, int64_t num_megabytes) {
 
 int main(int argc, char** argv) {
   return exit_code_of([&] {
-    const SessionOptions options{
-        .devices = std::vector<c10::Device>(argc > 1 ? std::stoull(argv[1]) : 2, c10::kCPU),
-        .world = {.collectives = {.staging_bytes = argc > 2 ? std::stoll(argv[2]) : C10dOptions().staging_bytes}}};
-    run_distributed(options, [](World& world) {
+    SessionOptions options{.devices = std::vector<c10::Device>(argc > 1 ? std::stoull(argv[1]) : 2, c10::kCPU)};
+    if (argc > 2) options.world.collectives.staging_bytes = std::stoll(argv[2]);
+    run_distributed(options, [&](World& world) {
       at::set_num_threads(1);
-      for (const int64_t num_megabytes : {25, 100}) compare(world, num_megabytes);
+      World gloo = over_gloo(world, options.world);
+      for (const int64_t num_megabytes : {25, 100}) compare(world, gloo, num_megabytes);
+      gloo.leave();
     });
   });
 }

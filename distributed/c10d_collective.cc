@@ -16,7 +16,8 @@
 #include "core/serial_worker.h"
 #include "core/trace.h"
 #include "distributed/detached_call.h"
-#include "distributed/small_all_reduce.h"
+#include "distributed/gloo_transfers.h"
+#include "distributed/shared_memory_transfers.h"
 #include "distributed/transfers.h"
 
 namespace fulgur {
@@ -72,15 +73,17 @@ class C10dCollective::Impl {
         options_(options),
         progress_(heartbeat_->progress(group_.name)) {
     try {
-      backend_ = connect_in_time();
+      if (group_.device.is_cpu()) {
+        transfers_ = connect_in_time();
+        worker_.emplace();
+      } else {
+        backend_ = connect_(group_);
+      }
     } catch (const DistributedError&) {
       throw;
     } catch (const std::exception& error) {
       fail({"connecting", 0}, error);
     }
-    if (!group_.device.is_cpu()) return;
-    transfers_.emplace(backend_, TransferOptions{.timeout = group_.timeout, .staging_bytes = options.staging_bytes});
-    worker_.emplace();
   }
 
   const Group& group() const { return group_; }
@@ -104,16 +107,7 @@ class C10dCollective::Impl {
   Work start_small(const at::Tensor& flat, ReduceOp op) {
     const Call call = begin("all_reduce");
     std::shared_ptr<SmallAllReduce> small;
-    try {
-      small = std::make_shared<SmallAllReduce>(*backend_, flat, op, group_.timeout);
-    } catch (const std::exception& error) {
-      fail(call, error);
-    }
-    {
-      const std::lock_guard lock(mutex_);
-      std::erase_if(small_, [](const auto& one) { return one->finished(); });
-      small_.push_back(small);
-    }
+    guarded(call, [&] { small = transfers_->small_all_reduce(flat, op); });
     return Work([this, call, small] {
       const auto trace = span_of("all_reduce");
       guarded(call, [&] { small->finish(); });
@@ -132,8 +126,15 @@ class C10dCollective::Impl {
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
   }
 
-  bool on_cpu() const { return transfers_.has_value(); }
-  bool rank_order_all_reduce() const { return on_cpu() && options_.rank_order_all_reduce; }
+  // Not on the worker: it does not wait for what runs there.
+  void barrier() {
+    const Call call = begin("barrier");
+    const auto trace = span_of("barrier");
+    guarded(call, [&] { transfers_->barrier(); });
+    trace();
+  }
+
+  bool on_cpu() const { return group_.device.is_cpu(); }
 
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) {
     check_ranks(ranks, group_.world_size());
@@ -158,22 +159,25 @@ class C10dCollective::Impl {
   }
 
   void break_connections() {
-    if (transfers_ && group_.world_size() > 1) {
-      transfers_->abort();
-    } else {
-      backend_->abort();
-    }
+    transfers_ ? transfers_->abort() : backend_->abort();
   }
 
  private:
   // Gloo waits without end for the store if that has been stopped.
-  c10::intrusive_ptr<c10d::Backend> connect_in_time() const {
-    if (!group_.device.is_cpu()) return connect_(group_);
-    using Backend = c10::intrusive_ptr<c10d::Backend>;
-    std::future<Backend> backend =
-        detached_call<Backend>([connect = connect_, group = group_] { return connect(group); });
-    if (backend.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
-      return backend.get();
+  std::shared_ptr<Transfers> connect_in_time() const {
+    using Connection = std::shared_ptr<Transfers>;
+    std::future<Connection> connection = detached_call<Connection>([connect = connect_, group = group_,
+                                                                    options = options_]() -> Connection {
+      const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
+      if (auto shared = SharedMemoryTransfers::connect(group, shared_staging_bytes, options.shared_memory))
+        return shared;
+      const GlooOptions gloo{.timeout = group.timeout,
+                             .rank_order_all_reduce = options.rank_order_all_reduce,
+                             .staging_bytes = options.staging_bytes.value_or(8 << 20)};
+      return std::make_shared<GlooTransfers>(connect(group), gloo);
+    });
+    if (connection.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
+      return connection.get();
     throw std::runtime_error("the store does not answer");
   }
 
@@ -228,9 +232,8 @@ class C10dCollective::Impl {
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
-  c10::intrusive_ptr<c10d::Backend> backend_;
-  std::vector<std::shared_ptr<SmallAllReduce>> small_;  // that nobody may have waited for
-  std::optional<Transfers> transfers_;
+  c10::intrusive_ptr<c10d::Backend> backend_;  // this on CUDA, the next on the CPU
+  std::shared_ptr<Transfers> transfers_;
   std::optional<SerialWorker> worker_;  // the first to be destroyed: it uses all the others
 };
 
@@ -247,12 +250,9 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   check_flat(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
-  if (impl_->on_cpu() && SmallAllReduce::is_small(flat, world_size())) return impl_->start_small(flat, op);
-  if (impl_->rank_order_all_reduce()) {
-    return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) {
-      transfers.reduce_scatter(flat, op);
-      transfers.all_gather(flat);
-    });
+  if (impl_->on_cpu()) {
+    if (is_small(flat, world_size())) return impl_->start_small(flat, op);
+    return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) { transfers.all_reduce(flat, op); });
   }
   return impl_->start("all_reduce", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
@@ -300,6 +300,9 @@ Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
   check_flat(flat);
   check_root(root, world_size());
   flat = as_numbers(flat);
+  if (impl_->on_cpu()) {
+    return impl_->start_transfers("broadcast", [flat, root](Transfers& transfers) { transfers.broadcast(flat, root); });
+  }
   return impl_->start("broadcast", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
     return backend.broadcast(tensors, {.rootRank = root, .timeout = impl_->group().timeout});
@@ -307,8 +310,7 @@ Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
 }
 
 void C10dCollective::barrier() {
-  if (impl_->on_cpu())
-    return impl_->start_transfers("barrier", [](Transfers& transfers) { transfers.barrier(); }).wait();
+  if (impl_->on_cpu()) return impl_->barrier();
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "distributed/collective.h"
@@ -10,14 +12,15 @@
 namespace fulgur {
 
 struct C10dOptions {
-  bool rank_order_all_reduce = false;  // all_reduce adds in the order of ranks too: the same bits as reduce_scatter, at
-                                       // any world size, wherever the tensor begins
-  int64_t staging_bytes = 8 << 20;     // on the CPU: memory of reduce_scatter for what arrives, whatever its size
+  bool shared_memory = true;           // between CPUs of one host, where that is possible; else Gloo
+  bool rank_order_all_reduce = false;  // all_reduce adds in the order of ranks over Gloo too: the same bits as
+                                       // reduce_scatter, at any world size, wherever the tensor begins
+  std::optional<int64_t> staging_bytes{};  // on the CPU: memory of a large collective for what is on its way; by
+                                           // default 1 MiB of shared memory per rank, or 8 MiB with Gloo
 };
 
-// Collectives over a backend of c10d: Gloo on the CPU, NCCL on CUDA. On the CPU reduce_scatter, all_gather and barrier
-// are our own (Transfers) and run on a thread of the group's, small all_reduces (SmallAllReduce) are summed by wait(),
-// all others are Gloo's.
+// Collectives between processes. On the CPU they are Transfers: through memory that ranks of one host share, or Gloo.
+// Large ones run on a thread of the group's; small all_reduces are summed by wait(). On CUDA they are NCCL's.
 // Destroy it on every rank after a barrier, or after abort(): a rank that goes breaks the connections of the others.
 class C10dCollective final : public Collective {
  public:

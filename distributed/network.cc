@@ -101,6 +101,13 @@ Network on_interface(const std::string& variable, std::string name) {
 
 }  // namespace
 
+bool allows_shared_memory(const EnvironmentVariables& variables) {
+  const std::string value = find_variable(variables, "FULGUR_SHARED_MEMORY").value_or("1");
+  if (value != "0" && value != "1")
+    throw UsageError(fmt::format("FULGUR_SHARED_MEMORY is '{}'; set it to 0 or 1, or leave it unset", value));
+  return value == "1";
+}
+
 std::vector<std::string> interface_names() {
   const std::unique_ptr<struct if_nameindex, decltype(&::if_freenameindex)> list(::if_nameindex(), ::if_freenameindex);
   std::vector<std::string> names;

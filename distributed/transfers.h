@@ -1,64 +1,62 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <chrono>
 #include <cstdint>
+#include <memory>
 
 #include "distributed/collective.h"
 
 namespace fulgur {
 
-struct TransferOptions {
-  std::chrono::milliseconds timeout{};  // of a whole collective
-  int64_t staging_bytes = 8 << 20;      // memory of reduce_scatter for what arrives: two chunks per peer
+// An all_reduce that was started; nothing runs until finish(), which adds up what the other ranks have sent, on the
+// thread that calls it: where few bytes are exchanged, what takes time is waking threads.
+class SmallAllReduce {
+ public:
+  virtual ~SmallAllReduce() = default;
+
+  virtual void finish() = 0;  // throws again what it threw
 };
 
-// Messages between two ranks that have the same tag arrive in the order they are sent.
-inline constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
+// How the ranks of a group exchange flat tensors that lie in the memory of the host. All work in place. Calls block; one
+// thread at a time, and every rank makes the same calls in the same order. A reduction adds in the order of ranks,
+// ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor where the tensor begins, but for an all_reduce of
+// Gloo's own.
+// Errors: std::exception, after the group's timeout at the latest.
+class Transfers {
+ public:
+  virtual ~Transfers() = default;
+
+  virtual void all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
+  virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op) = 0;
+  virtual void all_gather(const at::Tensor& flat) = 0;
+  virtual void broadcast(const at::Tensor& flat, int64_t root) = 0;
+
+  // These two also beside one of the above.
+  virtual void barrier() = 0;
+  virtual std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
+
+  // What runs throws, here and on every other rank, as does what is called later. From any thread.
+  virtual void abort() = 0;
+};
+
+// Whether an all_reduce is to be a small one.
+bool is_small(const at::Tensor& flat, int64_t world_size);
 
 // total = total (op) value
 void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op);
 
-// Throws what the backend does, or std::runtime_error after an abort.
-void wait_until(const c10::intrusive_ptr<c10d::Work>& transfer, std::chrono::steady_clock::time_point deadline);
-
-// reduce_scatter and all_gather from sends and receives between every two ranks, in place, for a backend (Gloo) whose
-// own send twice the bytes and clone the tensor. Each rank sends and receives (world_size - 1) / world_size of the
-// tensor, which is the least there is.
-// A reduction adds in the order of ranks, ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor where the
-// tensor begins. Calls block; one thread at a time, and every rank makes the same calls in the same order.
-// Errors: what the backend throws (std::exception), after the timeout at the latest.
-class Transfers {
- public:
-  Transfers(c10::intrusive_ptr<c10d::Backend> backend, TransferOptions options);
-
-  void reduce_scatter(const at::Tensor& flat, ReduceOp op);
-  void all_gather(const at::Tensor& flat);
-
-  // With messages that are nobody else's: where another rank makes another call, both wait, until the timeout. (In
-  // Gloo, messages of one collective that arrive in another of another size end the process.)
-  void barrier();
-
-  // Breaks the backend's connections: what runs on it throws, here and on every other rank. From any thread.
-  void abort();
-
- private:
-  using Clock = std::chrono::steady_clock;
-  using Transfer = c10::intrusive_ptr<c10d::Work>;
-
-  Transfer send(at::Tensor slice, int64_t peer, int tag = kDataTag);
-  Transfer receive(at::Tensor slice, int64_t peer, int tag = kDataTag);
-  at::Tensor staging(const at::Tensor& like, int64_t num_elements);
-  std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
-
-  const c10::intrusive_ptr<c10d::Backend> backend_;
-  const TransferOptions options_;
-  const int64_t rank_;
-  const int64_t world_size_;
-  at::Tensor staging_;  // bytes
-};
+// own = what ranks before `rank` sum to (op) own (op) those after it, of which `of_rank(r)` gives rank r's. What
+// of_rank(0) returns is written to.
+template <class OfRank>
+void combine_in_rank_order(const at::Tensor& own, int64_t rank, int64_t world_size, ReduceOp op,
+                           const OfRank& of_rank) {
+  if (rank > 0) {
+    const at::Tensor below = of_rank(0);
+    for (int64_t peer = 1; peer < rank; ++peer) combine(below, of_rank(peer), op);
+    combine(own, below, op);
+  }
+  for (int64_t peer = rank + 1; peer < world_size; ++peer) combine(own, of_rank(peer), op);
+}
 
 }  // namespace fulgur

@@ -205,11 +205,13 @@ World::World(const ClusterEnvironment& environment, const WorldOptions& options)
     : World(environment.world_size == 1 ? World() : connected(environment, options)) {}
 
 World World::connected(const ClusterEnvironment& environment, const WorldOptions& options) {
-  Network network =
-      choose_network(process_environment_variables(), environment.master_address, environment.master_port);
+  const EnvironmentVariables variables = process_environment_variables();
+  Network network = choose_network(variables, environment.master_address, environment.master_port);
+  WorldOptions chosen = options;
+  chosen.collectives.shared_memory = options.collectives.shared_memory && allows_shared_memory(variables);
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
-  return World(Stores::met(environment, options), environment.rank, environment.world_size, store_rank,
-               std::move(network), options);
+  return World(Stores::met(environment, chosen), environment.rank, environment.world_size, store_rank,
+               std::move(network), chosen);
 }
 
 World::World(Store store, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,

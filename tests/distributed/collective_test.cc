@@ -8,6 +8,8 @@
 #include <chrono>
 #include <latch>
 #include <mutex>
+#include <thread>
+#include <tuple>
 #include <vector>
 
 #include "core/error.h"
@@ -21,8 +23,23 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
 
-WorldOptions little_staging() {
-  return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1, .collectives = {.staging_bytes = 512}};
+// What exchanges bytes between ranks.
+enum class Through { shared_memory, gloo };
+
+std::string name_of(Through through) { return through == Through::gloo ? "gloo" : "shared_memory"; }
+
+WorldOptions over(Through through, WorldOptions options) {
+  options.collectives.shared_memory = through == Through::shared_memory;
+  return options;
+}
+
+WorldOptions patient() { return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1}; }
+WorldOptions impatient() { return {.timeout_s = 1, .heartbeat_interval_s = 0.1}; }
+
+WorldOptions little_staging(Through through) {
+  WorldOptions options = over(through, patient());
+  options.collectives.staging_bytes = 512;
+  return options;
 }
 
 // Element i of rank r, exact in every dtype.
@@ -42,14 +59,14 @@ at::Tensor reduced(int64_t world_size, int64_t size, at::ScalarType dtype, Reduc
   return total;
 }
 
-class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType>> {
+class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType, Through>> {
  protected:
   int64_t world_size() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
 
   // Also with fewer elements than ranks, ends that are uneven, and several chunks.
   void for_each_size(const std::function<void(World&, int64_t)>& body) const {
-    run_ranks(world_size(), little_staging(), [&](World& world) {
+    run_ranks(world_size(), little_staging(std::get<2>(GetParam())), [&](World& world) {
       for (const int64_t size : {1, 2, 5, 64, 1003}) body(world, size);
     });
   }
@@ -100,10 +117,11 @@ TEST_P(EveryCollective, BroadcastGivesTheRootsValues) {
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryCollective,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4),
                                             ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
-                                                              at::kInt, at::kLong, at::kByte, at::kBool)),
+                                                              at::kInt, at::kLong, at::kByte, at::kBool),
+                                            ::testing::Values(Through::shared_memory, Through::gloo)),
                          [](const auto& param) {
                            return std::to_string(std::get<0>(param.param)) + "_" +
-                                  c10::toString(std::get<1>(param.param));
+                                  c10::toString(std::get<1>(param.param)) + "_" + name_of(std::get<2>(param.param));
                          });
 
 TEST(RankRange, CoversTheTensorInOrder) {
@@ -120,7 +138,7 @@ TEST(RankRange, CoversTheTensorInOrder) {
   }
 }
 
-class RankOrder : public ::testing::TestWithParam<int64_t> {};
+class RankOrder : public ::testing::TestWithParam<std::tuple<int64_t, Through>> {};
 
 std::vector<at::Tensor> noise(int64_t world_size, at::ScalarType dtype) {
   torch::manual_seed(1);
@@ -130,13 +148,14 @@ std::vector<at::Tensor> noise(int64_t world_size, at::ScalarType dtype) {
 }
 
 TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
+  const auto [world_size, through] = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const std::vector<at::Tensor> values = noise(GetParam(), dtype);
+    const std::vector<at::Tensor> values = noise(world_size, dtype);
     at::Tensor expected = values[0].clone();
     for (size_t rank = 1; rank < values.size(); ++rank) expected += values[rank];
-    WorldOptions options = little_staging();
-    options.collectives.rank_order_all_reduce = true;
-    run_ranks(GetParam(), options, [&](World& world) {
+    WorldOptions options = little_staging(through);
+    options.collectives.rank_order_all_reduce = through == Through::gloo;
+    run_ranks(world_size, options, [&](World& world) {
       const at::Tensor scattered = values[static_cast<size_t>(world.rank())].clone();
       world.data().reduce_scatter(scattered).wait();
       const ElementRange mine = rank_range(1003, world.rank(), world.world_size());
@@ -148,10 +167,18 @@ TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, RankOrder, ::testing::Values(2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, RankOrder,
+                         ::testing::Combine(::testing::Values(2, 3, 4),
+                                            ::testing::Values(Through::shared_memory, Through::gloo)));
 
-TEST(Collective, ManyAreInFlightAndWaitedForInAnyOrder) {
-  run_ranks(3, [](World& world) {
+// How ranks wait for each other, find each other and fail.
+class Collectives : public ::testing::TestWithParam<Through> {};
+
+INSTANTIATE_TEST_SUITE_P(Over, Collectives, ::testing::Values(Through::shared_memory, Through::gloo),
+                         [](const auto& param) { return name_of(param.param); });
+
+TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
+  run_ranks(3, over(GetParam(), patient()), [](World& world) {
     std::vector<at::Tensor> buckets;
     std::vector<Work> works;
     for (int64_t i = 0; i < 6; ++i) {
@@ -168,8 +195,24 @@ TEST(Collective, ManyAreInFlightAndWaitedForInAnyOrder) {
   });
 }
 
-TEST(Collective, SubGroupsExchangeAmongThemselves) {
-  run_ranks(4, [](World& world) {
+// More than are kept at a time, and finished on another thread than the one that starts them.
+TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
+  run_ranks(3, over(GetParam(), patient()), [](World& world) {
+    std::vector<at::Tensor> sums;
+    std::vector<Work> works;
+    for (int64_t i = 0; i < 40; ++i) {
+      sums.push_back(torch::full({i + 1}, world.rank() + i));
+      works.push_back(world.control().all_reduce(sums.back()));
+      if (i % 7 == 3) std::thread([&] { works.back().wait(); }).join();
+      if (i % 11 == 5) world.control().barrier();
+    }
+    for (size_t i = 0; i < 40; ++i) works[world.rank() % 2 == 0 ? i : 39 - i].wait();
+    for (int64_t i = 0; i < 40; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(3 + 3 * i).all().item<bool>());
+  });
+}
+
+TEST_P(Collectives, SubGroupsExchangeAmongThemselves) {
+  run_ranks(4, over(GetParam(), patient()), [](World& world) {
     const auto even = world.data().sub_group({0, 2});
     const auto odd = world.data().sub_group({3, 1});
     ASSERT_EQ(even != nullptr, world.rank() % 2 == 0);
@@ -203,13 +246,11 @@ TEST(Collective, RefusesWhatItCannotSend) {
   }
 }
 
-WorldOptions impatient() { return {.timeout_s = 1, .heartbeat_interval_s = 0.1}; }
-
-class Timeout : public ::testing::TestWithParam<const char*> {
+class Timeout : public ::testing::TestWithParam<std::tuple<const char*, Through>> {
  protected:
   static void call(Collective& group) {
     const at::Tensor flat = torch::ones({100000});
-    const std::string name = GetParam();
+    const std::string name = std::get<0>(GetParam());
     if (name == "all_reduce") group.all_reduce(flat).wait();
     if (name == "reduce_scatter") group.reduce_scatter(flat).wait();
     if (name == "all_gather") group.all_gather(flat).wait();
@@ -223,7 +264,7 @@ TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
   std::vector<std::string> messages;
   std::latch others_failed(2);
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THROW(run_ranks(3, impatient(),
+  EXPECT_THROW(run_ranks(3, over(std::get<1>(GetParam()), impatient()),
                          [&](World& world) {
                            world.set_step(12);
                            world.data().barrier();
@@ -248,10 +289,14 @@ TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, Timeout,
-                         ::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"),
-                         [](const auto& param) { return std::string(param.param); });
+                         ::testing::Combine(::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                              "barrier"),
+                                            ::testing::Values(Through::shared_memory, Through::gloo)),
+                         [](const auto& param) {
+                           return std::string(std::get<0>(param.param)) + "_" + name_of(std::get<1>(param.param));
+                         });
 
-TEST(Collective, RanksThatMakeDifferentCallsAreToldWhich) {
+TEST_P(Collectives, RanksThatMakeDifferentCallsAreToldWhich) {
   std::atomic<int> num_failed = 0;
   const auto body = [&](World& world) {
     world.set_step(3);
@@ -264,11 +309,24 @@ TEST(Collective, RanksThatMakeDifferentCallsAreToldWhich) {
     ++num_failed;
     throw std::runtime_error("over");
   };
-  EXPECT_THROW(run_ranks(2, impatient(), body), std::runtime_error);
+  EXPECT_THROW(run_ranks(2, over(GetParam(), impatient()), body), std::runtime_error);
   EXPECT_EQ(num_failed, 2);
 }
 
-TEST(Collective, ARankAtTheEndOfItsProgramIsNamed) {
+TEST(SharedMemory, SaysWhichSizesDiffer) {
+  const auto body = [&](World& world) {
+    const int64_t size = 4 + world.rank();
+    const std::string message =
+        message_of<DistributedError>([&] { world.data().all_reduce(torch::ones({size})).wait(); });
+    if (world.rank() == 0) {
+      EXPECT_THAT(message, HasSubstr("rank 1 calls all_reduce of 20 bytes, and this one all_reduce of 16 bytes"));
+    }
+    throw std::runtime_error("over");
+  };
+  EXPECT_THROW(run_ranks(2, impatient(), body), std::runtime_error);
+}
+
+TEST_P(Collectives, ARankAtTheEndOfItsProgramIsNamed) {
   const auto body = [&](World& world) {
     const std::string message = message_of<DistributedError>([&] {
       if (world.rank() == 0) world.leave();
@@ -277,30 +335,30 @@ TEST(Collective, ARankAtTheEndOfItsProgramIsNamed) {
     EXPECT_THAT(message, HasSubstr("rank 0 is at the end of the program, but rank 1 is at step 0, in"));
     throw std::runtime_error("over");
   };
-  EXPECT_THROW(run_ranks(2, impatient(), body), std::runtime_error);
+  EXPECT_THROW(run_ranks(2, over(GetParam(), impatient()), body), std::runtime_error);
 }
 
-TEST(Collective, ARankThatThrowsStopsTheOthersWithItsReason) {
-  for (const bool own : {false, true}) {  // waiting in Gloo's all_reduce, and in our own transfers
+TEST_P(Collectives, ARankThatThrowsStopsTheOthersWithItsReason) {
+  for (const bool scatters : {false, true}) {
     const auto start = std::chrono::steady_clock::now();
     const auto body = [&](World& world) {
       world.set_step(7);
       world.data().barrier();
       if (world.rank() == 1) throw std::runtime_error("boom");
       const at::Tensor flat = torch::ones({100000});
-      Work work = own ? world.data().reduce_scatter(flat) : world.data().all_reduce(flat);
+      Work work = scatters ? world.data().reduce_scatter(flat) : world.data().all_reduce(flat);
       for (int again = 0; again < 2; ++again) {
         const std::string message = message_of<DistributedError>([&] { work.wait(); });
         EXPECT_THAT(message, HasSubstr("rank 1 failed at step 7: boom"));
       }
       EXPECT_THAT(message_of<DistributedError>([&] { world.data().all_reduce(flat).wait(); }), HasSubstr("boom"));
     };
-    EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(3, body); }), "boom");
+    EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(3, over(GetParam(), patient()), body); }), "boom");
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   }
 }
 
-TEST(Collective, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
+TEST_P(Collectives, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
   const auto start = std::chrono::steady_clock::now();
   const auto body = [](World& world) {
     if (world.rank() == 0) world.control().barrier();  // rank 0 joins nothing
@@ -310,7 +368,7 @@ TEST(Collective, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
     pending.push_back(world.data().reduce_scatter(flat.clone()));
     throw std::runtime_error("boom");
   };
-  EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(2, body); }), "boom");
+  EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(2, over(GetParam(), patient()), body); }), "boom");
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 

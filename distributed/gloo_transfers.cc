@@ -1,0 +1,222 @@
+#include "distributed/gloo_transfers.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace fulgur {
+namespace {
+
+using Transfer = c10::intrusive_ptr<c10d::Work>;
+
+// Messages between two ranks that have the same tag arrive in the order they are sent.
+constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
+
+c10d::ReduceOp c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    default:
+      return c10d::ReduceOp::SUM;
+  }
+}
+
+// Throws what the backend does, or std::runtime_error after an abort.
+void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  if (!transfer->wait(std::max(left, std::chrono::milliseconds(1))))
+    throw std::runtime_error("the transfer was aborted");
+}
+
+}  // namespace
+
+GlooTransfers::GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options)
+    : backend_(std::move(backend)), options_(options), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
+
+GlooTransfers::Transfer GlooTransfers::send(at::Tensor slice, int64_t peer, int tag) {
+  std::vector<at::Tensor> tensors{std::move(slice)};
+  return backend_->send(tensors, static_cast<int>(peer), tag);
+}
+
+GlooTransfers::Transfer GlooTransfers::receive(at::Tensor slice, int64_t peer, int tag) {
+  std::vector<at::Tensor> tensors{std::move(slice)};
+  return backend_->recv(tensors, static_cast<int>(peer), tag);
+}
+
+at::Tensor GlooTransfers::staging(const at::Tensor& like, int64_t num_elements) {
+  const int64_t num_bytes = num_elements * like.element_size();
+  if (!staging_.defined() || staging_.numel() < num_bytes) staging_ = at::empty({num_bytes}, at::kByte);
+  return staging_.narrow(0, 0, num_bytes).view(like.scalar_type());
+}
+
+// Chunk by chunk, as the owners take them.
+std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Tensor& flat, int64_t chunk_size) {
+  std::vector<Transfer> sends;
+  for (int64_t begin = 0; begin < rank_range(flat.numel(), 0, world_size_).size(); begin += chunk_size) {
+    for (int64_t step = 1; step < world_size_; ++step) {
+      const int64_t peer = (rank_ + step) % world_size_;
+      const ElementRange range = rank_range(flat.numel(), peer, world_size_);
+      if (begin >= range.size()) continue;
+      sends.push_back(send(flat.narrow(0, range.begin + begin, std::min(chunk_size, range.size() - begin)), peer,
+                           kDataTag));
+    }
+  }
+  return sends;
+}
+
+void GlooTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
+  if (options_.rank_order_all_reduce) {
+    reduce_scatter(flat, op);
+    return all_gather(flat);
+  }
+  std::vector<at::Tensor> tensors{flat};
+  backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = options_.timeout})->wait();
+}
+
+void GlooTransfers::broadcast(const at::Tensor& flat, int64_t root) {
+  std::vector<at::Tensor> tensors{flat};
+  backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
+}
+
+void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
+  const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
+  const int64_t largest_range = std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1);
+  const int64_t chunk_size =
+      std::clamp<int64_t>(options_.staging_bytes / (2 * num_peers * flat.element_size()), 1, largest_range);
+  const int64_t num_chunks = (mine.numel() + chunk_size - 1) / chunk_size;
+  const at::Tensor stage = staging(flat, 2 * num_peers * chunk_size);
+  const auto chunk_of = [&](const at::Tensor& tensor, int64_t chunk) {
+    return tensor.narrow(0, chunk * chunk_size, std::min(chunk_size, mine.numel() - chunk * chunk_size));
+  };
+  const auto slot_of = [&](int64_t chunk, int64_t peer) {
+    return chunk % 2 * num_peers + (peer < rank_ ? peer : peer - 1);
+  };
+  const auto staged = [&](int64_t chunk, int64_t peer) {
+    return stage.narrow(0, slot_of(chunk, peer) * chunk_size, chunk_of(mine, chunk).numel());
+  };
+  std::vector<Transfer> receives(static_cast<size_t>(2 * num_peers));
+  const auto receive_of = [&](int64_t chunk, int64_t peer) -> Transfer& {
+    return receives[static_cast<size_t>(slot_of(chunk, peer))];
+  };
+  const auto start_receives = [&](int64_t chunk) {
+    for (int64_t peer = 0; peer < world_size_ && chunk < num_chunks; ++peer) {
+      if (peer != rank_) receive_of(chunk, peer) = receive(staged(chunk, peer), peer, kDataTag);
+    }
+  };
+
+  start_receives(0);
+  start_receives(1);
+  const std::vector<Transfer> sends = send_to_owners(flat, chunk_size);
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
+    const at::Tensor result = chunk_of(mine, chunk);
+    combine_in_rank_order(result, rank_, world_size_, op, [&](int64_t peer) {
+      wait_until(receive_of(chunk, peer), deadline);
+      return staged(chunk, peer);
+    });
+    start_receives(chunk + 2);
+  }
+  for (const Transfer& transfer : sends) wait_until(transfer, deadline);
+}
+
+void GlooTransfers::all_gather(const at::Tensor& flat) {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
+  std::vector<Transfer> transfers;
+  for (int64_t step = 1; step < world_size_; ++step) {
+    const int64_t peer = (rank_ + world_size_ - step) % world_size_;
+    const ElementRange theirs = rank_range(flat.numel(), peer, world_size_);
+    if (theirs.size() > 0) transfers.push_back(receive(theirs.of(flat), peer, kDataTag));
+  }
+  for (int64_t step = 1; step < world_size_ && mine.numel() > 0; ++step) {
+    transfers.push_back(send(mine, (rank_ + step) % world_size_, kDataTag));
+  }
+  for (const Transfer& transfer : transfers) wait_until(transfer, deadline);
+}
+
+// In round k every rank hears from the one 2^k before it, and so, in the end, of all. Source: Hensgen, Finkel and
+// Manber 1988.
+void GlooTransfers::barrier() {
+  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  for (int64_t distance = 1; distance < world_size_; distance *= 2) {
+    const Transfer heard =
+        receive(at::empty({1}, at::kByte), (rank_ + world_size_ - distance) % world_size_, kBarrierTag);
+    const Transfer told = send(at::empty({1}, at::kByte), (rank_ + distance) % world_size_, kBarrierTag);
+    wait_until(heard, deadline);
+    wait_until(told, deadline);
+  }
+}
+
+class GlooTransfers::Small final : public SmallAllReduce {
+ public:
+  Small(GlooTransfers& transfers, const at::Tensor& flat, ReduceOp op)
+      : rank_(transfers.rank_),
+        flat_(flat),
+        op_(op),
+        deadline_(Clock::now() + transfers.options_.timeout),
+        received_(at::empty({transfers.world_size_, flat.numel()}, flat.options())) {
+    // Messages of ranks that disagree must not meet: Gloo ends the process at one that is too long.
+    const int tag = kSmallAllReduceTag + static_cast<int>(flat_.nbytes()) * kNumTags;
+    const int64_t world_size = transfers.world_size_;
+    for (int64_t step = 1; step < world_size; ++step) {
+      const int64_t peer = (rank_ + world_size - step) % world_size;
+      transfers_.push_back(transfers.receive(received_[peer], peer, tag));
+    }
+    for (int64_t step = 1; step < world_size; ++step) {
+      transfers_.push_back(transfers.send(flat_, (rank_ + step) % world_size, tag));
+    }
+  }
+
+  void finish() override {
+    if (finished_.exchange(true)) {
+      if (error_ != nullptr) std::rethrow_exception(error_);
+      return;
+    }
+    try {
+      for (const Transfer& transfer : transfers_) wait_until(transfer, deadline_);
+    } catch (...) {
+      error_ = std::current_exception();
+      throw;
+    }
+    combine_in_rank_order(flat_, rank_, received_.size(0), op_, [&](int64_t peer) { return received_[peer]; });
+  }
+
+  bool finished() const { return finished_; }
+
+ private:
+  const int64_t rank_;
+  const at::Tensor flat_;
+  const ReduceOp op_;
+  const Clock::time_point deadline_;
+  at::Tensor received_;  // [world_size, flat.numel()]
+  std::vector<Transfer> transfers_;
+  std::atomic<bool> finished_ = false;
+  std::exception_ptr error_{};
+};
+
+// Keeps it until it has been finished: a transfer must not be destroyed before, unless the connections are broken.
+std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+  auto small = std::make_shared<Small>(*this, flat, op);
+  std::erase_if(small_, [](const auto& one) { return one->finished(); });
+  small_.push_back(small);
+  return small;
+}
+
+// Gloo has no call for it, but gives up all connections of a group when one receive runs out of time.
+void GlooTransfers::abort() {
+  try {
+    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+    backend_->recv(nothing, static_cast<int>((rank_ + 1) % world_size_), kAbortTag)->wait(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace fulgur

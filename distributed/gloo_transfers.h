@@ -1,0 +1,62 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "distributed/collective.h"
+#include "distributed/transfers.h"
+
+namespace fulgur {
+
+struct GlooOptions {
+  std::chrono::milliseconds timeout{};  // of a whole collective
+  bool rank_order_all_reduce = false;   // see C10dOptions
+  int64_t staging_bytes = 0;            // memory of reduce_scatter for what arrives: two chunks per peer
+};
+
+// Over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and receives
+// between every two ranks, in place, for Gloo's own send twice the bytes and clone the tensor. Each rank sends and
+// receives (world_size - 1) / world_size of the tensor, which is the least there is.
+class GlooTransfers final : public Transfers {
+ public:
+  GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
+
+  void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op) override;
+  void all_gather(const at::Tensor& flat) override;
+  void broadcast(const at::Tensor& flat, int64_t root) override;
+
+  // With messages that are nobody else's: where another rank makes another call, both wait, until the timeout. (In
+  // Gloo, messages of one collective that arrive in another of another size end the process.)
+  void barrier() override;
+
+  // Sends the whole tensor to every other rank.
+  std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
+
+  void abort() override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Transfer = c10::intrusive_ptr<c10d::Work>;
+  class Small;
+
+  Transfer send(at::Tensor slice, int64_t peer, int tag);
+  Transfer receive(at::Tensor slice, int64_t peer, int tag);
+  at::Tensor staging(const at::Tensor& like, int64_t num_elements);
+  std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const GlooOptions options_;
+  const int64_t rank_;
+  const int64_t world_size_;
+  at::Tensor staging_;  // bytes
+  std::vector<std::shared_ptr<Small>> small_;  // that nobody may have waited for
+};
+
+}  // namespace fulgur

@@ -1,0 +1,263 @@
+#include "distributed/shared_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+namespace fulgur {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t kCacheLine = 64;
+constexpr milliseconds kLookAround{20};  // how often one that sleeps looks whether the others are still there
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// std::atomic's wait and notify do not reach other processes.
+long futex(uint32_t& word, int operation, uint32_t value, const timespec* timeout) {
+  return ::syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);
+}
+
+uint32_t load(uint32_t& word) { return std::atomic_ref(word).load(); }
+
+void set_and_wake(uint32_t& word, uint32_t value) {
+  std::atomic_ref(word).store(value);
+  futex(word, FUTEX_WAKE, INT32_MAX, nullptr);
+}
+
+void sleep_while(uint32_t& word, uint32_t value, milliseconds at_most) {
+  const timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(at_most).count()};
+  futex(word, FUTEX_WAIT, value, &timeout);
+}
+
+// Counters go around.
+bool is_at_least(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
+
+// The same for two processes that run on one host and count processes alike. Network namespaces stand for hosts, too,
+// where somebody tries several of them out on one.
+std::string host_identity() {
+  std::string identity;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity;
+  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::array<char, 64> link{};
+    if (::readlink(name, link.data(), link.size() - 1) <= 0) return {};
+    identity += fmt::format(" {}", link.data());
+  }
+  return identity;
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+
+ private:
+  const int value_;
+};
+
+int make_memory(size_t num_bytes) {
+  const int descriptor = ::memfd_create("fulgur", MFD_CLOEXEC);
+  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(num_bytes)) != 0) return -1;
+  return descriptor;
+}
+
+// What each rank tells the others, and gets from all: by rank.
+std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::string_view what,
+                                  const std::string& mine) {
+  const auto key = [&](int64_t rank) { return fmt::format("{}/{}", what, rank); };
+  store.set(key(group.rank), mine);
+  std::vector<std::string> keys;
+  for (int64_t rank = 0; rank < group.world_size(); ++rank) keys.push_back(key(rank));
+  store.wait(keys, group.timeout);
+  std::vector<std::string> all;
+  for (const std::vector<uint8_t>& value : store.multiGet(keys)) all.emplace_back(value.begin(), value.end());
+  return all;
+}
+
+// Counters begin shortly before they go around, so that every run does it.
+constexpr uint32_t kFirstRound = 0U - 8U * SharedMemory::kOutboxes;
+
+}  // namespace
+
+// At the beginning of the memory.
+struct alignas(kCacheLine) SharedMemory::Header {
+  uint32_t aborted;
+};
+
+struct SharedMemory::Channel::Counters {
+  alignas(kCacheLine) uint32_t sent;
+  alignas(kCacheLine) uint32_t done;
+};
+
+struct alignas(kCacheLine) SharedMemory::Channel::Outbox {
+  std::array<char, 24> call;
+  int64_t num_bytes;
+  std::byte* content() { return reinterpret_cast<std::byte*>(this + 1); }
+};
+
+size_t SharedMemory::Channel::num_bytes(int64_t world_size, ChannelOptions options) {
+  const size_t outboxes = kOutboxes * (sizeof(Outbox) + static_cast<size_t>(options.outbox_bytes));
+  return static_cast<size_t>(world_size) * (sizeof(Counters) + outboxes);
+}
+
+SharedMemory::Channel::Channel(SharedMemory& shared, std::byte* memory, ChannelOptions options)
+    : shared_(shared), memory_(memory), options_(options), num_sent_(kFirstRound), num_done_(kFirstRound) {
+  counters(shared_.rank()) = {.sent = kFirstRound, .done = kFirstRound};
+}
+
+SharedMemory::Channel::Counters& SharedMemory::Channel::counters(int64_t rank) const {
+  return reinterpret_cast<Counters*>(memory_)[rank];
+}
+
+SharedMemory::Channel::Outbox& SharedMemory::Channel::outbox(int64_t rank, uint32_t round) const {
+  const auto world_size = static_cast<size_t>(shared_.world_size());
+  const size_t index = static_cast<size_t>(rank) * kOutboxes + round % kOutboxes;
+  return *reinterpret_cast<Outbox*>(memory_ + world_size * sizeof(Counters) +
+                                    index * (sizeof(Outbox) + static_cast<size_t>(options_.outbox_bytes)));
+}
+
+std::byte* SharedMemory::Channel::open(Clock::time_point deadline) {
+  const auto all_done = num_sent_ + 1 - static_cast<uint32_t>(kOutboxes);
+  for (int64_t peer = 0; peer < shared_.world_size(); ++peer) {
+    shared_.wait_until(counters(peer).done, all_done, deadline, options_.spin);
+  }
+  return outbox(shared_.rank(), num_sent_).content();
+}
+
+void SharedMemory::Channel::send(const Call& call) {
+  Outbox& mine = outbox(shared_.rank(), num_sent_);
+  mine.call.fill('\0');
+  std::copy_n(call.name.begin(), std::min(call.name.size(), mine.call.size() - 1), mine.call.begin());
+  mine.num_bytes = call.num_bytes;
+  set_and_wake(counters(shared_.rank()).sent, ++num_sent_);
+}
+
+std::byte* SharedMemory::Channel::receive(int64_t peer, const Call& call, Clock::time_point deadline) {
+  shared_.wait_until(counters(peer).sent, num_done_ + 1, deadline, options_.spin);
+  Outbox& theirs = outbox(peer, num_done_);
+  if (theirs.call.data() != call.name || theirs.num_bytes != call.num_bytes) {
+    throw std::runtime_error(fmt::format("rank {} calls {} of {} bytes, and this one {} of {} bytes",
+                                         shared_.ranks_[static_cast<size_t>(peer)], theirs.call.data(),
+                                         theirs.num_bytes, call.name, call.num_bytes));
+  }
+  return theirs.content();
+}
+
+void SharedMemory::Channel::done() { set_and_wake(counters(shared_.rank()).done, ++num_done_); }
+
+// Rank 0 makes the memory; the others open it as a file of rank 0's process, so that it needs no name. It is used only
+// if every rank has got it.
+std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const std::vector<ChannelOptions>& channels,
+                                                    bool willing) {
+  c10d::PrefixStore store(group.name + "/shared_memory", group.store);
+  size_t num_bytes = sizeof(Header);
+  for (const ChannelOptions& options : channels) num_bytes += Channel::num_bytes(group.world_size(), options);
+  const Descriptor made(group.rank == 0 && willing ? make_memory(num_bytes) : -1);
+  const std::string place = willing ? fmt::format("{} {}", host_identity(), num_bytes) : "";
+  const std::vector<std::string> others =
+      exchange(store, group, "place", fmt::format("{}\n{} {}", place, ::getpid(), made.get()));
+
+  std::shared_ptr<SharedMemory> shared(new SharedMemory(group));
+  std::string path;
+  bool works = willing;
+  for (int64_t rank = 0; works && rank < group.world_size(); ++rank) {
+    std::istringstream words(others[static_cast<size_t>(rank)]);
+    std::string its_place;
+    int process = 0, descriptor = 0;
+    std::getline(words, its_place);
+    words >> process >> descriptor;
+    if (rank == 0) path = fmt::format("/proc/{}/fd/{}", process, descriptor);
+    works = its_place == place && shared->watch(process);
+  }
+  if (works) {
+    const Descriptor opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    works = shared->map(opened.get(), num_bytes, channels);
+  }
+  const std::vector<std::string> answers = exchange(store, group, "works", works ? "yes" : "no");
+  return std::ranges::count(answers, "yes") == group.world_size() ? shared : nullptr;
+}
+
+SharedMemory::SharedMemory(const Group& group) : rank_(group.rank), ranks_(group.ranks) {}
+
+SharedMemory::~SharedMemory() {
+  if (memory_ != nullptr) ::munmap(memory_, num_bytes_);
+  for (const int process : processes_) ::close(process);
+}
+
+bool SharedMemory::watch(int process) {
+  const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+  if (descriptor < 0) return false;
+  processes_.push_back(descriptor);
+  return true;
+}
+
+bool SharedMemory::map(int descriptor, size_t num_bytes, const std::vector<ChannelOptions>& channels) {
+  struct stat file{};
+  if (::fstat(descriptor, &file) != 0 || static_cast<size_t>(file.st_size) != num_bytes) return false;
+  void* const memory = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (memory == MAP_FAILED) return false;
+  memory_ = static_cast<std::byte*>(memory);
+  num_bytes_ = num_bytes;
+  std::byte* next = memory_ + sizeof(Header);
+  for (const ChannelOptions& options : channels) {
+    channels_.push_back(std::make_unique<Channel>(*this, next, options));
+    next += Channel::num_bytes(world_size(), options);
+  }
+  return true;
+}
+
+void SharedMemory::abort() { std::atomic_ref(reinterpret_cast<Header*>(memory_)->aborted).store(1); }
+
+std::optional<std::string> SharedMemory::trouble(Clock::time_point deadline) const {
+  if (load(reinterpret_cast<Header*>(memory_)->aborted) != 0) return "a rank has given up";
+  for (size_t rank = 0; rank < processes_.size(); ++rank) {
+    pollfd process{.fd = processes_[rank], .events = POLLIN, .revents = 0};
+    if (::poll(&process, 1, 0) == 1) return fmt::format("the process of rank {} has ended", ranks_[rank]);
+  }
+  if (Clock::now() > deadline) return "timed out";
+  return std::nullopt;
+}
+
+void SharedMemory::wait_until(uint32_t& counter, uint32_t least, Clock::time_point deadline,
+                              std::chrono::microseconds spin) const {
+  const Clock::time_point end_of_spin = Clock::now() + spin;
+  do {
+    if (is_at_least(load(counter), least)) return;
+    relax();
+  } while (Clock::now() < end_of_spin);
+  for (;;) {
+    const std::optional<std::string> why = trouble(deadline);
+    const uint32_t value = load(counter);  // after the look around: one that has ended may have sent before
+    if (is_at_least(value, least)) return;
+    if (why) throw std::runtime_error(*why);
+    sleep_while(counter, value, kLookAround);
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,229 @@
+#include "distributed/shared_memory_transfers.h"
+
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+namespace fulgur {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr size_t kLarge = 0, kSmall = 1;
+constexpr int64_t kSmallOutboxBytes = 64 << 10;
+
+// A core that waits for a small message has nothing else to do; one that moves large ones has gradients to compute.
+constexpr microseconds kSmallSpin{50}, kLargeSpin{5};
+
+std::byte* bytes_of(const at::Tensor& flat, int64_t element) {
+  return static_cast<std::byte*>(flat.mutable_data_ptr()) + element * flat.element_size();
+}
+
+at::Tensor view_of(std::byte* memory, int64_t num_elements, const at::Tensor& like) {
+  return at::from_blob(memory, {num_elements}, like.options());
+}
+
+void copy(std::byte* to, const std::byte* from, const ElementRange& range, const at::Tensor& like) {
+  std::memcpy(to, from, static_cast<size_t>(range.size() * like.element_size()));
+}
+
+// The part of `range` from its element `begin` on, of at most `size` elements; it may be empty.
+ElementRange chunk_of(const ElementRange& range, int64_t begin, int64_t size) {
+  return {std::min(range.begin + begin, range.end), std::min(range.begin + begin + size, range.end)};
+}
+
+// Of the parts of an outbox, one for each other rank, that for `receiver`.
+int64_t part_of(int64_t sender, int64_t receiver) { return receiver < sender ? receiver : receiver - 1; }
+
+}  // namespace
+
+struct SharedMemoryTransfers::Exchange {
+  at::Tensor flat;
+  Channel::Call call;
+  Clock::time_point deadline;
+  int64_t world_size;
+
+  ElementRange range(int64_t rank) const { return rank_range(flat.numel(), rank, world_size); }
+};
+
+std::shared_ptr<SharedMemoryTransfers> SharedMemoryTransfers::connect(const Group& group, int64_t staging_bytes,
+                                                                      bool willing) {
+  const int64_t largest_element = 8;
+  const int64_t outbox_bytes =
+      std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size()) / 64 * 64;
+  std::vector<SharedMemory::ChannelOptions> channels(2);
+  channels[kLarge] = {.outbox_bytes = outbox_bytes, .spin = kLargeSpin};
+  channels[kSmall] = {.outbox_bytes = kSmallOutboxBytes, .spin = kSmallSpin};
+  auto shared = SharedMemory::connect(group, channels, willing);
+  return shared ? std::make_shared<SharedMemoryTransfers>(std::move(shared), group.timeout) : nullptr;
+}
+
+SharedMemoryTransfers::SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout)
+    : shared_(std::move(shared)),
+      timeout_(timeout),
+      rank_(shared_->rank()),
+      world_size_(shared_->world_size()),
+      large_(shared_->channel(kLarge)),
+      small_(shared_->channel(kSmall)) {}
+
+SharedMemoryTransfers::Exchange SharedMemoryTransfers::exchange(const char* name, const at::Tensor& flat) const {
+  return {.flat = flat,
+          .call = {.name = name, .num_bytes = static_cast<int64_t>(flat.nbytes())},
+          .deadline = Clock::now() + timeout_,
+          .world_size = world_size_};
+}
+
+// Elements of a range that go in one round.
+int64_t SharedMemoryTransfers::scatter_size(const at::Tensor& flat) const {
+  return gather_size(flat) / std::max<int64_t>(world_size_ - 1, 1);
+}
+int64_t SharedMemoryTransfers::gather_size(const at::Tensor& flat) const {
+  return large_.outbox_bytes() / flat.element_size();
+}
+
+// Everyone sends each owner its elements [begin, begin + size), and adds up its own.
+void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op, int64_t begin, int64_t size) {
+  const at::Tensor& flat = exchange.flat;
+  const int64_t part_bytes = size * flat.element_size();
+  std::byte* const out = large_.open(exchange.deadline);
+  for (int64_t peer = 0; peer < world_size_; ++peer) {
+    const ElementRange theirs = chunk_of(exchange.range(peer), begin, size);
+    if (peer != rank_) copy(out + part_of(rank_, peer) * part_bytes, bytes_of(flat, theirs.begin), theirs, flat);
+  }
+  large_.send(exchange.call);
+  const at::Tensor mine = chunk_of(exchange.range(rank_), begin, size).of(flat);
+  combine_in_rank_order(mine, rank_, world_size_, op, [&](int64_t peer) {
+    std::byte* const in = large_.receive(peer, exchange.call, exchange.deadline);
+    return view_of(in + part_of(peer, rank_) * part_bytes, mine.numel(), flat);
+  });
+  large_.done();
+}
+
+// Every owner sends its elements [begin, begin + size) to all.
+void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin, int64_t size) {
+  const at::Tensor& flat = exchange.flat;
+  const ElementRange mine = chunk_of(exchange.range(rank_), begin, size);
+  copy(large_.open(exchange.deadline), bytes_of(flat, mine.begin), mine, flat);
+  large_.send(exchange.call);
+  for (int64_t step = 1; step < world_size_; ++step) {
+    const int64_t peer = (rank_ + step) % world_size_;
+    const ElementRange theirs = chunk_of(exchange.range(peer), begin, size);
+    copy(bytes_of(flat, theirs.begin), large_.receive(peer, exchange.call, exchange.deadline), theirs, flat);
+  }
+  large_.done();
+}
+
+// A chunk that has been added up is handed out while it is in the cache.
+void SharedMemoryTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
+  const Exchange exchange = this->exchange("all_reduce", flat);
+  const int64_t size = scatter_size(flat);
+  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
+    scatter_chunk(exchange, op, begin, size);
+    gather_chunk(exchange, begin, size);
+  }
+}
+
+void SharedMemoryTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
+  const Exchange exchange = this->exchange("reduce_scatter", flat);
+  const int64_t size = scatter_size(flat);
+  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) scatter_chunk(exchange, op, begin, size);
+}
+
+void SharedMemoryTransfers::all_gather(const at::Tensor& flat) {
+  const Exchange exchange = this->exchange("all_gather", flat);
+  const int64_t size = gather_size(flat);
+  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) gather_chunk(exchange, begin, size);
+}
+
+void SharedMemoryTransfers::broadcast(const at::Tensor& flat, int64_t root) {
+  const Exchange exchange = this->exchange("broadcast", flat);
+  const int64_t size = gather_size(flat);
+  for (int64_t begin = 0; begin < flat.numel(); begin += size) {
+    const ElementRange part = chunk_of({0, flat.numel()}, begin, size);
+    std::byte* const out = large_.open(exchange.deadline);
+    if (rank_ == root) copy(out, bytes_of(flat, begin), part, flat);
+    large_.send(exchange.call);
+    if (rank_ != root) {
+      copy(bytes_of(flat, begin), large_.receive(root, exchange.call, exchange.deadline), part, flat);
+    }
+    large_.done();
+  }
+}
+
+class SharedMemoryTransfers::Small final : public SmallAllReduce {
+ public:
+  Small(SharedMemoryTransfers& transfers, Exchange exchange, ReduceOp op)
+      : transfers_(transfers), exchange_(std::move(exchange)), op_(op) {}
+
+  void send() const {
+    const at::Tensor& flat = exchange_.flat;
+    std::byte* const out = transfers_.small_.open(exchange_.deadline);
+    if (transfers_.world_size_ > 1) copy(out, bytes_of(flat, 0), {0, flat.numel()}, flat);
+    transfers_.small_.send(exchange_.call);
+  }
+
+  void add_up() const {
+    const at::Tensor& flat = exchange_.flat;
+    const int64_t rank = transfers_.rank_;
+    combine_in_rank_order(flat, rank, transfers_.world_size_, op_, [&](int64_t peer) {
+      std::byte* const in = transfers_.small_.receive(peer, exchange_.call, exchange_.deadline);
+      const at::Tensor theirs = view_of(in, flat.numel(), flat);
+      return peer == 0 ? theirs.clone() : theirs;  // all ranks read it
+    });
+    transfers_.small_.done();
+  }
+
+  void set_finished(std::exception_ptr error) {
+    error_ = std::move(error);
+    finished_ = true;
+  }
+
+  void finish() override {
+    const std::lock_guard lock(transfers_.small_mutex_);
+    while (!finished_) transfers_.finish_oldest_small();
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  SharedMemoryTransfers& transfers_;
+  const Exchange exchange_;
+  const ReduceOp op_;
+  bool finished_ = false;
+  std::exception_ptr error_{};
+};
+
+void SharedMemoryTransfers::finish_oldest_small() {
+  const std::shared_ptr<Small> oldest = small_started_.front();
+  small_started_.pop_front();
+  try {
+    if (small_error_ == nullptr) oldest->add_up();
+  } catch (...) {
+    small_error_ = std::current_exception();
+  }
+  oldest->set_finished(small_error_);
+}
+
+std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::start_small(const char* name, const at::Tensor& flat,
+                                                                   ReduceOp op) {
+  const std::lock_guard lock(small_mutex_);
+  if (small_started_.size() == SharedMemory::kOutboxes) finish_oldest_small();
+  if (small_error_ != nullptr) std::rethrow_exception(small_error_);
+  auto small = std::make_shared<Small>(*this, exchange(name, flat), op);
+  small->send();
+  small_started_.push_back(small);
+  return small;
+}
+
+std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+  return start_small("all_reduce", flat, op);
+}
+
+void SharedMemoryTransfers::barrier() { start_small("barrier", at::zeros({0}), ReduceOp::sum)->finish(); }
+
+void SharedMemoryTransfers::abort() { shared_->abort(); }
+
+}  // namespace fulgur

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+
+#include "distributed/collective.h"
+#include "distributed/group.h"
+#include "distributed/shared_memory.h"
+#include "distributed/transfers.h"
+
+namespace fulgur {
+
+// Between ranks of one host, through memory that they share: each copies what others need into its outbox and adds, or
+// copies, from theirs. All reductions add in the order of ranks.
+class SharedMemoryTransfers final : public Transfers {
+ public:
+  // Every rank of the group calls this; see SharedMemory::connect. `staging_bytes`: of large collectives, per rank.
+  static std::shared_ptr<SharedMemoryTransfers> connect(const Group& group, int64_t staging_bytes, bool willing);
+
+  SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
+
+  void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op) override;
+  void all_gather(const at::Tensor& flat) override;
+  void broadcast(const at::Tensor& flat, int64_t root) override;
+  void barrier() override;
+  std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  void abort() override;
+
+ private:
+  using Clock = SharedMemory::Clock;
+  using Channel = SharedMemory::Channel;
+  struct Exchange;
+  class Small;
+
+  Exchange exchange(const char* name, const at::Tensor& flat) const;
+  void scatter_chunk(const Exchange& exchange, ReduceOp op, int64_t begin, int64_t size);
+  void gather_chunk(const Exchange& exchange, int64_t begin, int64_t size);
+  int64_t scatter_size(const at::Tensor& flat) const;
+  int64_t gather_size(const at::Tensor& flat) const;
+  std::shared_ptr<SmallAllReduce> start_small(const char* name, const at::Tensor& flat, ReduceOp op);
+  void finish_oldest_small();
+
+  const std::shared_ptr<SharedMemory> shared_;
+  const std::chrono::milliseconds timeout_;
+  const int64_t rank_;
+  const int64_t world_size_;
+  Channel& large_;
+  Channel& small_;
+  std::mutex small_mutex_;                            // a small one may be finished on another thread
+  std::deque<std::shared_ptr<Small>> small_started_;  // not finished, in order
+  std::exception_ptr small_error_{};
+};
+
+}  // namespace fulgur
