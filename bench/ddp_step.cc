@@ -115,8 +115,8 @@ class Pool final : public Loader {
     batches_.clear();
     for (int64_t i = 0; i < kPool; ++i) {
       const at::Tensor angle = torch::arange(kBatchSize * width_, at::kDouble).mul(0.011 * static_cast<double>(i + 1));
-      batches_.push_back({{"x", angle.add(rank).sin().to(at::kFloat).view({kBatchSize, width_})},
-                          {"y", torch::arange(kBatchSize).add(i).remainder(2)}});
+      const at::Tensor x = angle.add(rank).sin().to(at::kFloat).view({kBatchSize, width_});
+      batches_.push_back({{"x", x}, {"y", x.sum(1).gt(0).to(at::kLong)}});
     }
   }
 

@@ -32,9 +32,10 @@ def make_model(width, depth=3):
 
 
 def make_pool(torch, width, rank=0):
+    """Samples (x, y) of which y can be learnt: else Adam would make much of how gradients were rounded."""
     angle = torch.arange(BATCH_SIZE * width, dtype=torch.float64)
-    return [((angle * (0.011 * (i + 1)) + rank).sin().float().view(BATCH_SIZE, width),
-             torch.arange(BATCH_SIZE).add(i).remainder(2)) for i in range(POOL)]
+    xs = [(angle * (0.011 * (i + 1)) + rank).sin().float().view(BATCH_SIZE, width) for i in range(POOL)]
+    return [(x, x.sum(1).gt(0).long()) for x in xs]
 
 
 def read_mb(file, name):
