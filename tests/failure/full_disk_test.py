@@ -1,4 +1,4 @@
-"""A disk that is full in the middle of a run: a file system of 512 KiB, on which each step's checkpoint stays."""
+"""A disk that is full in the middle of a run: a file system of 320 KiB, on which each step's checkpoint stays."""
 import pathlib
 import subprocess
 import unittest
@@ -10,15 +10,15 @@ CKPT = pathlib.Path("tools/ckpt").absolute()
 SCRIPT = r"""
 program=$1; ckpt=$2; shift 2
 disk=$(mktemp -d)
-mount -t tmpfs -o size=512k none "$disk"
+mount -t tmpfs -o size=320k none "$disk"
 train() { "$program" "$@" --accelerator=cpu --max_epochs=2 --step_ms=0 --default_root_dir="$disk" --name=run 2>&1; }
 echo "== full"
 train "$@" --keep=-1; echo "exit code $?"
 echo "== left"
 find "$disk" -name '.fulgur-tmp-*'
 echo "== kept"
-for folder in "$disk"/run/checkpoints/step=*; do "$ckpt" verify "$folder" || echo "broken: $folder"; done
-rm -r $(ls -d "$disk"/run/checkpoints/step=* | sort -V | head -n 4)
+for folder in "$disk"/runs/run/checkpoints/epoch=*; do "$ckpt" verify "$folder" || echo "broken: $folder"; done
+rm -r $(ls -d "$disk"/runs/run/checkpoints/epoch=* | sort -V | head -n 4)
 echo "== resumed"
 train "$@" --keep=1 --ckpt_path=last; echo "exit code $?"
 umount "$disk"; rmdir "$disk"
