@@ -42,6 +42,7 @@ struct DistributedError : std::runtime_error {
 
   std::optional<int64_t> failed_rank;  // the rank at fault, where that is known
   int exit_code;                       // of that rank if it has ended, so that the run ends with the same
+  bool rank_is_ending = false;         // that rank has reported its failure itself: it tidies up, and ends
 };
 
 }  // namespace fulgur

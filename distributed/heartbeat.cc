@@ -58,13 +58,17 @@ Beat to_beat(const std::string& text) {
 }
 
 std::string to_text(const Diagnosis& diagnosis) {
-  return fmt::format("{} {}", diagnosis.failed_rank.value_or(-1), diagnosis.text);
+  return fmt::format("{} {:d} {}", diagnosis.failed_rank.value_or(-1), diagnosis.is_ending, diagnosis.text);
 }
 
 Diagnosis to_diagnosis(const std::string& text) {
-  const size_t space = text.find(' ');
-  const int64_t rank = std::stoll(text.substr(0, space));
-  return {rank < 0 ? std::nullopt : std::optional(rank), text.substr(space + 1)};
+  std::istringstream words(text);
+  int64_t rank = 0;
+  Diagnosis diagnosis;
+  words >> rank >> diagnosis.is_ending;
+  if (rank >= 0) diagnosis.failed_rank = rank;
+  diagnosis.text = text.substr(static_cast<size_t>(words.tellg()) + 1);
+  return diagnosis;
 }
 
 // What the store holds about some ranks at one time.
@@ -293,8 +297,9 @@ Progress& Heartbeat::progress(const std::string& group) {
 
 void Heartbeat::report_failure(const std::string& message) {
   const auto shared = shared_;
-  const Diagnosis mine{shared->rank,
-                       fmt::format("rank {} failed at step {}: {}", shared->rank, shared->step.load(), message)};
+  const Diagnosis mine{.failed_rank = shared->rank,
+                       .text = fmt::format("rank {} failed at step {}: {}", shared->rank, shared->step.load(), message),
+                       .is_ending = true};
   shared->ask<Diagnosis>([shared, mine] { return shared->record(mine); });
 }
 

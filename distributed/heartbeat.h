@@ -17,6 +17,7 @@ namespace fulgur {
 struct Diagnosis {
   std::optional<int64_t> failed_rank;  // unset: nobody can tell
   std::string text;                    // "rank 2 gives no sign of life; it was last seen at step 12, in collective 16"
+  bool is_ending = false;              // that rank has reported it itself: it tidies up, and ends
 };
 
 // The collectives of one group that a rank has started.

@@ -239,11 +239,15 @@ class Launcher::Impl {
     std::unique_lock lock(mutex_);
     main_has_ended_ = true;
     wait_for_end(lock);
-    kill_all();
     try {
       std::rethrow_exception(error);
     } catch (const DistributedError& distributed) {
+      if (distributed.rank_is_ending) wait_for_end_of(*distributed.failed_rank, lock);
+      kill_all();
       throw_error_of(distributed.failed_rank);
+      throw;
+    } catch (...) {
+      kill_all();
       throw;
     }
   }
@@ -264,6 +268,13 @@ class Launcher::Impl {
 
   void wait_for_end(std::unique_lock<std::mutex>& lock) {
     changed_.wait_for(lock, std::chrono::duration<double>(options_.kill_after_s), [this] { return all_ended(); });
+  }
+
+  void wait_for_end_of(int64_t rank, std::unique_lock<std::mutex>& lock) {
+    changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s), [&] {
+      return std::ranges::none_of(children_,
+                                  [&](const Child& child) { return child.rank == rank && !child.exit_code; });
+    });
   }
 
   DistributedError end_after_failure(std::unique_lock<std::mutex>& lock) {

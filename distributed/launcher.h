@@ -14,7 +14,7 @@ struct LauncherOptions {
   int64_t num_nodes = 1;         // hosts; with several, NODE_RANK, MASTER_ADDR and MASTER_PORT must be set on each
   double grace_s = 2;            // from the failure of another rank until this process is ended
   double kill_after_s = 2;       // from the failure of this rank until others that still run are killed
-  double timeout_s = 1800;       // from the end of this rank until the others must have ended
+  double timeout_s = 1800;       // from the end of this rank, or their own failure, until the others must have ended
 };
 
 // Starts the other ranks of this host as processes with this one's own command line, so what the program does around
@@ -47,9 +47,9 @@ class Launcher {
   // code of the first rank that failed, or if one does not end in time.
   void finish();
 
-  // This rank has failed: gives the others kill_after_s to end, then kills them. Throws the failure that came first:
-  // that of another rank, with its output and exit code, if `error` is the DistributedError that it caused here, else
-  // `error`.
+  // This rank has failed: gives the others kill_after_s to end, and timeout_s to one that is ending after a failure of
+  // its own, then kills them. Throws the failure that came first: that of another rank, with its output and exit code,
+  // if `error` is the DistributedError that it caused here, else `error`.
   [[noreturn]] void fail(std::exception_ptr error);
 
  private:

@@ -37,6 +37,7 @@ struct FaultOptions {
   bool swallow = false;
   bool saves = false;
   double busy_s = 0;
+  double ending_s = 0;
   std::string folder;
 
   void describe(FieldVisitor& visit) {
@@ -58,6 +59,7 @@ struct FaultOptions {
     visit({.name = "saves", .help = "a checkpoint after every step"}, &saves);
     visit({.name = "busy_s", .help = "for how long the other ranks compute where the victim misbehaves", .min = 0},
           &busy_s);
+    visit({.name = "ending_s", .help = "what the victim needs to tidy up after its failure", .min = 0}, &ending_s);
     visit({.name = "folder", .help = "where the ranks leave notes"}, &folder);
   }
 };
@@ -186,7 +188,12 @@ class InCallbacks final : public Callback {
   void on_train_epoch_end(TrainerControl&) override { saboteur_.reach("on_train_epoch_end"); }
   void on_train_end(TrainerControl&) override { saboteur_.reach("on_train_end"); }
   void on_fit_end(TrainerControl&) override { saboteur_.reach("on_fit_end"); }
-  void on_exception(TrainerControl&, const std::exception&) override { saboteur_.reach("on_exception"); }
+  void on_exception(TrainerControl&, const std::exception&) override {
+    saboteur_.reach("on_exception");
+    const FaultOptions& options = saboteur_.options();
+    if (saboteur_.rank() == options.victim)
+      std::this_thread::sleep_for(std::chrono::duration<double>(options.ending_s));
+  }
   void teardown(TrainerControl&, EntryPoint) override { saboteur_.reach("teardown"); }
 
  private:

@@ -273,6 +273,14 @@ def others_are_busy(rng):
                 [[rf"^\[rank {victim}\] error: boom in {place}$"]])
 
 
+def takes_its_time_to_end(rng):
+    """A rank that saves what it can when it has failed: it is not killed while it does so."""
+    devices, victim = draw_ranks(rng)
+    place = rng.choice(BY_BATCH)
+    return Plan(flags(devices, "throw", place, victim, draw_after(rng, place), ending_s=3.5), [1],
+                [[rf"^\[rank {victim}\] error: boom in {place}$"]])
+
+
 def another_fit_after_a_failure(rng):
     devices, victim = draw_ranks(rng)
     place = rng.choice(BY_BATCH)
@@ -375,6 +383,7 @@ CASES = {
     "throws no std::exception": throws_no_std_exception,
     "throws between runs": throws_between_runs,
     "throws, others are busy": others_are_busy,
+    "throws, tidies up": takes_its_time_to_end,
     "another fit afterwards": another_fit_after_a_failure,
     "a program's own main": program_of_its_own,
     "exits early": exits,

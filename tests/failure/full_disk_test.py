@@ -45,9 +45,12 @@ def result_of(output):
     return [line for line in output.splitlines() if line.startswith("steps ")]
 
 
+WHY_NO_MOUNTS = why_no_mounts()
+
+
 class FullDiskTest(unittest.TestCase):
 
-    @unittest.skipIf(why_no_mounts(), f"no file system can be mounted here: {why_no_mounts()}")
+    @unittest.skipIf(WHY_NO_MOUNTS, f"no file system can be mounted here: {WHY_NO_MOUNTS}")
     def test_what_was_saved_before_stays_and_goes_on(self):
         for flags in (["--strategy=single_device"], ["--strategy=ddp_sharded", "--devices=2"], ["--async=true"]):
             with self.subTest(flags=flags):
