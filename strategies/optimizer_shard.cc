@@ -183,23 +183,23 @@ void OptimizerShard::for_each_part(size_t bucket, const Visit& visit) const {
 
 void OptimizerShard::update(size_t b, size_t section, int64_t worker, const Optimizer::Group& group,
                             const at::Tensor& gradient, const std::vector<double>& used,
-                            const GradientTransform& transform) {
+                            const GradientTransform& transform, bool late) {
   Part& part = buckets_[b].parts[section][static_cast<size_t>(worker)];
   for (size_t i = 0; i < part.pieces.size(); ++i) {
     const Piece& piece = part.pieces[i];
     part.tensors[i].mutable_grad() =
         used[piece.slot] > 0 ? gradient.narrow(0, part.begin + piece.offset, piece.num_elements) : at::Tensor();
   }
-  optimizer_of(b).update(group, part.tensors, part.states, transform, part.outs);
+  optimizer_of(b).update(group, part.tensors, part.states, transform, late ? part.outs : std::vector<at::Tensor>());
   for (const at::Tensor& tensor : part.tensors) tensor.mutable_grad().reset();
 }
 
-void OptimizerShard::publish(size_t b) const {
+void OptimizerShard::publish(size_t b, bool late) const {
   const c10::NoGradGuard no_grad;
   for (const Section& section : buckets_[b].sections) {
     if (!section.copy.defined()) continue;
     if (section.exchanges) {
-      exchange_memory(parameters_.buckets()[b].flat, section.copy);
+      if (late) exchange_memory(parameters_.buckets()[b].flat, section.copy);
       continue;
     }
     section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);

@@ -45,8 +45,8 @@ struct ShardOptions {
 // (rank_range), so that a reduce_scatter of a bucket is its gradient, and all ranks do as much.
 //   A range has one section, or two if a part of it is on the host. The updates of a section with a copy of its
 // parameters go there, and reach the parameters by publish(); others are made in place. What else is written to
-// parameters that have a copy is lost. A copy of a whole bucket on a CPU costs no pass to publish: the update reads the
-// parameters and writes the copy, and then the two exchange their memory.
+// parameters that have a copy is lost. A copy of a whole bucket on a CPU costs no pass to publish: a late update
+// reads the parameters and writes the copy, and then the two exchange their memory.
 // Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
 // different buckets, sections or workers may run at once.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
@@ -56,7 +56,7 @@ class OptimizerShard {
     ElementRange range;  // of the bucket
     bool on_host = false;
     at::Tensor copy{};       // of its parameters; undefined: updates are made in place
-    bool exchanges = false;  // it is the whole bucket, in the same memory: publish() exchanges copy and parameters
+    bool exchanges = false;  // it is the whole bucket, in the same memory: late, the two are exchanged
     int64_t num_workers = 1;
   };
 
@@ -73,12 +73,13 @@ class OptimizerShard {
   std::vector<at::Tensor> make_sums(size_t bucket);
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used` is
-  // 0 are left alone.
+  // 0 are left alone. `late`: others read the parameters meanwhile; if not, a copy that could be exchanged is not
+  // needed, and the parameters are updated in place.
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
-              const std::vector<double>& used, const GradientTransform& transform);
+              const std::vector<double>& used, const GradientTransform& transform, bool late);
 
-  // Brings what has been updated to the parameters.
-  void publish(size_t bucket) const;
+  // Brings what has been updated, `late` or not, to the parameters.
+  void publish(size_t bucket, bool late) const;
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
 
   // State of one parameter, from all ranks or for them: each calls it with the same slot.

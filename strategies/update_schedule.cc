@@ -107,7 +107,7 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
       update.done[b].push_back(worker_of(section, w).run([this, &update, &section, b, s, w] {
         const trace::Span span("update");
         shard_.update(b, s, w, update.groups[parameters_.buckets()[b].group], update.sums[b][s], update.used[b],
-                      section.on_host ? update.host_transform : update.transform);
+                      section.on_host ? update.host_transform : update.transform, update.late);
       }));
     }
   }
@@ -129,16 +129,17 @@ void UpdateSchedule::finish(Update& update) {
     const auto& bucket = parameters_.buckets()[b];
     for (size_t s = 0; s < update.sums[b].size(); ++s) {
       if (shard_.sections(b)[s].copy.defined()) continue;
-      shard_.update(b, s, 0, update.groups[bucket.group], update.sums[b][s], update.used[b], update.transform);
+      shard_.update(b, s, 0, update.groups[bucket.group], update.sums[b][s], update.used[b], update.transform,
+                    update.late);
     }
     for (const auto& part : update.done[b]) part.get();
     gather();
     publishing = b;
     published = {};
     if (shard_.publishes_at_once(b)) {
-      shard_.publish(b);
+      shard_.publish(b, update.late);
     } else if (!update.done[b].empty()) {
-      published = beside_.run([this, b] { shard_.publish(b); });
+      published = beside_.run([this, b, late = update.late] { shard_.publish(b, late); });
     }
     for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
     if (update.late) reducer_.give_back(b, std::move(update.sums[b]));
