@@ -74,12 +74,9 @@ void compare(World& world, World& gloo, int64_t num_megabytes) {
   };
   if (world.rank() == 0) fmt::print("{} ranks, {} MB of fp32\n", world.world_size(), num_megabytes);
   const std::vector<bench::Contender> contenders{
-      {"Gloo: all_reduce", all_reduce(gloo)},
-      {"Gloo: reduce_scatter + all_gather", scatter_gather(gloo)},
-      {"shared: all_reduce", all_reduce(world)},
-      {"shared: reduce_scatter + all_gather", scatter_gather(world)},
-      {"shared: reduce_scatter", scatter(world)},
-      {"shared: all_gather", gather(world)},
+      {"Gloo: all_reduce", all_reduce(gloo)},     {"Gloo: reduce_scatter + all_gather", scatter_gather(gloo)},
+      {"shared: all_reduce", all_reduce(world)},  {"shared: reduce_scatter + all_gather", scatter_gather(world)},
+      {"shared: reduce_scatter", scatter(world)}, {"shared: all_gather", gather(world)},
   };
   bench::side_by_side("call", 1, contenders, 21);
   for (size_t i = 0; i < 2; ++i) print_traffic(world, contenders[i], static_cast<double>(flat.nbytes()));

@@ -108,6 +108,7 @@ class C10dCollective::Impl {
     const Call call = begin("all_reduce");
     std::shared_ptr<SmallAllReduce> small;
     guarded(call, [&] { small = transfers_->small_all_reduce(flat, op); });
+    if (!small->is_sent()) static_cast<void>(worker_->run([small] { small->finish(); }));
     return Work([this, call, small] {
       const auto trace = span_of("all_reduce");
       guarded(call, [&] { small->finish(); });
@@ -158,24 +159,22 @@ class C10dCollective::Impl {
     break_connections();
   }
 
-  void break_connections() {
-    transfers_ ? transfers_->abort() : backend_->abort();
-  }
+  void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
 
  private:
   // Gloo waits without end for the store if that has been stopped.
   std::shared_ptr<Transfers> connect_in_time() const {
     using Connection = std::shared_ptr<Transfers>;
-    std::future<Connection> connection = detached_call<Connection>([connect = connect_, group = group_,
-                                                                    options = options_]() -> Connection {
-      const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
-      if (auto shared = SharedMemoryTransfers::connect(group, shared_staging_bytes, options.shared_memory))
-        return shared;
-      const GlooOptions gloo{.timeout = group.timeout,
-                             .rank_order_all_reduce = options.rank_order_all_reduce,
-                             .staging_bytes = options.staging_bytes.value_or(8 << 20)};
-      return std::make_shared<GlooTransfers>(connect(group), gloo);
-    });
+    std::future<Connection> connection =
+        detached_call<Connection>([connect = connect_, group = group_, options = options_]() -> Connection {
+          const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
+          if (auto shared = SharedMemoryTransfers::connect(group, shared_staging_bytes, options.shared_memory))
+            return shared;
+          const GlooOptions gloo{.timeout = group.timeout,
+                                 .rank_order_all_reduce = options.rank_order_all_reduce,
+                                 .staging_bytes = options.staging_bytes.value_or(8 << 20)};
+          return std::make_shared<GlooTransfers>(connect(group), gloo);
+        });
     if (connection.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
     throw std::runtime_error("the store does not answer");
@@ -218,6 +217,7 @@ class C10dCollective::Impl {
                     group_.ranks[static_cast<size_t>(group_.rank)], call.name, call.number, group_.name,
                     std::chrono::duration<double>(group_.timeout), diagnosis.text, message_of(error)),
         diagnosis.failed_rank);
+    failure.rank_is_ending = diagnosis.is_ending;
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_.emplace(failure);
     throw *failure_;
@@ -260,21 +260,25 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   });
 }
 
-Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op) {
+Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
   check_flat(flat);
+  if (into.defined()) {
+    check_into(into, rank_range(flat.numel(), rank(), world_size()).of(flat));
+    into = as_numbers(into);
+  }
   op = number_op(flat, op);
   flat = as_numbers(flat);
+  if (!into.defined()) into = rank_range(flat.numel(), rank(), world_size()).of(flat);
   if (impl_->on_cpu()) {
     return impl_->start_transfers("reduce_scatter",
-                                  [flat, op](Transfers& transfers) { transfers.reduce_scatter(flat, op); });
+                                  [flat, op, into](Transfers& transfers) { transfers.reduce_scatter(flat, op, into); });
   }
   return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
     const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};
-    std::vector<at::Tensor> parts = parts_of(flat, world_size());
-    at::Tensor mine = parts[static_cast<size_t>(rank())];
-    if (flat.numel() % world_size() == 0) return backend._reduce_scatter_base(mine, flat, options);
-    std::vector<at::Tensor> outputs{mine};
-    std::vector<std::vector<at::Tensor>> inputs{parts};
+    at::Tensor input = flat;
+    if (flat.numel() % world_size() == 0) return backend._reduce_scatter_base(into, input, options);
+    std::vector<at::Tensor> outputs{into};
+    std::vector<std::vector<at::Tensor>> inputs{parts_of(flat, world_size())};
     return backend.reduce_scatter(outputs, inputs, options);
   });
 }

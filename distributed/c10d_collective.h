@@ -12,9 +12,9 @@
 namespace fulgur {
 
 struct C10dOptions {
-  bool shared_memory = true;           // between CPUs of one host, where that is possible; else Gloo
-  bool rank_order_all_reduce = false;  // all_reduce adds in the order of ranks over Gloo too: the same bits as
-                                       // reduce_scatter, at any world size, wherever the tensor begins
+  bool shared_memory = true;               // between CPUs of one host, where that is possible; else Gloo
+  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
+                                           // reduce_scatter, at any world size, wherever the tensor begins
   std::optional<int64_t> staging_bytes{};  // on the CPU: memory of a large collective for what is on its way; by
                                            // default 1 MiB of shared memory per rank, or 8 MiB with Gloo
 };
@@ -32,7 +32,7 @@ class C10dCollective final : public Collective {
   int64_t rank() const override;
   int64_t world_size() const override;
   Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
-  Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
+  Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) override;
   Work all_gather(at::Tensor flat) override;
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override;

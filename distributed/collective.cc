@@ -31,6 +31,14 @@ void check_flat(const at::Tensor& flat) {
   }
 }
 
+void check_into(const at::Tensor& into, const at::Tensor& range) {
+  check_flat(into);
+  TORCH_CHECK_VALUE(
+      into.numel() == range.numel() && into.scalar_type() == range.scalar_type() && into.device() == range.device(),
+      "reduce_scatter into ", into.numel(), " elements of ", into.scalar_type(), " on ", into.device(),
+      ", but this rank's range has ", range.numel(), " of ", range.scalar_type(), " on ", range.device());
+}
+
 void check_root(int64_t root, int64_t world_size) {
   TORCH_CHECK_VALUE(0 <= root && root < world_size, "broadcast from rank ", root, ", but ranks go from 0 to ",
                     world_size - 1);

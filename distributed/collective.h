@@ -58,8 +58,9 @@ class Collective {
   // Every rank gets the reduction of all.
   virtual Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) = 0;
 
-  // Rank r gets the reduction of rank_range(r); what the other ranges hold afterwards is not specified.
-  virtual Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum) = 0;
+  // Rank r gets the reduction of rank_range(r), there or in `into`, of so many elements, like them. What the rest of
+  // the tensor holds afterwards is not specified.
+  virtual Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) = 0;
 
   // Rank r gives rank_range(r); every rank gets all of them.
   virtual Work all_gather(at::Tensor flat) = 0;
@@ -77,6 +78,7 @@ class Collective {
 
 // What every Collective asks of its arguments. Throws c10::ValueError.
 void check_flat(const at::Tensor& flat);
+void check_into(const at::Tensor& into, const at::Tensor& range);
 void check_root(int64_t root, int64_t world_size);
 void check_ranks(const std::vector<int64_t>& ranks, int64_t world_size);
 

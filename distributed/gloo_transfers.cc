@@ -64,8 +64,8 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
       const int64_t peer = (rank_ + step) % world_size_;
       const ElementRange range = rank_range(flat.numel(), peer, world_size_);
       if (begin >= range.size()) continue;
-      sends.push_back(send(flat.narrow(0, range.begin + begin, std::min(chunk_size, range.size() - begin)), peer,
-                           kDataTag));
+      sends.push_back(
+          send(flat.narrow(0, range.begin + begin, std::min(chunk_size, range.size() - begin)), peer, kDataTag));
     }
   }
   return sends;
@@ -73,7 +73,7 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
 
 void GlooTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
   if (options_.rank_order_all_reduce) {
-    reduce_scatter(flat, op);
+    reduce_scatter(flat, op, rank_range(flat.numel(), rank_, world_size_).of(flat));
     return all_gather(flat);
   }
   std::vector<at::Tensor> tensors{flat};
@@ -85,7 +85,7 @@ void GlooTransfers::broadcast(const at::Tensor& flat, int64_t root) {
   backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
 }
 
-void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
+void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
@@ -117,8 +117,7 @@ void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
   start_receives(1);
   const std::vector<Transfer> sends = send_to_owners(flat, chunk_size);
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    const at::Tensor result = chunk_of(mine, chunk);
-    combine_in_rank_order(result, rank_, world_size_, op, [&](int64_t peer) {
+    combine_in_rank_order(chunk_of(into, chunk), chunk_of(mine, chunk), rank_, world_size_, op, [&](int64_t peer) {
       wait_until(receive_of(chunk, peer), deadline);
       return staged(chunk, peer);
     });
@@ -186,7 +185,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
       error_ = std::current_exception();
       throw;
     }
-    combine_in_rank_order(flat_, rank_, received_.size(0), op_, [&](int64_t peer) { return received_[peer]; });
+    combine_in_rank_order(flat_, flat_, rank_, received_.size(0), op_, [&](int64_t peer) { return received_[peer]; });
   }
 
   bool finished() const { return finished_; }
@@ -212,6 +211,7 @@ std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor
 
 // Gloo has no call for it, but gives up all connections of a group when one receive runs out of time.
 void GlooTransfers::abort() {
+  if (world_size_ == 1) return;
   try {
     std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
     backend_->recv(nothing, static_cast<int>((rank_ + 1) % world_size_), kAbortTag)->wait(std::chrono::milliseconds(1));

@@ -28,7 +28,7 @@ class GlooTransfers final : public Transfers {
   GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  void reduce_scatter(const at::Tensor& flat, ReduceOp op) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;
   void all_gather(const at::Tensor& flat) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
 
@@ -55,7 +55,7 @@ class GlooTransfers final : public Transfers {
   const GlooOptions options_;
   const int64_t rank_;
   const int64_t world_size_;
-  at::Tensor staging_;  // bytes
+  at::Tensor staging_;                         // bytes
   std::vector<std::shared_ptr<Small>> small_;  // that nobody may have waited for
 };
 

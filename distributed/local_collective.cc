@@ -7,8 +7,12 @@ Work LocalCollective::all_reduce(at::Tensor flat, ReduceOp) {
   return Work();
 }
 
-Work LocalCollective::reduce_scatter(at::Tensor flat, ReduceOp) {
+Work LocalCollective::reduce_scatter(at::Tensor flat, ReduceOp, at::Tensor into) {
   check_flat(flat);
+  if (into.defined()) {
+    check_into(into, flat);
+    into.copy_(flat);
+  }
   return Work();
 }
 

@@ -10,7 +10,7 @@ class LocalCollective final : public Collective {
   int64_t rank() const override { return 0; }
   int64_t world_size() const override { return 1; }
   Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
-  Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
+  Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) override;
   Work all_gather(at::Tensor flat) override;
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override {}

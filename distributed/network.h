@@ -21,8 +21,8 @@ struct Network {
 // no way to the master.
 Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port);
 
-// Unless FULGUR_SHARED_MEMORY is 0: then ranks of one host exchange over the network, too. Throws UsageError for a value
-// other than 0 and 1.
+// Unless FULGUR_SHARED_MEMORY is 0: then ranks of one host exchange over the network, too. Throws UsageError for a
+// value other than 0 and 1.
 bool allows_shared_memory(const EnvironmentVariables& variables);
 
 std::vector<std::string> interface_names();

@@ -56,12 +56,12 @@ bool is_at_least(uint32_t counter, uint32_t least) { return static_cast<int32_t>
 
 // The same for two processes that run on one host and count processes alike. Network namespaces stand for hosts, too,
 // where somebody tries several of them out on one.
-std::string host_identity() {
+std::optional<std::string> host_identity() {
   std::string identity;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> identity;
+  if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> identity)) return std::nullopt;
   for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
     std::array<char, 64> link{};
-    if (::readlink(name, link.data(), link.size() - 1) <= 0) return {};
+    if (::readlink(name, link.data(), link.size() - 1) <= 0) return std::nullopt;
     identity += fmt::format(" {}", link.data());
   }
   return identity;
@@ -80,12 +80,6 @@ class Descriptor {
  private:
   const int value_;
 };
-
-int make_memory(size_t num_bytes) {
-  const int descriptor = ::memfd_create("fulgur", MFD_CLOEXEC);
-  if (descriptor >= 0 && ::ftruncate(descriptor, static_cast<off_t>(num_bytes)) != 0) return -1;
-  return descriptor;
-}
 
 // What each rank tells the others, and gets from all: by rank.
 std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::string_view what,
@@ -142,10 +136,18 @@ SharedMemory::Channel::Outbox& SharedMemory::Channel::outbox(int64_t rank, uint3
                                     index * (sizeof(Outbox) + static_cast<size_t>(options_.outbox_bytes)));
 }
 
-std::byte* SharedMemory::Channel::open(Clock::time_point deadline) {
-  const auto all_done = num_sent_ + 1 - static_cast<uint32_t>(kOutboxes);
+uint32_t SharedMemory::Channel::rounds_to_be_done() const { return num_sent_ + 1 - static_cast<uint32_t>(kOutboxes); }
+
+bool SharedMemory::Channel::opens_at_once() const {
   for (int64_t peer = 0; peer < shared_.world_size(); ++peer) {
-    shared_.wait_until(counters(peer).done, all_done, deadline, options_.spin);
+    if (!is_at_least(load(counters(peer).done), rounds_to_be_done())) return false;
+  }
+  return true;
+}
+
+std::byte* SharedMemory::Channel::open(Clock::time_point deadline) {
+  for (int64_t peer = 0; peer < shared_.world_size(); ++peer) {
+    shared_.wait_until(counters(peer).done, rounds_to_be_done(), deadline, options_.spin);
   }
   return outbox(shared_.rank(), num_sent_).content();
 }
@@ -178,8 +180,11 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const st
   c10d::PrefixStore store(group.name + "/shared_memory", group.store);
   size_t num_bytes = sizeof(Header);
   for (const ChannelOptions& options : channels) num_bytes += Channel::num_bytes(group.world_size(), options);
-  const Descriptor made(group.rank == 0 && willing ? make_memory(num_bytes) : -1);
-  const std::string place = willing ? fmt::format("{} {}", host_identity(), num_bytes) : "";
+  const std::optional<std::string> host = host_identity();
+  willing = willing && host.has_value();
+  const std::string place = willing ? fmt::format("{} {}", *host, num_bytes) : "";
+  const Descriptor made(willing && group.rank == 0 ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
+  if (made.get() >= 0 && ::ftruncate(made.get(), static_cast<off_t>(num_bytes)) != 0) willing = false;
   const std::vector<std::string> others =
       exchange(store, group, "place", fmt::format("{}\n{} {}", place, ::getpid(), made.get()));
 

@@ -62,8 +62,8 @@ class SharedMemory {
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
-// Used by one thread at a time. What waits throws std::runtime_error: after the deadline, after abort(), or when the
-// process of another rank has ended.
+// Used by one thread at a time; one may also send while another receives. What waits throws std::runtime_error: after
+// the deadline, after abort(), or when the process of another rank has ended.
 class SharedMemory::Channel {
  public:
   // A call that all ranks make, for the error when they do not.
@@ -78,6 +78,7 @@ class SharedMemory::Channel {
 
   // This rank's outbox of the next round, to be filled: once every rank is done with what was in it.
   std::byte* open(Clock::time_point deadline);
+  bool opens_at_once() const;
   void send(const Call& call);
 
   // The outbox of a peer in the oldest round that this rank is not done with, once it has been sent.
@@ -90,6 +91,7 @@ class SharedMemory::Channel {
   struct Counters;
   struct Outbox;
 
+  uint32_t rounds_to_be_done() const;
   Counters& counters(int64_t rank) const;
   Outbox& outbox(int64_t rank, uint32_t round) const;
 

@@ -14,7 +14,6 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr size_t kLarge = 0, kSmall = 1;
-constexpr int64_t kSmallOutboxBytes = 64 << 10;
 
 // A core that waits for a small message has nothing else to do; one that moves large ones has gradients to compute.
 constexpr microseconds kSmallSpin{50}, kLargeSpin{5};
@@ -28,7 +27,7 @@ at::Tensor view_of(std::byte* memory, int64_t num_elements, const at::Tensor& li
 }
 
 void copy(std::byte* to, const std::byte* from, const ElementRange& range, const at::Tensor& like) {
-  std::memcpy(to, from, static_cast<size_t>(range.size() * like.element_size()));
+  if (range.size() > 0) std::memcpy(to, from, static_cast<size_t>(range.size() * like.element_size()));
 }
 
 // The part of `range` from its element `begin` on, of at most `size` elements; it may be empty.
@@ -52,12 +51,12 @@ struct SharedMemoryTransfers::Exchange {
 
 std::shared_ptr<SharedMemoryTransfers> SharedMemoryTransfers::connect(const Group& group, int64_t staging_bytes,
                                                                       bool willing) {
-  const int64_t largest_element = 8;
-  const int64_t outbox_bytes =
-      std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size()) / 64 * 64;
+  const int64_t alignment = 64, largest_element = 8;
+  const int64_t wanted = std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size());
+  const int64_t outbox_bytes = (wanted + alignment - 1) / alignment * alignment;
   std::vector<SharedMemory::ChannelOptions> channels(2);
   channels[kLarge] = {.outbox_bytes = outbox_bytes, .spin = kLargeSpin};
-  channels[kSmall] = {.outbox_bytes = kSmallOutboxBytes, .spin = kSmallSpin};
+  channels[kSmall] = {.outbox_bytes = kSmallBytes, .spin = kSmallSpin};
   auto shared = SharedMemory::connect(group, channels, willing);
   return shared ? std::make_shared<SharedMemoryTransfers>(std::move(shared), group.timeout) : nullptr;
 }
@@ -86,7 +85,8 @@ int64_t SharedMemoryTransfers::gather_size(const at::Tensor& flat) const {
 }
 
 // Everyone sends each owner its elements [begin, begin + size), and adds up its own.
-void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op, int64_t begin, int64_t size) {
+void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin,
+                                          int64_t size) {
   const at::Tensor& flat = exchange.flat;
   const int64_t part_bytes = size * flat.element_size();
   std::byte* const out = large_.open(exchange.deadline);
@@ -96,7 +96,8 @@ void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op,
   }
   large_.send(exchange.call);
   const at::Tensor mine = chunk_of(exchange.range(rank_), begin, size).of(flat);
-  combine_in_rank_order(mine, rank_, world_size_, op, [&](int64_t peer) {
+  const at::Tensor sum = chunk_of({0, into.numel()}, begin, size).of(into);
+  combine_in_rank_order(sum, mine, rank_, world_size_, op, [&](int64_t peer) {
     std::byte* const in = large_.receive(peer, exchange.call, exchange.deadline);
     return view_of(in + part_of(peer, rank_) * part_bytes, mine.numel(), flat);
   });
@@ -117,41 +118,65 @@ void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin
   large_.done();
 }
 
+// After an error ranks may be in different rounds: the group is dead, here and for the others.
+template <class Body>
+void SharedMemoryTransfers::run(const Body& body) {
+  if (large_error_ != nullptr) std::rethrow_exception(large_error_);
+  try {
+    body();
+  } catch (...) {
+    large_error_ = std::current_exception();
+    shared_->abort();
+    throw;
+  }
+}
+
 // A chunk that has been added up is handed out while it is in the cache.
 void SharedMemoryTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
   const Exchange exchange = this->exchange("all_reduce", flat);
   const int64_t size = scatter_size(flat);
-  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
-    scatter_chunk(exchange, op, begin, size);
-    gather_chunk(exchange, begin, size);
-  }
+  const at::Tensor mine = exchange.range(rank_).of(flat);
+  run([&] {
+    for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
+      scatter_chunk(exchange, op, mine, begin, size);
+      gather_chunk(exchange, begin, size);
+    }
+  });
 }
 
-void SharedMemoryTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op) {
+void SharedMemoryTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
   const Exchange exchange = this->exchange("reduce_scatter", flat);
   const int64_t size = scatter_size(flat);
-  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) scatter_chunk(exchange, op, begin, size);
+  run([&] {
+    for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
+      scatter_chunk(exchange, op, into, begin, size);
+    }
+  });
 }
 
 void SharedMemoryTransfers::all_gather(const at::Tensor& flat) {
   const Exchange exchange = this->exchange("all_gather", flat);
   const int64_t size = gather_size(flat);
-  for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) gather_chunk(exchange, begin, size);
+  run([&] {
+    for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) gather_chunk(exchange, begin, size);
+  });
 }
 
 void SharedMemoryTransfers::broadcast(const at::Tensor& flat, int64_t root) {
   const Exchange exchange = this->exchange("broadcast", flat);
   const int64_t size = gather_size(flat);
-  for (int64_t begin = 0; begin < flat.numel(); begin += size) {
-    const ElementRange part = chunk_of({0, flat.numel()}, begin, size);
-    std::byte* const out = large_.open(exchange.deadline);
-    if (rank_ == root) copy(out, bytes_of(flat, begin), part, flat);
-    large_.send(exchange.call);
-    if (rank_ != root) {
-      copy(bytes_of(flat, begin), large_.receive(root, exchange.call, exchange.deadline), part, flat);
+  run([&] {
+    for (int64_t begin = 0; begin < flat.numel(); begin += size) {
+      const ElementRange part = chunk_of({0, flat.numel()}, begin, size);
+      std::byte* const out = large_.open(exchange.deadline);
+      if (rank_ == root) copy(out, bytes_of(flat, begin), part, flat);
+      large_.send(exchange.call);
+      if (rank_ != root) {
+        copy(bytes_of(flat, begin), large_.receive(root, exchange.call, exchange.deadline), part, flat);
+      }
+      large_.done();
     }
-    large_.done();
-  }
+  });
 }
 
 class SharedMemoryTransfers::Small final : public SmallAllReduce {
@@ -159,17 +184,20 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
   Small(SharedMemoryTransfers& transfers, Exchange exchange, ReduceOp op)
       : transfers_(transfers), exchange_(std::move(exchange)), op_(op) {}
 
-  void send() const {
+  bool is_sent() const override { return sent_; }
+
+  void send() {
     const at::Tensor& flat = exchange_.flat;
     std::byte* const out = transfers_.small_.open(exchange_.deadline);
     if (transfers_.world_size_ > 1) copy(out, bytes_of(flat, 0), {0, flat.numel()}, flat);
     transfers_.small_.send(exchange_.call);
+    sent_ = true;
   }
 
   void add_up() const {
     const at::Tensor& flat = exchange_.flat;
     const int64_t rank = transfers_.rank_;
-    combine_in_rank_order(flat, rank, transfers_.world_size_, op_, [&](int64_t peer) {
+    combine_in_rank_order(flat, flat, rank, transfers_.world_size_, op_, [&](int64_t peer) {
       std::byte* const in = transfers_.small_.receive(peer, exchange_.call, exchange_.deadline);
       const at::Tensor theirs = view_of(in, flat.numel(), flat);
       return peer == 0 ? theirs.clone() : theirs;  // all ranks read it
@@ -177,43 +205,65 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
     transfers_.small_.done();
   }
 
-  void set_finished(std::exception_ptr error) {
-    error_ = std::move(error);
-    finished_ = true;
-  }
-
-  void finish() override {
-    const std::lock_guard lock(transfers_.small_mutex_);
-    while (!finished_) transfers_.finish_oldest_small();
-    if (error_ != nullptr) std::rethrow_exception(error_);
-  }
+  void finish() override { transfers_.finish_small(*this); }
 
  private:
+  friend class SharedMemoryTransfers;
+
   SharedMemoryTransfers& transfers_;
   const Exchange exchange_;
   const ReduceOp op_;
+  bool sent_ = false;
   bool finished_ = false;
   std::exception_ptr error_{};
 };
 
-void SharedMemoryTransfers::finish_oldest_small() {
-  const std::shared_ptr<Small> oldest = small_started_.front();
-  small_started_.pop_front();
-  try {
-    if (small_error_ == nullptr) oldest->add_up();
-  } catch (...) {
-    small_error_ = std::current_exception();
+// Whoever waits for a small one works on the oldest, unless another thread does.
+void SharedMemoryTransfers::finish_small(const Small& wanted) {
+  std::unique_lock lock(small_mutex_);
+  while (!wanted.finished_) {
+    if (small_is_worked_on_) {
+      small_changed_.wait(lock);
+      continue;
+    }
+    small_is_worked_on_ = true;
+    const std::shared_ptr<Small> oldest = small_started_.front();
+    std::exception_ptr error = small_error_;
+    lock.unlock();
+    try {
+      if (error == nullptr && !oldest->sent_) oldest->send();
+      if (error == nullptr) oldest->add_up();
+    } catch (...) {
+      error = std::current_exception();
+      shared_->abort();
+    }
+    lock.lock();
+    small_is_worked_on_ = false;
+    small_started_.pop_front();
+    oldest->finished_ = true;
+    oldest->error_ = small_error_ = error;
+    if (error == nullptr) send_small_ones();
+    small_changed_.notify_all();
   }
-  oldest->set_finished(small_error_);
+  if (wanted.error_ != nullptr) std::rethrow_exception(wanted.error_);
+}
+
+// In order, those for which there is an outbox.
+void SharedMemoryTransfers::send_small_ones() {
+  for (const auto& small : small_started_) {
+    if (small->sent_) continue;
+    if (!small_.opens_at_once()) return;
+    small->send();
+  }
 }
 
 std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::start_small(const char* name, const at::Tensor& flat,
                                                                    ReduceOp op) {
   const std::lock_guard lock(small_mutex_);
-  if (small_started_.size() == SharedMemory::kOutboxes) finish_oldest_small();
   if (small_error_ != nullptr) std::rethrow_exception(small_error_);
   auto small = std::make_shared<Small>(*this, exchange(name, flat), op);
-  small->send();
+  const bool is_its_turn = small_started_.empty() || small_started_.back()->sent_;
+  if (is_its_turn && small_.opens_at_once()) small->send();
   small_started_.push_back(small);
   return small;
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
@@ -26,7 +27,7 @@ class SharedMemoryTransfers final : public Transfers {
   SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  void reduce_scatter(const at::Tensor& flat, ReduceOp op) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;
   void all_gather(const at::Tensor& flat) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
   void barrier() override;
@@ -40,12 +41,15 @@ class SharedMemoryTransfers final : public Transfers {
   class Small;
 
   Exchange exchange(const char* name, const at::Tensor& flat) const;
-  void scatter_chunk(const Exchange& exchange, ReduceOp op, int64_t begin, int64_t size);
+  void scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin, int64_t size);
   void gather_chunk(const Exchange& exchange, int64_t begin, int64_t size);
   int64_t scatter_size(const at::Tensor& flat) const;
   int64_t gather_size(const at::Tensor& flat) const;
   std::shared_ptr<SmallAllReduce> start_small(const char* name, const at::Tensor& flat, ReduceOp op);
-  void finish_oldest_small();
+  void finish_small(const Small& wanted);
+  void send_small_ones();
+  template <class Body>
+  void run(const Body& body);
 
   const std::shared_ptr<SharedMemory> shared_;
   const std::chrono::milliseconds timeout_;
@@ -53,8 +57,11 @@ class SharedMemoryTransfers final : public Transfers {
   const int64_t world_size_;
   Channel& large_;
   Channel& small_;
-  std::mutex small_mutex_;                            // a small one may be finished on another thread
-  std::deque<std::shared_ptr<Small>> small_started_;  // not finished, in order
+  std::exception_ptr large_error_{};
+  std::mutex small_mutex_;  // never held by one that waits for another rank
+  std::condition_variable small_changed_;
+  std::deque<std::shared_ptr<Small>> small_started_;  // not finished, in order; those sent come first
+  bool small_is_worked_on_ = false;                   // by a thread that waits for the oldest
   std::exception_ptr small_error_{};
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorIterator.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
@@ -10,18 +11,16 @@
 namespace fulgur {
 namespace {
 
-constexpr int64_t kMaxReceivedBytes = 64 << 10;
-
-void combine_piece(at::Tensor total, const at::Tensor& value, ReduceOp op) {
+void combine_piece(at::Tensor out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
-      total.add_(value);
+      at::add_out(out, a, b);
       return;
     case ReduceOp::min:
-      at::minimum_out(total, total, value);
+      at::minimum_out(out, a, b);
       return;
     case ReduceOp::max:
-      at::maximum_out(total, total, value);
+      at::maximum_out(out, a, b);
       return;
   }
 }
@@ -29,17 +28,19 @@ void combine_piece(at::Tensor total, const at::Tensor& value, ReduceOp op) {
 }  // namespace
 
 bool is_small(const at::Tensor& flat, int64_t world_size) {
-  return static_cast<int64_t>(flat.nbytes()) * (world_size - 1) <= kMaxReceivedBytes;
+  return static_cast<int64_t>(flat.nbytes()) * (world_size - 1) <= kSmallBytes;
 }
 
 // In pieces so small that ATen stays on this thread: a second team of OpenMP threads would compete with the one that
 // computes gradients.
-void combine(const at::Tensor& total, const at::Tensor& value, ReduceOp op) {
+void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   const at::NoGradGuard no_grad;
-  const int64_t size = total.numel();
+  const int64_t size = out.numel();
   for (int64_t begin = 0; begin < size; begin += at::internal::GRAIN_SIZE) {
-    const int64_t piece = std::min(at::internal::GRAIN_SIZE, size - begin);
-    combine_piece(total.narrow(0, begin, piece), value.narrow(0, begin, piece), op);
+    const auto piece = [&](const at::Tensor& whole) {
+      return whole.narrow(0, begin, std::min(at::internal::GRAIN_SIZE, size - begin));
+    };
+    combine_piece(piece(out), piece(a), piece(b), op);
   }
 }
 

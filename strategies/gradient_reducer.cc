@@ -175,6 +175,13 @@ bool GradientReducer::reduces_in_sums(size_t b) const {
          (!buckets_[b].has_sums || data_.world_size() == 1);
 }
 
+// Without a pass of its own: the first gradients of a window, if their sums are in one piece, and where the bucket is.
+bool GradientReducer::can_reduce_into_sums(size_t b) const {
+  const Bucket& bucket = buckets_[b];
+  return !bucket.is_in_sums && !bucket.has_sums && bucket.memory.size() == 1 &&
+         bucket.memory.front().device() == bucket.gradients.device();
+}
+
 void GradientReducer::begin_in_sums(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.is_added_to = bucket.has_sums;
@@ -221,7 +228,10 @@ void GradientReducer::ensure_memory(size_t b) {
 void GradientReducer::launch(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.launched = true;
-  if (options_.shard) {
+  bucket.goes_into_sums = options_.shard && can_reduce_into_sums(b);
+  if (bucket.goes_into_sums) {
+    bucket.work = data_.reduce_scatter(bucket.gradients, ReduceOp::sum, bucket.memory.front());
+  } else if (options_.shard) {
     bucket.work = data_.reduce_scatter(bucket.gradients);
   } else if (options_.rank_order) {
     static_cast<void>(data_.reduce_scatter(bucket.gradients));
@@ -286,7 +296,8 @@ void GradientReducer::add_to_sums(size_t b) {
     if (!measures_) return;
     bucket.norms.push_back(at::linalg_vector_norm(sum, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
   };
-  if (bucket.is_in_sums) {
+  if (bucket.goes_into_sums) bucket.sums = bucket.memory;
+  if (bucket.is_in_sums || bucket.goes_into_sums) {
     bucket.has_sums = true;
     return measure(bucket.sums.front());
   }

@@ -84,6 +84,7 @@ class GradientReducer {
     std::vector<at::Tensor> spare{};   // given back
     bool is_in_sums = false;           // `gradients` are `sums`
     bool is_added_to = false;          // they hold those of further micro-batches already
+    bool goes_into_sums = false;       // what is reduced does
     std::vector<at::Tensor> sums{};    // that, or its fp32 where 16-bit sums were added
     bool has_sums = false;
     std::vector<at::Tensor> arrived{};  // by slot: gradients that the keeper is to bring into the bucket
@@ -102,6 +103,7 @@ class GradientReducer {
   void launch_rest(size_t end);
   bool keeps_sums() const { return options_.make_sums != nullptr; }
   bool reduces_in_sums(size_t bucket) const;
+  bool can_reduce_into_sums(size_t bucket) const;
   void begin_in_sums(size_t bucket);
   void add_to_sums(size_t bucket);
   void finish_oldest();

@@ -64,10 +64,10 @@ class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::
   int64_t world_size() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
 
-  // Also with fewer elements than ranks, ends that are uneven, and several chunks.
+  // Also with fewer elements than ranks, ends that are uneven, and several chunks; small all_reduces, and a large one.
   void for_each_size(const std::function<void(World&, int64_t)>& body) const {
     run_ranks(world_size(), little_staging(std::get<2>(GetParam())), [&](World& world) {
-      for (const int64_t size : {1, 2, 5, 64, 1003}) body(world, size);
+      for (const int64_t size : {1, 2, 5, 64, 1003, 20011}) body(world, size);
     });
   }
 };
@@ -88,7 +88,11 @@ TEST_P(EveryCollective, ReduceScatterGivesEachRankItsRange) {
       const at::Tensor flat = values_of(world.rank(), size, dtype());
       world.data().reduce_scatter(flat, op).wait();
       const ElementRange mine = rank_range(size, world.rank(), world_size());
-      EXPECT_TRUE(mine.of(flat).equal(mine.of(reduced(world_size(), size, dtype(), op))));
+      const at::Tensor expected = mine.of(reduced(world_size(), size, dtype(), op));
+      EXPECT_TRUE(mine.of(flat).equal(expected));
+      const at::Tensor into = torch::zeros({mine.size()}, dtype());
+      world.data().reduce_scatter(values_of(world.rank(), size, dtype()), op, into).wait();
+      EXPECT_TRUE(into.equal(expected));
     }
   });
 }
@@ -115,7 +119,7 @@ TEST_P(EveryCollective, BroadcastGivesTheRootsValues) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, EveryCollective,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                         ::testing::Combine(::testing::Values(2, 3, 4),
                                             ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
                                                               at::kInt, at::kLong, at::kByte, at::kBool),
                                             ::testing::Values(Through::shared_memory, Through::gloo)),
@@ -123,6 +127,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EveryCollective,
                            return std::to_string(std::get<0>(param.param)) + "_" +
                                   c10::toString(std::get<1>(param.param)) + "_" + name_of(std::get<2>(param.param));
                          });
+
+INSTANTIATE_TEST_SUITE_P(Alone, EveryCollective,
+                         ::testing::Combine(::testing::Values(1), ::testing::Values(at::kFloat, at::kBool),
+                                            ::testing::Values(Through::shared_memory)));
 
 TEST(RankRange, CoversTheTensorInOrder) {
   for (const int64_t world_size : {1, 2, 3, 4, 7}) {
@@ -143,7 +151,7 @@ class RankOrder : public ::testing::TestWithParam<std::tuple<int64_t, Through>> 
 std::vector<at::Tensor> noise(int64_t world_size, at::ScalarType dtype) {
   torch::manual_seed(1);
   std::vector<at::Tensor> values;
-  for (int64_t rank = 0; rank < world_size; ++rank) values.push_back(torch::randn({1003}).to(dtype));
+  for (int64_t rank = 0; rank < world_size; ++rank) values.push_back(torch::randn({20011}).to(dtype));
   return values;
 }
 
@@ -158,7 +166,7 @@ TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
     run_ranks(world_size, options, [&](World& world) {
       const at::Tensor scattered = values[static_cast<size_t>(world.rank())].clone();
       world.data().reduce_scatter(scattered).wait();
-      const ElementRange mine = rank_range(1003, world.rank(), world.world_size());
+      const ElementRange mine = rank_range(20011, world.rank(), world.world_size());
       EXPECT_TRUE(mine.of(scattered).equal(mine.of(expected)));
       const at::Tensor all = values[static_cast<size_t>(world.rank())].clone();
       world.data().all_reduce(all).wait();
@@ -188,9 +196,10 @@ TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
     }
     world.control().barrier();  // does not wait for them
     for (size_t i = 0; i < 6; ++i) works[world.rank() % 2 == 0 ? i : 5 - i].wait();
-    for (const at::Tensor& bucket : buckets) {
-      const at::Tensor mine = rank_range(bucket.numel(), world.rank(), 3).of(bucket);
-      EXPECT_TRUE(mine.eq(6.0).all().item<bool>());
+    for (size_t i = 0; i < 6; ++i) {
+      const ElementRange whole{0, buckets[i].numel()};
+      const ElementRange got = i % 3 == 0 ? whole : rank_range(whole.end, world.rank(), 3);
+      EXPECT_TRUE(got.of(buckets[i]).eq(6.0).all().item<bool>());
     }
   });
 }
@@ -208,6 +217,57 @@ TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
     }
     for (size_t i = 0; i < 40; ++i) works[world.rank() % 2 == 0 ? i : 39 - i].wait();
     for (int64_t i = 0; i < 40; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(3 + 3 * i).all().item<bool>());
+  });
+}
+
+// Rank 0 starts all of its own before it meets the other, which starts none before.
+TEST_P(Collectives, StartingManySmallOnesWaitsForNobody) {
+  run_ranks(2, over(GetParam(), patient()), [](World& world) {
+    std::vector<at::Tensor> sums;
+    std::vector<Work> works;
+    const auto start_all = [&] {
+      for (int64_t i = 0; i < 20; ++i) {
+        sums.push_back(torch::full({i + 1}, world.rank() + i));
+        works.push_back(world.data().all_reduce(sums.back()));
+      }
+    };
+    if (world.rank() == 0) start_all();
+    world.control().barrier();
+    if (world.rank() == 1) start_all();
+    for (Work& work : works) work.wait();
+    for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(1 + 2 * i).all().item<bool>());
+  });
+}
+
+// One waits for all of them at once, while the other still needs it to meet: they go on without a thread that waits.
+TEST_P(Collectives, SmallOnesThatAreStartedGoOn) {
+  run_ranks(2, over(GetParam(), patient()), [](World& world) {
+    std::vector<at::Tensor> sums;
+    std::vector<Work> works;
+    for (int64_t i = 0; i < 20; ++i) {
+      sums.push_back(torch::full({i + 1}, world.rank() + i));
+      works.push_back(world.data().all_reduce(sums.back()));
+    }
+    if (world.rank() == 0) world.control().barrier();
+    for (Work& work : works) work.wait();
+    if (world.rank() == 1) world.control().barrier();
+    for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(1 + 2 * i).all().item<bool>());
+  });
+}
+
+TEST_P(Collectives, GroupsOfOneRankGetTheirOwn) {
+  run_ranks(2, over(GetParam(), patient()), [](World& world) {
+    const auto alone = world.data().sub_group({1});
+    ASSERT_EQ(alone != nullptr, world.rank() == 1);
+    if (alone == nullptr) return;
+    const at::Tensor into = torch::zeros({5}), values = torch::arange(5.0);
+    alone->all_reduce(values).wait();
+    alone->reduce_scatter(values, ReduceOp::sum, into).wait();
+    EXPECT_TRUE(into.equal(torch::arange(5.0)));
+    alone->all_gather(values).wait();
+    alone->broadcast(values, 0).wait();
+    alone->barrier();
+    EXPECT_TRUE(values.equal(torch::arange(5.0)));
   });
 }
 
@@ -239,6 +299,9 @@ TEST(Collective, RefusesWhatItCannotSend) {
       EXPECT_THAT(refusal(torch::zeros({4, 4})), HasSubstr("pass tensor.view({-1})"));
       EXPECT_THAT(refusal(torch::zeros({8}).slice(0, 0, 8, 2)), HasSubstr("contiguous"));
       EXPECT_THAT(refusal(torch::zeros({4}, at::kComplexFloat)), HasSubstr("does not take ComplexFloat"));
+      EXPECT_THAT(message_of<c10::ValueError>(
+                      [&] { world.data().reduce_scatter(torch::zeros({4}), ReduceOp::sum, torch::zeros({9})).wait(); }),
+                  HasSubstr("into 9 elements of Float on cpu, but this rank's range has"));
       EXPECT_THAT(message_of<c10::ValueError>([&] { world.data().broadcast(torch::zeros({4}), 7).wait(); }),
                   HasSubstr("broadcast from rank 7"));
       EXPECT_THAT(message_of<c10::ValueError>([&] { world.data().sub_group({0, 0}); }), HasSubstr("twice"));
@@ -288,13 +351,11 @@ TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Calls, Timeout,
-                         ::testing::Combine(::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast",
-                                                              "barrier"),
-                                            ::testing::Values(Through::shared_memory, Through::gloo)),
-                         [](const auto& param) {
-                           return std::string(std::get<0>(param.param)) + "_" + name_of(std::get<1>(param.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Calls, Timeout,
+    ::testing::Combine(::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"),
+                       ::testing::Values(Through::shared_memory, Through::gloo)),
+    [](const auto& param) { return std::string(std::get<0>(param.param)) + "_" + name_of(std::get<1>(param.param)); });
 
 TEST_P(Collectives, RanksThatMakeDifferentCallsAreToldWhich) {
   std::atomic<int> num_failed = 0;

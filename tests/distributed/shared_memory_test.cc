@@ -9,6 +9,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "core/error.h"
+#include "distributed/network.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -108,6 +110,14 @@ TEST(SharedMemory, ToldToGiveUpAllDo) {
   });
   memories[1]->abort();
   waits.join();
+}
+
+TEST(SharedMemory, CanBeTurnedOff) {
+  EXPECT_TRUE(allows_shared_memory({}));
+  EXPECT_TRUE(allows_shared_memory({{"FULGUR_SHARED_MEMORY", "1"}}));
+  EXPECT_FALSE(allows_shared_memory({{"FULGUR_SHARED_MEMORY", "0"}}));
+  EXPECT_EQ(message_of<UsageError>([] { allows_shared_memory({{"FULGUR_SHARED_MEMORY", "no"}}); }),
+            "FULGUR_SHARED_MEMORY is 'no'; set it to 0 or 1, or leave it unset");
 }
 
 TEST(SharedMemory, RefusesAnotherCall) {

@@ -221,7 +221,7 @@ class NoCollective final : public Collective {
   int64_t rank() const override { return 0; }
   int64_t world_size() const override { return 2; }
   Work all_reduce(at::Tensor, ReduceOp) override { fail(); }
-  Work reduce_scatter(at::Tensor, ReduceOp) override { fail(); }
+  Work reduce_scatter(at::Tensor, ReduceOp, at::Tensor) override { fail(); }
   Work all_gather(at::Tensor) override { fail(); }
   Work broadcast(at::Tensor, int64_t) override { fail(); }
   void barrier() override { fail(); }

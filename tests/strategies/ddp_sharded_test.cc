@@ -249,7 +249,8 @@ TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
     with_shard(world, [&](const FlatParameters& flat, OptimizerShard& shard, const Optimizer::Group& group) {
       const int64_t size = shard.range(0).size();
       const at::Tensor gradient = torch::arange(size, at::kFloat) + static_cast<double>(world.rank() * size);
-      shard.update(0, 0, 0, group, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {});
+      shard.update(0, 0, 0, group, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {},
+                   /*late=*/false);
       const auto state = shard.gather(0, 3, world.data());
       const std::lock_guard lock(mutex);
       saved = state;

@@ -268,14 +268,14 @@ TEST(DelayedUpdateTest, RanksHaveTheSameParametersWhateverTheBase) {
 // lambda/2 x^2 by SGD: the synchronous one converges up to lr * lambda = 2, the late one up to 1.
 struct Quadratic : Module {
   at::Tensor x = register_parameter("x", torch::ones({1}));
-  double lr;
-  explicit Quadratic(double its_lr) : lr(its_lr) {}
+  double lr, momentum;
+  Quadratic(double its_lr, double its_momentum) : lr(its_lr), momentum(its_momentum) {}
   at::Tensor training_step(const Batch&, int64_t) override { return x.square().sum() * 0.5; }
-  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = lr}); }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = lr, .momentum = momentum}); }
 };
 
-double where_it_ends(double lr, const StrategyChoice& choice) {
-  const auto module = make_module<Quadratic>(lr);
+double where_it_ends(double lr, const StrategyChoice& choice, double momentum = 0) {
+  const auto module = make_module<Quadratic>(lr, momentum);
   TrainerOptions options = testing::quiet({.strategy = choice, .max_steps = 2000});
   Trainer(options).fit(module, {.train = testing::tiny_loader()});
   return module->x.abs().item<double>();
@@ -287,6 +287,16 @@ TEST(DelayedUpdateTest, ConvergesUpToHalfTheLearningRate) {
   EXPECT_GT(where_it_ends(1.01, delayed), 1e2);
   EXPECT_LT(where_it_ends(1.99, "single_device"), 1e-2);
   EXPECT_GT(where_it_ends(2.01, "single_device"), 1e2);
+}
+
+// With momentum m it takes far less: roots of (z - 1)(z - m) + lr * lambda are inside of the unit circle up to 1 - m,
+// those of the synchronous (z - 1)(z - m) + lr * lambda * z up to 2 (1 + m).
+TEST(DelayedUpdateTest, WithMomentumConvergesUpToAFarSmallerLearningRate) {
+  const DelayedUpdate delayed{.base = "single_device"};
+  EXPECT_LT(where_it_ends(0.09, delayed, 0.9), 1e-2);
+  EXPECT_GT(where_it_ends(0.11, delayed, 0.9), 1e2);
+  EXPECT_LT(where_it_ends(3.7, "single_device", 0.9), 1e-2);
+  EXPECT_GT(where_it_ends(3.9, "single_device", 0.9), 1e2);
 }
 
 // SGD whose updates take their time, or fail.

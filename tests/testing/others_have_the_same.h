@@ -15,7 +15,10 @@ class OthersHaveTheSame final : public Collective {
   int64_t rank() const override { return 0; }
   int64_t world_size() const override { return world_size_; }
   Work all_reduce(at::Tensor, ReduceOp) override { return {}; }
-  Work reduce_scatter(at::Tensor, ReduceOp) override { return {}; }
+  Work reduce_scatter(at::Tensor flat, ReduceOp, at::Tensor into) override {
+    if (into.defined()) into.copy_(rank_range(flat.numel(), 0, world_size_).of(flat));
+    return {};
+  }
   Work all_gather(at::Tensor flat) override {
     const at::Tensor own = rank_range(flat.numel(), 0, world_size_).of(flat);
     for (int64_t rank = 1; rank < world_size_; ++rank) {

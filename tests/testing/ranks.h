@@ -8,8 +8,9 @@
 namespace fulgur::testing {
 
 // Runs `body` once per rank, each in a thread of its own, connected by shared memory, or else by Gloo over the loopback
-// interface. Trainers in it run on these ranks. Threads of ATen: one per rank. If ranks throw, the others are told, as in a run of processes, and
-// the first one's exception comes out. Timeout: 20 s, unless the options say otherwise; heartbeats every 0.1 s.
+// interface. Trainers in it run on these ranks. Threads of ATen: one per rank. If ranks throw, the others are told, as
+// in a run of processes, and the first one's exception comes out. Timeout: 20 s, unless the options say otherwise;
+// heartbeats every 0.1 s.
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body);
 void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body);
 
