@@ -295,8 +295,8 @@ TEST(DelayedUpdateTest, WithMomentumConvergesUpToAFarSmallerLearningRate) {
   const DelayedUpdate delayed{.base = "single_device"};
   EXPECT_LT(where_it_ends(0.09, delayed, 0.9), 1e-2);
   EXPECT_GT(where_it_ends(0.11, delayed, 0.9), 1e2);
-  EXPECT_LT(where_it_ends(3.7, "single_device", 0.9), 1e-2);
-  EXPECT_GT(where_it_ends(3.9, "single_device", 0.9), 1e2);
+  EXPECT_LT(where_it_ends(3.795, "single_device", 0.9), 1e-2);
+  EXPECT_GT(where_it_ends(3.805, "single_device", 0.9), 1e2);
 }
 
 // SGD whose updates take their time, or fail.
