@@ -69,12 +69,14 @@ def command_of(program, kind, width, steps, depth=3):
 
 
 def bytes_of_a_step(program, kind, width):
-    """What more steps send, in units of the model's bytes and of a rank."""
+    """What more steps send over the network, in units of the model's bytes and of a rank."""
+    os.environ["FULGUR_SHARED_MEMORY"] = "0"
     sent = []
     for steps in (5, 25):
         before = sent_bytes()
         run(command_of(program, kind, width, steps), 2)
         sent.append(sent_bytes() - before)
+    del os.environ["FULGUR_SHARED_MEMORY"]
     return (sent[1] - sent[0]) / 20 / 2 / num_bytes(width)
 
 

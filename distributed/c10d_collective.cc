@@ -15,6 +15,7 @@
 #include "core/error.h"
 #include "core/serial_worker.h"
 #include "core/trace.h"
+#include "distributed/c10d_op.h"
 #include "distributed/detached_call.h"
 #include "distributed/gloo_transfers.h"
 #include "distributed/shared_memory_transfers.h"
@@ -35,17 +36,6 @@ struct Call {
 at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
 ReduceOp number_op(const at::Tensor& flat, ReduceOp op) {
   return flat.scalar_type() == at::kBool && op == ReduceOp::sum ? ReduceOp::max : op;
-}
-
-c10d::ReduceOp c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::min:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::max:
-      return c10d::ReduceOp::MAX;
-    default:
-      return c10d::ReduceOp::SUM;
-  }
 }
 
 // One view per rank.

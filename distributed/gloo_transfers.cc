@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/c10d_op.h"
+
 namespace fulgur {
 namespace {
 
@@ -16,17 +18,6 @@ using Transfer = c10::intrusive_ptr<c10d::Work>;
 
 // Messages between two ranks that have the same tag arrive in the order they are sent.
 constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
-
-c10d::ReduceOp c10d_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::min:
-      return c10d::ReduceOp::MIN;
-    case ReduceOp::max:
-      return c10d::ReduceOp::MAX;
-    default:
-      return c10d::ReduceOp::SUM;
-  }
-}
 
 // Throws what the backend does, or std::runtime_error after an abort.
 void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point deadline) {

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -213,7 +214,7 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
   SharedMemoryTransfers& transfers_;
   const Exchange exchange_;
   const ReduceOp op_;
-  bool sent_ = false;
+  std::atomic<bool> sent_ = false;  // set by the thread that works on it, too
   bool finished_ = false;
   std::exception_ptr error_{};
 };

@@ -21,7 +21,7 @@ class SmallAllReduce {
   virtual bool is_sent() const { return true; }
 };
 
-// How the ranks of a group exchange flat tensors that lie in the memory of the host. All work in place. Calls block;
+// How the ranks of a group exchange flat tensors that lie in the memory of the host. Calls block;
 // one thread at a time, and every rank makes the same calls in the same order. A reduction adds in the order of ranks,
 // ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor where the tensor begins, but for an all_reduce of
 // Gloo's own.

@@ -18,7 +18,7 @@
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;         // of this rank: Gloo on the CPU, NCCL on CUDA
+  c10::Device device = c10::kCPU;         // of this rank: see C10dCollective
   double timeout_s = 1800;                // of every collective
   double connect_timeout_s = 300;         // until every rank has come
   double heartbeat_interval_s = 0.4;      // a rank whose heartbeat stops is found dead after two

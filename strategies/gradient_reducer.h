@@ -84,7 +84,7 @@ class GradientReducer {
     std::vector<at::Tensor> spare{};   // given back
     bool is_in_sums = false;           // `gradients` are `sums`
     bool is_added_to = false;          // they hold those of further micro-batches already
-    bool goes_into_sums = false;       // what is reduced does
+    bool goes_into_sums = false;       // the reduce_scatter writes `sums`; `gradients` are of the pool
     std::vector<at::Tensor> sums{};    // that, or its fp32 where 16-bit sums were added
     bool has_sums = false;
     std::vector<at::Tensor> arrived{};  // by slot: gradients that the keeper is to bring into the bucket

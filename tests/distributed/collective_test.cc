@@ -220,38 +220,46 @@ TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
   });
 }
 
+// Twenty small all_reduces, more than are kept at a time.
+class SmallOnes {
+ public:
+  explicit SmallOnes(World& world) : world_(world) {}
+  void start() {
+    for (int64_t i = 0; i < 20; ++i) {
+      sums_.push_back(torch::full({i + 1}, world_.rank() + i));
+      works_.push_back(world_.data().all_reduce(sums_.back()));
+    }
+  }
+  void wait() {
+    for (Work& work : works_) work.wait();
+    for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(sums_[static_cast<size_t>(i)].eq(1 + 2 * i).all().item<bool>());
+  }
+
+ private:
+  World& world_;
+  std::vector<at::Tensor> sums_;
+  std::vector<Work> works_;
+};
+
 // Rank 0 starts all of its own before it meets the other, which starts none before.
 TEST_P(Collectives, StartingManySmallOnesWaitsForNobody) {
   run_ranks(2, over(GetParam(), patient()), [](World& world) {
-    std::vector<at::Tensor> sums;
-    std::vector<Work> works;
-    const auto start_all = [&] {
-      for (int64_t i = 0; i < 20; ++i) {
-        sums.push_back(torch::full({i + 1}, world.rank() + i));
-        works.push_back(world.data().all_reduce(sums.back()));
-      }
-    };
-    if (world.rank() == 0) start_all();
+    SmallOnes ones(world);
+    if (world.rank() == 0) ones.start();
     world.control().barrier();
-    if (world.rank() == 1) start_all();
-    for (Work& work : works) work.wait();
-    for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(1 + 2 * i).all().item<bool>());
+    if (world.rank() == 1) ones.start();
+    ones.wait();
   });
 }
 
-// One waits for all of them at once, while the other still needs it to meet: they go on without a thread that waits.
+// Rank 1 waits for all of them, while rank 0 waits to meet it: they go on without a thread that waits.
 TEST_P(Collectives, SmallOnesThatAreStartedGoOn) {
   run_ranks(2, over(GetParam(), patient()), [](World& world) {
-    std::vector<at::Tensor> sums;
-    std::vector<Work> works;
-    for (int64_t i = 0; i < 20; ++i) {
-      sums.push_back(torch::full({i + 1}, world.rank() + i));
-      works.push_back(world.data().all_reduce(sums.back()));
-    }
+    SmallOnes ones(world);
+    ones.start();
     if (world.rank() == 0) world.control().barrier();
-    for (Work& work : works) work.wait();
+    ones.wait();
     if (world.rank() == 1) world.control().barrier();
-    for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(1 + 2 * i).all().item<bool>());
   });
 }
 
