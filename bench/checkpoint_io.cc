@@ -87,7 +87,9 @@ void write_checkpoint(const fs::path& folder, const std::vector<NamedTensors>& f
     Manifest manifest;
     for (size_t i = 0; i < files.size(); ++i) {
       const std::string name = fmt::format("{}.safetensors", i);
-      const FileDigest digest = write_safetensors(temporary / name, files[i]);
+      FileWriter file(temporary / name);
+      write_safetensors(file, files[i]);
+      const FileDigest digest = file.sync_and_close();
       manifest.files.push_back({name, digest.num_bytes, digest.xxh3});
     }
     write_manifest(temporary, manifest);

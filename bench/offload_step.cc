@@ -1,6 +1,7 @@
 // What a step of zero_offload and of delayed_update costs on a CPU, where one thread computes the step and one the
-// update, for batches so small or so large that the update takes from 0.8 to 0.1 of forward and backward. Beside them
-// the synchronous step that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW, fp32.
+// update, for updates that take from 0.05 to 3 times as long as forward and backward. Beside them the synchronous step
+// that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW, fp32; large batches make forward
+// and backward longer, tables that enter the loss by their mean make the update longer.
 //   ./bazelw run //bench:offload_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -22,16 +23,21 @@ constexpr double kBucketMib = 2.1;  // a layer
 
 struct Mlp : Module {
   torch::nn::Sequential layers;
-  Mlp() {
+  std::vector<at::Tensor> tables;
+  explicit Mlp(int64_t num_tables) {
     using namespace torch::nn;
     for (int64_t i = 0; i < kLayers; ++i) {
       layers->push_back(Linear(kWidth, kWidth));
       layers->push_back(ReLU());
     }
     register_module("layers", layers);
+    for (int64_t i = 0; i < num_tables; ++i)
+      tables.push_back(register_parameter(fmt::format("table{}", i), torch::zeros({kWidth, kWidth})));
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    return torch::nn::functional::mse_loss(layers->forward(batch["x"]), batch["x"]);
+    at::Tensor loss = torch::nn::functional::mse_loss(layers->forward(batch["x"]), batch["x"]);
+    for (const at::Tensor& table : tables) loss = loss + table.mean();
+    return loss;
   }
   Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-5}); }
 };
@@ -39,10 +45,11 @@ struct Mlp : Module {
 // A strategy with a model of its own, as a Trainer would drive it.
 class Steps {
  public:
-  Steps(const StrategyChoice& choice, int num_threads) : num_threads_(num_threads), strategy_(choice.make("auto")) {
+  Steps(const StrategyChoice& choice, int num_threads, int64_t num_tables)
+      : num_threads_(num_threads), strategy_(choice.make("auto")) {
     at::set_num_threads(num_threads);
     seed_everything(1);
-    module_ = make_module<Mlp>();
+    module_ = make_module<Mlp>(num_tables);
     strategy_->setup(*module_, {.devices = {c10::kCPU}, .world = alone_});
     strategy_->setup_optimizers(module_->configure_optimizers());
   }
@@ -70,12 +77,18 @@ class Steps {
   std::shared_ptr<Mlp> module_;
 };
 
-void compare(int64_t batch_size, int rounds) {
+struct Load {
+  int64_t batch_size = 1;
+  int64_t num_tables = 0;
+};
+
+void compare(const Load& load, int rounds) {
+  const auto [batch_size, num_tables] = load;
   const Batch batch{{"x", torch::randn({batch_size, kWidth})}};
-  Steps one_thread("single_device", 1);
-  Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1);
-  Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1);
-  Steps both_cores("single_device", 2);
+  Steps one_thread("single_device", 1, num_tables);
+  Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, num_tables);
+  Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, num_tables);
+  Steps both_cores("single_device", 2, num_tables);
   one_thread.run(batch);  // so that there are gradients
   const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(batch); }},
                                                  {"delayed_update", [&] { delayed.run(batch); }},
@@ -89,7 +102,7 @@ void compare(int64_t batch_size, int rounds) {
                                                  {"the fused update alone", [&] {
                                                     for (int64_t i = 0; i < kSteps; ++i) one_thread.update();
                                                   }}};
-  fmt::print("batches of {}\n", batch_size);
+  fmt::print("batches of {}, {} tables\n", batch_size, num_tables);
   const auto timings = bench::side_by_side("step", kSteps, contenders, rounds);
   const double compute = timings[4].seconds, update = timings[5].seconds;
   fmt::print(
@@ -102,5 +115,18 @@ void compare(int64_t batch_size, int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const int64_t batch_size : {1, 4, 8, 12, 16, 24, 48, 192}) compare(batch_size, rounds);
+  for (const Load& load : {Load{.num_tables = 48},
+                           {.num_tables = 12},
+                           {.num_tables = 4},
+                           {},
+                           {4},
+                           {8},
+                           {12},
+                           {16},
+                           {24},
+                           {48},
+                           {192},
+                           {768}}) {
+    compare(load, rounds);
+  }
 }

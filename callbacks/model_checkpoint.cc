@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <limits>
 #include <ranges>
+#include <system_error>
 #include <utility>
 
 #include "core/error.h"
@@ -77,6 +77,16 @@ std::string format_filename(std::string_view pattern, const FilenameValues& valu
   return name;
 }
 
+// Of a folder beside the others, whatever the fields are.
+void check_filename(const std::string& pattern) {
+  const std::string name = format_filename(pattern, {.epoch = 0, .step = 0, .metrics = nullptr});
+  if (!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos) return;
+  throw UsageError(
+      fmt::format("ModelCheckpoint: filename = '{}' is to be the name of a folder, without '/' and '..'; write the "
+                  "folder that it is to be in as dirpath",
+                  pattern));
+}
+
 }  // namespace
 
 void ModelCheckpointOptions::describe(FieldVisitor& visit) {
@@ -93,7 +103,7 @@ void ModelCheckpointOptions::describe(FieldVisitor& visit) {
 
 ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
   check_fields("ModelCheckpoint", options_);
-  format_filename(options_.filename, {.epoch = 0, .step = 0, .metrics = nullptr});
+  check_filename(options_.filename);
   options_.mode = canonical_name(options_.mode);
   if (options_.filename == "last" || options_.filename == "best") {
     throw UsageError(
@@ -113,8 +123,9 @@ std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(Options options) {
   return std::make_shared<ModelCheckpoint>(std::move(options));
 }
 
-void ModelCheckpoint::setup(TrainerControl&, EntryPoint entry_point) {
+void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) return;
+  folder_ = folder(trainer);
   saved_.clear();
   validated_ = false;
   last_step_ = 0;
@@ -139,7 +150,6 @@ void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
 void ModelCheckpoint::save(TrainerControl& trainer) {
   if (options_.save_top_k == 0) return;
   const double new_score = score(trainer);
-  if (!worth_saving(new_score)) return;
   const Saved saved{path_for(trainer), new_score, false};
   std::erase_if(saved_, [&](const Saved& other) { return other.path == saved.path; });  // somebody has removed it
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
@@ -150,37 +160,61 @@ void ModelCheckpoint::save(TrainerControl& trainer) {
   trainer.save_checkpoint(saved.path, how);
 }
 
-// An older one goes only when there are enough that are whole.
+// The newest of ours stays, and the best of those that are whole.
 void ModelCheckpoint::on_checkpoint_saved(TrainerControl& trainer, const fs::path& folder) {
-  for (Saved& saved : saved_) saved.whole |= saved.path == folder;
-  while (options_.save_top_k > 0 && std::ranges::count(saved_, true, &Saved::whole) > options_.save_top_k) {
-    const auto worst = std::ranges::find(saved_.rbegin(), saved_.rend(), true, &Saved::whole);
-    trainer.remove_checkpoint(worst->path);
-    saved_.erase(std::next(worst).base());
+  const auto newest = std::ranges::find(saved_, folder, &Saved::path);
+  if (newest == saved_.end()) return;
+  newest->whole = true;
+  if (options_.save_top_k < 0) return;
+  std::vector<Saved> kept, surplus;
+  int64_t num_best = 0;
+  for (const Saved& saved : saved_) {
+    const bool is_best = saved.whole && num_best++ < options_.save_top_k;
+    (is_best || !saved.whole || saved.path == folder ? kept : surplus).push_back(saved);
   }
+  saved_ = std::move(kept);
+  for (const Saved& saved : surplus) trainer.remove_checkpoint(saved.path);
 }
 
 State ModelCheckpoint::state() const {
   State state;
   state.set("validated", validated_);
   state.set("last_step", last_step_);
+  state.set("monitor", options_.monitor);
+  state.set("mode", options_.mode);
   state.set("num_saved", static_cast<int64_t>(saved_.size()));
   for (size_t i = 0; i < saved_.size(); ++i) {
-    state.set(fmt::format("saved/{}/path", i), saved_[i].path.string());
+    state.set(fmt::format("saved/{}/name", i), saved_[i].path.filename().string());
     state.set(fmt::format("saved/{}/score", i), saved_[i].score);
   }
   return state;
 }
 
-// Those that are still there.
+// Those that are still there, in the folder of this run: it may be a copy of another, or follow it. A score of another
+// monitor says nothing.
 void ModelCheckpoint::load_state(const State& state) {
   validated_ = state.get<bool>("validated");
   last_step_ = state.get<int64_t>("last_step");
+  const auto is_as_now = [&](std::string_view what, const std::string& now) {
+    const auto* before = state.find<std::string>(what);
+    return before == nullptr || *before == now;
+  };
+  const bool same_scores = is_as_now("monitor", options_.monitor) && is_as_now("mode", options_.mode);
   saved_.clear();
   for (int64_t i = 0; i < state.get<int64_t>("num_saved"); ++i) {
-    const fs::path path = state.get<std::string>(fmt::format("saved/{}/path", i));
-    if (fs::exists(path)) saved_.push_back({path, state.get<double>(fmt::format("saved/{}/score", i)), true});
+    const std::optional<fs::path> path = path_of_saved(state.child(fmt::format("saved/{}", i)));
+    const auto score = state.get<double>(fmt::format("saved/{}/score", i));
+    if (path && fs::exists(*path)) saved_.push_back({*path, same_scores ? score : kNan, true});
   }
+}
+
+// Older states have the whole path of each.
+std::optional<fs::path> ModelCheckpoint::path_of_saved(const State& saved) const {
+  if (const auto* name = saved.find<std::string>("name")) return folder_ / fs::path(*name).filename();
+  const fs::path path = saved.get<std::string>("path");
+  std::error_code error;
+  const bool is_ours = fs::equivalent(path.parent_path(), folder_, error);
+  return is_ours ? std::optional(folder_ / path.filename()) : std::nullopt;
 }
 
 fs::path ModelCheckpoint::folder(TrainerControl& trainer) const {
@@ -199,11 +233,6 @@ double ModelCheckpoint::score(TrainerControl& trainer) const {
   const auto metric = metrics.find(options_.monitor);
   if (metric != metrics.end()) return trainer.from_rank_zero(metric->second);
   throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
-}
-
-bool ModelCheckpoint::worth_saving(double score) const {
-  const auto limit = static_cast<size_t>(options_.save_top_k);             // -1: no limit
-  return saved_.size() < limit || better(score, saved_[limit - 1].score);  // those behind are about to be removed
 }
 
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ struct ModelCheckpointOptions {
   std::string filename = "{epoch}-{step}";
   std::string monitor{};            // the metric that tells which are best; empty: the newest
   std::string mode = "min";         // min or max: which value of it is better
-  int64_t save_top_k = 1;           // how many to keep; -1: all, 0: none
+  int64_t save_top_k = 1;           // how many of the best to keep; -1: all, 0: save none
   int64_t every_n_epochs = 1;       // epochs from one save to the next
   int64_t every_n_train_steps = 0;  // optimizer steps from one save to the next, and not at ends of epochs; 0: off
   bool save_weights_only = false;   // no run can go on from them
@@ -26,11 +27,12 @@ struct ModelCheckpointOptions {
 };
 
 // Saves checkpoints at the end of training epochs (of those that validated, if fit validates), or every so many steps,
-// and keeps the best. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside them `last` points to the
-// newest one and, with a monitor, `best` to the best. Of equals the older one stays; NaN is worse than everything. An
-// older one is removed once the newer one is whole, and never the one that the run went on from. Options are checked in
-// the constructor: UsageError. Which metrics there are is known only once an epoch has logged them: a monitor or
-// filename field that nobody logged ends the run at its first save: SetupError.
+// and keeps the best of them, and the newest too. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside
+// them `last` points to the newest one and, with a monitor, `best` to the best. Of equals the older one stays; NaN is
+// worse than everything. An older one is removed once the newer one is whole; never the one that the run went on from,
+// nor one outside folder(). Options are checked in the constructor: UsageError. Which metrics there are is known only
+// once an epoch has logged them: a monitor or filename field that nobody logged ends the run at its first save:
+// SetupError.
 class ModelCheckpoint final : public Callback {
  public:
   using Options = ModelCheckpointOptions;
@@ -63,15 +65,16 @@ class ModelCheckpoint final : public Callback {
 
   bool better(double a, double b) const;
   double score(TrainerControl& trainer) const;
-  bool worth_saving(double score) const;
   void save(TrainerControl& trainer);
   std::filesystem::path path_for(TrainerControl& trainer) const;
+  std::optional<std::filesystem::path> path_of_saved(const State& saved) const;  // nothing: it is another run's
   const Saved& best() const;
 
   Options options_;
-  bool validated_ = false;    // in this epoch
-  int64_t last_step_ = 0;     // of the last save by every_n_train_steps
-  std::vector<Saved> saved_;  // best first; without monitor, newest first
+  bool validated_ = false;        // in this epoch
+  int64_t last_step_ = 0;         // of the last save by every_n_train_steps
+  std::filesystem::path folder_;  // of the running fit
+  std::vector<Saved> saved_;      // best first; without monitor, newest first
 };
 
 }  // namespace fulgur

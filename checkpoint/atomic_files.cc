@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -15,7 +16,6 @@
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/file_system.h"
 #include "core/error.h"
 #include "core/logging.h"
 
@@ -83,7 +83,8 @@ void remove_if_left_over(const fs::path& temporary) {
     return;
   }
   const Locked locked = try_lock(descriptor, LOCK_EX);
-  if (locked == Locked::kNoLocksHere) {
+  static std::atomic<bool> told = false;
+  if (locked == Locked::kNoLocksHere && !told.exchange(true)) {
     log_warning(
         "'{}' may be left by an interrupted save; this file system has no locks to tell. Remove it if no save is "
         "under way",
@@ -105,6 +106,15 @@ fs::path absolute_target(const fs::path& path) {
 fs::path parent_of_new(const fs::path& target) {
   if (fs::exists(target)) throw_system_error("make the folder", target, EEXIST);
   make_folders(target.parent_path());
+  remove_temporary_folders(target.parent_path());
+  return target.parent_path();
+}
+
+// The same for a file, whose folder is there.
+fs::path parent_of_new_file(const fs::path& target) {
+  if (fs::exists(fs::symlink_status(target))) throw_system_error("create", target, EEXIST);
+  if (!fs::exists(target.parent_path())) throw_system_error("create", target, ENOENT);
+  remove_temporary_folders(target.parent_path());
   return target.parent_path();
 }
 
@@ -151,13 +161,27 @@ TemporaryName TemporaryName::share(const fs::path& path) {
 
 TemporaryFolder::TemporaryFolder(const fs::path& target)
     : target_(absolute_target(target)), name_(TemporaryName::make(parent_of_new(target_))) {
-  make_folders(path());
+  std::error_code error;
+  fs::create_directory(path(), error);
+  if (error) throw_system_error("make the folder", path(), error.value());
 }
 
 void TemporaryFolder::commit() {
   sync_folder(path());
   rename_to_free_name(path(), target_);
   sync_folder(target_.parent_path());
+}
+
+TemporaryFile::TemporaryFile(const fs::path& target)
+    : target_(absolute_target(target)),
+      name_(TemporaryName::make(parent_of_new_file(target_))),
+      writer_(name_.path(), target) {}
+
+FileDigest TemporaryFile::commit() {
+  const FileDigest digest = writer_.sync_and_close();
+  rename_to_free_name(name_.path(), target_);
+  sync_folder(target_.parent_path());
+  return digest;
 }
 
 void create_folder_atomically(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {

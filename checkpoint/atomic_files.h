@@ -4,6 +4,8 @@
 #include <functional>
 #include <string_view>
 
+#include "checkpoint/file_system.h"
+
 namespace fulgur {
 
 // Files and folders that are there whole or not at all, whenever the process or the machine stops: each is made under a
@@ -44,7 +46,8 @@ class TemporaryName {
 // the others write into path() and tell that rank when their files are synced.
 class TemporaryFolder {
  public:
-  explicit TemporaryFolder(const std::filesystem::path& target);      // makes its parents; throws if `target` exists
+  // Makes its parents, and clears away what interrupted saves have left beside it. Throws if `target` exists.
+  explicit TemporaryFolder(const std::filesystem::path& target);
   const std::filesystem::path& path() const { return name_.path(); }  // absolute
 
   // The files in it must be synced (FileWriter). Syncs the folder, renames it to `target` and syncs the parent. Throws
@@ -59,6 +62,21 @@ class TemporaryFolder {
 // TemporaryFolder for one writer: `fill` writes into `temporary`.
 void create_folder_atomically(const std::filesystem::path& folder,
                               const std::function<void(const std::filesystem::path& temporary)>& fill);
+
+// TemporaryFolder for a file, in a folder that is there.
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::filesystem::path& target);
+  FileWriter& writer() { return writer_; }
+
+  // Syncs the file too.
+  FileDigest commit();
+
+ private:
+  std::filesystem::path target_;
+  TemporaryName name_;
+  FileWriter writer_;
+};
 
 // The file has the old text or the new one.
 void replace_file_atomically(const std::filesystem::path& path, std::string_view text);

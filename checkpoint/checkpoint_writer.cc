@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -48,6 +49,14 @@ Manifest::File described(const std::string& name, const FileDigest& digest) {
   return {.name = name, .num_bytes = digest.num_bytes, .xxh3 = digest.xxh3};
 }
 
+// In a folder that is not yet there for others.
+Manifest::File write_tensors(const fs::path& folder, const std::string& name, const NamedTensors& tensors,
+                             const std::map<std::string, std::string>& metadata) {
+  FileWriter file(folder / name);
+  write_safetensors(file, tensors, metadata);
+  return described(name, file.sync_and_close());
+}
+
 // A rank's file; nothing if it has nothing to write.
 std::optional<Manifest::File> write_rank_file(const fs::path& folder, const CheckpointContent& content, int64_t rank,
                                               int64_t world_size) {
@@ -60,20 +69,16 @@ std::optional<Manifest::File> write_rank_file(const fs::path& folder, const Chec
   }
   const std::string state = state_to_json(content.rank, own);
   for (auto& [name, tensor] : own) tensors.emplace_back(layout::kRankPrefix + name, tensor);
-  const std::string name = layout::rank_file(rank, world_size);
-  return described(name, write_safetensors(folder / name, tensors, {{layout::kRankState, state}}));
+  return write_tensors(folder, layout::rank_file(rank, world_size), tensors, {{layout::kRankState, state}});
 }
 
 std::vector<Manifest::File> write_shared_files(const fs::path& folder, const CheckpointContent& content) {
   std::vector<Manifest::File> files;
-  const FileDigest weights = write_safetensors(folder / layout::kWeights, content.weights, {{"format", "pt"}});
-  files.push_back(described(layout::kWeights, weights));
+  files.push_back(write_tensors(folder, layout::kWeights, content.weights, {{"format", "pt"}}));
   NamedTensors tensors;
   files.push_back(
       described(layout::kRunState, write_file(folder / layout::kRunState, state_to_json(content.run, tensors))));
-  if (!tensors.empty()) {
-    files.push_back(described(layout::kRunTensors, write_safetensors(folder / layout::kRunTensors, tensors)));
-  }
+  if (!tensors.empty()) files.push_back(write_tensors(folder, layout::kRunTensors, tensors, {}));
   return files;
 }
 

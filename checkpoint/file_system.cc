@@ -75,9 +75,11 @@ struct FileWriter::Buffer {
   std::array<char, kChunkBytes> gathered;
 };
 
-FileWriter::FileWriter(fs::path path)
-    : path_(std::move(path)),
-      descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)),
+FileWriter::FileWriter(fs::path path) : FileWriter(path, path) {}
+
+FileWriter::FileWriter(const fs::path& path, fs::path final_path)
+    : path_(std::move(final_path)),
+      descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)),
       buffer_(std::make_unique<Buffer>()) {
   if (descriptor_ < 0) throw_system_error("create", path_, errno);
 }
@@ -128,7 +130,7 @@ FileDigest write_file(const fs::path& path, std::string_view bytes) {
   return file.sync_and_close();
 }
 
-FileDigest digest_of(const fs::path& path) {
+FileDigest digest_of(const fs::path& path, const std::function<void(int64_t)>& on_read) {
   const Descriptor file(path, O_RDONLY);
   const auto buffer = std::make_unique<char[]>(kChunkBytes);
   Hash hash;
@@ -136,6 +138,7 @@ FileDigest digest_of(const fs::path& path) {
   while (const size_t count = read_some(file, path, buffer.get(), kChunkBytes)) {
     hash.update({buffer.get(), count});
     num_bytes += static_cast<int64_t>(count);
+    if (on_read) on_read(num_bytes);
   }
   return {num_bytes, hash.value()};
 }
@@ -166,8 +169,13 @@ std::string read_text_file(const fs::path& path, int64_t max_bytes) {
 
 void make_folders(const fs::path& folder) {
   std::error_code error;
+  fs::path missing = fs::absolute(folder);
+  if (!missing.has_filename()) missing = missing.parent_path();  // "a/" is a
+  std::vector<fs::path> parents;                                 // of those that are not there, the innermost first
+  for (; !fs::exists(missing, error); missing = missing.parent_path()) parents.push_back(missing.parent_path());
   fs::create_directories(folder, error);
   if (error) throw_system_error("make the folder", folder, error.value());
+  for (const fs::path& parent : parents) sync_folder(parent);
 }
 
 std::vector<fs::path> list_folder(const fs::path& folder) {

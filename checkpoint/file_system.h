@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,10 +24,13 @@ struct FileDigest {
 class FileWriter {
  public:
   explicit FileWriter(std::filesystem::path path);  // fails if the file exists
-  ~FileWriter();                                    // closes; what was not synced may be lost
+  // One that is going to be renamed: errors name `final_path`.
+  FileWriter(const std::filesystem::path& path, std::filesystem::path final_path);
+  ~FileWriter();  // closes; what was not synced may be lost
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
 
+  const std::filesystem::path& path() const { return path_; }  // the final one
   void write(const void* data, size_t num_bytes);
   FileDigest sync_and_close();  // once everything is on the disk
 
@@ -43,13 +47,15 @@ class FileWriter {
 // A new file with these bytes, synced. The folder that it is in is not.
 FileDigest write_file(const std::filesystem::path& path, std::string_view bytes);
 
-FileDigest digest_of(const std::filesystem::path& path);  // reads the whole file
-FileDigest digest_of_bytes(std::string_view bytes);       // of a file that has these
+// Reads the whole file, and tells `on_read` how many of its bytes it has read so far.
+FileDigest digest_of(const std::filesystem::path& path, const std::function<void(int64_t)>& on_read = {});
+FileDigest digest_of_bytes(std::string_view bytes);  // of a file that has these
 
 // The whole file; one above `max_bytes` is refused before there is room made for it.
 std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes);
 
-void make_folders(const std::filesystem::path& folder);  // and its parents; fine if it is there
+// And its parents, so that what is new survives a power cut; fine if it is there.
+void make_folders(const std::filesystem::path& folder);
 std::vector<std::filesystem::path> list_folder(const std::filesystem::path& folder);
 void sync_folder(const std::filesystem::path& folder);  // so that its entries survive a power cut
 

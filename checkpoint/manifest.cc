@@ -304,7 +304,7 @@ std::optional<std::string> find_damage(const fs::path& folder, const Manifest::F
   }
   if (!options.digests) return std::nullopt;
   try {
-    const uint64_t xxh3 = digest_of(folder / file.name).xxh3;
+    const uint64_t xxh3 = digest_of(folder / file.name, options.on_read).xxh3;
     if (xxh3 == file.xxh3) return std::nullopt;
     return fmt::format("{} has xxh3 {}, the manifest says {}", file.name, to_hex(xxh3), to_hex(file.xxh3));
   } catch (const CheckpointError& unreadable) {

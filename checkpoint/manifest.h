@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -62,6 +63,7 @@ void write_manifest(const std::filesystem::path& folder, const Manifest& manifes
 
 struct VerifyOptions {
   bool digests = true;  // read all bytes and compare their hash; otherwise only that each file is there with its size
+  std::function<void(int64_t)> on_read{};  // told how many bytes of a file have been read so far
 };
 
 // Nothing if the file in `folder` is as the manifest says, else what is wrong with it: "model.safetensors has 12 bytes,

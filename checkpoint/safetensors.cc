@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 
+#include "checkpoint/atomic_files.h"
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 
@@ -110,18 +111,23 @@ std::string_view safetensors_dtype(at::ScalarType dtype) {
 
 FileDigest write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata) {
+  TemporaryFile file(path);
+  write_safetensors(file.writer(), tensors, metadata);
+  return file.commit();
+}
+
+void write_safetensors(FileWriter& file, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   const NamedTensors sorted = largest_elements_first(tensors);
-  const std::string header = make_header_for(path, sorted, metadata);
+  const std::string header = make_header_for(file.path(), sorted, metadata);
   const uint64_t header_size = header.size();
   static_assert(std::endian::native == std::endian::little, "the file is little-endian");
-  FileWriter file(path);
   file.write(&header_size, sizeof(header_size));
   file.write(header.data(), header.size());
   for (const auto& [name, tensor] : sorted) {
     const at::Tensor data = tensor.detach().cpu().contiguous();
     file.write(data.const_data_ptr(), data.nbytes());
   }
-  return file.sync_and_close();
 }
 
 // The bytes of a file: read when they are touched, never written back.

@@ -19,12 +19,16 @@ namespace fulgur {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Writes `tensors` as a safetensors file and syncs it to disk: those with the largest elements first, so that all are
-// aligned, otherwise in this order. Each is made contiguous and brought to the host one at a time. Throws
-// CheckpointError if the file cannot be written or a dtype or name cannot be expressed.
-// Source: https://github.com/huggingface/safetensors, "Format".
+// Writes `tensors` as a safetensors file, which is there whole or not at all (TemporaryFile), and on the disk: those
+// with the largest elements first, so that all are aligned, otherwise in this order. Each is made contiguous and
+// brought to the host one at a time. Throws CheckpointError if the file cannot be written or a dtype or name cannot be
+// expressed. Source: https://github.com/huggingface/safetensors, "Format".
 FileDigest write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata = {});
+
+// The same into a file that the caller has made, and syncs.
+void write_safetensors(FileWriter& file, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 // The name of a dtype in safetensors files: "F32" for at::kFloat. Throws CheckpointError if there is none.
 std::string_view safetensors_dtype(at::ScalarType dtype);

@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/atomic_files.h"
 #include "checkpoint/pickle.h"
 #include "core/error.h"
 
@@ -98,24 +99,25 @@ void write_records(PyTorchStreamWriter& archive, const std::string& pickle, cons
 }
 
 FileDigest write_archive(const fs::path& path, const std::string& pickle, const Storages& storages) {
-  FileWriter file(path);
-  std::exception_ptr error;  // must not pass through the C code of the archive
-  PyTorchStreamWriter archive([&](const void* data, size_t num_bytes) -> size_t {
+  TemporaryFile file(path);
+  // Must not pass through the C code of the archive. What follows it goes nowhere: an archive that is told of a failure
+  // throws from its destructor.
+  std::exception_ptr error;
+  PyTorchStreamWriter archive([&](const void* data, size_t num_bytes) {
     try {
-      file.write(data, num_bytes);
-      return num_bytes;
+      if (error == nullptr) file.writer().write(data, num_bytes);
     } catch (...) {
       error = std::current_exception();
-      return 0;
     }
+    return num_bytes;
   });
   try {
     write_records(archive, pickle, storages);
   } catch (const c10::Error& archive_error) {
-    if (error != nullptr) std::rethrow_exception(error);
-    fail(path, archive_error.what_without_backtrace());
+    if (error == nullptr) fail(path, archive_error.what_without_backtrace());
   }
-  return file.sync_and_close();
+  if (error != nullptr) std::rethrow_exception(error);
+  return file.commit();
 }
 
 void write_dict(PickleWriter& pickle, Storages& storages, const NamedTensors& tensors) {

@@ -11,7 +11,7 @@
 namespace fulgur {
 
 // Files of Python's torch.save() and torch.load(), and of Lightning. Errors: CheckpointError that names the file and
-// the reason; files that exist are not replaced.
+// the reason; files that exist are not replaced, and new ones are there whole or not at all.
 
 // A state dict that torch.load() accepts with weights_only=True, its default. Tensors that are the same view (tied
 // weights) share their memory there too; others are written whole and on their own. Each is brought to the host one at

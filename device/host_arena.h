@@ -15,8 +15,8 @@ struct HostArenaOptions {
 };
 
 // One piece of host memory, of exactly the size asked for, from which tensors are taken one after another: state that
-// is updated on the CPU. Huge pages are asked for; no page is touched here, so that each lies near the thread that
-// first writes it. The memory lives as long as a tensor of it.
+// is updated on the CPU. Huge pages are asked for; unless it is pinned no page is touched here, so that each lies near
+// the thread that first writes it. The memory lives as long as a tensor of it.
 class HostArena {
  public:
   // Throws UsageError, before anything is allocated, if the machine (or its container) has less memory to spare.

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sched.h>
 
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -22,16 +23,21 @@ void bind_to_core(int core) {
 }
 
 // What a job has asked of the device is done before its memory may go, also when it throws.
-class Synchronized {
- public:
-  explicit Synchronized(const c10::Stream& stream) : stream_(stream) {}
-  ~Synchronized() { stream_.synchronize(); }
-  Synchronized(const Synchronized&) = delete;
-  Synchronized& operator=(const Synchronized&) = delete;
-
- private:
-  const c10::Stream& stream_;
-};
+template <class Job>
+void run_synchronized(const c10::Stream& stream, const Job& job) {
+  try {
+    job();
+  } catch (...) {
+    const std::exception_ptr why = std::current_exception();
+    try {
+      stream.synchronize();
+    } catch (const std::exception& also) {
+      log_warning("a device failed after another error: {}", also.what());
+    }
+    std::rethrow_exception(why);
+  }
+  stream.synchronize();
+}
 
 }  // namespace
 
@@ -53,9 +59,10 @@ std::shared_future<void> SideWorker::run(std::function<void()> job) {
   asked_before->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return worker_.run([this, asked_before, job = std::move(job)] {
     const c10::StreamGuard on_side_stream(*stream_);
-    const Synchronized at_the_end(*stream_);
-    asked_before->block(*stream_);
-    job();
+    run_synchronized(*stream_, [&] {
+      asked_before->block(*stream_);
+      job();
+    });
   });
 }
 

@@ -32,6 +32,8 @@ struct Call {
   int64_t number;
 };
 
+constexpr const char* kConnecting = "connecting";
+
 // bool as bytes of 0 and 1, whose sum is taken as their maximum: no backend adds bools.
 at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
 ReduceOp number_op(const at::Tensor& flat, ReduceOp op) {
@@ -72,7 +74,7 @@ class C10dCollective::Impl {
     } catch (const DistributedError&) {
       throw;
     } catch (const std::exception& error) {
-      fail({"connecting", 0}, error);
+      fail({kConnecting, 0}, error);
     }
   }
 
@@ -127,6 +129,13 @@ class C10dCollective::Impl {
 
   bool on_cpu() const { return group_.device.is_cpu(); }
 
+  void check(const at::Tensor& flat) const {
+    check_flat(flat);
+    TORCH_CHECK_VALUE(flat.device().type() == group_.device.type(), "group '", group_.name, "' takes tensors on ",
+                      group_.device.type(), "; got one on ", flat.device(), "; pass tensor.to(\"",
+                      c10::DeviceTypeName(group_.device.type(), /*lower_case=*/true), "\")");
+  }
+
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) {
     check_ranks(ranks, group_.world_size());
     Group sub = group_;
@@ -138,6 +147,7 @@ class C10dCollective::Impl {
       sub.ranks.push_back(group_.ranks[static_cast<size_t>(rank)]);
     }
     if (sub.rank < 0) return nullptr;
+    sub.connect_timeout = sub.timeout;  // ranks may come here as late as to any collective
     return std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
   }
 
@@ -163,9 +173,11 @@ class C10dCollective::Impl {
           const GlooOptions gloo{.timeout = group.timeout,
                                  .rank_order_all_reduce = options.rank_order_all_reduce,
                                  .staging_bytes = options.staging_bytes.value_or(8 << 20)};
-          return std::make_shared<GlooTransfers>(connect(group), gloo);
+          auto backend = connect(group);
+          backend->setTimeout(group.timeout);
+          return std::make_shared<GlooTransfers>(std::move(backend), gloo);
         });
-    if (connection.wait_for(group_.timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
+    if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
     throw std::runtime_error("the store does not answer");
   }
@@ -201,11 +213,12 @@ class C10dCollective::Impl {
       const std::lock_guard lock(mutex_);
       if (failure_) throw *failure_;
     }
+    const auto timeout = call.name == kConnecting ? group_.connect_timeout : group_.timeout;
     const Diagnosis diagnosis = heartbeat_->diagnose(group_.name, call.number, group_.ranks);
     DistributedError failure(
         fmt::format("rank {}: {} (collective {} of group '{}', timeout {:%Q} s) failed: {} [{}]",
                     group_.ranks[static_cast<size_t>(group_.rank)], call.name, call.number, group_.name,
-                    std::chrono::duration<double>(group_.timeout), diagnosis.text, message_of(error)),
+                    std::chrono::duration<double>(timeout), diagnosis.text, message_of(error)),
         diagnosis.failed_rank);
     failure.rank_is_ending = diagnosis.is_ending;
     const std::lock_guard lock(mutex_);
@@ -237,7 +250,7 @@ int64_t C10dCollective::rank() const { return impl_->group().rank; }
 int64_t C10dCollective::world_size() const { return impl_->group().world_size(); }
 
 Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
-  check_flat(flat);
+  impl_->check(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
@@ -251,7 +264,7 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
 }
 
 Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
-  check_flat(flat);
+  impl_->check(flat);
   if (into.defined()) {
     check_into(into, rank_range(flat.numel(), rank(), world_size()).of(flat));
     into = as_numbers(into);
@@ -274,7 +287,7 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor int
 }
 
 Work C10dCollective::all_gather(at::Tensor flat) {
-  check_flat(flat);
+  impl_->check(flat);
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
     return impl_->start_transfers("all_gather", [flat](Transfers& transfers) { transfers.all_gather(flat); });
@@ -291,7 +304,7 @@ Work C10dCollective::all_gather(at::Tensor flat) {
 }
 
 Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
-  check_flat(flat);
+  impl_->check(flat);
   check_root(root, world_size());
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {

@@ -25,7 +25,7 @@ struct C10dOptions {
 class C10dCollective final : public Collective {
  public:
   // Connects; blocks until every rank of the group does the same. `heartbeat` is this rank's, shared by all groups.
-  // Throws DistributedError if a rank does not come within the group's timeout.
+  // Throws DistributedError if a rank does not come within the group's connect_timeout.
   C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options = {});
   ~C10dCollective() override;
 

@@ -73,8 +73,9 @@ uint16_t port_of_job(std::string_view name) {
 }
 
 ClusterEnvironment from_torchrun(const EnvironmentVariables& all) {
-  const Variables variables(all, find_variable(all, "FULGUR_PARENT_PID") ? "fulgur" : "torchrun");
-  ClusterEnvironment environment{.name = find_variable(all, "FULGUR_PARENT_PID") ? "fulgur" : "torchrun"};
+  const bool by_fulgur = find_variable(all, "FULGUR_PARENT_PID").has_value();
+  const Variables variables(all, by_fulgur ? "fulgur" : "torchrun");
+  ClusterEnvironment environment{.name = by_fulgur ? "fulgur" : "torchrun"};
   environment.rank = variables.place("RANK", "WORLD_SIZE");
   environment.world_size = variables.number("WORLD_SIZE", 1);
   environment.local_rank = variables.place("LOCAL_RANK", "WORLD_SIZE");
@@ -86,7 +87,7 @@ ClusterEnvironment from_torchrun(const EnvironmentVariables& all) {
   environment.node_rank = variables.number_or("GROUP_RANK", variables.number_or("NODE_RANK", 0));
   environment.master_address = variables.text(kMasterAddress);
   environment.master_port = variables.port();
-  if (!variables.has("TORCHELASTIC_RUN_ID")) {
+  if (!by_fulgur && !variables.has("TORCHELASTIC_RUN_ID")) {
     variables.check_agrees("RANK", "OMPI_COMM_WORLD_RANK");
     if (variables.has("SLURM_STEP_ID")) variables.check_agrees("RANK", "SLURM_PROCID");
   }
@@ -173,15 +174,17 @@ bool started_by_srun(const EnvironmentVariables& variables) {
 
 }  // namespace
 
-std::optional<ClusterEnvironment> detect_cluster_environment(const EnvironmentVariables& variables) {
+std::optional<ClusterEnvironment> detect_cluster_environment(const EnvironmentVariables& variables, int64_t num_ranks) {
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK"}) {
     if (find_variable(variables, name)) return from_torchrun(variables);
   }
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) {
     if (find_variable(variables, name)) return from_open_mpi(variables);
   }
-  if (started_by_srun(variables)) return from_slurm(variables);
-  return std::nullopt;
+  if (!started_by_srun(variables)) return std::nullopt;
+  const ClusterEnvironment environment = from_slurm(variables);
+  if (environment.world_size == 1 && num_ranks > 1) return std::nullopt;
+  return environment;
 }
 
 void check_world_size(const ClusterEnvironment& environment, int64_t num_devices, int64_t num_nodes) {
@@ -196,8 +199,10 @@ std::string first_slurm_host(const std::string& node_list) {
   const size_t comma = node_list.find(',');
   if (bracket == std::string::npos || comma < bracket) return node_list.substr(0, comma);
   const size_t end = node_list.find_first_of("-,]", bracket);
-  if (end == std::string::npos) throw UsageError(fmt::format("SLURM's list of hosts '{}' has no ']'", node_list));
-  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1);
+  const size_t closing = node_list.find(']', bracket);
+  if (closing == std::string::npos) throw UsageError(fmt::format("SLURM's list of hosts '{}' has no ']'", node_list));
+  return node_list.substr(0, bracket) + node_list.substr(bracket + 1, end - bracket - 1) +
+         first_slurm_host(node_list.substr(closing + 1));
 }
 
 }  // namespace fulgur

@@ -44,12 +44,12 @@ class [[nodiscard]] Work {
 };
 
 // A group of ranks that exchange flat tensors: 1-dimensional, contiguous, of fp32, fp64, bf16, fp16, int32, int64,
-// uint8 or bool, of the same size and dtype on every rank. All but reduce_scatter work in place. Every rank of the
-// group calls the same members in the same order, from one thread at a time; calls return at once and run while the
-// caller goes on. The order of additions depends on the group alone for reduce_scatter; for all_reduce see
-// C10dCollective. Errors: c10::ValueError for a tensor of another kind. DistributedError, from the call or from wait(),
-// when a rank is missing, has failed or does not answer within the group's timeout; the group is then dead and every
-// call throws that.
+// uint8 or bool, of the same size and dtype on every rank, on the group's kind of device. All but reduce_scatter work
+// in place. Every rank of the group calls the same members in the same order, from one thread at a time; calls return
+// at once and run while the caller goes on. The order of additions depends on the group alone for reduce_scatter; for
+// all_reduce see C10dCollective. Errors: c10::ValueError for a tensor of another kind. DistributedError, from the call
+// or from wait(), when a rank is missing, has failed or does not answer within the group's timeout; the group is then
+// dead and every call throws that.
 class Collective {
  public:
   virtual ~Collective() = default;

@@ -11,7 +11,7 @@ namespace fulgur {
 Connect connect_gloo(Network network) {
   return [network](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
     using c10d::ProcessGroupGloo;
-    auto options = ProcessGroupGloo::Options::create(group.timeout);
+    auto options = ProcessGroupGloo::Options::create(group.connect_timeout);
     options->devices.push_back(network.interface.empty()
                                    ? ProcessGroupGloo::createDeviceForHostname(network.address)
                                    : ProcessGroupGloo::createDeviceForInterface(network.interface));

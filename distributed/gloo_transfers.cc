@@ -62,21 +62,59 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
   return sends;
 }
 
+// After an error ranks may be at different messages, and some may still arrive: the group is dead.
+template <class Body>
+void GlooTransfers::run(const Body& body) {
+  rethrow_error();
+  try {
+    body();
+  } catch (...) {
+    keep_error(std::current_exception());
+    throw;
+  }
+}
+
+void GlooTransfers::rethrow_error() const {
+  const std::lock_guard lock(error_mutex_);
+  if (error_ != nullptr) std::rethrow_exception(error_);
+}
+
+void GlooTransfers::keep_error(const std::exception_ptr& error) {
+  const std::lock_guard lock(error_mutex_);
+  if (error_ == nullptr) error_ = error;
+}
+
 void GlooTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
   if (options_.rank_order_all_reduce) {
     reduce_scatter(flat, op, rank_range(flat.numel(), rank_, world_size_).of(flat));
     return all_gather(flat);
   }
-  std::vector<at::Tensor> tensors{flat};
-  backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = options_.timeout})->wait();
+  run([&] {
+    std::vector<at::Tensor> tensors{flat};
+    backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = options_.timeout})->wait();
+  });
 }
 
 void GlooTransfers::broadcast(const at::Tensor& flat, int64_t root) {
-  std::vector<at::Tensor> tensors{flat};
-  backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
+  run([&] {
+    std::vector<at::Tensor> tensors{flat};
+    backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
+  });
 }
 
 void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
+  run([&] { scatter(flat, op, into); });
+}
+
+void GlooTransfers::all_gather(const at::Tensor& flat) {
+  run([&] { gather(flat); });
+}
+
+void GlooTransfers::barrier() {
+  run([&] { meet(); });
+}
+
+void GlooTransfers::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
@@ -117,7 +155,7 @@ void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at
   for (const Transfer& transfer : sends) wait_until(transfer, deadline);
 }
 
-void GlooTransfers::all_gather(const at::Tensor& flat) {
+void GlooTransfers::gather(const at::Tensor& flat) {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   std::vector<Transfer> transfers;
@@ -134,7 +172,7 @@ void GlooTransfers::all_gather(const at::Tensor& flat) {
 
 // In round k every rank hears from the one 2^k before it, and so, in the end, of all. Source: Hensgen, Finkel and
 // Manber 1988.
-void GlooTransfers::barrier() {
+void GlooTransfers::meet() {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   for (int64_t distance = 1; distance < world_size_; distance *= 2) {
     const Transfer heard =
@@ -148,7 +186,8 @@ void GlooTransfers::barrier() {
 class GlooTransfers::Small final : public SmallAllReduce {
  public:
   Small(GlooTransfers& transfers, const at::Tensor& flat, ReduceOp op)
-      : rank_(transfers.rank_),
+      : group_(transfers),
+        rank_(transfers.rank_),
         flat_(flat),
         op_(op),
         deadline_(Clock::now() + transfers.options_.timeout),
@@ -174,6 +213,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
       for (const Transfer& transfer : transfers_) wait_until(transfer, deadline_);
     } catch (...) {
       error_ = std::current_exception();
+      group_.keep_error(error_);
       throw;
     }
     combine_in_rank_order(flat_, flat_, rank_, received_.size(0), op_, [&](int64_t peer) { return received_[peer]; });
@@ -182,6 +222,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
   bool finished() const { return finished_; }
 
  private:
+  GlooTransfers& group_;
   const int64_t rank_;
   const at::Tensor flat_;
   const ReduceOp op_;
@@ -194,7 +235,8 @@ class GlooTransfers::Small final : public SmallAllReduce {
 
 // Keeps it until it has been finished: a transfer must not be destroyed before, unless the connections are broken.
 std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
-  auto small = std::make_shared<Small>(*this, flat, op);
+  std::shared_ptr<Small> small;
+  run([&] { small = std::make_shared<Small>(*this, flat, op); });
   std::erase_if(small_, [](const auto& one) { return one->finished(); });
   small_.push_back(small);
   return small;

@@ -6,7 +6,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "distributed/collective.h"
@@ -22,7 +24,8 @@ struct GlooOptions {
 
 // Over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and receives
 // between every two ranks, in place, for Gloo's own send twice the bytes and clone the tensor. Each rank sends and
-// receives (world_size - 1) / world_size of the tensor, which is the least there is.
+// receives (world_size - 1) / world_size of the tensor, which is the least there is. After an error every call throws
+// it.
 class GlooTransfers final : public Transfers {
  public:
   GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
@@ -49,6 +52,13 @@ class GlooTransfers final : public Transfers {
   Transfer send(at::Tensor slice, int64_t peer, int tag);
   Transfer receive(at::Tensor slice, int64_t peer, int tag);
   at::Tensor staging(const at::Tensor& like, int64_t num_elements);
+  template <class Body>
+  void run(const Body& body);
+  void rethrow_error() const;
+  void keep_error(const std::exception_ptr& error);
+  void scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into);
+  void gather(const at::Tensor& flat);
+  void meet();
   std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
@@ -57,6 +67,8 @@ class GlooTransfers final : public Transfers {
   const int64_t world_size_;
   at::Tensor staging_;                         // bytes
   std::vector<std::shared_ptr<Small>> small_;  // that nobody may have waited for
+  mutable std::mutex error_mutex_;             // calls of several threads
+  std::exception_ptr error_{};                 // the first
 };
 
 }  // namespace fulgur

@@ -19,8 +19,9 @@ struct Group {
   c10::intrusive_ptr<c10d::Store> store;  // of the whole run
   std::vector<int64_t> ranks;             // numbers in the run, in the group's order
   int64_t rank = 0;                       // this rank's place in `ranks`
-  std::chrono::milliseconds timeout{};    // of every collective, and of connecting
-  c10::Device device = c10::kCPU;         // where this rank's tensors are
+  std::chrono::milliseconds timeout{};    // of every collective
+  std::chrono::milliseconds connect_timeout = timeout;
+  c10::Device device = c10::kCPU;  // where this rank's tensors are
 
   int64_t world_size() const { return static_cast<int64_t>(ranks.size()); }
 };

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/logging.h"
 #include "distributed/network.h"
 
 namespace fulgur {
@@ -43,7 +45,8 @@ struct Child {
   pid_t pid = -1;
   int output = -1;  // the read end of a pipe; -1: closed
   std::string kept{};
-  std::optional<int> exit_code{};  // 128 + signal if it was killed
+  bool ended = false;
+  std::optional<int> exit_code{};  // of one that ended: 128 + signal if it was killed; nothing if it cannot be known
   bool killed_by_us = false;
 
   bool failed() const { return exit_code.value_or(0) != 0 && !killed_by_us; }
@@ -102,6 +105,12 @@ std::vector<std::string> as_strings(const EnvironmentVariables& variables) {
   ::close_range(3, ~0U, 0);
   ::execve("/proc/self/exe", arguments, variables);
   ::_exit(127);
+}
+
+// The kernel keeps no exit codes for a process that ignores SIGCHLD; programs inherit that from their parents.
+void keep_exit_codes() {
+  struct sigaction action{};
+  if (::sigaction(SIGCHLD, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) std::signal(SIGCHLD, SIG_DFL);
 }
 
 int exit_code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
@@ -169,7 +178,10 @@ ClusterEnvironment environment_of_node(const LauncherOptions& options, const Env
 }  // namespace
 
 int64_t threads_per_rank(int64_t local_world_size) {
-  return std::max<int64_t>(1, std::thread::hardware_concurrency() / local_world_size);
+  cpu_set_t cores;
+  const bool known = ::sched_getaffinity(0, sizeof cores, &cores) == 0;
+  const int64_t num_cores = known ? CPU_COUNT(&cores) : std::thread::hardware_concurrency();
+  return std::max<int64_t>(1, num_cores / local_world_size);
 }
 
 // A thread of its own starts the children, reads what they print and reaps them. It lives as long as they do, because
@@ -208,10 +220,11 @@ class Launcher::Impl {
     const std::lock_guard lock(mutex_);
     for (const Child& child : children_) {
       if (child.failed()) throw error_of(child);
-      if (!child.exit_code) continue;
-      throw DistributedError(fmt::format("rank {} ended with exit code 0 before the ranks had met{}", child.rank,
-                                         prefixed(child.rank, child.kept)),
-                             child.rank);
+      if (!child.ended) continue;
+      throw DistributedError(
+          fmt::format("rank {} ended with {} before the ranks had met{}", child.rank,
+                      child.exit_code ? "exit code 0" : "an unknown exit code", prefixed(child.rank, child.kept)),
+          child.rank);
     }
   }
 
@@ -226,8 +239,8 @@ class Launcher::Impl {
     changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
                       [this] { return all_ended() || first_failed_; });
     if (first_failed_) throw end_after_failure(lock);
-    if (all_ended()) return;
-    const auto running = std::ranges::find_if(children_, [](const Child& child) { return !child.exit_code; });
+    if (all_ended()) return warn_of_unknown_exit_codes();
+    const auto running = std::ranges::find_if(children_, [](const Child& child) { return !child.ended; });
     const int64_t rank = running->rank;
     kill_all();
     throw DistributedError(
@@ -262,8 +275,18 @@ class Launcher::Impl {
     }
   }
 
+  void warn_of_unknown_exit_codes() const {
+    for (const Child& child : children_) {
+      if (child.exit_code) continue;
+      log_warning(
+          "rank {} has ended, but whether it failed is not known: this program ignores SIGCHLD, or waits for "
+          "any child (waitpid(-1)); let it wait for its own",
+          child.rank);
+    }
+  }
+
   bool all_ended() const {
-    return std::ranges::all_of(children_, [](const Child& child) { return child.exit_code && child.output < 0; });
+    return std::ranges::all_of(children_, [](const Child& child) { return child.ended && child.output < 0; });
   }
 
   void wait_for_end(std::unique_lock<std::mutex>& lock) {
@@ -272,8 +295,7 @@ class Launcher::Impl {
 
   void wait_for_end_of(int64_t rank, std::unique_lock<std::mutex>& lock) {
     changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s), [&] {
-      return std::ranges::none_of(children_,
-                                  [&](const Child& child) { return child.rank == rank && !child.exit_code; });
+      return std::ranges::none_of(children_, [&](const Child& child) { return child.rank == rank && !child.ended; });
     });
   }
 
@@ -285,7 +307,7 @@ class Launcher::Impl {
 
   void kill_all() {
     for (Child& child : children_) {
-      if (child.exit_code) continue;
+      if (child.ended) continue;
       child.killed_by_us = true;
       ::kill(child.pid, SIGKILL);
     }
@@ -317,8 +339,7 @@ class Launcher::Impl {
       const std::lock_guard lock(mutex_);
       reap();
       changed_.notify_all();
-      if (stop_ && std::ranges::all_of(children_, [](const Child& child) { return child.exit_code.has_value(); }))
-        return;
+      if (stop_ && std::ranges::all_of(children_, [](const Child& child) { return child.ended; })) return;
       if (first_failed_ && !main_has_ended_ && main_is_late()) end_process();
     }
   }
@@ -330,6 +351,7 @@ class Launcher::Impl {
   }
 
   void start_children() {
+    keep_exit_codes();
     std::vector<std::string> arguments = own_command_line();
     const std::vector<char*> argument_pointers = pointers_to(arguments);
     for (size_t i = 0; i < children_.size() && start_error_.empty(); ++i) {
@@ -385,8 +407,11 @@ class Launcher::Impl {
     for (size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
       int status = 0;
-      if (child.exit_code || ::waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
-      child.exit_code = exit_code_of(status);
+      if (child.ended) continue;
+      const pid_t reaped = ::waitpid(child.pid, &status, WNOHANG);
+      if (reaped != child.pid && !(reaped < 0 && errno == ECHILD)) continue;
+      child.ended = true;
+      if (reaped == child.pid) child.exit_code = exit_code_of(status);
       drain(child);
       if (!first_failed_ && child.failed()) {
         first_failed_ = i;
@@ -411,7 +436,7 @@ class Launcher::Impl {
     const DistributedError error = error_of(children_[*first_failed_]);
     kill_all();
     for (const Child& child : children_) {
-      if (!child.exit_code) ::waitpid(child.pid, nullptr, 0);
+      if (!child.ended) ::waitpid(child.pid, nullptr, 0);
     }
     print_and_flush(fmt::format("error: {}\nerror: rank {} did not stop within {:g} s after that, and is ended\n",
                                 error.what(), environment_.rank,

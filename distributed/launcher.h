@@ -24,8 +24,9 @@ struct LauncherOptions {
 // A rank that fails stops all: the others have grace_s to notice (their collectives fail), then they are killed. That
 // goes for this process too: a thread that computes can be stopped by nothing else, so if nobody calls finish(), fail()
 // or expect_failure() in that time it prints the failed rank's error and ends with its exit code. The children never
-// outlive this process: the kernel kills them when it ends, however it ends. None stays a zombie. Used by one thread at
-// a time.
+// outlive this process: the kernel kills them when it ends, however it ends. None stays a zombie. SIGCHLD is not
+// ignored from now on: there would be no exit codes. If other code of the program reaps a child, finish() warns. Used
+// by one thread at a time.
 class Launcher {
  public:
   // Throws UsageError if num_nodes asks for variables that are missing, DistributedError if a process cannot be
@@ -57,7 +58,7 @@ class Launcher {
   std::unique_ptr<Impl> impl_;
 };
 
-// Cores of this machine that this process may use, divided by the ranks on it; at least 1.
+// Cores that this process may run on (taskset, cpusets), divided by the ranks on it; at least 1.
 int64_t threads_per_rank(int64_t local_world_size);
 
 }  // namespace fulgur

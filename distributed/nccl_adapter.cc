@@ -1,5 +1,8 @@
 #include "distributed/nccl_adapter.h"
 
+#include <chrono>
+#include <cstdlib>
+
 #ifdef FULGUR_HAS_CUDA
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -12,10 +15,20 @@ namespace fulgur {
 
 #ifdef FULGUR_HAS_CUDA
 
-Connect connect_nccl() {
+namespace {
+
+// NCCL's watchdog ends the process when a collective is late: only after ours, on the control group, have said why.
+constexpr std::chrono::seconds kWatchdogMargin{30};
+
+}  // namespace
+
+Connect connect_nccl(const Network& network) {
+  if (!network.interface.empty()) {
+    ::setenv("NCCL_SOCKET_IFNAME", ("=" + network.interface).c_str(), /*overwrite=*/0);  // =: no mere prefix
+  }
   return [](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
     auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = group.timeout;
+    options->timeout = group.timeout + kWatchdogMargin;
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
         c10::make_intrusive<c10d::PrefixStore>(group.name, group.store), static_cast<int>(group.rank),
         static_cast<int>(group.world_size()), options);
@@ -26,7 +39,7 @@ Connect connect_nccl() {
 
 #else
 
-Connect connect_nccl() {
+Connect connect_nccl(const Network&) {
   throw UsageError("NCCL was asked for, but fulgur was built with FULGUR_CUDA=0; build it without, or use the CPU");
 }
 

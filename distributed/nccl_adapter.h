@@ -1,11 +1,13 @@
 #pragma once
 
 #include "distributed/group.h"
+#include "distributed/network.h"
 
 namespace fulgur {
 
-// Connects by NCCL, for tensors on the group's CUDA device. Throws UsageError if fulgur was built without CUDA, and
-// what c10d throws (std::exception).
-Connect connect_nccl();
+// Connects by NCCL, for tensors on the group's CUDA device. It takes the network's interface if one was chosen by name
+// and NCCL_SOCKET_IFNAME is not set, else its own choice. Throws UsageError if fulgur was built without CUDA, and what
+// c10d throws (std::exception).
+Connect connect_nccl(const Network& network);
 
 }  // namespace fulgur

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -46,9 +47,10 @@ std::string address_towards(const addrinfo& target) {
 // What a name stands for; frees itself.
 class Addresses {
  public:
-  Addresses(const std::string& host, uint16_t port, int type) {
+  Addresses(const std::string& host, uint16_t port, int type, int flags = 0) {
     addrinfo hints{};
     hints.ai_socktype = type;
+    hints.ai_flags = flags;
     code_ = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &first_);
   }
   ~Addresses() {
@@ -58,6 +60,7 @@ class Addresses {
   Addresses& operator=(const Addresses&) = delete;
 
   const addrinfo* first() const { return code_ == 0 ? first_ : nullptr; }
+  bool may_come() const { return code_ == EAI_AGAIN || code_ == EAI_NONAME; }
   std::string error() const { return code_ == 0 ? std::strerror(errno) : ::gai_strerror(code_); }
 
  private:
@@ -74,6 +77,38 @@ std::string address_towards(const std::string& host, uint16_t port) {
   if (!address.empty()) return address;
   throw DistributedError(
       fmt::format("there is no way from here to the master '{}' ({}): check MASTER_ADDR", host, addresses.error()), 0);
+}
+
+bool is_numeric(const std::string& host) { return Addresses(host, 0, SOCK_DGRAM, AI_NUMERICHOST).first() != nullptr; }
+
+bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
+
+// Others can reach it: of an interface that is up, and not of one link only.
+bool is_for_others(const ifaddrs& entry) {
+  constexpr unsigned int kUp = IFF_UP | IFF_RUNNING;
+  if (entry.ifa_addr == nullptr || (entry.ifa_flags & kUp) != kUp || (entry.ifa_flags & IFF_LOOPBACK) != 0)
+    return false;
+  if (entry.ifa_addr->sa_family == AF_INET) return true;
+  return entry.ifa_addr->sa_family == AF_INET6 &&
+         !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
+}
+
+// Of this family if there is one, else of the other; empty if this host has only the loopback.
+std::string address_for_others(int family) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owned(list, ::freeifaddrs);
+  std::string otherwise;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (!is_for_others(*entry)) continue;
+    const bool has_family = entry->ifa_addr->sa_family == family;
+    if (!has_family && !otherwise.empty()) continue;
+    const std::string address = numeric_address(
+        entry->ifa_addr, entry->ifa_addr->sa_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    if (has_family) return address;
+    otherwise = address;
+  }
+  return otherwise;
 }
 
 // 0, or the error.
@@ -117,12 +152,22 @@ std::vector<std::string> interface_names() {
   return names;
 }
 
-Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port) {
+// A host's own name is often an address of the loopback there (127.0.1.1 in Debian's /etc/hosts). An address given in
+// numbers means what it says: several launchers on one host.
+Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port,
+                       bool several_hosts) {
   for (const char* variable : {"FULGUR_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
     if (const auto name = find_variable(variables, variable)) return on_interface(variable, *name);
   }
-  return {.address = address_towards(master_address, master_port)};
+  const std::string address = address_towards(master_address, master_port);
+  if (several_hosts && is_loopback(address) && !is_numeric(master_address)) {
+    const std::string other = address_for_others(address == "::1" ? AF_INET6 : AF_INET);
+    if (!other.empty()) return {.address = other};
+  }
+  return {.address = address};
 }
+
+bool may_be_known_later(const std::string& host) { return Addresses(host, 0, SOCK_DGRAM).may_come(); }
 
 std::optional<std::string> why_nobody_listens(const std::string& host, uint16_t port) {
   const Addresses addresses(host, port, SOCK_STREAM);

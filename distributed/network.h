@@ -17,9 +17,14 @@ struct Network {
 
 // FULGUR_SOCKET_IFNAME, or else GLOO_SOCKET_IFNAME, names the interface. Without them it is the address from which this
 // host reaches the master (127.0.0.1 or ::1 where that is this host), so a host with several networks takes the right
-// one. Throws UsageError for an interface that does not exist, listing those that do, and DistributedError if there is
-// no way to the master.
-Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port);
+// one. With several hosts, where the master's name stands for the loopback on its own host, it is that of an interface
+// which is up. Throws UsageError for an interface that does not exist, listing those that do, and DistributedError if
+// there is no way to the master.
+Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port,
+                       bool several_hosts);
+
+// The name is unknown now, but a name server may learn it.
+bool may_be_known_later(const std::string& host);
 
 // Unless FULGUR_SHARED_MEMORY is 0: then ranks of one host exchange over the network, too. Throws UsageError for a
 // value other than 0 and 1.

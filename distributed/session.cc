@@ -78,7 +78,7 @@ struct ProcessSession {
 Session::Session(const SessionOptions& options) {
   const EnvironmentVariables variables = process_environment_variables();
   const auto num_devices = static_cast<int64_t>(options.devices.size());
-  if (const auto detected = detect_cluster_environment(variables)) {
+  if (const auto detected = detect_cluster_environment(variables, num_devices * options.num_nodes)) {
     environment_ = *detected;
     check_world_size(environment_, num_devices, options.num_nodes);
   } else if (num_devices * options.num_nodes > 1) {

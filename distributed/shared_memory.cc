@@ -88,7 +88,7 @@ std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::s
   store.set(key(group.rank), mine);
   std::vector<std::string> keys;
   for (int64_t rank = 0; rank < group.world_size(); ++rank) keys.push_back(key(rank));
-  store.wait(keys, group.timeout);
+  store.wait(keys, group.connect_timeout);
   std::vector<std::string> all;
   for (const std::vector<uint8_t>& value : store.multiGet(keys)) all.emplace_back(value.begin(), value.end());
   return all;

@@ -29,6 +29,7 @@ namespace fulgur {
 namespace {
 
 using Store = c10::intrusive_ptr<c10d::Store>;
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<int64_t>(seconds * 1000)); }
@@ -47,22 +48,32 @@ void turn_flight_recorder_off() {
   static_cast<void>(done);
 }
 
+// Hosts of a cluster start at different times, so that the master's name may be unknown for a while, but not on its own
+// host.
+void wait_for_name(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline) {
+  const bool is_masters_host = environment.rank == environment.local_rank;
+  if (is_masters_host) return;
+  while (may_be_known_later(environment.master_address) && Clock::now() < deadline) {
+    if (options.while_meeting) options.while_meeting();
+    std::this_thread::sleep_for(milliseconds(100));
+  }
+}
+
 // How the ranks of a run meet. run() blocks for ever if rank 0 hangs or another program listens at its port: a call to
 // be detached.
 class Meeting {
  public:
-  Meeting(const ClusterEnvironment& environment, const WorldOptions& options)
+  Meeting(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline)
       : environment_(environment),
         timeout_(to_milliseconds(options.connect_timeout_s)),
+        deadline_(deadline),
         place_(fmt::format("{} port {}", environment.master_address, environment.master_port)) {}
 
   // The store, once every rank has come.
   Store run() {
     if (!is_server()) wait_until_somebody_listens();
     Store store = open_store();
-    if (!environment_.store_prefix.empty()) {
-      store = c10::make_intrusive<c10d::PrefixStore>(environment_.store_prefix, store);
-    }
+    if (!environment_.store_prefix.empty()) store = of_this_run(store);
     wait_for_all(*store);
     return store;
   }
@@ -78,8 +89,6 @@ class Meeting {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   bool is_server() const { return environment_.rank == 0 && !environment_.launcher_keeps_store; }
   bool is_over() const { return given_up_ || Clock::now() > deadline_; }
 
@@ -113,6 +122,14 @@ class Meeting {
       throw DistributedError(fmt::format("rank 0 cannot listen at {}: {}; choose another MASTER_PORT", place_, cause),
                              0);
     }
+  }
+
+  // A store that outlives runs has the keys of earlier ones. Every rank makes the same runs, so that its number of this
+  // one is that of the others, too.
+  Store of_this_run(const Store& store) const {
+    const auto restart = c10::make_intrusive<c10d::PrefixStore>(environment_.store_prefix, store);
+    const int64_t number = restart->add(fmt::format("runs/{}", environment_.rank), 1);
+    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}/", environment_.store_prefix, number), store);
   }
 
   // Names those that have not come in time.
@@ -149,8 +166,8 @@ class Meeting {
 
   const ClusterEnvironment environment_;
   const milliseconds timeout_;
+  const Clock::time_point deadline_;
   const std::string place_;
-  const Clock::time_point deadline_ = Clock::now() + timeout_;
   std::atomic<bool> given_up_{false};
 };
 
@@ -162,11 +179,12 @@ struct World::Stores {
   Store for_heartbeat;
 
   static Stores of(const Store& store) { return {store, store->clone()}; }
-  static Stores met(const ClusterEnvironment& environment, const WorldOptions& options);
+  static Stores met(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline);
 };
 
-World::Stores World::Stores::met(const ClusterEnvironment& environment, const WorldOptions& options) {
-  const auto meeting = std::make_shared<Meeting>(environment, options);
+World::Stores World::Stores::met(const ClusterEnvironment& environment, const WorldOptions& options,
+                                 Clock::time_point deadline) {
+  const auto meeting = std::make_shared<Meeting>(environment, options, deadline);
   std::future<Stores> stores = detached_call<Stores>([meeting] { return of(meeting->run()); });
   try {
     while (stores.wait_for(milliseconds(10)) != std::future_status::ready) {
@@ -206,11 +224,14 @@ World::World(const ClusterEnvironment& environment, const WorldOptions& options)
 
 World World::connected(const ClusterEnvironment& environment, const WorldOptions& options) {
   const EnvironmentVariables variables = process_environment_variables();
-  Network network = choose_network(variables, environment.master_address, environment.master_port);
+  const Clock::time_point deadline = Clock::now() + to_milliseconds(options.connect_timeout_s);
+  wait_for_name(environment, options, deadline);
+  Network network = choose_network(variables, environment.master_address, environment.master_port,
+                                   environment.local_world_size < environment.world_size);
   WorldOptions chosen = options;
   chosen.collectives.shared_memory = options.collectives.shared_memory && allows_shared_memory(variables);
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
-  return World(Stores::met(environment, chosen), environment.rank, environment.world_size, store_rank,
+  return World(Stores::met(environment, chosen, deadline), environment.rank, environment.world_size, store_rank,
                std::move(network), chosen);
 }
 
@@ -232,9 +253,10 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
               .ranks = parts_->ranks,
               .rank = rank,
               .timeout = to_milliseconds(options.timeout_s),
+              .connect_timeout = to_milliseconds(options.connect_timeout_s),
               .device = options.device};
-  const Connect gloo = connect_gloo(std::move(network));
-  parts_->data = std::make_shared<C10dCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(),
+  const Connect gloo = connect_gloo(network);
+  parts_->data = std::make_shared<C10dCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(network),
                                                   parts_->heartbeat, options.collectives);
   group.name = "control";
   group.device = c10::kCPU;

@@ -211,6 +211,13 @@ template class SyncBatchNormImplBase<1, SyncBatchNorm1dImpl>;
 template class SyncBatchNormImplBase<2, SyncBatchNorm2dImpl>;
 template class SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>;
 
+bool has_sync_batch_norm(const torch::nn::Module& module) {
+  bool any = false;
+  module.apply(
+      [&any](const torch::nn::Module& part) { any = any || dynamic_cast<const SyncBatchNormBase*>(&part) != nullptr; });
+  return any;
+}
+
 void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective) {
   module.apply([collective](torch::nn::Module& part) {
     if (auto* norm = dynamic_cast<SyncBatchNormBase*>(&part)) norm->attach(collective);

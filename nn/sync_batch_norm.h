@@ -82,6 +82,8 @@ TORCH_MODULE(SyncBatchNorm1d);
 TORCH_MODULE(SyncBatchNorm2d);
 TORCH_MODULE(SyncBatchNorm3d);
 
+bool has_sync_batch_norm(const torch::nn::Module& module);  // in it, or itself
+
 // Attaches every SyncBatchNorm in `module`, itself included.
 void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective);
 

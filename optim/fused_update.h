@@ -26,6 +26,9 @@ constexpr bool is_16_bit(c10::ScalarType type) {
   return type == c10::ScalarType::BFloat16 || type == c10::ScalarType::Half;
 }
 
+// In which the state of such parameters is, and sums of their gradients.
+constexpr c10::ScalarType widened(c10::ScalarType type) { return is_16_bit(type) ? at::kFloat : type; }
+
 // A run of elements: T is float or double. Memory need not be aligned and nothing outside of it is touched; the runs
 // must not overlap.
 template <class T>

@@ -1,6 +1,7 @@
 #include "optim/gradient_divisor.h"
 
 #include "core/gradient_clipping.h"
+#include "optim/fused_update.h"
 
 namespace fulgur::optim {
 
@@ -9,8 +10,16 @@ std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, c
     if (!transform.factor.defined()) return std::nullopt;
     return transform.factor.reciprocal().to(at::kFloat);
   }
+  widen_gradients(params);
   transform_gradients(transform, params);
   return std::nullopt;
+}
+
+void widen_gradients(const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) {
+    const at::Tensor& grad = param.grad();
+    if (grad.defined()) param.mutable_grad() = grad.to(widened(grad.scalar_type()));
+  }
 }
 
 void transform_gradients(const GradientTransform& transform, const std::vector<at::Tensor>& params) {

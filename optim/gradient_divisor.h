@@ -14,6 +14,9 @@ namespace fulgur::optim {
 // by.
 std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const std::vector<at::Tensor>& params);
 
+// Gradients of 16 bits become fp32.
+void widen_gradients(const std::vector<at::Tensor>& params);
+
 // The transform as a pass of its own over the parameters' gradients.
 void transform_gradients(const GradientTransform& transform, const std::vector<at::Tensor>& params);
 

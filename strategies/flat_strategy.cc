@@ -8,10 +8,14 @@
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
+#include <numeric>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -24,18 +28,16 @@
 #include "distributed/exchange.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
+#include "optim/gradient_divisor.h"
 #include "strategies/rank_agreement.h"
 
 namespace fulgur {
 namespace {
 
-// So that the gradients of further micro-batches are added in fp32. The first one's stay as they are: a step of one
-// micro-batch pays nothing.
-void widen_gradients(const std::vector<at::Tensor>& params) {
-  for (const at::Tensor& param : params) {
-    const at::Tensor& grad = param.grad();
-    if (grad.defined() && optim::is_16_bit(grad.scalar_type())) param.mutable_grad() = grad.to(at::kFloat);
-  }
+std::shared_ptr<Collective> sub_group_of_all(Collective& group) {
+  std::vector<int64_t> ranks(static_cast<size_t>(group.world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return group.sub_group(ranks);
 }
 
 }  // namespace
@@ -71,7 +73,10 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   }
   if (alone()) return;
   make_equal(module, *world_);
-  nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : &world_->data());
+  if (nn::has_sync_batch_norm(module)) {  // backward exchanges gradients meanwhile
+    if (!device_.is_cpu()) statistics_ = sub_group_of_all(world_->data());
+    nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : statistics_.get());
+  }
   if (!engine_.broadcast_buffers) return;
   for (const at::Tensor& buffer : module.buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
@@ -86,9 +91,10 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
                     "use 'ddp', or leave automatic_optimization true",
                     module_->name(), name()));
   }
+  num_update_threads_ = wanted_update_threads();
   flatten();
-  if (const int64_t number = num_update_threads(); number > 0) {
-    log_info("{}: {} thread{} a rank for the update", name(), number, number == 1 ? "" : "s");
+  if (num_update_threads_ > 0) {
+    log_info("{}: {} thread{} a rank for the update", name(), num_update_threads_, num_update_threads_ == 1 ? "" : "s");
   }
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
@@ -118,14 +124,15 @@ void FlatStrategy::flatten() {
   flat_.reset();
   flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
   if (!alone()) check_same_buckets(*flat_, world_->control());
-  ReduceOptions reduce{.shard = engine_.shard, .rank_order = deterministic_};
+  ReduceOptions reduce{
+      .shard = engine_.shard, .rank_order = deterministic_, .waits_for_memory = !nn::has_sync_batch_norm(*module_)};
   if (wants_sums()) {
     shard_.emplace(*flat_, optimizers_,
                    ShardOptions{.rank = engine_.shard ? world_->rank() : 0,
                                 .world_size = engine_.shard ? world_->world_size() : 1,
                                 .host_ratio = engine_.host_ratio,
                                 .copies = engine_.delayed,
-                                .num_workers = num_update_threads(),
+                                .num_workers = num_update_threads_,
                                 .gradient_sums = engine_.delayed ? 2 : 1,
                                 .ranks_on_host = local_world_size_});
     if (engine_.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
@@ -143,10 +150,23 @@ void FlatStrategy::flatten() {
 }
 
 // Beside the one that trains; 0: that one updates, too.
-int64_t FlatStrategy::num_update_threads() const {
+int64_t FlatStrategy::wanted_update_threads() const {
   if (engine_.host_ratio == 0 && !(engine_.delayed && device_.is_cpu())) return 0;
   if (engine_.update_threads > 0) return engine_.update_threads;
-  return std::max<int64_t>(1, static_cast<int64_t>(cores_of_process().size()) / local_world_size_);
+  const std::vector<int> cores = cores_of_process();
+  return std::max<int64_t>(1, static_cast<int64_t>(cores.size()) / ranks_that_share(cores));
+}
+
+// How many ranks of this host may run on these cores, this one included: all of them, or the cores were dealt out.
+int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
+  if (alone()) return 1;
+  const auto own = static_cast<int64_t>(std::hash<std::string>{}(fmt::format("{}", fmt::join(cores, " "))));
+  const at::Tensor all = at::zeros({world_->world_size()}, at::kLong);
+  all[world_->rank()] = own;
+  world_->control().all_reduce(all).wait();
+  const int64_t host_begin = world_->rank() / local_world_size_ * local_world_size_;
+  const at::Tensor of_host = all.narrow(0, host_begin, std::min(local_world_size_, all.numel() - host_begin));
+  return of_host.eq(own).sum().item<int64_t>();
 }
 
 // A parameter was frozen or unfrozen, or a group was added.
@@ -194,8 +214,8 @@ void FlatStrategy::zero_grad(size_t optimizer) {
 void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   const trace::Span span("backward");
   const OutsidePrecisionScope outside(precision_, device_.type());
-  if (has_16_bit_params_) {
-    for (const auto& optimizer : optimizers_) widen_gradients(optimizer->params());
+  if (has_16_bit_params_) {  // gradients of further micro-batches are added in fp32; the first ones stay as they are
+    for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
   }
   if (keeps_sums()) open_window();
   if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) {
@@ -313,7 +333,7 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
     at::Tensor norm = norm_here(index);
     if (engine_.shard && !alone()) {
       const at::Tensor squares = norm.square().reshape({1});
-      world_->control().all_reduce(squares).wait();
+      (squares.is_cpu() ? world_->control() : world_->data()).all_reduce(squares).wait();
       norm = squares.sqrt().squeeze();
     }
     transform.factor = clip_coefficient(norm.mul(mean), clipping.value).mul(mean);
@@ -380,7 +400,7 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }
-  if (keeps_sums()) gather_gradients(index);
+  keeps_sums() ? gather_gradients(index) : optim::widen_gradients(optimizers_[index].params());
   if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
 }
 
@@ -393,8 +413,10 @@ void FlatStrategy::gather_gradients(size_t index) {
     if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
       continue;
     }
+    reducer_->widen_sums(b);
     const std::vector<at::Tensor>& sums = reducer_->sums(b);
-    const at::Tensor whole = at::zeros({bucket.flat.numel()}, bucket.flat.options().dtype(sums.front().scalar_type()));
+    const c10::ScalarType dtype = optim::widened(bucket.flat.scalar_type());
+    const at::Tensor whole = at::zeros({bucket.flat.numel()}, bucket.flat.options().dtype(dtype));
     int64_t begin = shard_->range(b).begin;
     for (const at::Tensor& sum : sums) {
       whole.narrow(0, begin, sum.numel()).copy_(sum);
@@ -500,6 +522,7 @@ void FlatStrategy::teardown() noexcept {
   Module* module = std::exchange(module_, nullptr);
   if (module == nullptr) return;
   nn::attach_sync_batch_norm(*module, nullptr);
+  statistics_.reset();
   try {
     if (!device_.is_cpu()) module->zero_grad();  // Module::to leaves gradients behind
     module->to(c10::kCPU);

@@ -59,7 +59,8 @@ class FlatStrategy final : public Strategy {
 
  private:
   bool wants_sums() const;
-  int64_t num_update_threads() const;
+  int64_t wanted_update_threads() const;
+  int64_t ranks_that_share(const std::vector<int>& cores) const;
 
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);
@@ -98,7 +99,8 @@ class FlatStrategy final : public Strategy {
   Precision precision_;
   std::optional<ConvertedModule> converted_;
   Optimizers optimizers_;
-  std::vector<at::Tensor> buffers_;  // of the module, if they are broadcast
+  std::vector<at::Tensor> buffers_;         // of the module, if they are broadcast
+  std::shared_ptr<Collective> statistics_;  // of SyncBatchNorm on GPUs
   std::optional<FlatParameters> flat_;
   std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
   bool window_is_open_ = false;               // of shard_: its sums are being made
@@ -108,6 +110,7 @@ class FlatStrategy final : public Strategy {
   std::unique_ptr<SideWorker> keeper_;        // of shard_: copies sums to the host
   std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
   std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
+  int64_t num_update_threads_ = 0;            // of shard_
   int64_t num_steps_ = 0;
   OptimizerShard::States resting_states_;  // of shard_: of parameters that are frozen now
   bool told_gathered_ = false;

@@ -18,7 +18,7 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 }
 
 // `pending`: the late update of delayed_update was computed, but the parameters did not show it yet. Then the state is
-// that after the update, and the parameters of the update are the ranges' "next" (of 16 bits: "master", rounded).
+// that after the update, and the parameters after it are the ranges' "next" (of 16 bits: "master", rounded).
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
@@ -112,9 +112,7 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
 // The checkpoint is of a run with late updates, which this strategy has none of.
 void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& read) {
   for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    const ParameterState saved = read_whole(trained, shared, read);
-    if (saved.num_updates == 0) continue;
-    at::Tensor(trained.param).copy_(saved.tensors.contains("next") ? saved.tensor("next") : saved.tensor("master"));
+    at::Tensor(trained.param).copy_(updated_parameter(read_whole(trained, shared, read), trained.param));
   }
   flatten();  // copies of the parameters were made before
 }
@@ -133,6 +131,8 @@ void FlatStrategy::load_shard_state(const State& shared, const ReadRange& read, 
     if (in_buckets.contains(trained.param.unsafeGetTensorImpl())) continue;
     ParameterState& resting = resting_states_[trained.param.unsafeGetTensorImpl()];
     resting = read_whole(trained, shared, read);
+    if (pending) at::Tensor(trained.param).copy_(updated_parameter(resting, trained.param));
+    resting.tensors.erase("next");
     for (auto& [name, tensor] : resting.tensors) tensor = tensor.clone();
   }
 }

@@ -187,11 +187,10 @@ void GradientReducer::begin_in_sums(size_t b) {
   bucket.is_added_to = bucket.has_sums;
   if (!bucket.has_sums) bucket.sums = bucket.memory;
   at::Tensor& sum = bucket.sums.front();
-  if (bucket.is_added_to && optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
+  if (bucket.is_added_to) sum = sum.to(optim::widened(sum.scalar_type()));
   bucket.gradients = sum;
 }
 
-// Waits for the oldest bucket under way rather than take more than two.
 void GradientReducer::ensure_memory(size_t b) {
   Bucket& bucket = buckets_[b];
   const at::Tensor& flat = parameters_.buckets()[b].flat;
@@ -210,7 +209,7 @@ void GradientReducer::ensure_memory(size_t b) {
     });
   };
   auto fits = find();
-  if (fits == pool_.end() && in_flight_.size() >= kPooledBuckets) {
+  if (fits == pool_.end() && options_.waits_for_memory && in_flight_.size() >= kPooledBuckets) {
     finish_oldest();
     fits = find();
   }
@@ -315,7 +314,7 @@ void GradientReducer::add_to_sums(size_t b) {
       measure(part);
       continue;
     }
-    if (optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
+    sum = sum.to(optim::widened(sum.scalar_type()));
     sum.add_(part.to(sum.device()));
     measure(sum);
   }
@@ -347,6 +346,10 @@ void GradientReducer::finish_oldest() {
 const std::vector<at::Tensor>& GradientReducer::sums(size_t b) const {
   static const std::vector<at::Tensor> none;
   return buckets_[b].has_sums ? buckets_[b].sums : none;
+}
+
+void GradientReducer::widen_sums(size_t b) {
+  for (at::Tensor& sum : buckets_[b].sums) sum = sum.to(optim::widened(sum.scalar_type()));
 }
 
 std::vector<at::Tensor> GradientReducer::take_sums(size_t b) {

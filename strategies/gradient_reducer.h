@@ -20,6 +20,10 @@ struct ReduceOptions {
   bool shard = false;       // a rank keeps its range of each bucket only: reduce_scatter in the place of all_reduce
   bool rank_order = false;  // add in the order of ranks: bits do not depend on where buckets end, from 3 ranks on
 
+  // Rather than take more than two buckets from the pool, a gradient waits for the other ranks. It must not where a
+  // backward function waits for them, too (SyncBatchNorm): they may be waiting there for this one.
+  bool waits_for_memory = true;
+
   // Memory for the sums of a bucket, in sections that make up the rank's range, or with several ranks and without
   // `shard` the bucket. Sums are kept there, and parameters have no gradients. Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
@@ -54,6 +58,7 @@ class GradientReducer {
   // With make_sums: what is kept of a bucket, empty if nothing was reduced since clear(); and how often a rank had a
   // gradient, by slot.
   const std::vector<at::Tensor>& sums(size_t bucket) const;
+  void widen_sums(size_t bucket);  // of 16 bits, to fp32, until clear()
   // The 2-norms of sums(bucket), each in fp64, taken while backward goes on; empty where they are not known.
   const std::vector<at::Tensor>& norms(size_t bucket) const { return buckets_[bucket].norms; }
 

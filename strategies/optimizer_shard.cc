@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "strategies/saved_optimizers.h"
 
 namespace fulgur {
 namespace {
@@ -152,7 +153,7 @@ void OptimizerShard::make_parts(size_t b) {
 // Not yet written, so that a worker's first update places it.
 void OptimizerShard::make_host_states(size_t b, Part& part) {
   const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
-  const c10::ScalarType state_dtype = optim::is_16_bit(dtype) ? at::kFloat : dtype;
+  const c10::ScalarType state_dtype = optim::widened(dtype);
   for (size_t i = 0; i < part.pieces.size(); ++i) {
     for_each_tensor(optimizer_of(b), dtype, part.states[i], [&](std::string_view, at::Tensor& tensor) {
       tensor = arena_->take(part.pieces[i].num_elements, state_dtype);
@@ -206,6 +207,12 @@ void OptimizerShard::publish(size_t b, bool late) const {
   }
 }
 
+bool OptimizerShard::loses_writes(size_t b) const {
+  const auto has_copy = [](const Section& section) { return section.copy.defined(); };
+  return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type()) ||
+         std::ranges::any_of(buckets_[b].sections, has_copy);
+}
+
 ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
   const c10::NoGradGuard no_grad;
   const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
@@ -219,7 +226,7 @@ ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) 
   group.all_reduce(num_updates, ReduceOp::max).wait();
   ParameterState gathered{.num_updates = num_updates.item<int64_t>()};
   if (gathered.num_updates == 0) return gathered;
-  const at::ScalarType dtype = optim::is_16_bit(param.scalar_type()) ? at::kFloat : param.scalar_type();
+  const at::ScalarType dtype = optim::widened(param.scalar_type());
   for_each_tensor(optimizer_of(b), param.scalar_type(), whole, [&](std::string_view name, const at::Tensor&) {
     const at::Tensor all = at::zeros({param.numel()}, param.options().dtype(dtype).requires_grad(false));
     for_each_part(b, [&](const Part& part) {
@@ -241,23 +248,34 @@ ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) 
 
 void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
   const c10::NoGradGuard no_grad;
-  const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
-  const auto set_one = [&](const Piece& piece, ElementWiseOptimizer::State& own) {
-    own.num_updates = state.num_updates;
-    if (state.num_updates == 0) return;
-    for_each_tensor(optimizer_of(b), param.scalar_type(), own, [&](std::string_view name, at::Tensor& tensor) {
-      const at::Tensor& whole = state.tensors.find(name)->second;
-      const at::Tensor wanted = in_memory_order(whole).narrow(0, piece.begin, piece.num_elements);
-      tensor.defined() ? tensor.copy_(wanted) : tensor = wanted.clone();
-    });
-  };
   for (auto& parts : buckets_[b].parts) {
     for (Part& part : parts) {
       for (size_t i = 0; i < part.pieces.size(); ++i) {
-        if (part.pieces[i].slot == slot) set_one(part.pieces[i], part.states[i]);
+        const Piece& piece = part.pieces[i];
+        if (piece.slot != slot) continue;
+        ParameterState own{.num_updates = state.num_updates};
+        for (const auto& [name, whole] : state.tensors) {
+          own.tensors.emplace(name, in_memory_order(whole).narrow(0, piece.begin, piece.num_elements));
+        }
+        load_piece(b, part, i, own);
       }
     }
   }
+}
+
+// `saved` may be on another device, and of another precision.
+void OptimizerShard::load_piece(size_t b, Part& part, size_t i, const ParameterState& saved) {
+  ElementWiseOptimizer::State& own = part.states[i];
+  own.num_updates = saved.num_updates;
+  if (own.num_updates == 0) return;
+  const at::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  const at::ScalarType state_dtype = optim::widened(dtype);
+  for_each_tensor(optimizer_of(b), dtype, own, [&](std::string_view name, at::Tensor& tensor) {
+    const bool is_new_master = name == kMaster && !saved.tensors.contains(kMaster);
+    const at::Tensor wanted = is_new_master ? updated_parameter(saved, part.tensors[i]) : saved.tensor(name);
+    tensor.defined() ? tensor.copy_(wanted)
+                     : tensor = wanted.to(part.tensors[i].device(), state_dtype, /*non_blocking=*/false, /*copy=*/true);
+  });
 }
 
 std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange within, bool copies, bool updated) const {
@@ -304,26 +322,13 @@ void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updat
     for (Part& part : parts) {
       for (size_t i = 0; i < part.pieces.size(); ++i) {
         const Piece& piece = part.pieces[i];
-        ElementWiseOptimizer::State& own = part.states[i];
-        own.num_updates = num_updates[piece.slot];
-        if (own.num_updates == 0) continue;
-        ParameterState saved{
-            .num_updates = own.num_updates,
+        part.states[i].num_updates = num_updates[piece.slot];
+        if (num_updates[piece.slot] == 0) continue;
+        const ParameterState saved{
+            .num_updates = num_updates[piece.slot],
             .tensors = read(bucket.slots[piece.slot].name, piece.begin, piece.begin + piece.num_elements)};
-        const bool has_master = optim::is_16_bit(bucket.flat.scalar_type());
-        if (has_master) {  // of another precision there may be none
-          const auto next = saved.tensors.find("next");
-          const at::Tensor& param = next == saved.tensors.end() ? part.tensors[i] : next->second;
-          saved.tensors.try_emplace(std::string(kMaster), param.to(at::kFloat));
-        }
-        const at::ScalarType dtype = has_master ? at::kFloat : bucket.flat.scalar_type();
-        for_each_tensor(optimizer_of(b), bucket.flat.scalar_type(), own, [&](std::string_view name, auto& tensor) {
-          const at::Tensor& wanted = saved.tensor(name);
-          tensor.defined() ? tensor.copy_(wanted)
-                           : tensor = wanted.to(part.tensors[i].device(), dtype,
-                                                /*non_blocking=*/false, /*copy=*/true);
-        });
-        if (copies) part.result(i).copy_(saved.tensor(saved.tensors.contains("next") ? "next" : kMaster));
+        load_piece(b, part, i, saved);
+        if (copies) part.result(i).copy_(updated_parameter(saved, part.tensors[i]));
       }
     }
   }

@@ -80,6 +80,7 @@ class OptimizerShard {
 
   // Brings what has been updated, `late` or not, to the parameters.
   void publish(size_t bucket, bool late) const;
+  bool loses_writes(size_t bucket) const;  // of others to its parameters
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
 
   // State of one parameter, from all ranks or for them: each calls it with the same slot.
@@ -125,6 +126,7 @@ class OptimizerShard {
   optim::ElementWiseOptimizer& optimizer_of(size_t bucket) const;
   template <class Visit>
   void for_each_part(size_t bucket, const Visit& visit) const;
+  void load_piece(size_t bucket, Part& part, size_t piece, const ParameterState& saved);
 
   const FlatParameters& parameters_;
   const Optimizers& optimizers_;

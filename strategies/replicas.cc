@@ -77,7 +77,7 @@ void add_gradient(const at::Tensor& param, const at::Tensor& grad) {
     sum = grad.to(param.device(), /*non_blocking=*/true);
     return;
   }
-  if (optim::is_16_bit(sum.scalar_type())) sum = sum.to(at::kFloat);
+  sum = sum.to(optim::widened(sum.scalar_type()));
   sum.add_(grad.to(param.device(), /*non_blocking=*/true));
 }
 

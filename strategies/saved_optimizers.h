@@ -42,4 +42,7 @@ StateTensors part_of(const ParameterState& whole, int64_t begin, int64_t num_ele
 // The state of a whole parameter, with tensors of its shape; for reading only.
 ParameterState read_whole(const Trained& trained, const State& shared, const ReadRange& read);
 
+// `param`, or the part of it that `saved` is of, as the late update of the checkpoint leaves it.
+at::Tensor updated_parameter(const ParameterState& saved, const at::Tensor& param);
+
 }  // namespace fulgur

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/logging.h"
 #include "core/trace.h"
 
 namespace fulgur {
@@ -32,7 +33,12 @@ struct UpdateSchedule::Update {
 
 UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
                                GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers)
-    : parameters_(parameters), optimizers_(optimizers), shard_(shard), reducer_(reducer), data_(data), beside_(device) {
+    : parameters_(parameters),
+      optimizers_(optimizers),
+      shard_(shard),
+      reducer_(reducer),
+      data_(data),
+      beside_(device, {.one_thread = device.is_cpu()}) {
   const std::vector<int> cores = cores_of_process();
   for (int64_t w = 0; w < num_workers; ++w) {
     const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
@@ -85,7 +91,8 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
   for (size_t b = 0; b < num_buckets; ++b) {
     const std::vector<double>& used = reducer_.used(b);
     update->used.push_back(used);
-    if (parameters_.buckets()[b].optimizer != optimizer || std::ranges::all_of(used, [](double n) { return n == 0; })) {
+    if (parameters_.buckets()[b].optimizer != optimizer || shard_.sections(b).empty() ||
+        std::ranges::all_of(used, [](double n) { return n == 0; })) {
       continue;
     }
     update->sums[b] = late ? reducer_.take_sums(b) : reducer_.sums(b);
@@ -113,8 +120,25 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
   }
 }
 
+// By the user, between steps. Not those before the first update: weights are loaded there.
+void UpdateSchedule::tell_of_writes(const Update& update) {
+  for (size_t b = 0; b < versions_.size() && !told_of_writes_; ++b) {
+    if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
+    const auto& slots = parameters_.buckets()[b].slots;
+    for (size_t s = 0; s < slots.size() && !told_of_writes_; ++s) {
+      told_of_writes_ = slots[s].param._version() != versions_[b][s];
+      if (!told_of_writes_) continue;
+      log_warning(
+          "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write "
+          "to parameters before fit, or use a strategy that updates them in place",
+          slots[s].name);
+    }
+  }
+}
+
 void UpdateSchedule::finish(Update& update) {
   const trace::Span span("publish");
+  tell_of_writes(update);
   std::vector<Work> gathering;
   std::optional<size_t> publishing;
   std::shared_future<void> published;
@@ -146,6 +170,11 @@ void UpdateSchedule::finish(Update& update) {
   }
   gather();
   for (Work& work : gathering) work.wait();
+  versions_.clear();
+  for (const auto& bucket : parameters_.buckets()) {
+    auto& versions = versions_.emplace_back();
+    for (const auto& slot : bucket.slots) versions.push_back(slot.param._version());
+  }
 }
 
 }  // namespace fulgur

@@ -58,6 +58,7 @@ class UpdateSchedule {
   std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, bool late);
   void start_bucket(Update& update, size_t bucket);
   void finish(Update& update);
+  void tell_of_writes(const Update& update);
   SideWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 
   const FlatParameters& parameters_;
@@ -66,6 +67,8 @@ class UpdateSchedule {
   GradientReducer& reducer_;
   Collective& data_;
   std::unique_ptr<Update> late_;
+  std::vector<std::vector<int64_t>> versions_;  // of the parameters when an update ended, by bucket and slot
+  bool told_of_writes_ = false;
   std::vector<std::unique_ptr<SideWorker>> workers_;  // on the host
   SideWorker beside_;                                 // on the device: late updates there, and what is published
 };

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -63,12 +64,32 @@ void inspect(const fs::path& folder) {
   fmt::print("{} elements; optimizer state in {} ranges\n", num_elements, manifest.ranges.size());
 }
 
+// A line that is written over, if somebody looks at it: only on a terminal.
+class Progress {
+ public:
+  ~Progress() { clear(); }
+  void show(const std::string& line) {
+    if (!is_terminal_) return;
+    fmt::print(stderr, "\r\x1b[K{}", line);
+    std::fflush(stderr);
+  }
+  void clear() { show(""); }  // before something else is printed
+
+ private:
+  const bool is_terminal_ = ::isatty(STDERR_FILENO) == 1;
+};
+
 // Reads every byte.
 void check(const fs::path& folder) {
   const Manifest manifest = read_manifest(folder);
   bool is_whole = true;
+  Progress progress;
   for (const auto& file : manifest.files) {
-    const auto damage = find_damage(folder, file);
+    const auto on_read = [&](int64_t num_bytes) {
+      progress.show(fmt::format("{}: {} of {}", file.name, readable(num_bytes), readable(file.num_bytes)));
+    };
+    const auto damage = find_damage(folder, file, {.on_read = on_read});
+    progress.clear();
     fmt::print("{:<44} {:>12}  {}\n", file.name, readable(file.num_bytes), damage ? *damage : "whole");
     std::fflush(stdout);
     is_whole = is_whole && !damage;
@@ -92,24 +113,35 @@ int64_t numel_of(const CheckpointReader& checkpoint, const std::string& paramete
 class Difference {
  public:
   void compare(const std::string& name, const at::Tensor& a, const at::Tensor& b) {
-    ++num_compared_;
+    progress_.show(fmt::format("{} tensors, now {}", ++num_compared_, name));
     if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) {
       return tell(name, fmt::format("{} of {} and {} of {}", toString(a.scalar_type()), fmt::join(a.sizes(), "x"),
                                     toString(b.scalar_type()), fmt::join(b.sizes(), "x")));
     }
     if (a.numel() == 0 || a.equal(b)) return;
-    tell(name,
-         fmt::format("differs by at most {:.9g}", a.to(at::kDouble).sub(b.to(at::kDouble)).abs().max().item<double>()));
+    const double most = largest_difference(a.to(at::kDouble), b.to(at::kDouble));
+    if (most == 0 && a.is_floating_point()) return;
+    tell(name, fmt::format("differs by at most {:.9g}", most));
   }
   void only(const std::string& name, std::string_view which) { tell(name, fmt::format("only in the {}", which)); }
   bool any() const { return num_told_ > 0; }
-  void summarize() const { fmt::print("{} tensors compared, {} differ\n", num_compared_, num_told_); }
+  void summarize() {
+    progress_.clear();
+    fmt::print("{} tensors compared, {} differ\n", num_compared_, num_told_);
+  }
 
  private:
+  // Two NaN are the same, and so are two infinities.
+  static double largest_difference(const at::Tensor& a, const at::Tensor& b) {
+    const at::Tensor same = a.eq(b).logical_or(a.isnan().logical_and(b.isnan()));
+    return a.sub(b).abs().masked_fill(same, 0).max().item<double>();
+  }
   void tell(const std::string& name, const std::string& what) {
+    progress_.clear();
     fmt::print("{:<52} {}\n", name, what);
     ++num_told_;
   }
+  Progress progress_;
   int64_t num_compared_ = 0, num_told_ = 0;
 };
 
@@ -152,26 +184,50 @@ bool differ(const fs::path& first, const fs::path& second) {
   return difference.any();
 }
 
+// Python's load_state_dict asks for every name of tied weights.
+NamedTensors weights_by_every_name(const CheckpointReader& checkpoint) {
+  NamedTensors weights = checkpoint.finished_weights();
+  const std::map<std::string, at::Tensor> by_name(weights.begin(), weights.end());
+  for (const auto& parameter : checkpoint.manifest().parameters) {
+    if (!parameter.alias_of.empty()) weights.emplace_back(parameter.name, by_name.at(parameter.alias_of));
+  }
+  return weights;
+}
+
+// Further names of tied weights and those that they are under, as safetensors.torch.save_model() notes them.
+std::map<std::string, std::string> metadata_of(const CheckpointReader& checkpoint) {
+  std::map<std::string, std::string> metadata;
+  for (const auto& parameter : checkpoint.manifest().parameters) {
+    if (!parameter.alias_of.empty()) metadata.emplace(parameter.name, parameter.alias_of);
+  }
+  metadata["format"] = "pt";
+  return metadata;
+}
+
 void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
   const CheckpointReader checkpoint(folder);
   NamedTensors tensors = checkpoint.finished_weights();
   const std::vector<std::string> parameters =
       optimizer ? parameters_with_state(checkpoint) : std::vector<std::string>();
+  Progress progress;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    fmt::print("\r{} of {} parameters", i + 1, parameters.size());
-    std::fflush(stdout);
+    progress.show(fmt::format("optimizer state of {} of {} parameters", i + 1, parameters.size()));
     for (const auto& [name, tensor] : checkpoint.read(parameters[i], 0, numel_of(checkpoint, parameters[i]))) {
       tensors.emplace_back(parameters[i] + ":" + name, tensor);
     }
   }
-  const FileDigest digest = write_safetensors(file, tensors, {{"format", "pt"}});
-  fmt::print("\r{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
+  progress.show(fmt::format("writing {}", file.string()));
+  const FileDigest digest = write_safetensors(file, tensors, metadata_of(checkpoint));
+  progress.clear();
+  fmt::print("{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
 }
 
 void convert(const fs::path& folder, const fs::path& file) {
   const CheckpointReader checkpoint(folder);
+  Progress progress;
+  progress.show(fmt::format("writing {}", file.string()));
   if (file.extension() == ".pt" || file.extension() == ".pth") {
-    write_torch_file(file, checkpoint.finished_weights());
+    write_torch_file(file, weights_by_every_name(checkpoint));
   } else if (file.extension() == ".ckpt") {
     const State& run = checkpoint.run();
     const auto number = [&](std::string_view name) {
@@ -180,16 +236,17 @@ void convert(const fs::path& folder, const fs::path& file) {
     };
     write_lightning_checkpoint(file, {.epoch = number("loops/epoch"),
                                       .global_step = number("loops/global_step"),
-                                      .state_dict = checkpoint.finished_weights(),
+                                      .state_dict = weights_by_every_name(checkpoint),
                                       .hyper_parameters = run.child("hyper_parameters")});
   } else if (file.extension() == ".safetensors") {
-    write_safetensors(file, checkpoint.finished_weights(), {{"format", "pt"}});
+    write_safetensors(file, checkpoint.finished_weights(), metadata_of(checkpoint));
   } else {
     throw UsageError(
         fmt::format("'{}': the name says the format; end it with .pt (torch.load), .ckpt (Lightning) or "
                     ".safetensors",
                     file.string()));
   }
+  progress.clear();
   fmt::print("{}\n", file.string());
 }
 

@@ -2,15 +2,38 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <numeric>
 #include <utility>
 
+#include "core/error.h"
 #include "core/exception_text.h"
 #include "core/logging.h"
 #include "core/trace.h"
 #include "distributed/c10d_collective.h"
 
 namespace fulgur {
+
+// Keeps it until all is done; but ranks that do not reach each other can do no more together.
+class CheckpointSaver::FirstError {
+ public:
+  template <class Call>
+  void operator()(const Call& call) {
+    try {
+      call();
+    } catch (const DistributedError&) {
+      throw;
+    } catch (...) {
+      if (first_ == nullptr) first_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::exception_ptr first_;
+};
 
 CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, std::function<void(const Path&)> saved)
     : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
@@ -25,9 +48,11 @@ CheckpointSaver::~CheckpointSaver() {
 }
 
 void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {
-  Request request{std::filesystem::absolute(folder), options};
-  if (in_training_) return requests_.push_back(std::move(request));
-  write(request);
+  requests_.push_back({std::filesystem::absolute(folder), options});
+  if (in_training_) return;
+  FirstError error;
+  write_requests(error);
+  error.rethrow();
 }
 
 bool CheckpointSaver::is_asked_for(const Path& folder) const {
@@ -36,14 +61,18 @@ bool CheckpointSaver::is_asked_for(const Path& folder) const {
 
 void CheckpointSaver::at_boundary() {
   using std::chrono::seconds;
-  if (writing_ && writing_->done.wait_for(seconds(0)) == std::future_status::ready) end_writing();
-  for (const Request& request : std::exchange(requests_, {})) write(request);
+  FirstError error;
+  if (writing_ && writing_->done.wait_for(seconds(0)) == std::future_status::ready) error([&] { end_writing(); });
+  write_requests(error);
+  error.rethrow();
 }
 
 void CheckpointSaver::finish() {
-  end_writing();
-  for (const Request& request : std::exchange(requests_, {})) write(request);
-  end_writing();
+  FirstError error;
+  error([&] { end_writing(); });
+  write_requests(error);
+  error([&] { end_writing(); });
+  error.rethrow();
 }
 
 void CheckpointSaver::abort(std::string_view reason) {
@@ -52,9 +81,15 @@ void CheckpointSaver::abort(std::string_view reason) {
   if (auto* group = dynamic_cast<C10dCollective*>(own_group_.get())) group->abort(reason);
 }
 
+void CheckpointSaver::write_requests(FirstError& error) {
+  for (const Request& request : std::exchange(requests_, {})) {
+    error([&] { end_writing(); });
+    error([&] { write(request); });
+  }
+}
+
 void CheckpointSaver::write(const Request& request) {
   const trace::Span span("save checkpoint");
-  end_writing();
   if (request.options.async) return write_beside(request);
   write_checkpoint(request.folder, content_(request.options.weights_only), group_, request.options.links);
   saved_(request.folder);
@@ -68,6 +103,8 @@ void CheckpointSaver::write_beside(const Request& request) {
     thread_ = std::make_unique<SerialWorker>();
   }
   auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));
+  // The rest is rank 0's to write.
+  if (group_.rank() > 0) *content = {.rank = std::move(content->rank), .ranges = std::move(content->ranges)};
   make_independent(*content);
   writing_ = {request.folder, thread_->run([this, content, request] {
                 const trace::Span span("write checkpoint");

@@ -17,7 +17,8 @@ namespace fulgur {
 
 // Writes the checkpoints of a run that hooks ask for: at once, or while fit trains at the end of the running step.
 // Every rank makes the same calls. Threading: the training thread; with SaveOptions::async files are written on a
-// thread of its own, one checkpoint at a time, and what goes wrong there is thrown by the next call.
+// thread of its own, one checkpoint at a time, and what goes wrong there is thrown by the next call, which first does
+// what it is to do unless the ranks do not reach each other any more.
 class CheckpointSaver {
  public:
   using Path = std::filesystem::path;
@@ -49,6 +50,8 @@ class CheckpointSaver {
     Path folder;
     std::shared_future<void> done;
   };
+  class FirstError;
+  void write_requests(FirstError& error);
   void write(const Request& request);
   void write_beside(const Request& request);
   void end_writing();

@@ -36,7 +36,7 @@ std::optional<fs::path> last_in(const fs::path& folder) {
 
 std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std::vector<fs::path>& folders) {
   if (ckpt_path.empty()) return std::nullopt;
-  if (is_checkpoint(ckpt_path)) return fs::absolute(ckpt_path);
+  if (is_checkpoint(ckpt_path)) return fs::canonical(ckpt_path);  // `last` may move
   const std::string name = canonical_name(ckpt_path);
   if (name == "last") {
     for (const fs::path& folder : folders) {

@@ -205,7 +205,17 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   resume_->epoch.restore = [this] { restore(); };
 }
 
-void FitLoop::restore() const {
+State FitLoop::rank_state() const {
+  const bool is_waiting = resume_ && !resume_->is_restored;
+  if (is_waiting && !resume_->of_rank.empty()) return resume_->of_rank;
+  State state;
+  state.set_child("random", RandomState::now().state());
+  state.set_child("metrics", is_waiting ? resume_->metrics : context_.metrics.state());
+  return state;
+}
+
+void FitLoop::restore() {
+  resume_->is_restored = true;
   const bool same_ranks = !resume_->of_rank.empty();
   context_.metrics.load_state(same_ranks ? resume_->of_rank.child("metrics") : resume_->metrics);
   if (!same_ranks) return;

@@ -35,13 +35,17 @@ class FitLoop {
   State state() const;
   void load_state(const State& state, const State& metrics, const State& of_rank);
 
+  // Random numbers and metrics of this rank; those that were loaded, until the run has begun to go on.
+  State rank_state() const;
+
  private:
   struct Resume {
     TrainEpochLoop::Resumed epoch;
     State metrics;
     State of_rank;
+    bool is_restored = false;
   };
-  void restore() const;
+  void restore();
 
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);

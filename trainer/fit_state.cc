@@ -9,8 +9,6 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/seed.h"
-
 namespace fulgur {
 namespace {
 
@@ -76,9 +74,8 @@ void FitState::add_to(CheckpointContent& content) const {
   run.set_child("data", context.data.state());
   const std::vector<std::string> keys = keys_of(callbacks);
   for (size_t i = 0; i < callbacks.size(); ++i) run.set_child("callbacks/" + keys[i], callbacks[i]->state());
-  content.rank.set_child("random", RandomState::now().state());
-  const State metrics = context.metrics.state();
-  content.rank.set_child("metrics", metrics);
+  content.rank = loop.rank_state();
+  const State metrics = content.rank.child("metrics");
   for (const std::string ended : {"callback_metrics", "progress_bar_metrics", "logged_metrics"}) {
     run.set_child("metrics/" + ended, metrics.child(ended));
   }

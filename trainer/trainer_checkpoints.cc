@@ -71,7 +71,11 @@ double Trainer::from_rank_zero(double value) {
 void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
   if (rank_ > 0 || !is_checkpoint(folder) || std::filesystem::equivalent(folder, resumed_from_, error)) return;
-  fulgur::remove_checkpoint(folder);
+  try {
+    fulgur::remove_checkpoint(folder);
+  } catch (const CheckpointError& damaged) {  // by no fault of this run
+    log_warning("an old checkpoint stays: {}", damaged.what());
+  }
 }
 
 CheckpointContent Trainer::checkpoint_content(bool weights_only) {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "core/state.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"
@@ -57,15 +58,76 @@ TEST_F(ModelCheckpointTest, KeepsTheNewestWithoutMonitor) {
 TEST_F(ModelCheckpointTest, KeepsTheBestByMode) {
   ModelCheckpoint best({.monitor = "val_acc", .mode = "max"});
   run_epochs(best, {0.5, 0.9, 0.7});
-  EXPECT_THAT(kept(), ElementsAre("epoch=1-step=20"));
+  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30"));  // and the newest
   EXPECT_EQ(best.best_model_score(), 0.9);
-  EXPECT_EQ(trainer.saved.size(), 2U);  // 0.7 was not worth writing
+}
+
+TEST_F(ModelCheckpointTest, KeepsTheNewestBesideTheBestUntilThereIsANewerOne) {
+  ModelCheckpoint checkpoint({.monitor = "val_acc", .mode = "max"});
+  run_epochs(checkpoint, {0.9, 0.5});
+  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=0-step=10", "epoch=1-step=20"));
+  run_epochs(checkpoint, {0.4});
+  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=0-step=10", "epoch=2-step=30"));
+  run_epochs(checkpoint, {0.95});
+  EXPECT_THAT(kept(), ElementsAre("epoch=3-step=40"));
+}
+
+// A run may be a copy of another, or follow it: neither takes the other's away.
+TEST_F(ModelCheckpointTest, TakesUpOnlyWhatIsInItsOwnFolder) {
+  ModelCheckpoint first;
+  run_epochs(first, {0.1});
+  fs::create_directory(dir.path() / "copy");
+  fs::copy(dir.path() / "checkpoints", dir.path() / "copy/checkpoints", fs::copy_options::recursive);
+  for (const char* run : {"copy", "next"}) {
+    SCOPED_TRACE(run);
+    const fs::path folder = dir.path() / run / "checkpoints";
+    testing::FakeTrainerControl control(dir.path() / run);
+    ModelCheckpoint checkpoint;
+    checkpoint.setup(control, EntryPoint::fit);
+    checkpoint.load_state(first.state());
+    EXPECT_EQ(checkpoint.best_model_path(), fs::exists(folder) ? folder / "epoch=0-step=10" : fs::path());
+    control.run_state.epoch = 1;
+    checkpoint.on_train_epoch_end(control);
+    checkpoint.on_checkpoint_saved(control, control.saved.back());
+    EXPECT_FALSE(fs::exists(folder / "epoch=0-step=10"));
+    EXPECT_THAT(kept(), ElementsAre("epoch=0-step=10"));
+  }
+}
+
+TEST_F(ModelCheckpointTest, ReadsAnOlderStateWithWholePaths) {
+  const fs::path own = dir.path() / "checkpoints/a", other = dir.path() / "other/checkpoints/a";
+  fs::create_directories(own);
+  fs::create_directories(other);
+  State state;
+  state.set("validated", false);
+  state.set("last_step", int64_t{0});
+  state.set("num_saved", int64_t{2});
+  state.set("saved/0/path", other.string());
+  state.set("saved/0/score", 0.9);
+  state.set("saved/1/path", own.string());
+  state.set("saved/1/score", 0.8);
+  ModelCheckpoint checkpoint({.monitor = "val_acc", .mode = "max"});
+  checkpoint.setup(trainer, EntryPoint::fit);
+  checkpoint.load_state(state);
+  EXPECT_EQ(checkpoint.best_model_path(), own);
+  EXPECT_EQ(checkpoint.best_model_score(), 0.8);
+}
+
+TEST_F(ModelCheckpointTest, ForgetsScoresOfAnotherMonitorOrMode) {
+  ModelCheckpoint lowest({.monitor = "val_acc", .mode = "min"}), highest({.monitor = "val_acc", .mode = "max"});
+  run_epochs(lowest, {0.9});
+  highest.setup(trainer, EntryPoint::fit);
+  highest.load_state(lowest.state());
+  EXPECT_TRUE(std::isnan(highest.best_model_score()));
+  run_epochs(highest, {0.1});
+  EXPECT_EQ(highest.best_model_score(), 0.1);
+  EXPECT_THAT(kept(), ElementsAre("epoch=1-step=20"));
 }
 
 TEST_F(ModelCheckpointTest, KeepsTheBestKAndOfEqualsTheOlder) {
   ModelCheckpoint checkpoint({.monitor = "val_acc", .mode = "max", .save_top_k = 2});
   run_epochs(checkpoint, {0.5, 0.9, 0.9, 0.9, 0.4});
-  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30"));
+  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30", "epoch=4-step=50"));
   EXPECT_EQ(checkpoint.best_model_path().filename(), "epoch=1-step=20");
 }
 
@@ -136,6 +198,9 @@ TEST_F(ModelCheckpointTest, RefusesBadOptions) {
   EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.filename = "{epoch"}); }), HasSubstr("without '}'"));
   EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.filename = "{epoch:.2f}"}); }),
               HasSubstr("no format of a number"));
+  for (const char* filename : {"a/b", "..", "../{epoch}", "{epoch:/>3}", ""}) {
+    EXPECT_THAT(message_of<UsageError>([&] { ModelCheckpoint c({.filename = filename}); }), HasSubstr("as dirpath"));
+  }
   ModelCheckpoint unknown({.filename = "{epohc}"});
   EXPECT_THAT(message_of<SetupError>([&] { run_epochs(unknown, {0.1}); }), HasSubstr("did you mean 'epoch'?"));
 }

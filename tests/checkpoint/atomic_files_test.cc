@@ -110,6 +110,28 @@ TEST(RemoveTemporaryFolders, ClearsAwayWhatAKilledSaveHasLeft) {
   EXPECT_THAT(names_in(dir.path()), IsEmpty());
 }
 
+TEST(RemoveTemporaryFolders, IsDoneByTheNextSave) {
+  const TempDir dir;
+  be_killed_while_filling(dir.path() / "a");
+  create_folder_atomically(dir.path() / "b", [](const fs::path&) {});
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("b"));
+  be_killed_while_filling(dir.path() / "a");
+  TemporaryFile(dir.path() / "c").commit();
+  EXPECT_THAT(names_in(dir.path()), UnorderedElementsAre("b", "c"));
+}
+
+TEST(TemporaryFile, IsThereOnceItIsWholeAndReplacesNothing) {
+  const TempDir dir;
+  TemporaryFile first(dir.path() / "f"), second(dir.path() / "f");
+  first.writer().write("first", 5);
+  second.writer().write("second", 6);
+  EXPECT_FALSE(fs::exists(dir.path() / "f"));
+  const FileDigest digest = first.commit();
+  EXPECT_EQ(digest, digest_of(dir.path() / "f"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { second.commit(); }), HasSubstr("/f': File exists"));
+  EXPECT_EQ(testing::read_file(dir.path() / "f"), "first");
+}
+
 TEST(RemoveTemporaryFolders, LeavesASaveThatIsUnderWay) {
   const TempDir dir;
   create_folder_atomically(dir.path() / "a", [&](const fs::path& temporary) {

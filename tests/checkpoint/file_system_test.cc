@@ -2,12 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <xxhash.h>
 
-#include <csignal>
+#include <algorithm>
 
 #include "core/error.h"
+#include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
@@ -15,6 +15,7 @@ namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::FileSizeLimit;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::TempDir;
@@ -25,24 +26,6 @@ std::string noise(size_t num_bytes) {
   while (bytes.size() < num_bytes) bytes += static_cast<char>((state = state * 1664525 + 1013904223) >> 24);
   return bytes;
 }
-
-// Files of this process grow no further.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(rlim_t num_bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit limit{num_bytes, before_.rlim_max};
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-
- private:
-  rlimit before_{};
-  void (*handler_)(int);
-};
 
 TEST(FileWriter, GivesSizeAndHashOfWhatItWrote) {
   const TempDir dir;
@@ -58,6 +41,16 @@ TEST(FileWriter, GivesSizeAndHashOfWhatItWrote) {
       EXPECT_EQ(digest_of(path), expected);
     }
   }
+}
+
+TEST(DigestOf, TellsHowFarItIs) {
+  const TempDir dir;
+  write_file(dir.path() / "f", noise(1'000'000));
+  std::vector<int64_t> so_far;
+  digest_of(dir.path() / "f", [&](int64_t num_bytes) { so_far.push_back(num_bytes); });
+  EXPECT_GT(so_far.size(), 1U);
+  EXPECT_TRUE(std::ranges::is_sorted(so_far));
+  EXPECT_EQ(so_far.back(), 1'000'000);
 }
 
 TEST(FileWriter, HashIsThatOfXxh3) {  // https://github.com/Cyan4973/xxHash: XXH3 of nothing
@@ -77,6 +70,17 @@ TEST(FileWriter, SaysThatThereIsNoRoom) {
   const FileSizeLimit limit(1000);
   EXPECT_THAT(message_of<CheckpointError>([&] { write_file(dir.path() / "f", noise(5000)); }),
               HasSubstr("cannot write '" + (dir.path() / "f").string() + "': File too large"));
+}
+
+TEST(MakeFolders, TakesEveryWayToWriteAPath) {
+  const TempDir dir;
+  for (const char* path : {"a/b/c", "d/e/", "f/./g", "a/b/../h", "a"}) {
+    make_folders(dir.path() / path);
+    EXPECT_TRUE(fs::is_directory(dir.path() / path)) << path;
+  }
+  write_file(dir.path() / "file", "");
+  EXPECT_THAT(message_of<CheckpointError>([&] { make_folders(dir.path() / "file/a"); }),
+              HasSubstr("cannot make the folder '" + (dir.path() / "file/a").string() + "'"));
 }
 
 TEST(ReadTextFile, ReadsUpToTheLimit) {

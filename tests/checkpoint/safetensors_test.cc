@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
@@ -90,6 +91,16 @@ TEST(Safetensors, RefusesWhatTheFormatCannotExpress) {
 TEST(Safetensors, SaysWhichFileCannotBeWrittenAndWhy) {
   EXPECT_THAT(message_of<CheckpointError>([] { write_safetensors("/nowhere/f", {}); }),
               HasSubstr("cannot create '/nowhere/f': No such file or directory"));
+}
+
+TEST(Safetensors, LeavesNothingWhereThereIsNoRoom) {
+  const TempDir dir;
+  {
+    const testing::FileSizeLimit no_more(1000);
+    EXPECT_THAT(message_of<CheckpointError>([&] { write_safetensors(dir.path() / "f", {{"a", torch::ones({1000})}}); }),
+                HasSubstr("/f': File too large"));
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
 at::Tensor three_rows() { return torch::arange(12, torch::kFloat).view({3, 4}); }

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "core/error.h"
+#include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
@@ -52,6 +53,23 @@ TEST(TorchArchive, NamesFileAndReason) {
               HasSubstr("cannot open '/nowhere/m.pt': No such file or directory"));
   write_file(dir.path() / "text", "no zip");
   EXPECT_THAT(message_of<CheckpointError>([&] { read_torch_file(dir.path() / "text"); }), HasSubstr("/text: "));
+}
+
+TEST(TorchArchive, SaysThatThereIsNoRoomAndLeavesNothing) {
+  const TempDir dir;
+  const at::Tensor large = torch::ones({300'000});
+  for (const rlim_t limit : {0, 1000, 300'000, 1'200'000, 1'300'000}) {  // in each part of the archive
+    const testing::FileSizeLimit no_more(limit);
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {{"w", large}, {"v", -large}}); }),
+        HasSubstr("/m.pt': File too large"))
+        << limit;
+    EXPECT_TRUE(std::filesystem::is_empty(dir.path())) << limit;
+  }
+  write_file(dir.path() / "m.pt", "mine");
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {}); }),
+              HasSubstr("/m.pt': File exists"));
+  EXPECT_EQ(testing::read_file(dir.path() / "m.pt"), "mine");
 }
 
 TEST(TorchArchive, RefusesAFileThatIsCutAnywhere) {

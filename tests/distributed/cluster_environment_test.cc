@@ -79,9 +79,20 @@ TEST(ClusterEnvironment, ReadsSlurm) {
   EXPECT_EQ(detect_cluster_environment(with(kSlurm, {{"MASTER_PORT", "123"}}))->master_port, 123);
 }
 
+TEST(ClusterEnvironment, TakesTheOnlyTaskOfSrunForAShellWhereMoreRanksAreAskedFor) {
+  const EnvironmentVariables shell = with(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}});
+  EXPECT_EQ(detect_cluster_environment(shell)->world_size, 1);
+  EXPECT_FALSE(detect_cluster_environment(shell, 2));
+  EXPECT_EQ(detect_cluster_environment(kSlurm, 2)->world_size, 4);
+  const EnvironmentVariables child = with(shell, with(kTorchrun, {{"FULGUR_PARENT_PID", "1"}}));
+  EXPECT_EQ(detect_cluster_environment(child, 4)->rank, 3);
+}
+
 TEST(ClusterEnvironment, ReadsSlurmsListsOfHosts) {
   EXPECT_EQ(first_slurm_host("gpu[007-012,20],login1"), "gpu007");
   EXPECT_EQ(first_slurm_host("gpu[3,5]"), "gpu3");
+  EXPECT_EQ(first_slurm_host("node[1-2]-ib"), "node1-ib");
+  EXPECT_EQ(first_slurm_host("rack[1-2]node[03-04]x,login1"), "rack1node03x");
   EXPECT_EQ(first_slurm_host("gpu[3]"), "gpu3");
   EXPECT_EQ(first_slurm_host("login1,gpu[3,5]"), "login1");
   EXPECT_EQ(first_slurm_host("login1"), "login1");
@@ -127,6 +138,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "RANK=0 and OMPI_COMM_WORLD_RANK=1 contradict each other"},
         Refusal{"MpiSize", with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", ""}}), "OMPI_COMM_WORLD_SIZE is not set"},
         Refusal{"MpiHosts", with(kOpenMpi, {{"OMPI_COMM_WORLD_SIZE", "4"}}), "-x MASTER_ADDR=<host of rank 0>"},
+        Refusal{"SlurmRank", with(kSlurm, with(kTorchrun, {{"RANK", "0"}})),
+                "RANK=0 and SLURM_PROCID=3 contradict each other"},
         Refusal{"NoSrun", {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}}, "write srun before the command"},
         Refusal{"SlurmTask", with(kSlurm, {{"SLURM_PROCID", "4"}}),
                 "SLURM_PROCID=4 contradicts SLURM_STEP_NUM_TASKS=4"},

@@ -6,9 +6,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <latch>
 #include <mutex>
+#include <optional>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <tuple>
 #include <vector>
 
@@ -315,6 +318,35 @@ TEST(Collective, RefusesWhatItCannotSend) {
       EXPECT_THAT(message_of<c10::ValueError>([&] { world.data().sub_group({0, 0}); }), HasSubstr("twice"));
     });
   }
+}
+
+// A tensor on another device stands for one on a GPU, of which the control group would read the address.
+TEST(Collective, RefusesATensorOnAnotherDevice) {
+  run_ranks(2, [](World& world) {
+    const at::Tensor meta = torch::zeros({4}, torch::device(at::kMeta));
+    const auto refusal = [](const std::function<void()>& call) { return message_of<c10::ValueError>(call); };
+    const std::string expected = "group 'control' takes tensors on cpu; got one on meta; pass tensor.to(\"cpu\")";
+    Collective& group = world.control();
+    EXPECT_THAT(refusal([&] { group.all_reduce(meta).wait(); }), HasSubstr(expected));
+    EXPECT_THAT(refusal([&] { group.reduce_scatter(meta).wait(); }), HasSubstr(expected));
+    EXPECT_THAT(refusal([&] { group.all_gather(meta).wait(); }), HasSubstr(expected));
+    EXPECT_THAT(refusal([&] { group.broadcast(meta, 0).wait(); }), HasSubstr(expected));
+    const at::Tensor into = torch::zeros({2}, torch::device(at::kMeta));
+    EXPECT_THAT(refusal([&] { group.reduce_scatter(torch::zeros({4}), ReduceOp::sum, into).wait(); }),
+                HasSubstr("on meta, but this rank's range has"));
+  });
+}
+
+// Rank 1 has come, but ends before it connects.
+TEST_P(Collectives, ARankThatDoesNotConnectIsWaitedForAsLongAsForOneThatDoesNotCome) {
+  const auto start = std::chrono::steady_clock::now();
+  WorldOptions options = over(GetParam(), patient());
+  options.connect_timeout_s = 1;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  EXPECT_THAT(message_of<DistributedError>(
+                  [&] { World(store, 0, 2, std::nullopt, {.interface = "lo", .address = {}}, options); }),
+              HasSubstr("rank 0: connecting (collective 0 of group 'data', timeout 1 s) failed"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 class Timeout : public ::testing::TestWithParam<std::tuple<const char*, Through>> {

@@ -39,10 +39,11 @@ def wait_until(condition, limit_s):
 class Run:
     """A started rank_program."""
 
-    def __init__(self, *arguments, env=CLEAN):
+    def __init__(self, *arguments, env=CLEAN, before=None):
         self.folder = tempfile.TemporaryDirectory()
         self.process = subprocess.Popen([PROGRAM, *arguments, f"folder={self.folder.name}"], env=env, text=True,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        preexec_fn=before)
 
     def pids(self):
         return {int(file.name): int(file.read_text()) for file in pathlib.Path(self.folder.name).glob("?")}
@@ -73,6 +74,27 @@ class LauncherTest(unittest.TestCase):
     def test_omp_num_threads_of_the_user_is_kept(self):
         _, out, _ = Run("ok", env={**CLEAN, "OMP_NUM_THREADS": "2"}).end()
         self.assertEqual(out, "rank 0 of 2, sum 3, 2 threads\n")
+
+    def test_threads_are_for_the_cores_that_the_process_may_use(self):
+        cores = sorted(os.sched_getaffinity(0))[:2]  # of 4 or more: else it is so anyway
+        _, out, _ = Run("ok", before=lambda: os.sched_setaffinity(0, cores)).end()
+        self.assertEqual(out, "rank 0 of 2, sum 3, 1 threads\n")
+
+    def test_a_parent_that_ignores_its_children(self):
+        run = Run("ok", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        self.assertEqual(run.end()[::2], (0, ""))
+        run = Run("throw", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        code, _, err = run.end()
+        self.assertEqual(code, 1)
+        self.assertIn("error: rank 1 ended with exit code 1\n", err)
+        self.assert_gone(run)
+
+    def test_a_program_that_ignores_its_children(self):
+        run = Run("ok-without-sigchld")
+        code, out, err = run.end(limit_s=15)
+        self.assertEqual((code, out[:19]), (0, "rank 0 of 2, sum 3,"))
+        self.assertIn("warning: rank 1 has ended, but whether it failed is not known", err)
+        self.assert_gone(run)
 
     def test_an_exception_of_a_rank_is_the_error_of_the_run(self):
         run = Run("throw", "devices=3", "victim=2")
@@ -167,6 +189,12 @@ class StartedByOthers(unittest.TestCase):
             **CLEAN, "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
             "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}) for rank in range(2)])
 
+    def test_an_interactive_shell_of_slurm(self):
+        code, out, err = Run("ok", env={
+            **CLEAN, "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+            "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "localhost"}).end()
+        self.assertEqual((code, out[:19], err), (0, "rank 0 of 2, sum 3,", ""))
+
     def test_variables_of_open_mpi(self):
         self.assert_sum_of_2([Run("ok", env={
             **CLEAN, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2",
@@ -178,10 +206,10 @@ class StartedByOthers(unittest.TestCase):
         port = str(free_port())
         self.assert_sum_of_2([Run("ok", env={
             **CLEAN, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "::1",
-            "MASTER_PORT": port}) for rank in range(2)])
+            "MASTER_PORT": port, "FULGUR_SHARED_MEMORY": "0"}) for rank in range(2)])
 
     def test_interface_by_name(self):
-        code, out, _ = Run("ok", env={**CLEAN, "FULGUR_SOCKET_IFNAME": "lo"}).end()
+        code, out, _ = Run("ok", env={**CLEAN, "FULGUR_SOCKET_IFNAME": "lo", "FULGUR_SHARED_MEMORY": "0"}).end()
         self.assertEqual((code, out[:19]), (0, "rank 0 of 2, sum 3,"))
         code, _, err = Run("ok", env={**CLEAN, "FULGUR_SOCKET_IFNAME": "nosuch0"}).end()
         self.assertEqual(code, 2)
@@ -207,6 +235,15 @@ class StartedByOthers(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("rank 1 cannot reach rank 0 at 127.0.0.1 port", err)
         self.assertIn("within 1 s: Connection refused; check MASTER_ADDR", err)
+
+    def test_a_master_whose_name_is_not_known_yet(self):
+        started = time.monotonic()
+        code, _, err = Run("ok", "connect=2", env={
+            **CLEAN, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}).end()
+        self.assertEqual(code, 1)
+        self.assertIn("there is no way from here to the master 'no-such-host.invalid'", err)
+        self.assertGreater(time.monotonic() - started, 2)
 
     def test_a_port_of_another_program(self):
         env = {**CLEAN, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}

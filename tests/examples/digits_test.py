@@ -1,4 +1,5 @@
 """The digits example as its user meets it: the program, its output, its exit codes, and its weights in Python."""
+import csv
 import gzip
 import os
 import pathlib
@@ -65,6 +66,27 @@ class DigitsTest(unittest.TestCase):
         self.assertGreaterEqual(accuracy, 0.98)
         self.assertEqual(figures(first.stdout), figures(second.stdout))
         self.assertRegex(first.stdout, r"(?m)^next: \./bazelw run //examples/digits")
+
+    def train(self, name, *flags):
+        """Of two epochs: the losses of validation, every ten steps, that of the test, and the last weights."""
+        done = run("--accelerator=cpu", "--max_epochs=2", "--val_check_interval=10", f"--name={name}", *flags,
+                   folder=self.folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        folder = pathlib.Path(self.folder, "runs", name)
+        with open(folder / "metrics.csv") as file:
+            losses = [float(row[column]) for row in csv.DictReader(file) for column in ("val_loss", "test_loss")
+                      if row[column]]
+        return losses, safetensors.torch.load_file(folder / "checkpoints/last/model.safetensors")
+
+    def test_two_devices_train_as_one_with_their_batches_together(self):
+        expected_losses, expected_weights = self.train("single", "--strategy=single_device", "--batch_size=32")
+        self.assertEqual(len(expected_losses), 7)
+        for strategy, batch_size in [("ddp", 16), ("dp", 32)]:
+            with self.subTest(strategy=strategy):
+                losses, weights = self.train(strategy, f"--strategy={strategy}", "--devices=2",
+                                             f"--batch_size={batch_size}")
+                torch.testing.assert_close(losses, expected_losses, rtol=1e-3, atol=0)
+                torch.testing.assert_close(weights, expected_weights, rtol=1e-3, atol=1e-3)
 
     def test_python_reads_the_weights_and_gets_the_same_accuracy(self):
         done = run("--seed=3", "--max_epochs=1", folder=self.folder)

@@ -6,9 +6,9 @@
   tests/failure/faults.py --repeat 20        the long form, in under ten minutes on two cores
   tests/failure/faults.py --only hang --seed 7
 
-Ranks, steps and places are drawn from the seed. Prints a line for each case: how many runs, how many went wrong, and
-the longest time from the fault until no process was left, which must be within the timeout of collectives (or of
-connecting) plus 5 s. Exit code 1 if anything went wrong.
+Ranks, steps, places and what ranks exchange through, shared memory or Gloo, are drawn from the seed. Prints a line for
+each case: how many runs, how many went wrong, and the longest time from the fault until no process was left, which must
+be within the timeout of collectives (or of connecting) plus 5 s. Exit code 1 if anything went wrong.
 """
 import argparse
 import concurrent.futures
@@ -574,7 +574,11 @@ class Run:
 
 def run_case(program, name, seed):
     """What went wrong in one run of a case, and seconds from the fault until the end."""
-    return Run(program, CASES[name](random.Random(f"{seed} {name}"))).execute()
+    rng = random.Random(f"{seed} {name}")
+    plan = CASES[name](rng)
+    network = {"FULGUR_SHARED_MEMORY": rng.choice("01")}  # 0: Gloo
+    plan.starts = [{**network, **start} for start in plan.starts]
+    return Run(program, plan).execute()
 
 
 def run_all(program, names, repeat, seed, jobs):

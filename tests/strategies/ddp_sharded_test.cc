@@ -6,6 +6,8 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "distributed/local_collective.h"
+#include "nn/sync_batch_norm.h"
 #include "optim/lamb.h"
 #include "optim/sgd.h"
 #include "strategies/optimizer_shard.h"
@@ -87,6 +89,34 @@ TEST(DdpShardedTest, ARankWithoutALossDoesNotKeepOthersWaiting) {
     t_rank = world.rank();
     const at::Tensor expected = train<LeavesOneOut>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
     EXPECT_TRUE(train<LeavesOneOut>(world, c, DdpSharded{.bucket_cap_mib = c.bucket_mib}).equal(expected));
+  });
+}
+
+// A gradient of the first bucket that only rank 0 has: rank 1 sends nothing before it waits for rank 0 in the backward
+// of `norm`, which rank 0 comes to after more buckets than the pool has.
+TEST(DdpShardedTest, ALayerThatWaitsForOtherRanksInBackwardIsNotKeptWaiting) {
+  struct Synced : TinyModule {
+    torch::nn::Linear stem{nullptr};
+    nn::SyncBatchNorm1d norm{nullptr};
+    torch::nn::Sequential layers;
+    at::Tensor sometimes;
+    Synced() {
+      stem = register_module("stem", torch::nn::Linear(4, 4));
+      norm = register_module("norm", nn::SyncBatchNorm1d(4));
+      for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(4, 4));
+      register_module("layers", layers);
+      sometimes = register_parameter("sometimes", torch::ones({4}));
+    }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      const at::Tensor loss = layers->forward(norm->forward(stem->forward(batch["x"]))).square().mean();
+      return t_rank == 0 ? loss + sometimes.square().sum() : loss;
+    }
+  };
+  const Case c{.name = "synced", .bucket_mib = 0.00001};
+  run_ranks(2, [&](World& world) {
+    t_rank = world.rank();
+    const at::Tensor expected = train<Synced>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
+    EXPECT_TRUE(train<Synced>(world, c, DdpSharded{.bucket_cap_mib = c.bucket_mib}).equal(expected));
   });
 }
 
@@ -232,6 +262,22 @@ TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
     step(whole, ours);
     for (size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(whole.parameters()[i].equal(net.parameters()[i])) << i;
   });
+}
+
+// As after a checkpoint of `64`, which has no masters.
+TEST(OptimizerShardTest, TakesTheStateOfAnotherPrecision) {
+  TinyModule net;
+  net.to(at::kBFloat16);
+  const Optimizers optimizers = net.configure_optimizers();
+  const FlatParameters flat(net, optimizers);
+  OptimizerShard shard(flat, optimizers, {});
+  const at::Tensor param = flat.buckets()[0].slots[3].param;
+  const at::Tensor of_64_bits = torch::rand(param.sizes(), at::kDouble);
+  shard.set(0, 3, {.num_updates = 2, .tensors = {{"exp_avg", of_64_bits}, {"exp_avg_sq", of_64_bits}}});
+  LocalCollective alone;
+  const ParameterState state = shard.gather(0, 3, alone);
+  EXPECT_TRUE(state.tensor("exp_avg").equal(of_64_bits.to(at::kFloat)));
+  EXPECT_TRUE(state.tensor("master").equal(param.detach().to(at::kFloat)));
 }
 
 // State of 2 ranks, put together and cut again for 3, and for one.

@@ -19,6 +19,7 @@ using testing::Case;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::Net;
+using ::testing::Not;
 using testing::run_ranks;
 using testing::TinyModule;
 using testing::train;
@@ -81,6 +82,61 @@ TEST(ZeroOffload, AHookSeesAndChangesTheMeanGradients) {
   };
   expect_equal<Halves>(1, {.accumulate = 2}, "single_device", ZeroOffload{.ratio = 0.5});
   expect_equal<Halves>(2, {}, "ddp_sharded", ZeroOffload{.ratio = 0.5});
+}
+
+TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
+  struct Looks : Net<optim::SGD> {
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      for (const at::Tensor& param : optimizer.params()) {
+        if (!param.grad().defined()) continue;
+        EXPECT_EQ(param.grad().scalar_type(), at::kFloat);
+      }
+    }
+  };
+  const Case c{.precision = "bf16-true"};
+  expect_equal<Looks>(1, c, "single_device", "zero_offload");
+  expect_equal<Looks>(2, c, "ddp_sharded", ZeroOffload{.ratio = 0.5});
+}
+
+// They have a bucket to themselves, in which there is nothing to update.
+TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
+  struct WithEmpty : TinyModule {
+    at::Tensor empty = register_parameter("empty", torch::zeros({0}));
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      return TinyModule::training_step(batch, batch_idx) + empty.sum();
+    }
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
+    }
+    Optimizers configure_optimizers() override {
+      return optim::SGD(std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, out->weight, out->bias}},
+                                                {.params = {empty}}},
+                        {.lr = 0.1});
+    }
+  };
+  expect_equal<WithEmpty>(1, {}, "single_device", "zero_offload");
+  expect_equal<WithEmpty>(1, {}, "single_device", DelayedUpdate{.warmup_steps = 1000});
+  expect_equal<WithEmpty>(2, {}, DelayedUpdate{.base = "ddp_sharded"}, "delayed_update");
+}
+
+struct Clamped : TinyModule {
+  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+    const c10::NoGradGuard no_grad;
+    hidden->weight.clamp_(-0.1, 0.1);
+  }
+};
+
+std::string said_with(const StrategyChoice& strategy) {
+  ::testing::internal::CaptureStderr();
+  run_ranks(1, [&](World& world) { train<Clamped>(world, {}, strategy); });
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(ZeroOffload, SaysThatWhatOthersWriteToParametersIsLost) {
+  const std::string said = said_with("zero_offload");
+  EXPECT_THAT(said, HasSubstr("parameter 'hidden.weight' was written to between steps, which is lost"));
+  EXPECT_EQ(said.find("written to"), said.rfind("written to"));  // once
+  EXPECT_THAT(said_with("ddp_sharded"), Not(HasSubstr("written to")));
 }
 
 template <class M>

@@ -1,5 +1,12 @@
 """tools/ckpt on checkpoints of a sharded run, and what Python makes of its files."""
+import json
+import os
 import pathlib
+import pty
+import resource
+import shutil
+import signal
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -48,12 +55,62 @@ class CkptTest(unittest.TestCase):
         self.assertIn("optimizer-0-of-2.safetensors", result.stdout)
         self.assertIn("is damaged", result.stderr)
 
+    def test_progress_is_shown_on_a_terminal(self):
+        for command in (["verify", self.first], ["diff", self.last, self.last]):
+            ours, terminal = pty.openpty()
+            with os.fdopen(ours, "rb", buffering=0) as screen:
+                subprocess.run([CKPT, *command], stdout=subprocess.DEVNULL, stderr=terminal, check=True)
+                os.close(terminal)
+                self.assertRegex(screen.read(65536), rb"[0-9] (B of|tensors, now) ", command)
+        self.assertEqual(ckpt("verify", self.first).stderr, "")
+
     def test_diff_names_what_differs(self):
         self.assertEqual(ckpt("diff", self.last, self.last).returncode, 0)
         result = ckpt("diff", self.first, self.last)
         self.assertEqual(result.returncode, 1)
         self.assertIn("hidden.weight ", result.stdout)
         self.assertIn("hidden.weight:exp_avg ", result.stdout)
+
+    def test_diff_takes_equal_nans_for_equal(self):
+        copies = [shutil.copytree(self.first, self.root / f"nan{i}") for i in range(2)]
+        for copy in copies:
+            with open(copy / "model.safetensors", "r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                file.write(struct.pack("<f", float("nan")))
+        self.assertEqual(ckpt("diff", *copies).returncode, 0)
+        result = ckpt("diff", self.first, copies[0])
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("differs by at most nan", result.stdout)
+
+    def test_tied_weights_are_there_by_every_name(self):
+        tied = shutil.copytree(self.first, self.root / "tied")
+        manifest = json.loads((tied / "manifest.json").read_text())
+        (original,) = [entry for entry in manifest["parameters"] if entry["name"] == "hidden.weight"]
+        manifest["parameters"].append(original | {"name": "again.weight", "alias_of": "hidden.weight"})
+        (tied / "manifest.json").write_text(json.dumps(manifest))
+        files = [self.root / f"tied.{ending}" for ending in ("pt", "ckpt", "safetensors")]
+        for file in files:
+            result = ckpt("convert", tied, file)
+            self.assertEqual(result.returncode, 0, result.stderr)
+        for weights in (torch.load(files[0]), torch.load(files[1])["state_dict"]):
+            self.assertEqual(weights["again.weight"].data_ptr(), weights["hidden.weight"].data_ptr())
+            self.assertTrue(torch.equal(weights["again.weight"], weights["hidden.weight"]))
+        with safetensors.safe_open(files[2], "pt") as file:
+            self.assertNotIn("again.weight", file.keys())
+            self.assertEqual(file.metadata(), {"format": "pt", "again.weight": "hidden.weight"})
+
+    def test_a_killed_export_leaves_no_half_file(self):
+        for command in ("convert", "consolidate"):
+            folder = self.root / f"killed_{command}"
+            folder.mkdir()
+            file = folder / "model.safetensors"
+            killed = subprocess.run([CKPT, command, self.last, file], capture_output=True, check=False,
+                                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
+            self.assertEqual(killed.returncode, -signal.SIGXFSZ, killed.stderr)
+            self.assertFalse(file.exists())
+            self.assertEqual(ckpt(command, self.last, file).returncode, 0)
+            self.assertEqual(list(folder.iterdir()), [file])
+            self.assertEqual(ckpt(command, self.last, file).returncode, 1)  # replaces nothing
 
     def test_consolidate_and_convert_give_what_python_reads(self):
         one, plain = self.root / "one.safetensors", self.root / "model.pt"

@@ -90,6 +90,48 @@ TEST_F(CheckpointPathTest, KeepsTheOneThatTheRunWentOnFrom) {
   EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
 }
 
+TEST_F(CheckpointPathTest, KeepsItTooWhereTheLinkToItWasGiven) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  steps_of({.max_epochs = 3, .ckpt_path = (checkpoints("run") / "last").string(), .name = "run"});
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+}
+
+TEST_F(CheckpointPathTest, KeepsThoseOfOtherRuns) {
+  steps_of({.max_epochs = 1, .name = "a"});
+  fs::copy(dir.path() / "runs/a", dir.path() / "runs/b", fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  steps_of({.max_epochs = 3, .ckpt_path = "last", .name = "b"});
+  EXPECT_THAT(names_in(checkpoints("a")), ElementsAre("epoch=0-step=5", "last"));
+  EXPECT_THAT(names_in(checkpoints("b")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+  for (const int64_t max_epochs : {1, 2, 3}) steps_of({.max_epochs = max_epochs, .ckpt_path = "last"});
+  EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
+  EXPECT_THAT(names_in(checkpoints("version_1")), ElementsAre("epoch=1-step=10", "last"));
+}
+
+TEST_F(CheckpointPathTest, LastIsTheNewestWhateverItsScore) {
+  struct Worsening : TinyModule {
+    int64_t num_steps = 0;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      log("worse", static_cast<double>(++num_steps), {.on_step = false, .on_epoch = true});
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  steps_of({.max_epochs = 3, .name = "run", .callbacks = {ModelCheckpoint::make({.monitor = "worse"})}},
+           make_module<Worsening>());
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("best", "epoch=0-step=5", "epoch=2-step=15", "last"));
+  EXPECT_EQ(fs::canonical(checkpoints("run") / "best").filename(), "epoch=0-step=5");
+  EXPECT_EQ(fs::canonical(checkpoints("run") / "last").filename(), "epoch=2-step=15");
+}
+
+TEST_F(CheckpointPathTest, AnOldOneThatIsDamagedStaysAndTheRunGoesOn) {
+  const auto damages = at_batch_end([&](TrainerControl& trainer) {
+    if (trainer.state().global_step == 7) std::ofstream(checkpoints("run") / "epoch=0-step=5" / kManifestName) << "{}";
+  });
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(steps_of({.name = "run", .callbacks = {damages}}), 10);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("an old checkpoint stays"));
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=1-step=10", "last"));
+}
+
 TEST_F(CheckpointPathTest, WhatIsNoCheckpointIsRefusedWithWhatThereIs) {
   steps_of({.max_epochs = 1, .name = "run"});
   const auto refusal = [&](const std::string& path) {
@@ -253,6 +295,13 @@ TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneAtTheNextStart) {
   steps_of({.max_epochs = 1});
   EXPECT_FALSE(fs::exists(left_over));
   EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
+}
+
+TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneWhereverTheNextIsWritten) {
+  const fs::path elsewhere = dir.path() / "elsewhere";
+  fs::create_directories(elsewhere / ".fulgur-tmp-0123456789abcdef");
+  steps_of({.max_epochs = 1, .callbacks = {ModelCheckpoint::make(), ModelCheckpoint::make({.dirpath = elsewhere})}});
+  EXPECT_THAT(names_in(elsewhere), ElementsAre("epoch=0-step=5", "last"));
 }
 
 struct NetOptions {

@@ -176,6 +176,16 @@ bool ends_with(const std::vector<T>& whole, const std::vector<T>& end) {
   return end.size() <= whole.size() && std::equal(end.rbegin(), end.rend(), whole.rbegin());
 }
 
+void expect_same_end(const Trail& whole, const Trail& resumed) {
+  EXPECT_TRUE(ends_with(whole.losses, resumed.losses));
+  EXPECT_TRUE(ends_with(whole.metrics, resumed.metrics));
+  EXPECT_EQ(resumed.state.global_step, whole.state.global_step);
+  EXPECT_EQ(resumed.state.batches_that_stepped, whole.state.batches_that_stepped);
+  for (size_t i = 0; i < whole.weights.size(); ++i) {
+    EXPECT_TRUE(resumed.weights[i].second.equal(whole.weights[i].second)) << whole.weights[i].first;
+  }
+}
+
 // From every checkpoint of a run, in a process that begins with other weights.
 void expect_exact_resume(const RunKind& run) {
   const TempDir dir;
@@ -186,14 +196,7 @@ void expect_exact_resume(const RunKind& run) {
     const std::vector<Trail> resumed = fit_all(run, 2, "", checkpoint);
     for (size_t rank = 0; rank < whole.size(); ++rank) {
       SCOPED_TRACE(rank);
-      EXPECT_TRUE(ends_with(whole[rank].losses, resumed[rank].losses));
-      EXPECT_TRUE(ends_with(whole[rank].metrics, resumed[rank].metrics));
-      EXPECT_EQ(resumed[rank].state.global_step, whole[rank].state.global_step);
-      EXPECT_EQ(resumed[rank].state.batches_that_stepped, whole[rank].state.batches_that_stepped);
-      for (size_t i = 0; i < whole[rank].weights.size(); ++i) {
-        EXPECT_TRUE(resumed[rank].weights[i].second.equal(whole[rank].weights[i].second))
-            << whole[rank].weights[i].first;
-      }
+      expect_same_end(whole[rank], resumed[rank]);
     }
     lengths.insert(resumed[0].losses.size());
   }
@@ -205,6 +208,36 @@ TEST(Resume, IsExactFromEveryStepOnOneDevice) {
   for (const char* precision : {"32", "64", "bf16-true", "16-mixed", "16-true"}) {
     SCOPED_TRACE(precision);
     expect_exact_resume({.options = {.precision = precision}, .make = [] { return make_module<NetWithDropout>(); }});
+  }
+}
+
+// Saves before the first step.
+class SavesAtStart final : public Callback {
+ public:
+  explicit SavesAtStart(fs::path folder) : folder_(std::move(folder)) {}
+  void on_fit_start(TrainerControl& trainer) override { trainer.save_checkpoint(folder_ / "fit_start"); }
+  void on_train_start(TrainerControl& trainer) override { trainer.save_checkpoint(folder_ / "train_start"); }
+
+ private:
+  fs::path folder_;
+};
+
+// As when a signal comes while a run that goes on is still being set up.
+TEST(Resume, IsExactFromWhatAResumedRunSavesBeforeItsFirstStep) {
+  const RunKind run{.make = [] { return make_module<NetWithDropout>(); }};
+  const TempDir dir;
+  const Trail whole = fit(run, 1, dir.path() / "first", "");
+  for (const char* checkpoint : {"0-2", "0-end"}) {
+    const fs::path second = dir.path() / c10::str("from ", checkpoint);
+    RunKind saving = run;
+    saving.options.callbacks = {std::make_shared<SavesAtStart>(second)};
+    fit(saving, 2, "", dir.path() / "first" / checkpoint);
+    for (const char* hook : {"fit_start", "train_start"}) {
+      SCOPED_TRACE(c10::str(checkpoint, ", ", hook));
+      const Trail resumed = fit(run, 3, "", second / hook);
+      EXPECT_EQ(resumed.losses.size(), std::string_view(checkpoint) == "0-2" ? 7U : 5U);
+      expect_same_end(whole, resumed);
+    }
   }
 }
 
@@ -380,6 +413,33 @@ TEST(Resume, FinishesAnUpdateThatWasUnderWayForAnotherStrategy) {
       EXPECT_TRUE(loaded.at(name).flatten().equal(next)) << name;
       EXPECT_TRUE(loaded.at(std::string(name) + ":exp_avg").equal(saved.at(std::string(name) + ":exp_avg"))) << name;
     }
+  }
+}
+
+struct NetThatIsFrozen : Net {
+  NetThatIsFrozen() { hidden->weight.set_requires_grad(false); }
+};
+
+// Of a parameter that is frozen after the checkpoint, and of others after one that was made while it was.
+TEST(Resume, AnUpdateUnderWayGoesToParametersThatAreFrozenSince) {
+  const RunKind late{.options = {.strategy = DelayedUpdate{.base = "single_device"}}};
+  const auto begins_with = [](RunKind kind, const fs::path& folder, const fs::path& ckpt_path) {
+    run_first_epoch(kind, folder, /*ends_after=*/3, ckpt_path);
+    return contents_of(folder / "begin").at("hidden.weight").flatten();
+  };
+  for (const StrategyChoice& strategy : {late.options.strategy, StrategyChoice("single_device")}) {
+    SCOPED_TRACE(strategy.name());
+    const TempDir dir;
+    run_first_epoch(late, dir.path() / "first", 3, "");
+    const at::Tensor next = contents_of(dir.path() / "first" / "end").at("hidden.weight:next");
+    const auto frozen = [] { return make_module<NetThatIsFrozen>(); };
+    EXPECT_TRUE(begins_with({.options = {.strategy = strategy}, .make = frozen}, dir.path() / "frozen",
+                            dir.path() / "first" / "end")
+                    .equal(next));
+    begins_with({.options = late.options, .make = frozen}, dir.path() / "frozen late", dir.path() / "first" / "end");
+    EXPECT_TRUE(
+        begins_with({.options = {.strategy = strategy}}, dir.path() / "thawed", dir.path() / "frozen late" / "end")
+            .equal(next));
   }
 }
 

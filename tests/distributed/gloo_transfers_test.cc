@@ -1,0 +1,66 @@
+#include "distributed/gloo_transfers.h"
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+#include "tests/testing/errors.h"
+
+namespace fulgur {
+namespace {
+
+using testing::message_of;
+
+class Transfer final : public c10d::Work {
+ public:
+  explicit Transfer(bool fails) : fails_(fails) {}
+  bool wait(std::chrono::milliseconds) override {
+    if (fails_) throw std::runtime_error("the cable is cut");
+    return true;
+  }
+
+ private:
+  const bool fails_;
+};
+
+// Rank 0 of 2; only the first message is lost.
+class FailsOnce final : public c10d::Backend {
+ public:
+  FailsOnce() : Backend(0, 2) {}
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>&, int, int) override {
+    return c10::make_intrusive<Transfer>(false);
+  }
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>&, int, int) override {
+    return c10::make_intrusive<Transfer>(num_received_++ == 0);
+  }
+
+ private:
+  int num_received_ = 0;
+};
+
+using CallOf = std::function<void(GlooTransfers&)>;
+const std::vector<CallOf> kCalls{
+    [](GlooTransfers& group) { group.all_reduce(torch::ones({8}), ReduceOp::sum); },
+    [](GlooTransfers& group) { group.reduce_scatter(torch::ones({8}), ReduceOp::sum, torch::ones({4})); },
+    [](GlooTransfers& group) { group.all_gather(torch::ones({8})); },
+    [](GlooTransfers& group) { group.barrier(); },
+    [](GlooTransfers& group) { group.small_all_reduce(torch::ones({8}), ReduceOp::sum)->finish(); },
+};
+
+TEST(GlooTransfers, ThrowTheirFirstErrorFromThenOn) {
+  for (const CallOf& first : kCalls) {
+    GlooTransfers group(c10::make_intrusive<FailsOnce>(),
+                        {.timeout = std::chrono::seconds(1), .rank_order_all_reduce = true, .staging_bytes = 64});
+    EXPECT_EQ(message_of<std::runtime_error>([&] { first(group); }), "the cable is cut");
+    for (const CallOf& later : kCalls) {
+      EXPECT_EQ(message_of<std::runtime_error>([&] { later(group); }), "the cable is cut");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulgur
