@@ -106,6 +106,7 @@ TEST(DdpShardedTest, ALayerThatWaitsForOtherRanksInBackwardIsNotKeptWaiting) {
       for (int i = 0; i < 4; ++i) layers->push_back(torch::nn::Linear(4, 4));
       register_module("layers", layers);
       sometimes = register_parameter("sometimes", torch::ones({4}));
+      testing::draw_weights(*this);
     }
     at::Tensor training_step(const Batch& batch, int64_t) override {
       const at::Tensor loss = layers->forward(norm->forward(stem->forward(batch["x"]))).square().mean();

@@ -102,6 +102,7 @@ TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
 TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
   struct WithEmpty : TinyModule {
     at::Tensor empty = register_parameter("empty", torch::zeros({0}));
+    WithEmpty() { testing::draw_weights(*this); }
     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
       return TinyModule::training_step(batch, batch_idx) + empty.sum();
     }

@@ -18,6 +18,13 @@ inline at::Tensor flat_weights(const torch::nn::Module& module) {
   return torch::cat(parts);
 }
 
+// The same weights in every module of a type.
+inline void draw_weights(torch::nn::Module& module) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
+  const c10::NoGradGuard no_grad;
+  for (const auto& parameter : module.parameters()) parameter.normal_(0, 0.5, generator);
+}
+
 // Odd sizes, two groups, a parameter without a part in the loss, one that is frozen for the first epoch.
 template <class Optimizer>
 struct Net : TinyModule {
@@ -27,9 +34,7 @@ struct Net : TinyModule {
     thawing = register_module("thawing", torch::nn::Linear(4, 4));
     thawing->weight.set_requires_grad(false);
     wide = register_module("wide", torch::nn::Linear(7, 100));
-    const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
-    const c10::NoGradGuard no_grad;
-    for (const auto& parameter : parameters()) parameter.normal_(0, 0.5, generator);
+    draw_weights(*this);
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     const at::Tensor loss =
