@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "core/tie_parameter.h"
 #include "distributed/local_collective.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/lamb.h"
@@ -56,6 +57,7 @@ TEST_P(EqualsDdp, BitForBitOnMoreWhereDeterministic) {
 
 INSTANTIATE_TEST_SUITE_P(, EqualsDdp,
                          ::testing::Values(Case{.name = "plain"}, Case{.name = "clipped", .clip = 0.05},
+                                           Case{.name = "clippedByValue", .clip = 0.01, .clip_algorithm = "value"},
                                            Case{.name = "accumulating2", .accumulate = 2},
                                            Case{.name = "accumulating4", .accumulate = 4, .clip = 0.05},
                                            Case{.name = "smallBuckets", .bucket_mib = 0.0001},
@@ -84,12 +86,79 @@ struct LeavesOneOut : Net<optim::SGD> {
 
 // One rank has no gradients for a batch, while the other has so many buckets of them that it waits for the first ones.
 TEST(DdpShardedTest, ARankWithoutALossDoesNotKeepOthersWaiting) {
-  const Case c{.name = "leaves", .bucket_mib = 0.0001};
-  run_ranks(2, [&](World& world) {
-    t_rank = world.rank();
-    const at::Tensor expected = train<LeavesOneOut>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
-    EXPECT_TRUE(train<LeavesOneOut>(world, c, DdpSharded{.bucket_cap_mib = c.bucket_mib}).equal(expected));
-  });
+  for (const int64_t accumulate : {1, 2}) {
+    const Case c{.name = "leaves", .accumulate = accumulate, .bucket_mib = 0.0001};
+    const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = c.bucket_mib};
+    run_ranks(2, [&](World& world) {
+      t_rank = world.rank();
+      const at::Tensor expected = train<LeavesOneOut>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
+      EXPECT_TRUE(train<LeavesOneOut>(world, c, sharded).equal(expected)) << accumulate;
+    });
+  }
+}
+
+struct Tied : TinyModule {
+  torch::nn::Linear again{4, 8};
+  Tied() {
+    register_module("again", again);
+    testing::draw_weights(*this);
+    tie_parameter(*again, "weight", again->weight, hidden->weight);
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor value = out->forward(hidden->forward(batch["x"]).tanh() + again->forward(batch["x"]));
+    return torch::nn::functional::mse_loss(value, batch["y"]);
+  }
+};
+
+struct AddsAGroup : TinyModule {
+  AddsAGroup() { testing::draw_weights(*this); }
+  Optimizers configure_optimizers() override { return optim::AdamW(out->parameters(), {.lr = 1e-2}); }
+  void optimizer_step(Optimizer& optimizer, const std::function<void()>& step) override {
+    optimizer_ = &optimizer;
+    step();
+  }
+  void on_train_epoch_start() override {
+    if (current_epoch() == 1) optimizer_->add_param_group({.params = hidden->parameters(), .lr = 1e-3});
+  }
+  Optimizer* optimizer_ = nullptr;
+};
+
+TEST(DdpShardedTest, TiedWeightsAndGroupsAddedLaterTrainAsWithDdp) {
+  expect_equal_to_ddp<Tied>(2, {.name = "tied"}, {});
+  expect_equal_to_ddp<AddsAGroup>(2, {.name = "added"}, {});
+}
+
+// In 16 bits 256 + 1 is 256.
+struct Counts : Module {
+  at::Tensor weight = register_parameter("weight", torch::zeros({40}));
+  at::Tensor training_step(const Batch&, int64_t batch_idx) override {
+    return (weight * (batch_idx == 0 ? 256.0 : 1.0)).sum();
+  }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+};
+
+TEST(DdpShardedTest, GradientsOf16BitsAddUpIn32) {
+  const at::Tensor expected = torch::full({40}, -(256.0 + 1 + 1 + 1) / 4).to(at::kBFloat16).to(at::kDouble);
+  const std::vector<StrategyChoice> strategies{"ddp", "ddp_sharded", "zero_offload", "delayed_update"};
+  for (const StrategyChoice& strategy : strategies) {
+    run_ranks(2, [&](World&) {
+      const auto module = make_module<Counts>();
+      const auto loader = DataLoader::make(testing::tiny_dataset(48), {.batch_size = 4});
+      Trainer(testing::quiet({.strategy = strategy,
+                              .devices = 2,
+                              .max_steps = 1,
+                              .precision = "bf16-true",
+                              .accumulate_grad_batches = 4}))
+          .fit(module, {.train = loader});
+      EXPECT_TRUE(testing::flat_weights(*module).equal(expected)) << strategy.name() << module->weight[0];
+    });
+  }
+}
+
+TEST(DdpShardedTest, SaysThatOneRankSavesNoMemory) {
+  ::testing::internal::CaptureStderr();
+  run_ranks(1, [](World& world) { train<TinyModule>(world, {}, "ddp_sharded"); });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("ddp_sharded with one rank saves no memory"));
 }
 
 // A gradient of the first bucket that only rank 0 has: rank 1 sends nothing before it waits for rank 0 in the backward

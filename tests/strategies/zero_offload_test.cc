@@ -63,7 +63,9 @@ TEST_P(ZeroOffloadTest, EqualsDdpShardedBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(, ZeroOffloadTest,
-                         ::testing::Values(Offload{"plain", {}}, Offload{"threads", {.clip = 0.05}, 1, 3},
+                         ::testing::Values(Offload{"plain", {}},
+                                           Offload{"clippedByValue", {.clip = 0.01, .clip_algorithm = "value"}, 0.5},
+                                           Offload{"threads", {.clip = 0.05}, 1, 3},
                                            Offload{"accumulating", {.accumulate = 4, .clip = 0.05}},
                                            Offload{"smallBuckets", {.bucket_mib = 0.0001}, 1, 2},
                                            Offload{"bf16True", {.precision = "bf16-true"}},

@@ -59,6 +59,7 @@ struct Case {
   double clip = 0.0;
   std::string precision = "32";
   double bucket_mib = 25;
+  std::string clip_algorithm = "norm";
 };
 
 template <class M>
@@ -69,7 +70,8 @@ at::Tensor train(World& world, const Case& c, StrategyChoice strategy, bool dete
                                   .max_epochs = 3,
                                   .precision = c.precision,
                                   .accumulate_grad_batches = c.accumulate,
-                                  .gradient_clip_val = c.clip});
+                                  .gradient_clip_val = c.clip,
+                                  .gradient_clip_algorithm = c.clip_algorithm});
   options.deterministic = deterministic;
   const auto loader = DataLoader::make(testing::tiny_dataset(48), {.batch_size = 4, .shuffle = true, .seed = 3});
   Trainer(options).fit(module, {.train = loader});
