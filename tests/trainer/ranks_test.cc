@@ -417,7 +417,8 @@ TEST_P(Ranks, LeaveNoEmptyFolder) {
 INSTANTIATE_TEST_SUITE_P(, Ranks,
                          ::testing::Values(Case{"ddp", 1}, Case{"ddp", 2}, Case{"ddp", 3}, Case{"ddp", 4},
                                            Case{"ddp_sharded", 1}, Case{"ddp_sharded", 2}, Case{"ddp_sharded", 3},
-                                           Case{"ddp_sharded", 4}),
+                                           Case{"ddp_sharded", 4}, Case{"zero_offload", 1}, Case{"zero_offload", 2},
+                                           Case{"zero_offload", 3}, Case{"zero_offload", 4}),
                          [](const auto& test) { return test.param.strategy + std::to_string(test.param.world_size); });
 INSTANTIATE_TEST_SUITE_P(, RanksWithWholeGradients,
                          ::testing::Values(Case{"ddp", 1}, Case{"ddp", 2}, Case{"ddp", 3}, Case{"ddp", 4}),
