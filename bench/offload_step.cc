@@ -1,7 +1,7 @@
 // What a step of zero_offload and of delayed_update costs on a CPU, where one thread computes the step and one the
-// update, for updates that take from 0.05 to 3 times as long as forward and backward. Beside them the synchronous step
-// that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW, fp32; large batches make forward
-// and backward longer, tables that enter the loss by their mean make the update longer.
+// update, for updates that take from 0.03 to 1.0 times as long as forward and backward. Beside them the synchronous
+// step that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW, fp32; large batches make
+// forward and backward longer, tables that enter the loss by their mean make the update longer.
 //   ./bazelw run //bench:offload_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>

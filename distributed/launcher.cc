@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,6 +29,7 @@
 
 #include "core/error.h"
 #include "core/logging.h"
+#include "device/side_worker.h"
 #include "distributed/network.h"
 
 namespace fulgur {
@@ -178,10 +178,7 @@ ClusterEnvironment environment_of_node(const LauncherOptions& options, const Env
 }  // namespace
 
 int64_t threads_per_rank(int64_t local_world_size) {
-  cpu_set_t cores;
-  const bool known = ::sched_getaffinity(0, sizeof cores, &cores) == 0;
-  const int64_t num_cores = known ? CPU_COUNT(&cores) : std::thread::hardware_concurrency();
-  return std::max<int64_t>(1, num_cores / local_world_size);
+  return std::max<int64_t>(1, static_cast<int64_t>(cores_of_process().size()) / local_world_size);
 }
 
 // A thread of its own starts the children, reads what they print and reaps them. It lives as long as they do, because

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <numeric>
 #include <string>
@@ -160,13 +159,11 @@ int64_t FlatStrategy::wanted_update_threads() const {
 // How many ranks of this host may run on these cores, this one included: all of them, or the cores were dealt out.
 int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
   if (alone()) return 1;
-  const auto own = static_cast<int64_t>(std::hash<std::string>{}(fmt::format("{}", fmt::join(cores, " "))));
-  const at::Tensor all = at::zeros({world_->world_size()}, at::kLong);
-  all[world_->rank()] = own;
-  world_->control().all_reduce(all).wait();
-  const int64_t host_begin = world_->rank() / local_world_size_ * local_world_size_;
-  const at::Tensor of_host = all.narrow(0, host_begin, std::min(local_world_size_, all.numel() - host_begin));
-  return of_host.eq(own).sum().item<int64_t>();
+  const std::string own = fmt::format("{}", fmt::join(cores, " "));
+  const std::vector<std::string> all = all_gather_bytes(world_->control(), own);
+  const int64_t begin = world_->rank() / local_world_size_ * local_world_size_;
+  const int64_t end = std::min(begin + local_world_size_, world_->world_size());
+  return std::count(all.begin() + begin, all.begin() + end, own);
 }
 
 // A parameter was frozen or unfrozen, or a group was added.

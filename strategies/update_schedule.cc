@@ -122,13 +122,14 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
 
 // By the user, between steps. Not those before the first update: weights are loaded there.
 void UpdateSchedule::tell_of_writes(const Update& update) {
-  for (size_t b = 0; b < versions_.size() && !told_of_writes_; ++b) {
+  if (told_of_writes_) return;
+  for (size_t b = 0; b < versions_.size(); ++b) {
     if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
     const auto& slots = parameters_.buckets()[b].slots;
-    for (size_t s = 0; s < slots.size() && !told_of_writes_; ++s) {
-      told_of_writes_ = slots[s].param._version() != versions_[b][s];
-      if (!told_of_writes_) continue;
-      log_warning(
+    for (size_t s = 0; s < slots.size(); ++s) {
+      if (slots[s].param._version() == versions_[b][s]) continue;
+      told_of_writes_ = true;
+      return log_warning(
           "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write "
           "to parameters before fit, or use a strategy that updates them in place",
           slots[s].name);
@@ -170,10 +171,10 @@ void UpdateSchedule::finish(Update& update) {
   }
   gather();
   for (Work& work : gathering) work.wait();
-  versions_.clear();
-  for (const auto& bucket : parameters_.buckets()) {
-    auto& versions = versions_.emplace_back();
-    for (const auto& slot : bucket.slots) versions.push_back(slot.param._version());
+  versions_.resize(parameters_.buckets().size());
+  for (size_t b = 0; b < versions_.size(); ++b) {
+    versions_[b].clear();
+    for (const auto& slot : parameters_.buckets()[b].slots) versions_[b].push_back(slot.param._version());
   }
 }
 
