@@ -27,6 +27,11 @@ std::string listed(std::vector<std::string> names) {
   return fmt::format("{}{}", fmt::join(names, ", "), left_out > 0 ? fmt::format(" and {} more", left_out) : "");
 }
 
+// Between floating types weights are rounded, as precisions are; nothing else is converted.
+bool converts(const at::Tensor& from, const at::Tensor& to) {
+  return from.scalar_type() == to.scalar_type() || (from.is_floating_point() && to.is_floating_point());
+}
+
 // The names of each tensor, the further ones of tied ones too.
 std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names_in(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names;
@@ -59,6 +64,11 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
     if (saved.sizes() != tensor.sizes()) {
       throw CheckpointError(fmt::format("{}: '{}' has shape {}, but that of {} has shape {}", source, first_name,
                                         fmt::join(saved.sizes(), "x"), module.name(), fmt::join(tensor.sizes(), "x")));
+    }
+    if (!converts(saved, tensor)) {
+      throw CheckpointError(fmt::format("{}: '{}' has dtype {}, but that of {} has dtype {}", source, first_name,
+                                        c10::toString(saved.scalar_type()), module.name(),
+                                        c10::toString(tensor.scalar_type())));
     }
     copies.emplace_back(tensor, saved);
   }

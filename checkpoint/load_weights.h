@@ -15,8 +15,8 @@ namespace fulgur {
 // precision and on any device:
 //   load_weights(*model, read_huggingface("gpt2/", names), "gpt2/");
 // With `strict` both must have the same names (of tied ones one name is enough): else CheckpointError that lists what
-// is missing and what is unexpected; otherwise that is logged. A shape that differs is an error in either case, before
-// anything is copied. `source` begins the messages.
+// is missing and what is unexpected; otherwise that is logged. A shape that differs, or a dtype unless both are
+// floating, is an error in either case, before anything is copied. `source` begins the messages.
 void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::string_view source, bool strict = true);
 
 // What a checkpoint keeps of Module::save_hyper_parameters, by name; empty if it keeps none. Throws CheckpointError if

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/seed.h"
@@ -47,22 +48,38 @@ class StageRestored {
   const RunState before_;
 };
 
-// While it lives, the run is in its sanity check; metrics are afterwards as they were.
+// While it lives, the run is in its sanity check.
 class SanityChecking {
  public:
-  explicit SanityChecking(LoopContext& context) : context_(context), metrics_before_(context.metrics) {
-    context.state.sanity_checking = true;
-  }
-  ~SanityChecking() {
-    context_.state.sanity_checking = false;
-    context_.metrics = std::move(metrics_before_);
-  }
+  explicit SanityChecking(RunState& state) : state_(state) { state.sanity_checking = true; }
+  ~SanityChecking() { state_.sanity_checking = false; }
   SanityChecking(const SanityChecking&) = delete;
   SanityChecking& operator=(const SanityChecking&) = delete;
 
  private:
+  RunState& state_;
+};
+
+// What a pass changes of the run, to be brought back where the pass does not count.
+class BeforePass {
+ public:
+  BeforePass(LoopContext& context, int64_t& num_batches_run)
+      : context_(context),
+        num_batches_run_(num_batches_run),
+        metrics_(context.metrics),
+        num_batches_(num_batches_run) {}
+  void bring_back() const {
+    random_.restore();
+    context_.metrics = metrics_;
+    num_batches_run_ = num_batches_;
+  }
+
+ private:
   LoopContext& context_;
-  MetricLog metrics_before_;
+  int64_t& num_batches_run_;
+  const RandomState random_ = RandomState::now();
+  const MetricLog metrics_;
+  const int64_t num_batches_;
 };
 
 // The hooks that make the stages differ.
@@ -120,9 +137,9 @@ void in_eval_mode(LoopContext& context, Stage stage, void (Module::*model_eval)(
   (module.*model_train)();
 }
 
-// Calls `body(batch)` for every batch of every loader.
-template <class Body>
-void for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, const Body& body) {
+// Calls `body(batch)` for every batch of every loader, until `ends()`, which is asked before each; then it is false.
+template <class Ends, class Body>
+bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, const Ends& ends, const Body& body) {
   RunState& state = context.state;
   for (size_t i = 0; i < loaders.size(); ++i) {
     state.dataloader_idx = static_cast<int64_t>(i);
@@ -131,6 +148,7 @@ void for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
     context.metrics.set_dataloader(loaders.size() > 1 ? std::optional(state.dataloader_idx) : std::nullopt);
     LimitedBatches batches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i));
     while (!batches.empty()) {
+      if (ends()) return false;
       const Batch batch = context.to_device(batches.take());
       context.metrics.set_batch(&batch);
       body(batch);
@@ -139,6 +157,7 @@ void for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
     }
   }
   context.metrics.set_dataloader(std::nullopt);
+  return true;
 }
 
 }  // namespace
@@ -158,19 +177,32 @@ EvaluationLoaders EvaluationLoaders::at_most(int64_t num_batches) const {
   return fewer;
 }
 
-Metrics EvaluationLoop::run() { return run(loaders_); }
+Metrics EvaluationLoop::run() { return *run(loaders_, nullptr); }
 
-Metrics EvaluationLoop::run(const EvaluationLoaders& loaders) {
+bool EvaluationLoop::run_unless(const std::function<bool()>& ends) {
+  const BeforePass before(context_, num_batches_run_);
+  if (run(loaders_, ends)) return true;
+  before.bring_back();
+  return false;
+}
+
+// Nothing where a pass is left before its end.
+std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, const std::function<bool()>& ends) {
   const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
   HookCaller& hooks = context_.hooks;
   MetricLog& metric_log = context_.metrics;
-  Metrics metrics;
+  const RunState& state = context_.state;
+  const std::vector<double> asked = ends ? batches_of_every_rank(loaders) : std::vector<double>(loaders.size(), 0.0);
+  const auto ends_here = [&] {
+    return static_cast<double>(state.batch_idx) < asked[static_cast<size_t>(state.dataloader_idx)] && ends();
+  };
+  std::optional<Metrics> metrics;
   in_eval_mode(context_, stage_, phase.model_eval, phase.model_train, [&] {
     metric_log.begin_epoch(stage_);
     hooks(phase.start);
     hooks(phase.epoch_start);
-    for_each_batch(context_, loaders, [&](const Batch& batch) {
-      const int64_t batch_idx = context_.state.batch_idx;
+    const bool is_whole = for_each_batch(context_, loaders, ends_here, [&](const Batch& batch) {
+      const int64_t batch_idx = state.batch_idx;
       hooks(phase.batch_start, batch, batch_idx);
       {
         const auto scope = hooks.enter(phase.step);
@@ -182,14 +214,27 @@ Metrics EvaluationLoop::run(const EvaluationLoaders& loaders) {
         send(metric_log.take_step_metrics(), num_batches_run_ - 1);
       metric_log.begin_step(stage_);
     });
+    if (!is_whole) return;
     Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
     hooks(phase.epoch_end);
     for_loggers.merge(metric_log.end_epoch(stage_, &context_.ranks));
     metrics = metric_log.epoch_metrics();
-    send(for_loggers, context_.state.last_step());
+    send(for_loggers, state.last_step());
     hooks(phase.end);
   });
   return metrics;
+}
+
+std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoaders& loaders) const {
+  constexpr double kAny = std::numeric_limits<double>::max();
+  const double unknown = context_.ranks.world_size() == 1 ? kAny : 0;
+  std::vector<double> counts;
+  for (size_t i = 0; i < loaders.size(); ++i) {
+    const auto count = loaders.num_batches(i);
+    counts.push_back(count ? static_cast<double>(*count) : unknown);
+  }
+  context_.ranks.all_reduce(counts, Reduction::min);
+  return counts;
 }
 
 void EvaluationLoop::send(const Metrics& metrics, int64_t step) {
@@ -200,12 +245,14 @@ void EvaluationLoop::run_sanity_check(int64_t num_steps) {
   const EvaluationLoaders loaders = num_steps < 0 ? loaders_ : loaders_.at_most(num_steps);
   if (loaders.empty()) return;
   HookCaller& hooks = context_.hooks;
-  const RandomStateRestored random_state;
-  const SanityChecking sanity_checking(context_);
-  hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
-  run(loaders);
-  hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);
-  num_batches_run_ = 0;
+  const BeforePass before(context_, num_batches_run_);
+  {
+    const SanityChecking sanity_checking(context_.state);
+    hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
+    run(loaders, nullptr);
+    hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);
+  }
+  before.bring_back();
 }
 
 std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders& loaders) {
@@ -215,7 +262,8 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
   in_eval_mode(context, Stage::predict, &Module::on_predict_model_eval, &Module::on_predict_model_train, [&] {
     hooks(hooks::on_predict_start);
     hooks(hooks::on_predict_epoch_start);
-    for_each_batch(context, loaders, [&](const Batch& batch) {
+    const auto never = [] { return false; };
+    for_each_batch(context, loaders, never, [&](const Batch& batch) {
       const int64_t batch_idx = context.state.batch_idx;
       hooks(hooks::on_predict_batch_start, batch, batch_idx);
       Batch prediction;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -47,11 +48,16 @@ class EvaluationLoop {
   // One pass; the metrics that it logged, reduced.
   Metrics run();
 
+  // The same, left before a batch for which `ends` is true: then it is false, and no trace is left, as below. All ranks
+  // ask together, and so not before the batches that some of them do not have.
+  bool run_unless(const std::function<bool()>& ends);
+
   // A pass over the first batches that leaves no trace: metrics and random numbers are afterwards as they were.
   void run_sanity_check(int64_t num_steps);
 
  private:
-  Metrics run(const EvaluationLoaders& loaders);
+  std::optional<Metrics> run(const EvaluationLoaders& loaders, const std::function<bool()>& ends);
+  std::vector<double> batches_of_every_rank(const EvaluationLoaders& loaders) const;
   void send(const Metrics& metrics, int64_t step);
 
   LoopContext& context_;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <ranges>
 #include <string>
@@ -11,7 +12,8 @@
 namespace fulgur {
 namespace {
 
-volatile sig_atomic_t noted_signal = 0;
+std::atomic<int> noted_signal = 0;  // ranks may be threads
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
 
 extern "C" void note_signal(int number) { noted_signal = number; }
 
@@ -29,7 +31,7 @@ SignalWatch::~SignalWatch() {
   for (const auto& [number, action] : before_ | std::views::reverse) ::sigaction(number, &action, nullptr);
 }
 
-int SignalWatch::pending() const { return before_.empty() ? 0 : noted_signal; }
+int SignalWatch::pending() const { return before_.empty() ? 0 : noted_signal.load(); }
 
 void SignalWatch::watch(int number) {
   struct sigaction before{}, action{};

@@ -49,6 +49,11 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   if (resumed != nullptr) {
     resumed->restore();
     state.is_last_batch = reached_last = batches.empty();
+    if (const auto due = std::exchange(progress_.due, std::nullopt)) {
+      stepped_ = due->after_step;
+      --state.batch_idx;
+      after_batch(/*validation_is_due=*/true);
+    }
   } else if (batches.empty()) {
     throw SetupError(
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
@@ -66,9 +71,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
     drain_if_last();
-    validate_if_due();
-    ++state.batch_idx;
-    if (window_batches_ == 0) at_boundary();
+    after_batch(validation_is_due());
   }
   context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
@@ -185,21 +188,35 @@ void TrainEpochLoop::drain_if_last() {
   if (ends_here() || (ended_ && bounds_.is_last_epoch())) context_.strategy.drain();
 }
 
-void TrainEpochLoop::validate_if_due() {
+bool TrainEpochLoop::validation_is_due() {
   bool due = schedule_.due(context_.state, progress_.total);
   if (schedule_.is_by_clock()) due = any_rank(context_.ranks, due);
-  const bool last_chance = ends_here() && schedule_.validates_in(context_.state.epoch);
-  if (!validation_.empty() && (due || last_chance)) {
-    if (window_batches_ == 0 && context_.hooks.module().automatic_optimization) {
-      context_.hooks.module().on_validation_model_zero_grad();
-    }
-    validation_.run();
-    schedule_.restart_clock();
-    bounds_.agree();
-  }
-  if (stepped_ && context_.hooks.module().automatic_optimization) {
+  return due || (ends_here() && schedule_.validates_in(context_.state.epoch));
+}
+
+void TrainEpochLoop::after_batch(bool validation_is_due) {
+  if (validation_is_due && !validation_.empty() && !validate()) progress_.due = {.after_step = stepped_};
+  if (stepped_ && !progress_.due && context_.hooks.module().automatic_optimization) {
     steps_.move_schedules("step", OptimizerSteps::Kind::plateau);
   }
+  ++context_.state.batch_idx;
+  if (window_batches_ == 0) at_boundary();
+}
+
+// False if a signal came meanwhile: then it begins anew in the run that goes on. Within a window it comes to its end,
+// because there a run can not go on.
+bool TrainEpochLoop::validate() {
+  const bool in_window = window_batches_ > 0;
+  if (!in_window && context_.hooks.module().automatic_optimization) {
+    context_.hooks.module().on_validation_model_zero_grad();
+  }
+  const bool is_whole = validation_.run_unless([&] {
+    bounds_.agree();
+    return !in_window && bounds_.signal() != 0;
+  });
+  schedule_.restart_clock();
+  bounds_.agree();
+  return is_whole;
 }
 
 }  // namespace fulgur

@@ -27,6 +27,10 @@ class TrainEpochLoop {
     int64_t odd_samples = 0;         // beside them, of a run on other ranks
     int64_t total = 0;               // of all epochs
     bool epoch_is_complete = false;  // it did not end by a bound of fit
+    struct Validation {
+      bool after_step;  // the batch before it ended in an optimizer step
+    };
+    std::optional<Validation> due{};  // a signal came before it was through
   };
   // An epoch that was begun in another process.
   struct Resumed {
@@ -61,7 +65,9 @@ class TrainEpochLoop {
   void count_step();
   void log_step_metrics();
   void drain_if_last();
-  void validate_if_due();
+  bool validation_is_due();
+  void after_batch(bool validation_is_due);
+  bool validate();
 
   LoopContext& context_;
   OptimizerSteps& steps_;

@@ -449,8 +449,7 @@ void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
                     .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1,
                     .sends_ahead = !module_->hooks().backward && !module_->hooks().on_after_backward});
   if (checkpoint_) {  // now that the module has the precision of the run
-    load_weights(module, resumed_from_.empty() ? checkpoint_->finished_weights() : checkpoint_->weights(),
-                 checkpoint_->folder().string(), options_.ckpt_strict);
+    load_weights(module, checkpointed_weights(), checkpoint_->folder().string(), options_.ckpt_strict);
   }
 }
 

@@ -48,8 +48,9 @@ class Trainer final : private TrainerControl {
   // Trains until a bound is reached or a stop is requested, and validates in between if there is a validation_step and
   // a val loader. Starts counting anew, or goes on from the checkpoint TrainerOptions::ckpt_path: with as many ranks
   // and the same strategy as if it had never ended, bit for bit; otherwise from the same weights, optimizer state and
-  // place in the data. The module is on the CPU afterwards. SIGTERM and Ctrl-C end it after the running step, with a
-  // checkpoint if there is a ModelCheckpoint: InterruptedError.
+  // place in the data. The module is on the CPU afterwards. SIGTERM and Ctrl-C end it after the running step or amid a
+  // validation, which begins anew in the run that goes on, with a checkpoint if there is a ModelCheckpoint:
+  // InterruptedError.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 
@@ -116,6 +117,7 @@ class Trainer final : private TrainerControl {
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const std::function<void(LoopContext&)>& body);
   void open_checkpoint(const std::string& ckpt_path, DataModule& data);
+  NamedTensors checkpointed_weights() const;
   void tell_of_resume() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;
   CheckpointContent checkpoint_content(bool weights_only);

@@ -134,6 +134,14 @@ void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   tell_of_resume();
 }
 
+// A run that goes on shows what the checkpoint's showed, but for what its precision had rounded and this one's has not.
+NamedTensors Trainer::checkpointed_weights() const {
+  if (resumed_from_.empty()) return checkpoint_->finished_weights();
+  const Precision before(checkpoint_->run().get<std::string>("strategy/precision"));
+  const bool was_rounded = before.is_true_16_bit() && before.name() != precision_.name();
+  return was_rounded ? checkpoint_->finished_weights() : checkpoint_->weights();
+}
+
 void Trainer::tell_of_resume() const {
   const State& run = checkpoint_->run();
   std::string changed;

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
-"""Runs that save at every step, of which a random rank is killed (SIGKILL) at a random time and which go on from their last
-checkpoint, until they are through: do they end as a run that nobody killed, bit for bit?
+"""Runs that save at every step, of which a random rank is killed at a random time (SIGKILL, or SIGTERM, which they answer
+by saving) and which go on from their last checkpoint, until they are through: do they end as a run that nobody killed, bit
+for bit?
 
   ./bazelw build //tests/failure:resume_program
   tests/failure/kills.py                 ten runs: strategies, world sizes, with and without SaveOptions::async, in turn
@@ -23,6 +24,8 @@ import tempfile
 import time
 
 MAX_KILLS = 4
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
+ENDED_BY_SIGNAL = [-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGTERM]
 LIMIT_S = 120  # of one start
 STRATEGIES = ["single_device", "dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"]
 WORLD_SIZES = [1, 2, 4]
@@ -97,14 +100,15 @@ def killed_and_resumed(program, kind, seconds, rng):
             except subprocess.TimeoutExpired:
                 victim = rng.choice(ranks_of(process))
                 try:
-                    subprocess.run(["kill", "-9", str(victim)], check=False, stderr=subprocess.DEVNULL)
+                    subprocess.run(["kill", f"-{rng.choice(SIGNALS):d}", str(victim)], check=False,
+                                   stderr=subprocess.DEVNULL)
                 finally:
                     out, err = process.communicate(timeout=LIMIT_S)
             else:
                 out, err = process.communicate()
             if process.returncode == 0:
                 return last_line(out), kills, leftovers(folder)
-            if process.returncode != -signal.SIGKILL and "rank" not in err:
+            if process.returncode not in ENDED_BY_SIGNAL and "rank" not in err:
                 raise AssertionError(f"{kind}: ended with {process.returncode}\n{err}")
             kills += 1
         return through(program, kind, folder), kills, leftovers(folder)

@@ -22,7 +22,7 @@ struct RegressionOptions {
   int64_t step_ms = 10;  // so that there is time to be killed in
   void describe(FieldVisitor& visit) {
     visit({.name = "dropout", .help = "part of the activations", .min = 0, .max = 1}, &dropout);
-    visit({.name = "step_ms", .help = "what a step takes, at least", .min = 0}, &step_ms);
+    visit({.name = "step_ms", .help = "what a batch takes, at least", .min = 0}, &step_ms);
   }
 };
 
@@ -54,11 +54,11 @@ struct Regression : Module {
     out = register_module("out", torch::nn::Linear(64, 1));
   }
   at::Tensor loss(const Batch& batch) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(step_ms));
     const at::Tensor y = out->forward(dropout->forward(hidden->forward(batch["x"]).tanh()));
     return torch::nn::functional::mse_loss(y, batch["y"]);
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(step_ms));
     const at::Tensor value = loss(batch);
     log("train_loss", value, {.on_step = true, .on_epoch = true});
     return value;

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/lbfgs.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
@@ -56,7 +58,11 @@ struct Plan {
   double clip = 0;
   int64_t warmup = 0;
   int64_t world_size = 1;
+  double ratio = 1;
+  bool bf16 = false;                // bf16-true
   std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; if there are any, in fp16
+
+  const char* precision() const { return bf16 ? "bf16-true" : (overflows_at.empty() ? "32" : "16-mixed"); }
 };
 
 constexpr double kOverflow = 1e37;  // with the loss scale more than fp32 holds
@@ -101,6 +107,7 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
                       OnOverflow on_overflow = OnOverflow::is_applied) {
   TinyModule net;  // at the parameters that training_step sees
   Recorded<O>::seed(net);
+  if (plan.bf16) net.to(at::kBFloat16);
   Recurrence result;
   std::vector<at::Tensor>& owned = result.params;  // what is updated
   for (const at::Tensor& param : net.parameters()) owned.push_back(param.detach().clone().requires_grad_());
@@ -133,13 +140,17 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
   std::optional<Late> pending;
   const int64_t window = plan.accumulate * plan.world_size;
   for (size_t begin = 0; begin < batches.size(); begin += static_cast<size_t>(window)) {
-    net.zero_grad();
-    for (int64_t k = 0; k < window; ++k) backward(begin + static_cast<size_t>(k));
     Late now{.gradients = {}, .transform = {}, .lr = lr};
     bool finite = true;
-    for (const at::Tensor& param : net.parameters()) {
-      now.gradients.push_back(param.grad().clone());
-      finite = finite && param.grad().isfinite().all().template item<bool>();
+    for (int64_t k = 0; k < plan.accumulate; ++k) {  // first over ranks
+      net.zero_grad();
+      for (int64_t r = 0; r < plan.world_size; ++r) backward(begin + static_cast<size_t>(k * plan.world_size + r));
+      const auto params = net.parameters();
+      for (size_t i = 0; i < params.size(); ++i) {
+        const at::Tensor gradient = params[i].grad().clone();
+        k == 0 ? now.gradients.push_back(gradient) : void(now.gradients[i] += gradient);
+        finite = finite && gradient.isfinite().all().template item<bool>();
+      }
     }
     if (!finite) {
       loss_scale *= 0.5;
@@ -177,13 +188,14 @@ Trained trained(const Plan& plan) {
     module->overflows_at = plan.overflows_at;
     module->rank = rank;
     module->world_size = modules.size();
-    Trainer trainer(
-        testing::quiet({.strategy = DelayedUpdate{.base = plan.base, .warmup_steps = plan.warmup, .update_threads = 2},
-                        .devices = plan.world_size,
-                        .max_epochs = 2,
-                        .precision = plan.overflows_at.empty() ? "32" : "16-mixed",
-                        .accumulate_grad_batches = plan.accumulate,
-                        .gradient_clip_val = plan.clip}));
+    Trainer trainer(testing::quiet(
+        {.strategy =
+             DelayedUpdate{.base = plan.base, .warmup_steps = plan.warmup, .ratio = plan.ratio, .update_threads = 2},
+         .devices = plan.world_size,
+         .max_epochs = 2,
+         .precision = plan.precision(),
+         .accumulate_grad_batches = plan.accumulate,
+         .gradient_clip_val = plan.clip}));
     trainer.fit(module, {.train = testing::tiny_loader(48, 4, /*shuffle=*/true)});
     if (rank == 0) result.global_step = trainer.state().global_step;
   });
@@ -200,8 +212,8 @@ bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
 
 template <class O>
 void expect_recurrence(const Plan& plan) {
-  SCOPED_TRACE(fmt::format("{}, accumulate {}, clip {}, warm-up {}, {} ranks", plan.base, plan.accumulate, plan.clip,
-                           plan.warmup, plan.world_size));
+  SCOPED_TRACE(fmt::format("{}, accumulate {}, clip {}, warm-up {}, {} ranks, ratio {}{}", plan.base, plan.accumulate,
+                           plan.clip, plan.warmup, plan.world_size, plan.ratio, plan.bf16 ? ", bf16" : ""));
   const Trained got = trained<O>(plan);
   const Recurrence expected = recurrence<O>(got.batches, plan);
   EXPECT_EQ(got.global_step, expected.global_step);
@@ -228,6 +240,28 @@ TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
   }
 }
 
+// The optimizer's fp32 masters are what is late; the bf16 parameters are theirs, rounded.
+TEST(DelayedUpdateTest, WithParametersOf16BitsIsTheRecurrenceBitForBit) {
+  for (const std::string& base : kBases) {
+    for (const double clip : {0.0, 0.1}) {
+      for (const int64_t warmup : {0, 4}) {
+        const Plan plan{.base = base, .clip = clip, .warmup = warmup, .bf16 = true};
+        expect_recurrence<optim::AdamW>(plan);
+        expect_recurrence<optim::SGD>(plan);
+      }
+    }
+  }
+}
+
+TEST(DelayedUpdateTest, WithAPartOnTheDeviceIsTheRecurrenceBitForBit) {
+  for (const int64_t world_size : {1, 2}) {
+    for (const double ratio : {0.0, 0.5}) {
+      expect_recurrence<optim::AdamW>(
+          {.base = "zero_offload", .accumulate = 2, .warmup = 2, .world_size = world_size, .ratio = ratio});
+    }
+  }
+}
+
 // In fp16 the first steps overflow by themselves, too: their loss scales are too large.
 TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
   for (const std::string& base : kBases) {
@@ -247,6 +281,9 @@ TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
     expect_recurrence<optim::AdamW>({.base = base, .warmup = 2, .world_size = 2});
     expect_recurrence<optim::AdamW>({.base = base, .world_size = 2, .overflows_at = {15}});  // of rank 1
     expect_recurrence<optim::SGD>({.base = base, .world_size = 2, .overflows_at = {15}});
+  }
+  for (const std::string base : {"ddp_sharded", "zero_offload"}) {
+    expect_recurrence<optim::SGD>({.base = base, .accumulate = 2, .world_size = 2});
   }
 }
 
@@ -343,6 +380,31 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsEndsTheRun) {
   }
 }
 
+// Of one rank's update alone.
+struct WithOddOnRank1 : WithOdd<0> {
+  static thread_local int64_t rank_of_thread;
+  Optimizers configure_optimizers() override {
+    return Odd(parameters(), std::chrono::milliseconds(0), rank_of_thread == 1 ? 5 : -1);
+  }
+};
+thread_local int64_t WithOddOnRank1::rank_of_thread = 0;
+
+TEST(DelayedUpdateTest, AnUpdateThatFailsOnOneRankEndsAllAtTheNextBoundary) {
+  for (const std::string base : {"ddp_sharded", "zero_offload"}) {
+    std::vector<std::string> errors(2);
+    EXPECT_THROW(run_ranks(2,
+                           [&](World& world) {
+                             WithOddOnRank1::rank_of_thread = world.rank();
+                             errors[static_cast<size_t>(world.rank())] = message_of<std::exception>(
+                                 [&] { train<WithOddOnRank1>(world, {}, DelayedUpdate{.base = base}); });
+                             throw std::runtime_error("over");
+                           }),
+                 std::runtime_error);
+    EXPECT_THAT(errors[0], HasSubstr("rank 1")) << base;
+    EXPECT_THAT(errors[1], HasSubstr("the update failed")) << base;
+  }
+}
+
 // The weights that a Module sees at the end of each epoch and at each validation.
 struct Watched : Recorded<optim::SGD> {
   std::vector<at::Tensor> at_validations{}, at_epoch_ends{};
@@ -393,6 +455,17 @@ TEST(DelayedUpdateTest, BadInputIsRefused) {
               HasSubstr("does not go over 'dp': its replicas read the weights"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "zero_ofload"}), HasSubstr("did you mean 'zero_offload'"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device"}, 2), HasSubstr("strategy.base = 'ddp'"));
+}
+
+TEST(DelayedUpdateTest, OptimizersWithClosuresAreRefused) {
+  struct WithLbfgs : TinyModule {
+    Optimizers configure_optimizers() override { return optim::TorchOptimizer(torch::optim::LBFGS(parameters())); }
+  };
+  for (const std::string& base : kBases) {
+    run_ranks(1, [&](World&) {
+      EXPECT_THAT(why_refused<WithLbfgs>(DelayedUpdate{.base = base}), HasSubstr("whole tensors and the loss")) << base;
+    });
+  }
 }
 
 TEST(DelayedUpdateTest, ManualOptimisationIsRefused) {

@@ -151,6 +151,12 @@ TEST_F(CheckpointPathTest, ACheckpointOfSomethingElseIsRefusedByName) {
   struct OtherShape : TinyModule {
     OtherShape() { out = replace_module("out", torch::nn::Linear(8, 2)); }
   };
+  struct OtherType : TinyModule {
+    OtherType() { register_buffer("table", at::zeros({2}, at::kLong)); }
+  };
+  struct WithTable : TinyModule {
+    WithTable() { register_buffer("table", at::zeros({2})); }
+  };
   struct WithSgd : TinyModule {
     Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1}); }
   };
@@ -160,6 +166,10 @@ TEST_F(CheckpointPathTest, ACheckpointOfSomethingElseIsRefusedByName) {
   EXPECT_THAT(refusal(make_module<Larger>()),
               AllOf(HasSubstr("it lacks extra.weight, extra.bias"), HasSubstr("strict")));
   EXPECT_THAT(refusal(make_module<OtherShape>()), HasSubstr("'out.weight' has shape 1x8"));
+  steps_of({.max_epochs = 1, .name = "table"}, make_module<WithTable>());
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { steps_of({.ckpt_path = checkpoints("table") / "last"}, make_module<OtherType>()); }),
+              AllOf(HasSubstr("'table' has dtype Float"), HasSubstr("OtherType has dtype Long")));
   EXPECT_THAT(refusal(make_module<WithSgd>()), HasSubstr("the state of AdamW, but configure_optimizers returns SGD"));
   EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = path, .ckpt_strict = false, .ckpt_weights_only = true},
                      make_module<Larger>()),

@@ -3,12 +3,15 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
 
+#include "callbacks/model_checkpoint.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "core/error.h"
 #include "optim/lamb.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
@@ -120,6 +123,7 @@ struct RunKind {
   int64_t world_size = 1;
   std::function<std::shared_ptr<TinyModule>()> make = [] { return make_module<Net>(); };
   bool noisy_data = false;
+  bool has_model_checkpoint = false;
 };
 
 // On the world's ranks if there is one.
@@ -138,7 +142,9 @@ Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std
   if (run.world_size > 1) options.devices = run.world_size;
   const auto recorder = std::make_shared<Recorder>(saved_in);
   options.callbacks.push_back(recorder);
-  Trainer trainer(testing::quiet(options));
+  options = testing::quiet(options);
+  options.enable_checkpointing = run.has_model_checkpoint;
+  Trainer trainer(options);
   const auto loader = [](int64_t size, bool shuffle) {
     return DataLoader::make(tiny_dataset(size), {.batch_size = 4, .shuffle = shuffle, .seed = 3});
   };
@@ -253,6 +259,64 @@ TEST(Resume, IsExactWithEveryKindOfOptimizer) {
 
 TEST(Resume, IsExactWithDataThatDrawsRandomNumbers) { expect_exact_resume({.noisy_data = true}); }
 
+// Ends the process, as it were, at the first batch of one of the validations.
+class TerminatesInValidation final : public Callback {
+ public:
+  explicit TerminatesInValidation(int64_t validation) : before_(validation) {}
+  int64_t batches = 0, passes = 0;
+
+  void on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
+    if (trainer.state().sanity_checking) return;
+    ++batches;
+    if (batch_idx == 0 && before_-- == 0) std::raise(SIGTERM);
+  }
+  void on_validation_end(TrainerControl& trainer) override {
+    if (!trainer.state().sanity_checking) ++passes;
+  }
+
+ private:
+  int64_t before_;
+};
+
+// A learning rate that the validations lower.
+struct NetWithPlateau : Net {
+  Optimizers configure_optimizers() override {
+    return {optim::AdamW(parameters(), {.lr = 1e-2}),
+            {.scheduler = optim::ReduceLROnPlateau::make({.patience = 0, .threshold = 0.5}),
+             .interval = "step",
+             .frequency = 2,
+             .monitor = "val_loss",
+             .strict = false}};
+  }
+};
+
+// Each of a run's four validations is left by a signal at its first batch of two; the last of them comes after the last
+// step.
+void expect_exact_resume_of_validations(RunKind run) {
+  run.options.val_check_interval = Batches(2);
+  run.options.max_steps = run.options.accumulate_grad_batches == 1 ? 9 : -1;
+  const Trail whole = fit_all(run, 1, "", "")[0];
+  for (int64_t validation = 0; validation < 4; ++validation) {
+    SCOPED_TRACE(validation);
+    const TempDir dir;
+    RunKind ended = run;
+    ended.has_model_checkpoint = true;
+    const auto terminates = std::make_shared<TerminatesInValidation>(validation);
+    ended.options.callbacks = {terminates, ModelCheckpoint::make({.dirpath = dir.path(), .save_top_k = 0})};
+    EXPECT_THROW(fit(ended, 1, "", ""), InterruptedError);
+    EXPECT_EQ(terminates->batches, 2 * validation + 1);
+    EXPECT_EQ(terminates->passes, validation);
+    expect_same_end(whole, fit(run, 2, "", dir.path() / "last"));
+  }
+}
+
+TEST(Resume, BeginsTheValidationAnewThatASignalLeft) {
+  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithDropout>(); }});
+  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithPlateau>(); }});
+  expect_exact_resume_of_validations({.options = {.accumulate_grad_batches = 2}});
+  expect_exact_resume_of_validations({.options = {.strategy = DelayedUpdate{.base = "single_device"}}});
+}
+
 // Its schedule moves once the epoch is over, and no earlier.
 TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
   const auto make = [] { return make_module<NetWithEpochs>(); };
@@ -314,7 +378,7 @@ class FirstEpoch final : public Callback {
   BatchAction on_train_batch_start(TrainerControl& trainer, const Batch& batch, int64_t) override {
     epoch_ = epoch_.value_or(trainer.state().epoch);
     if (has_ended_ || epoch_ != trainer.state().epoch) return BatchAction::run;
-    const at::Tensor first = batch["x"].select(1, 0).contiguous();
+    const at::Tensor first = batch["x"].select(1, 0).to(at::kFloat).contiguous();
     samples.insert(first.const_data_ptr<float>(), first.const_data_ptr<float>() + first.numel());
     return BatchAction::run;
   }
@@ -417,6 +481,26 @@ TEST(Resume, FinishesAnUpdateThatWasUnderWayForAnotherStrategy) {
       EXPECT_FALSE(saved.at(name).flatten().equal(next)) << name;
       EXPECT_TRUE(loaded.at(name).flatten().equal(next)) << name;
       EXPECT_TRUE(loaded.at(std::string(name) + ":exp_avg").equal(saved.at(std::string(name) + ":exp_avg"))) << name;
+    }
+  }
+}
+
+TEST(Resume, GoesOnFromTheMastersInAnotherPrecision) {
+  for (const char* before : {"bf16-true", "16-true"}) {
+    const TempDir dir;
+    const RunKind rounded{.options = {.strategy = "single_device", .precision = before}};
+    run_first_epoch(rounded, dir.path() / "rounded", 3, "");
+    for (const RunKind& kind : {RunKind{.options = {.strategy = "single_device"}},
+                                RunKind{.options = {.strategy = "ddp_sharded"}, .world_size = 2}}) {
+      SCOPED_TRACE(c10::str(before, " to ", kind.options.strategy.name()));
+      const fs::path folder = dir.path() / kind.options.strategy.name();
+      run_first_epoch(kind, folder, -1, dir.path() / "rounded" / "end");
+      const auto saved = contents_of(dir.path() / "rounded" / "end"), loaded = contents_of(folder / "begin");
+      for (const char* name : {"hidden.weight", "hidden.bias", "out.weight", "out.bias"}) {
+        const at::Tensor master = saved.at(std::string(name) + ":master");
+        EXPECT_FALSE(saved.at(name).flatten().equal(master)) << name;
+        EXPECT_TRUE(loaded.at(name).flatten().equal(master)) << name;
+      }
     }
   }
 }
