@@ -2,8 +2,11 @@
 """Whether late updates cost quality: the best validation loss of the character model and of the digits with
 delayed_update after a warm-up, beside that of its base zero_offload. Mean and spread (least to most) over seeds.
 
-  ./bazelw build //examples/... && bench/convergence.py bazel-bin/examples [seeds] [flags of both programs ...]
+  ./bazelw build //examples/...
+  bench/convergence.py bazel-bin/examples [--seeds 3]          small steps: 40 minutes on two cores
+  bench/convergence.py bazel-bin/examples --only transformer_lm --lr=2e-3     further flags go to the programs
 """
+import argparse
 import concurrent.futures
 import csv
 import os
@@ -13,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 
-SEEDS = 3
 STRATEGIES = {"zero_offload": [], "delayed_update": ["--strategy.warmup_steps=40"]}
 METRICS = {"transformer_lm": "val_bpc", "digits": "val_loss"}
+SMALL_STEPS = {"transformer_lm": ["--lr=2e-4", "--batch_size=4", "--batches_per_epoch=2000"],
+               "digits": ["--lr=1e-4", "--max_epochs=60"]}
 
 
 def best(program, metric, flags):
@@ -30,18 +34,21 @@ def best(program, metric, flags):
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1]).absolute()
-    seeds = int(sys.argv[2]) if len(sys.argv) > 2 else SEEDS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="bazel-bin/examples")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", choices=METRICS)
+    options, flags = parser.parse_known_args()
     beside = concurrent.futures.ThreadPoolExecutor(os.cpu_count())  # nothing here depends on how fast they are
-    for name, metric in METRICS.items():
+    for name in [options.only] if options.only else METRICS:
         found = {}
         for strategy, settings in STRATEGIES.items():
-            flags = [f"--strategy={strategy}", *settings, *sys.argv[3:]]
-            runs = [beside.submit(best, folder / name / name, metric, [*flags, f"--seed={seed}"])
-                    for seed in range(1, seeds + 1)]
+            runs = [beside.submit(best, (options.folder / name / name).absolute(), METRICS[name],
+                                  [f"--strategy={strategy}", *settings, *(flags or SMALL_STEPS[name]), f"--seed={seed}"])
+                    for seed in range(1, options.seeds + 1)]
             found[strategy] = [run.result() for run in runs]
-            print(f"{name}, {strategy}: {metric} {statistics.mean(found[strategy]):.4f} "
-                  f"({min(found[strategy]):.4f} .. {max(found[strategy]):.4f}, {seeds} seeds)", flush=True)
+            print(f"{name}, {strategy}: {METRICS[name]} {statistics.mean(found[strategy]):.4f} "
+                  f"({min(found[strategy]):.4f} .. {max(found[strategy]):.4f}, {options.seeds} seeds)", flush=True)
         on_time, late = (statistics.mean(values) for values in found.values())
         print(f"{name}: delayed_update {late / on_time - 1:+.2%}", flush=True)
 

@@ -136,10 +136,6 @@ const SafetensorsFile& CheckpointReader::file(const std::string& name) const {
       throw CheckpointError(
           fmt::format("{}: tensor '{}' has another size than its name says", opened.path().string(), entry.name));
     }
-    if (!tensor.is_floating_point()) {
-      throw CheckpointError(fmt::format("{}: tensor '{}' has dtype {}; the state of an optimizer is floating",
-                                        opened.path().string(), entry.name, c10::toString(tensor.scalar_type())));
-    }
     range_tensors_[range_key(range->parameter, range->begin, range->end)].emplace(range->tensor, tensor);
   }
   return opened;

@@ -39,7 +39,11 @@ void LRSchedule::load_state(const State& state) {
                                       config_.scheduler->name()));
   }
   for (size_t i = 0; i < initial_lrs_.size(); ++i) initial_lrs_[i] = state.get<double>(fmt::format("initial_lr/{}", i));
-  config_.scheduler->load_state(nlohmann::json::parse(state.get<std::string>("state")));
+  try {
+    config_.scheduler->load_state(nlohmann::json::parse(state.get<std::string>("state")));
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("the state of {} cannot be read: {}", name, error.what()));
+  }
   num_steps_ = state.get<int64_t>("num_steps");
 }
 

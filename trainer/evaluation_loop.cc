@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/seed.h"
+#include "trainer/everyone_gets_it.h"
 #include "trainer/limited_batches.h"
 
 namespace fulgur {
@@ -66,11 +67,11 @@ class BeforePass {
   BeforePass(LoopContext& context, int64_t& num_batches_run)
       : context_(context),
         num_batches_run_(num_batches_run),
-        metrics_(context.metrics),
+        metrics_(context.metrics.state()),
         num_batches_(num_batches_run) {}
   void bring_back() const {
     random_.restore();
-    context_.metrics = metrics_;
+    context_.metrics.load_state(metrics_);
     num_batches_run_ = num_batches_;
   }
 
@@ -78,7 +79,7 @@ class BeforePass {
   LoopContext& context_;
   int64_t& num_batches_run_;
   const RandomState random_ = RandomState::now();
-  const MetricLog metrics_;
+  const State metrics_;
   const int64_t num_batches_;
 };
 
@@ -214,7 +215,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
         send(metric_log.take_step_metrics(), num_batches_run_ - 1);
       metric_log.begin_step(stage_);
     });
-    if (!is_whole) return;
+    if (!is_whole) return leave();
     Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
     hooks(phase.epoch_end);
     for_loggers.merge(metric_log.end_epoch(stage_, &context_.ranks));
@@ -225,13 +226,31 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
   return metrics;
 }
 
+// So that what the hooks of the start have done is undone. They may expect more than there is.
+void EvaluationLoop::leave() {
+  const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
+  HookCaller& hooks = context_.hooks;
+  EveryoneGetsIt everyone;
+  for (const auto* hook : {&phase.epoch_end, &phase.end}) {
+    for (const auto& callback : hooks.callbacks()) {
+      const auto is_this = [&](const Callback& other) { return &other == callback.get() && !other.runs_last(); };
+      everyone([&] { hooks.callbacks_where(is_this, *hook, hook->callback); });
+    }
+    everyone([&] {
+      const auto scope = hooks.enter(*hook);
+      (hooks.module().*hook->module)();
+    });
+  }
+  everyone.warn("at the end of a validation that a signal cut short");
+}
+
 std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoaders& loaders) const {
   constexpr double kAny = std::numeric_limits<double>::max();
   const double unknown = context_.ranks.world_size() == 1 ? kAny : 0;
   std::vector<double> counts;
   for (size_t i = 0; i < loaders.size(); ++i) {
-    const auto count = loaders.num_batches(i);
-    counts.push_back(count ? static_cast<double>(*count) : unknown);
+    const bool is_known = loaders.loader(i).num_batches().has_value();
+    counts.push_back(is_known ? static_cast<double>(*loaders.num_batches(i)) : unknown);
   }
   context_.ranks.all_reduce(counts, Reduction::min);
   return counts;

@@ -48,16 +48,18 @@ class EvaluationLoop {
   // One pass; the metrics that it logged, reduced.
   Metrics run();
 
-  // The same, left before a batch for which `ends` is true: then it is false, and no trace is left, as below. All ranks
-  // ask together, and so not before the batches that some of them do not have.
+  // The same, but left before a batch for which `ends` is true; then it is false, and metrics and random numbers are as
+  // before. The hooks of the end are called then, too, but for those of callbacks that run last. All ranks ask
+  // together, and so never where one of them may have no batch.
   bool run_unless(const std::function<bool()>& ends);
 
-  // A pass over the first batches that leaves no trace: metrics and random numbers are afterwards as they were.
+  // A pass over the first batches; metrics and random numbers are afterwards as before.
   void run_sanity_check(int64_t num_steps);
 
  private:
   std::optional<Metrics> run(const EvaluationLoaders& loaders, const std::function<bool()>& ends);
   std::vector<double> batches_of_every_rank(const EvaluationLoaders& loaders) const;
+  void leave();
   void send(const Metrics& metrics, int64_t step);
 
   LoopContext& context_;

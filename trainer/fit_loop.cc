@@ -121,7 +121,8 @@ void FitLoop::train(OptimizerSteps& steps) {
   bounds.agree();
   while (true) {
     if (bounds.signal() != 0) context_.interrupt(bounds.signal());
-    if (bounds.done() && !progress_.due) break;
+    const bool validates_first = progress_.due && !bounds.max_epochs_reached();
+    if (bounds.done() && !validates_first) break;
     context_.saver.set_in_training(true);
     run_epoch(steps, bounds);
   }

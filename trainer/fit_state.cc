@@ -5,9 +5,12 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
+
+#include "core/error.h"
 
 namespace fulgur {
 namespace {
@@ -81,7 +84,7 @@ void FitState::add_to(CheckpointContent& content) const {
   }
 }
 
-void FitState::load(const CheckpointReader& checkpoint) const {
+void FitState::load(const CheckpointReader& checkpoint) const try {
   const State& run = checkpoint.run();
   context.strategy.load_state(run.child("strategy/state"), [&](const std::string& name, int64_t begin, int64_t end) {
     return checkpoint.read(name, begin, end);
@@ -98,6 +101,11 @@ void FitState::load(const CheckpointReader& checkpoint) const {
   const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
   loop.load_state(run.child("loops"), run.child("metrics"),
                   same_ranks ? checkpoint.rank(context.world.rank()) : State());
+} catch (const CheckpointError& error) {
+  const std::string folder = checkpoint.folder().string();
+  const std::string_view message = error.what();
+  if (message.find(folder) != message.npos) throw;
+  throw CheckpointError(fmt::format("{}: {}", folder, message));
 }
 
 }  // namespace fulgur

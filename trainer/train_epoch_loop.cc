@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/seed.h"
 
 namespace fulgur {
 namespace {
@@ -45,15 +46,12 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   steps_.check_accumulation(accumulate_grad_batches_);
   state.is_last_batch = false;
   bool reached_last = false, skipped = false;
+  if (resumed != nullptr) go_on(*resumed);
+  const RandomState random = RandomState::now();
   LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind);
   if (resumed != nullptr) {
-    resumed->restore();
+    random.restore();  // the loader drew from it before, too
     state.is_last_batch = reached_last = batches.empty();
-    if (const auto due = std::exchange(progress_.due, std::nullopt)) {
-      stepped_ = due->after_step;
-      --state.batch_idx;
-      after_batch(/*validation_is_due=*/true);
-    }
   } else if (batches.empty()) {
     throw SetupError(
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
@@ -71,7 +69,9 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
     drain_if_last();
-    after_batch(validation_is_due());
+    validate_after_batch(validation_is_due());
+    ++state.batch_idx;
+    if (window_batches_ == 0) at_boundary();
   }
   context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
@@ -83,6 +83,17 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   progress_.epoch_is_complete = reached_last || skipped || ended_;
   if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+}
+
+// In an epoch that was begun in another process, which may have ended before a validation did.
+void TrainEpochLoop::go_on(const Resumed& resumed) {
+  resumed.restore();
+  const auto due = std::exchange(progress_.due, std::nullopt);
+  if (!due) return;
+  stepped_ = due->after_step;
+  drain_if_last();
+  validate_after_batch(/*is_due=*/true);
+  at_boundary();
 }
 
 void TrainEpochLoop::at_boundary() {
@@ -194,29 +205,31 @@ bool TrainEpochLoop::validation_is_due() {
   return due || (ends_here() && schedule_.validates_in(context_.state.epoch));
 }
 
-void TrainEpochLoop::after_batch(bool validation_is_due) {
-  if (validation_is_due && !validation_.empty() && !validate()) progress_.due = {.after_step = stepped_};
-  if (stepped_ && !progress_.due && context_.hooks.module().automatic_optimization) {
+void TrainEpochLoop::validate_after_batch(bool is_due) {
+  if (is_due && !validation_.empty() && !validate()) return;
+  if (stepped_ && context_.hooks.module().automatic_optimization) {
     steps_.move_schedules("step", OptimizerSteps::Kind::plateau);
   }
-  ++context_.state.batch_idx;
-  if (window_batches_ == 0) at_boundary();
 }
 
-// False if a signal came meanwhile: then it begins anew in the run that goes on. Within a window it comes to its end,
-// because there a run can not go on.
+// False if a signal came meanwhile: it stays due. Within a window, where no run can go on, it comes to its end.
 bool TrainEpochLoop::validate() {
-  const bool in_window = window_batches_ > 0;
-  if (!in_window && context_.hooks.module().automatic_optimization) {
-    context_.hooks.module().on_validation_model_zero_grad();
+  if (window_batches_ > 0) {
+    validation_.run();
+  } else {
+    progress_.due = {.after_step = stepped_};
+    if (bounds_.signal() != 0) return false;
+    if (context_.hooks.module().automatic_optimization) context_.hooks.module().on_validation_model_zero_grad();
+    const auto signal_came = [&] {
+      bounds_.agree();
+      return bounds_.signal() != 0;
+    };
+    if (!validation_.run_unless(signal_came)) return false;
+    progress_.due.reset();
   }
-  const bool is_whole = validation_.run_unless([&] {
-    bounds_.agree();
-    return !in_window && bounds_.signal() != 0;
-  });
   schedule_.restart_clock();
   bounds_.agree();
-  return is_whole;
+  return true;
 }
 
 }  // namespace fulgur

@@ -30,7 +30,7 @@ class TrainEpochLoop {
     struct Validation {
       bool after_step;  // the batch before it ended in an optimizer step
     };
-    std::optional<Validation> due{};  // a signal came before it was through
+    std::optional<Validation> due{};  // it has not come to its end
   };
   // An epoch that was begun in another process.
   struct Resumed {
@@ -66,7 +66,8 @@ class TrainEpochLoop {
   void log_step_metrics();
   void drain_if_last();
   bool validation_is_due();
-  void after_batch(bool validation_is_due);
+  void validate_after_batch(bool is_due);
+  void go_on(const Resumed& resumed);
   bool validate();
 
   LoopContext& context_;

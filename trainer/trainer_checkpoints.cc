@@ -134,7 +134,8 @@ void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   tell_of_resume();
 }
 
-// A run that goes on shows what the checkpoint's showed, but for what its precision had rounded and this one's has not.
+// A run that goes on shows what the checkpoint's showed, but for what its precision had rounded and this one's has not:
+// that is what the masters are, after an update that was under way, too.
 NamedTensors Trainer::checkpointed_weights() const {
   if (resumed_from_.empty()) return checkpoint_->finished_weights();
   const Precision before(checkpoint_->run().get<std::string>("strategy/precision"));

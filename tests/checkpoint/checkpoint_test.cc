@@ -95,17 +95,6 @@ TEST(Checkpoint, IsNotThereIfOneRankFails) {
   EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
-TEST(Checkpoint, RefusesOptimizerStateOfIntegers) {
-  const testing::TempDir dir;
-  CheckpointContent content = content_of(0, 1);
-  content.ranges.front().tensors["exp_avg"] = moment().to(at::kLong);
-  LocalCollective alone;
-  write_checkpoint(dir.path() / "c", content, alone);
-  const CheckpointReader reader(dir.path() / "c");
-  EXPECT_THAT(message_of<CheckpointError>([&] { reader.read("w", 0, kSize); }),
-              AllOf(HasSubstr("optimizer-0-of-1.safetensors"), HasSubstr("'w:exp_avg[0:96]' has dtype Long")));
-}
-
 TEST(Checkpoint, ReplacesNothing) {
   const testing::TempDir dir;
   write_all(dir.path() / "c", 1);

@@ -9,9 +9,11 @@
 
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/on_exception_checkpoint.h"
+#include "checkpoint/file_system.h"
 #include "checkpoint/load_weights.h"
 #include "checkpoint/manifest.h"
 #include "core/error.h"
+#include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
@@ -170,12 +172,33 @@ TEST_F(CheckpointPathTest, ACheckpointOfSomethingElseIsRefusedByName) {
   EXPECT_THAT(message_of<CheckpointError>(
                   [&] { steps_of({.ckpt_path = checkpoints("table") / "last"}, make_module<OtherType>()); }),
               AllOf(HasSubstr("'table' has dtype Float"), HasSubstr("OtherType has dtype Long")));
-  EXPECT_THAT(refusal(make_module<WithSgd>()), HasSubstr("the state of AdamW, but configure_optimizers returns SGD"));
+  EXPECT_THAT(
+      refusal(make_module<WithSgd>()),
+      AllOf(HasSubstr("epoch=0-step=5: "), HasSubstr("the state of AdamW, but configure_optimizers returns SGD")));
   EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = path, .ckpt_strict = false, .ckpt_weights_only = true},
                      make_module<Larger>()),
             5);
   EXPECT_THAT(message_of<CheckpointError>([&] { steps_of({.max_epochs = 0, .ckpt_path = path}); }),
               HasSubstr("max_epochs"));
+}
+
+// Its state is text within text, which no reader of state.json looks at.
+TEST_F(CheckpointPathTest, AStateOfASchedulerThatCannotBeReadIsRefusedWithTheFolder) {
+  struct WithSchedule : TinyModule {
+    Optimizers configure_optimizers() override {
+      return {optim::AdamW(parameters(), {.lr = 1e-2}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+  };
+  steps_of({.max_epochs = 1, .name = "run"}, make_module<WithSchedule>());
+  const fs::path file = checkpoints("run") / "last" / "state.json";
+  std::string text = read_text_file(file, 1 << 20);
+  const size_t state = text.find("\"{}\"");
+  ASSERT_NE(state, text.npos);
+  std::ofstream(file) << text.replace(state, 4, "\"{,\"");
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                steps_of({.ckpt_path = checkpoints("run") / "last", .ckpt_verify = false}, make_module<WithSchedule>());
+              }),
+              AllOf(HasSubstr("epoch=0-step=5: the state of StepLR cannot be read"), HasSubstr("parse error")));
 }
 
 TEST_F(CheckpointPathTest, WeightsOnlyBeginARunAndCannotGoOn) {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 
+#include <array>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -19,6 +20,7 @@
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/unsized_loader.h"
 #include "trainer/trainer.h"
 
 namespace fulgur {
@@ -259,23 +261,21 @@ TEST(Resume, IsExactWithEveryKindOfOptimizer) {
 
 TEST(Resume, IsExactWithDataThatDrawsRandomNumbers) { expect_exact_resume({.noisy_data = true}); }
 
-// Ends the process, as it were, at the first batch of one of the validations.
-class TerminatesInValidation final : public Callback {
- public:
-  explicit TerminatesInValidation(int64_t validation) : before_(validation) {}
-  int64_t batches = 0, passes = 0;
-
-  void on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
-    if (trainer.state().sanity_checking) return;
-    ++batches;
-    if (batch_idx == 0 && before_-- == 0) std::raise(SIGTERM);
+// Validates other weights than it trains, draws random numbers in validation, and logs in two hooks of training.
+struct NetWithOtherWeights : NetWithDropout {
+  void scale(double factor) {
+    const c10::NoGradGuard no_grad;
+    out->weight.mul_(factor);
   }
-  void on_validation_end(TrainerControl& trainer) override {
-    if (!trainer.state().sanity_checking) ++passes;
+  void on_validation_start() override { scale(2); }
+  void on_validation_end() override { scale(0.5); }
+  void validation_step(const Batch& batch, int64_t batch_idx) override {
+    Net::validation_step(batch, batch_idx);
+    log("drawn", torch::rand({}));
   }
-
- private:
-  int64_t before_;
+  void on_train_batch_end(const at::Tensor& loss, const Batch&, int64_t) override {
+    log("loss_again", loss, {.on_step = true, .on_epoch = true});
+  }
 };
 
 // A learning rate that the validations lower.
@@ -290,31 +290,78 @@ struct NetWithPlateau : Net {
   }
 };
 
-// Each of a run's four validations is left by a signal at its first batch of two; the last of them comes after the last
-// step.
+// Counts, and sends SIGTERM at the first batch of one of the validations.
+class WatchesValidations final : public Callback {
+ public:
+  explicit WatchesValidations(int64_t terminated) : terminated_(terminated) {}
+  int64_t batches = 0, passes = 0;
+
+  bool runs_on_every_rank() const override { return false; }
+  void on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
+    if (trainer.state().sanity_checking) return;
+    ++batches;
+    if (batch_idx == 0 && passes == terminated_) std::raise(SIGTERM);
+  }
+  void on_validation_end(TrainerControl& trainer) override {
+    if (!trainer.state().sanity_checking) ++passes;
+  }
+
+ private:
+  int64_t terminated_;  // the first is 0; negative: none
+};
+
+void expect_interrupted(RunKind run, const fs::path& checkpoints, int64_t validation, const std::string& ckpt_path) {
+  const auto watches = std::make_shared<WatchesValidations>(validation);
+  run.has_model_checkpoint = true;
+  run.options.callbacks = {watches, ModelCheckpoint::make({.dirpath = checkpoints, .save_top_k = 0})};
+  EXPECT_THROW(fit_all(run, 1, "", ckpt_path), InterruptedError);
+  EXPECT_EQ(watches->batches, 2 * validation + 1);
+  EXPECT_EQ(watches->passes, validation + 1);
+}
+
+// Each of a run's four validations is cut short after its first batch of two, and again when it has begun anew.
 void expect_exact_resume_of_validations(RunKind run) {
   run.options.val_check_interval = Batches(2);
-  run.options.max_steps = run.options.accumulate_grad_batches == 1 ? 9 : -1;
-  const Trail whole = fit_all(run, 1, "", "")[0];
+  run.options.max_steps = run.options.accumulate_grad_batches == 1 ? 9 : -1;  // 9: then comes the fourth
+  const std::vector<Trail> whole = fit_all(run, 1, "", "");
   for (int64_t validation = 0; validation < 4; ++validation) {
     SCOPED_TRACE(validation);
     const TempDir dir;
-    RunKind ended = run;
-    ended.has_model_checkpoint = true;
-    const auto terminates = std::make_shared<TerminatesInValidation>(validation);
-    ended.options.callbacks = {terminates, ModelCheckpoint::make({.dirpath = dir.path(), .save_top_k = 0})};
-    EXPECT_THROW(fit(ended, 1, "", ""), InterruptedError);
-    EXPECT_EQ(terminates->batches, 2 * validation + 1);
-    EXPECT_EQ(terminates->passes, validation);
-    expect_same_end(whole, fit(run, 2, "", dir.path() / "last"));
+    expect_interrupted(run, dir.path(), validation, "");
+    expect_interrupted(run, dir.path(), 0, dir.path() / "last");
+    const auto watches = std::make_shared<WatchesValidations>(-1);
+    RunKind resumed = run;
+    resumed.options.callbacks = {watches};
+    const std::vector<Trail> trails = fit_all(resumed, 2, "", dir.path() / "last");
+    for (size_t rank = 0; rank < whole.size(); ++rank) expect_same_end(whole[rank], trails[rank]);
+    EXPECT_EQ(watches->passes, 4 - validation);
   }
 }
 
-TEST(Resume, BeginsTheValidationAnewThatASignalLeft) {
-  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithDropout>(); }});
+TEST(Resume, BeginsAnewTheValidationThatASignalCutShort) {
+  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithOtherWeights>(); }});
   expect_exact_resume_of_validations({.make = [] { return make_module<NetWithPlateau>(); }});
   expect_exact_resume_of_validations({.options = {.accumulate_grad_batches = 2}});
   expect_exact_resume_of_validations({.options = {.strategy = DelayedUpdate{.base = "single_device"}}});
+  expect_exact_resume_of_validations({.options = {.strategy = "ddp"}, .world_size = 2});
+}
+
+// They can not ask each other whether a signal came, and do not.
+TEST(Resume, RanksWhoseLoadersKnowNoLengthValidateToTheEnd) {
+  std::array<size_t, 2> num_batches{};
+  run_ranks(2, [&](World& world) {
+    struct Counts : TinyModule {
+      size_t batches = 0;
+      void validation_step(const Batch&, int64_t) override { ++batches; }
+    };
+    const auto module = make_module<Counts>();
+    TrainerOptions options = testing::quiet({.devices = 2, .num_sanity_val_steps = 0});
+    options.limit_val_batches = Batches(10);
+    const auto val = testing::UnsizedLoader::make(testing::tiny_loader(world.rank() == 0 ? 64 : 16, 8));
+    Trainer(options).fit(module, {.train = testing::tiny_loader(), .val = val});
+    num_batches[static_cast<size_t>(world.rank())] = module->batches;
+  });
+  EXPECT_NE(num_batches[0], num_batches[1]);
 }
 
 // Its schedule moves once the epoch is over, and no earlier.
