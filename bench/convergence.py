@@ -4,7 +4,7 @@ delayed_update after a warm-up, beside that of its base zero_offload. Mean and s
 
   ./bazelw build //examples/...
   bench/convergence.py bazel-bin/examples [--seeds 3]          small steps: 40 minutes on two cores
-  bench/convergence.py bazel-bin/examples --only transformer_lm --lr=2e-3     further flags go to the programs
+  bench/convergence.py bazel-bin/examples --only transformer_lm --lr=2e-3     with the programs' other defaults
 """
 import argparse
 import concurrent.futures
@@ -34,7 +34,8 @@ def best(program, metric, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     allow_abbrev=False)
     parser.add_argument("folder", type=pathlib.Path, help="bazel-bin/examples")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", choices=METRICS)

@@ -1,7 +1,8 @@
 // What a step of zero_offload and of delayed_update costs on a CPU, where one thread computes the step and one the
-// update, for updates that take from 0.03 to 1.0 times as long as forward and backward. Beside them the synchronous
-// step that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW, fp32; large batches make
-// forward and backward longer, tables that enter the loss by their mean make the update longer.
+// update, for updates that take from 0.03 to 3 times as long as forward and backward. Beside them the synchronous
+// step that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW; large batches make forward
+// and backward longer, tables that enter the loss by their mean make the update longer, most of all in 16 bits, in
+// which backward moves half the bytes and the update nearly as many.
 //   ./bazelw run //bench:offload_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -42,30 +43,37 @@ struct Mlp : Module {
   Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-5}); }
 };
 
+struct Load {
+  int64_t batch_size = 1;
+  int64_t num_tables = 0;
+  const char* precision = "32";
+};
+
 // A strategy with a model of its own, as a Trainer would drive it.
 class Steps {
  public:
-  Steps(const StrategyChoice& choice, int num_threads, int64_t num_tables)
+  Steps(const StrategyChoice& choice, int num_threads, const Load& load)
       : num_threads_(num_threads), strategy_(choice.make("auto")) {
     at::set_num_threads(num_threads);
     seed_everything(1);
-    module_ = make_module<Mlp>(num_tables);
-    strategy_->setup(*module_, {.devices = {c10::kCPU}, .world = alone_});
+    module_ = make_module<Mlp>(load.num_tables);
+    strategy_->setup(*module_, {.devices = {c10::kCPU}, .precision = Precision(load.precision), .world = alone_});
     strategy_->setup_optimizers(module_->configure_optimizers());
+    batch_ = strategy_->to_device({{"x", torch::randn({load.batch_size, kWidth})}});
   }
   ~Steps() { strategy_->teardown(); }
 
-  void forward_and_backward(const Batch& batch) {
+  void forward_and_backward() {
     at::set_num_threads(num_threads_);
-    const at::Tensor loss = strategy_->training_step(batch, 0);
+    const at::Tensor loss = strategy_->training_step(batch_, 0);
     strategy_->zero_grad(0);
     strategy_->backward(loss, /*is_last=*/true);
     strategy_->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
   }
   void update() { strategy_->optimizer_step(0, {}); }
-  void run(const Batch& batch) {
+  void run() {
     for (int64_t i = 0; i < kSteps; ++i) {
-      forward_and_backward(batch);
+      forward_and_backward();
       update();
     }
   }
@@ -75,34 +83,28 @@ class Steps {
   World alone_;
   std::unique_ptr<Strategy> strategy_;
   std::shared_ptr<Mlp> module_;
-};
-
-struct Load {
-  int64_t batch_size = 1;
-  int64_t num_tables = 0;
+  Batch batch_;
 };
 
 void compare(const Load& load, int rounds) {
-  const auto [batch_size, num_tables] = load;
-  const Batch batch{{"x", torch::randn({batch_size, kWidth})}};
-  Steps one_thread("single_device", 1, num_tables);
-  Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, num_tables);
-  Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, num_tables);
-  Steps both_cores("single_device", 2, num_tables);
-  one_thread.run(batch);  // so that there are gradients
-  const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(batch); }},
-                                                 {"delayed_update", [&] { delayed.run(batch); }},
-                                                 {"single_device, one thread", [&] { one_thread.run(batch); }},
-                                                 {"single_device, both cores", [&] { both_cores.run(batch); }},
+  Steps one_thread("single_device", 1, load);
+  Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
+  Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
+  Steps both_cores("single_device", 2, load);
+  one_thread.run();  // so that there are gradients
+  const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(); }},
+                                                 {"delayed_update", [&] { delayed.run(); }},
+                                                 {"single_device, one thread", [&] { one_thread.run(); }},
+                                                 {"single_device, both cores", [&] { both_cores.run(); }},
                                                  {"forward and backward alone",
                                                   [&] {
                                                     for (int64_t i = 0; i < kSteps; ++i)
-                                                      one_thread.forward_and_backward(batch);
+                                                      one_thread.forward_and_backward();
                                                   }},
                                                  {"the fused update alone", [&] {
                                                     for (int64_t i = 0; i < kSteps; ++i) one_thread.update();
                                                   }}};
-  fmt::print("batches of {}, {} tables\n", batch_size, num_tables);
+  fmt::print("batches of {}, {} tables, precision {}\n", load.batch_size, load.num_tables, load.precision);
   const auto timings = bench::side_by_side("step", kSteps, contenders, rounds);
   const double compute = timings[4].seconds, update = timings[5].seconds;
   fmt::print(
@@ -115,7 +117,9 @@ void compare(const Load& load, int rounds) {
 
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const Load& load : {Load{.num_tables = 48},
+  for (const Load& load : {Load{.num_tables = 96, .precision = "bf16-true"},
+                           {.num_tables = 24, .precision = "bf16-true"},
+                           {.num_tables = 48},
                            {.num_tables = 12},
                            {.num_tables = 4},
                            {},

@@ -33,7 +33,8 @@ struct FilenameValues {
 };
 
 std::string format_value(std::string_view spec, const std::string& name, const FilenameValues& values) {
-  const auto pattern = fmt::runtime(fmt::format("{{{}}}", spec));
+  const std::string braced = fmt::format("{{{}}}", spec);
+  const auto pattern = fmt::runtime(braced);
   if (name == "epoch") return fmt::format(pattern, values.epoch);
   if (name == "step") return fmt::format(pattern, values.step);
   if (values.metrics == nullptr) return fmt::format(pattern, 0.0);

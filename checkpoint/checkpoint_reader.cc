@@ -125,20 +125,18 @@ const SafetensorsFile& CheckpointReader::file(const std::string& name) const {
   const auto known = files_.find(name);
   if (known != files_.end()) return *known->second;
   check(name);
-  const SafetensorsFile& opened =
-      *files_.emplace(name, std::make_unique<SafetensorsFile>(folder_ / name)).first->second;
-  if (name == layout::kWeights) return opened;
-  for (const auto& entry : opened.entries()) {
-    const auto range = layout::parse_range_name(entry.name);
+  auto opened = std::make_unique<SafetensorsFile>(folder_ / name);
+  for (const auto& entry : opened->entries()) {
+    const auto range = name == layout::kWeights ? std::nullopt : layout::parse_range_name(entry.name);
     if (!range) continue;
-    const at::Tensor tensor = opened.tensor(entry.name);
+    const at::Tensor tensor = opened->tensor(entry.name);
     if (tensor.dim() != 1 || tensor.numel() != range->end - range->begin) {
       throw CheckpointError(
-          fmt::format("{}: tensor '{}' has another size than its name says", opened.path().string(), entry.name));
+          fmt::format("{}: tensor '{}' has another size than its name says", opened->path().string(), entry.name));
     }
     range_tensors_[range_key(range->parameter, range->begin, range->end)].emplace(range->tensor, tensor);
   }
-  return opened;
+  return *files_.emplace(name, std::move(opened)).first->second;
 }
 
 void CheckpointReader::check(const std::string& name) const {

@@ -68,8 +68,13 @@ class BeforePass {
       : context_(context),
         num_batches_run_(num_batches_run),
         metrics_(context.metrics.state()),
-        num_batches_(num_batches_run) {}
+        num_batches_(num_batches_run) {
+    for (const auto& callback : context.hooks.callbacks()) callbacks_.push_back(callback->state());
+  }
   void bring_back() const {
+    for (size_t i = 0; i < callbacks_.size(); ++i) {
+      if (!callbacks_[i].empty()) context_.hooks.callbacks()[i]->load_state(callbacks_[i]);
+    }
     random_.restore();
     context_.metrics.load_state(metrics_);
     num_batches_run_ = num_batches_;
@@ -81,6 +86,7 @@ class BeforePass {
   const RandomState random_ = RandomState::now();
   const State metrics_;
   const int64_t num_batches_;
+  std::vector<State> callbacks_;
 };
 
 // The hooks that make the stages differ.
@@ -182,7 +188,12 @@ Metrics EvaluationLoop::run() { return *run(loaders_, nullptr); }
 
 bool EvaluationLoop::run_unless(const std::function<bool()>& ends) {
   const BeforePass before(context_, num_batches_run_);
-  if (run(loaders_, ends)) return true;
+  try {
+    if (run(loaders_, ends)) return true;
+  } catch (...) {
+    before.bring_back();
+    throw;
+  }
   before.bring_back();
   return false;
 }
@@ -226,22 +237,27 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
   return metrics;
 }
 
-// So that what the hooks of the start have done is undone. They may expect more than there is.
+// So that what the hooks of the start have done is undone.
 void EvaluationLoop::leave() {
   const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
   HookCaller& hooks = context_.hooks;
-  EveryoneGetsIt everyone;
-  for (const auto* hook : {&phase.epoch_end, &phase.end}) {
+  EveryoneGetsIt epoch_end, end;
+  const auto call = [&](EveryoneGetsIt& everyone, const EvaluationHooks::StageHook& hook) {
     for (const auto& callback : hooks.callbacks()) {
-      const auto is_this = [&](const Callback& other) { return &other == callback.get() && !other.runs_last(); };
-      everyone([&] { hooks.callbacks_where(is_this, *hook, hook->callback); });
+      const auto is_this = [&](const Callback& other) { return &other == callback.get(); };
+      everyone([&] { hooks.callbacks_where(is_this, hook, hook.callback); });
     }
     everyone([&] {
-      const auto scope = hooks.enter(*hook);
-      (hooks.module().*hook->module)();
+      const auto scope = hooks.enter(hook);
+      (hooks.module().*hook.module)();
     });
-  }
-  everyone.warn("at the end of a validation that a signal cut short");
+  };
+  call(epoch_end, phase.epoch_end);
+  epoch_end([&] { context_.metrics.end_epoch(stage_); });  // resets what was logged by reference
+  call(end, phase.end);
+  const bool alone = context_.ranks.world_size() == 1;
+  alone ? epoch_end.warn("at the end of a validation that a signal cut short") : epoch_end.rethrow();
+  end.rethrow();
 }
 
 std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoaders& loaders) const {
@@ -249,8 +265,9 @@ std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoader
   const double unknown = context_.ranks.world_size() == 1 ? kAny : 0;
   std::vector<double> counts;
   for (size_t i = 0; i < loaders.size(); ++i) {
-    const bool is_known = loaders.loader(i).num_batches().has_value();
-    counts.push_back(is_known ? static_cast<double>(*loaders.num_batches(i)) : unknown);
+    const auto count = loaders.num_batches(i);
+    const bool is_known = count && loaders.loader(i).num_batches();  // not only its limit
+    counts.push_back(is_known ? static_cast<double>(*count) : unknown);
   }
   context_.ranks.all_reduce(counts, Reduction::min);
   return counts;

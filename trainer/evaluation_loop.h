@@ -48,9 +48,10 @@ class EvaluationLoop {
   // One pass; the metrics that it logged, reduced.
   Metrics run();
 
-  // The same, but left before a batch for which `ends` is true; then it is false, and metrics and random numbers are as
-  // before. The hooks of the end are called then, too, but for those of callbacks that run last. All ranks ask
-  // together, and so never where one of them may have no batch.
+  // The same, but left before a batch for which `ends` is true; then it is false. Metrics, random numbers and the
+  // states of callbacks are then as before, as they are if it throws. The hooks of the end are called, too; what those
+  // of the epoch's end throw, with too little to look at, is a warning where there is one rank. All ranks ask together,
+  // and so never where one of them may have no batch.
   bool run_unless(const std::function<bool()>& ends);
 
   // A pass over the first batches; metrics and random numbers are afterwards as before.

@@ -121,7 +121,7 @@ void FitLoop::train(OptimizerSteps& steps) {
   bounds.agree();
   while (true) {
     if (bounds.signal() != 0) context_.interrupt(bounds.signal());
-    const bool validates_first = progress_.due && !bounds.max_epochs_reached();
+    const bool validates_first = resume_ && progress_.due && !bounds.max_epochs_reached();
     if (bounds.done() && !validates_first) break;
     context_.saver.set_in_training(true);
     run_epoch(steps, bounds);
@@ -170,7 +170,10 @@ State FitLoop::state() const {
   state.set("batches_that_stepped", run.batches_that_stepped);
   state.set("validation_batches", validation_.num_batches_run());
   state.set("elapsed_s", elapsed.count());
-  if (progress_.due) state.set("validation_due_after_step", progress_.due->after_step);
+  if (progress_.due) {
+    state.set("validation_due/after_step", progress_.due->after_step);
+    state.set("validation_due/is_last_batch", progress_.due->is_last_batch);
+  }
   if (context_.accumulate_grad_batches != context_.options.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
   }
@@ -191,8 +194,8 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   run.batches_that_stepped = state.get<int64_t>("batches_that_stepped");
   progress_.total = state.get<int64_t>("total_batches");
   if (const auto* batches = state.find<int64_t>("validation_batches")) validation_.set_num_batches_run(*batches);
-  if (const auto* after_step = state.find<bool>("validation_due_after_step")) {
-    progress_.due = {.after_step = *after_step};
+  if (const State due = state.child("validation_due"); !due.empty()) {
+    progress_.due = {.after_step = due.get<bool>("after_step"), .is_last_batch = due.get<bool>("is_last_batch")};
   }
   start_ -= std::chrono::duration_cast<FitBounds::Clock::duration>(
       std::chrono::duration<double>(state.get<double>("elapsed_s")));

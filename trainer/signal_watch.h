@@ -8,8 +8,8 @@
 namespace fulgur {
 
 // Notes SIGTERM and SIGINT while it lives, and under SLURM also SIGUSR1, with which it announces the end of the job's
-// time, so that fit can save and end after the running step. A second SIGINT ends the process at once. A signal that
-// the program handles itself is left to it. The handlers that were there come back.
+// time, so that fit can save and end after the running step or amid a validation. A second SIGINT ends the process at
+// once. A signal that the program handles itself is left to it. The handlers that were there come back.
 class SignalWatch {
  public:
   explicit SignalWatch(bool active);

@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -90,9 +91,13 @@ void TrainEpochLoop::go_on(const Resumed& resumed) {
   resumed.restore();
   const auto due = std::exchange(progress_.due, std::nullopt);
   if (!due) return;
+  RunState& state = context_.state;
   stepped_ = due->after_step;
+  state.is_last_batch = due->is_last_batch;
+  state.batch_idx = std::max<int64_t>(resumed.behind.batches - 1, 0);
   drain_if_last();
   validate_after_batch(/*is_due=*/true);
+  state.batch_idx = resumed.behind.batches;
   at_boundary();
 }
 
@@ -111,6 +116,7 @@ void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
   ++progress_.total;
+  if (window_batches_ == 0) progress_.of_epoch = context_.state.batch_idx + 1;
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
   count_step();
@@ -217,7 +223,7 @@ bool TrainEpochLoop::validate() {
   if (window_batches_ > 0) {
     validation_.run();
   } else {
-    progress_.due = {.after_step = stepped_};
+    progress_.due = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
     if (bounds_.signal() != 0) return false;
     if (context_.hooks.module().automatic_optimization) context_.hooks.module().on_validation_model_zero_grad();
     const auto signal_came = [&] {

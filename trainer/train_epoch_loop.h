@@ -28,7 +28,8 @@ class TrainEpochLoop {
     int64_t total = 0;               // of all epochs
     bool epoch_is_complete = false;  // it did not end by a bound of fit
     struct Validation {
-      bool after_step;  // the batch before it ended in an optimizer step
+      bool after_step;     // the batch before it ended in an optimizer step
+      bool is_last_batch;  // of the epoch
     };
     std::optional<Validation> due{};  // it has not come to its end
   };

@@ -110,7 +110,8 @@ def killed_and_resumed(program, kind, seconds, rng):
                 return last_line(out), kills, leftovers(folder)
             if process.returncode not in ENDED_BY_SIGNAL and "rank" not in err:
                 raise AssertionError(f"{kind}: ended with {process.returncode}\n{err}")
-            if "SIGTERM ended the run" in err and not list(pathlib.Path(folder).rglob("*-SIGTERM*")):
+            said = re.search(r"SIGTERM ended the run.*ckpt_path = '(.*)' goes on", err)
+            if said and not pathlib.Path(said[1]).exists():
                 raise AssertionError(f"{kind}: did not save before it ended\n{err}")
             kills += 1
         return through(program, kind, folder), kills, leftovers(folder)

@@ -319,12 +319,10 @@ void expect_interrupted(RunKind run, const fs::path& checkpoints, int64_t valida
   EXPECT_EQ(watches->passes, validation + 1);
 }
 
-// Each of a run's four validations is cut short after its first batch of two, and again when it has begun anew.
-void expect_exact_resume_of_validations(RunKind run) {
-  run.options.val_check_interval = Batches(2);
-  run.options.max_steps = run.options.accumulate_grad_batches == 1 ? 9 : -1;  // 9: then comes the fourth
+// Each of a run's validations is cut short after its first batch of two, and again when it has begun anew.
+void expect_exact_resume_of_validations(const RunKind& run, int64_t num_validations) {
   const std::vector<Trail> whole = fit_all(run, 1, "", "");
-  for (int64_t validation = 0; validation < 4; ++validation) {
+  for (int64_t validation = 0; validation < num_validations; ++validation) {
     SCOPED_TRACE(validation);
     const TempDir dir;
     expect_interrupted(run, dir.path(), validation, "");
@@ -334,34 +332,51 @@ void expect_exact_resume_of_validations(RunKind run) {
     resumed.options.callbacks = {watches};
     const std::vector<Trail> trails = fit_all(resumed, 2, "", dir.path() / "last");
     for (size_t rank = 0; rank < whole.size(); ++rank) expect_same_end(whole[rank], trails[rank]);
-    EXPECT_EQ(watches->passes, 4 - validation);
+    EXPECT_EQ(watches->passes, num_validations - validation);
   }
 }
 
 TEST(Resume, BeginsAnewTheValidationThatASignalCutShort) {
-  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithOtherWeights>(); }});
-  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithPlateau>(); }});
-  expect_exact_resume_of_validations({.options = {.accumulate_grad_batches = 2}});
-  expect_exact_resume_of_validations({.options = {.strategy = DelayedUpdate{.base = "single_device"}}});
-  expect_exact_resume_of_validations({.options = {.strategy = "ddp"}, .world_size = 2});
+  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithOtherWeights>(); }}, 2);
+  const TrainerOptions often{.max_steps = 9, .val_check_interval = Batches(2)};  // after 9 steps comes the fourth
+  expect_exact_resume_of_validations({often, 1, [] { return make_module<NetWithOtherWeights>(); }}, 4);
+  expect_exact_resume_of_validations({often, 1, [] { return make_module<NetWithPlateau>(); }}, 4);
+  expect_exact_resume_of_validations({often, 2}, 4);
+  TrainerOptions late = often, accumulating = often;
+  late.strategy = DelayedUpdate{.base = "single_device"};
+  expect_exact_resume_of_validations({late}, 4);
+  accumulating.accumulate_grad_batches = 2;
+  accumulating.max_steps = -1;
+  expect_exact_resume_of_validations({accumulating}, 4);
 }
 
-// They can not ask each other whether a signal came, and do not.
+// They do not ask each other before batches that only one of them may have.
 TEST(Resume, RanksWhoseLoadersKnowNoLengthValidateToTheEnd) {
   std::array<size_t, 2> num_batches{};
-  run_ranks(2, [&](World& world) {
-    struct Counts : TinyModule {
-      size_t batches = 0;
-      void validation_step(const Batch&, int64_t) override { ++batches; }
-    };
-    const auto module = make_module<Counts>();
-    TrainerOptions options = testing::quiet({.devices = 2, .num_sanity_val_steps = 0});
-    options.limit_val_batches = Batches(10);
-    const auto val = testing::UnsizedLoader::make(testing::tiny_loader(world.rank() == 0 ? 64 : 16, 8));
-    Trainer(options).fit(module, {.train = testing::tiny_loader(), .val = val});
-    num_batches[static_cast<size_t>(world.rank())] = module->batches;
-  });
-  EXPECT_NE(num_batches[0], num_batches[1]);
+  EXPECT_THROW(run_ranks(2,
+                         [&](World& world) {
+                           struct Counts : TinyModule {
+                             size_t batches = 0;
+                             void validation_step(const Batch&, int64_t) override {
+                               if (batches++ == 0) std::raise(SIGTERM);
+                             }
+                           };
+                           const bool is_first = world.rank() == 0;
+                           const auto module = make_module<Counts>();
+                           TrainerOptions options = testing::quiet({.devices = 2, .num_sanity_val_steps = 0});
+                           options.limit_val_batches = Batches(10);
+                           options.use_distributed_sampler = false;
+                           const auto val = testing::UnsizedLoader::make(testing::tiny_loader(is_first ? 64 : 16, 8));
+                           try {
+                             Trainer(options).fit(module, {.train = testing::tiny_loader(), .val = val});
+                           } catch (const InterruptedError&) {
+                             num_batches[is_first ? 0 : 1] = module->batches;
+                             throw;
+                           }
+                         }),
+               InterruptedError);
+  EXPECT_EQ(num_batches[0], 8U);
+  EXPECT_EQ(num_batches[1], 2U);
 }
 
 // Its schedule moves once the epoch is over, and no earlier.
