@@ -16,7 +16,7 @@ DebugModes::DebugModes(const TrainerOptions& options, EntryPoint entry_point)
       was_detecting_(AnomalyMode::is_enabled()),
       was_checking_nan_(AnomalyMode::should_check_nan()) {
   if (options.deterministic) {
-    ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    if (at::globalContext().hasCUDA()) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setBenchmarkCuDNN(false);
   }

@@ -6,8 +6,8 @@
 namespace fulgur {
 
 // Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`, and puts them back at the
-// end of its life. deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is
-// unset.
+// end of its life. Where there is a GPU, deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its
+// first use, if it is unset.
 class DebugModes {
  public:
   DebugModes(const TrainerOptions& options, EntryPoint entry_point);
