@@ -62,7 +62,8 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
   return sends;
 }
 
-// After an error ranks may be at different messages, and some may still arrive: the group is dead.
+// After an error ranks may be at different messages, and some may still arrive: the group is dead, and others that wait
+// for a message of this rank are to know it.
 template <class Body>
 void GlooTransfers::run(const Body& body) {
   rethrow_error();
@@ -70,6 +71,7 @@ void GlooTransfers::run(const Body& body) {
     body();
   } catch (...) {
     keep_error(std::current_exception());
+    abort();
     throw;
   }
 }
@@ -214,6 +216,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
     } catch (...) {
       error_ = std::current_exception();
       group_.keep_error(error_);
+      group_.abort();
       throw;
     }
     combine_in_rank_order(flat_, flat_, rank_, received_.size(0), op_, [&](int64_t peer) { return received_[peer]; });
@@ -242,13 +245,14 @@ std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor
   return small;
 }
 
-// Gloo has no call for it, but gives up all connections of a group when one receive runs out of time.
+// Gloo has no call for it, but gives up all connections of a group when one receive runs out of time. That from a rank
+// that is gone fails at once, and gives up none.
 void GlooTransfers::abort() {
-  if (world_size_ == 1) return;
-  try {
-    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-    backend_->recv(nothing, static_cast<int>((rank_ + 1) % world_size_), kAbortTag)->wait(std::chrono::milliseconds(1));
-  } catch (const std::exception&) {
+  for (int64_t step = 1; step < world_size_; ++step) {
+    try {
+      receive(at::empty({1}, at::kByte), (rank_ + step) % world_size_, kAbortTag)->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {
+    }
   }
 }
 
