@@ -68,13 +68,8 @@ class BeforePass {
       : context_(context),
         num_batches_run_(num_batches_run),
         metrics_(context.metrics.state()),
-        num_batches_(num_batches_run) {
-    for (const auto& callback : context.hooks.callbacks()) callbacks_.push_back(callback->state());
-  }
+        num_batches_(num_batches_run) {}
   void bring_back() const {
-    for (size_t i = 0; i < callbacks_.size(); ++i) {
-      if (!callbacks_[i].empty()) context_.hooks.callbacks()[i]->load_state(callbacks_[i]);
-    }
     random_.restore();
     context_.metrics.load_state(metrics_);
     num_batches_run_ = num_batches_;
@@ -86,7 +81,6 @@ class BeforePass {
   const RandomState random_ = RandomState::now();
   const State metrics_;
   const int64_t num_batches_;
-  std::vector<State> callbacks_;
 };
 
 // The hooks that make the stages differ.
@@ -188,13 +182,22 @@ Metrics EvaluationLoop::run() { return *run(loaders_, nullptr); }
 
 bool EvaluationLoop::run_unless(const std::function<bool()>& ends) {
   const BeforePass before(context_, num_batches_run_);
+  const HookCaller::Callbacks& callbacks = context_.hooks.callbacks();
+  std::vector<State> states;
+  for (const auto& callback : callbacks) states.push_back(callback->state());
+  const auto bring_back = [&] {
+    before.bring_back();
+    for (size_t i = 0; i < states.size(); ++i) {
+      if (!states[i].empty()) callbacks[i]->load_state(states[i]);
+    }
+  };
   try {
     if (run(loaders_, ends)) return true;
   } catch (...) {
-    before.bring_back();
+    bring_back();
     throw;
   }
-  before.bring_back();
+  bring_back();
   return false;
 }
 

@@ -48,10 +48,10 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   state.is_last_batch = false;
   bool reached_last = false, skipped = false;
   if (resumed != nullptr) go_on(*resumed);
-  const RandomState random = RandomState::now();
+  const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
   LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind);
   if (resumed != nullptr) {
-    random.restore();  // the loader drew from it before, too
+    random->restore();  // the loader drew from it before, too
     state.is_last_batch = reached_last = batches.empty();
   } else if (batches.empty()) {
     throw SetupError(
@@ -102,7 +102,6 @@ void TrainEpochLoop::go_on(const Resumed& resumed) {
 }
 
 void TrainEpochLoop::at_boundary() {
-  progress_.of_epoch = context_.state.batch_idx;
   context_.saver.at_boundary();
   if (context_.ranks.world_size() == 1) bounds_.agree();  // of a signal since the step; ranks look once a step
   if (bounds_.signal() != 0) context_.interrupt(bounds_.signal());
@@ -184,7 +183,6 @@ void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
   window_batches_ = micro_batches_ = 0;
   bounds_.agree(all.wants_stop);
   stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches);
-  progress_.of_epoch = context_.state.batch_idx + 1;
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
 }
 
