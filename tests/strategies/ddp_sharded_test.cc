@@ -49,7 +49,7 @@ TEST_P(EqualsDdp, BitForBitOnTwoRanks) {
   expect_equal_to_ddp<Net<optim::SGD>>(2, GetParam(), sharded);
 }
 
-TEST_P(EqualsDdp, BitForBitOnMoreWhereDeterministic) {
+TEST_P(EqualsDdp, BitForBitOnMoreRanks) {
   for (const int64_t world_size : {3, 4}) {
     expect_equal_to_ddp<Net<optim::AdamW>>(world_size, GetParam(), {.reduce = "at_boundary"}, /*deterministic=*/true);
   }
@@ -64,6 +64,79 @@ INSTANTIATE_TEST_SUITE_P(, EqualsDdp,
                                            Case{.name = "bf16Mixed", .precision = "bf16-mixed"},
                                            Case{.name = "fp16Mixed", .precision = "16-mixed"},
                                            Case{.name = "bf16True", .precision = "bf16-true"}),
+                         [](const auto& test) { return test.param.name; });
+
+// Its weights are more than a small all_reduce takes, which adds in the order of ranks whatever carries it.
+struct Wide : TinyModule {
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(4, 3000));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(3000, 4));
+  Wide() { testing::draw_weights(*this); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor x = down->forward(up->forward(batch["x"]).tanh()) / 3000;
+    return TinyModule::training_step({{"x", x}, {"y", batch["y"]}}, batch_idx);
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-2}); }
+};
+
+WorldOptions over_gloo() {
+  WorldOptions options{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
+  options.collectives.shared_memory = false;
+  return options;
+}
+
+TEST(DeterministicTest, DdpOverGlooAddsAsDdpSharded) {
+  for (const int64_t world_size : {3, 4}) {
+    run_ranks(world_size, over_gloo(), [](World& world) {
+      const Case c{.bucket_mib = 0.1};
+      const Ddp ddp{.bucket_cap_mib = c.bucket_mib};
+      const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = c.bucket_mib};
+      const at::Tensor expected = train<Wide>(world, c, sharded);
+      EXPECT_TRUE(train<Wide>(world, c, ddp, /*deterministic=*/true).equal(expected));
+      EXPECT_FALSE(train<Wide>(world, c, ddp, /*deterministic=*/false).equal(expected));
+    });
+  }
+}
+
+struct Preset {
+  std::string name;
+  StrategyChoice strategy;
+};
+
+// Through shared memory every reduction adds in the order of ranks.
+class OverGloo : public ::testing::TestWithParam<Preset> {
+ protected:
+  static void expect_the_weights_of_shared_memory(int64_t world_size, const Case& c, bool deterministic) {
+    const auto weights = [&](const WorldOptions& options) {
+      at::Tensor of_rank_0;
+      run_ranks(world_size, options, [&](World& world) {
+        const at::Tensor mine = train<Wide>(world, c, GetParam().strategy, deterministic);
+        if (world.rank() == 0) of_rank_0 = mine;
+      });
+      return of_rank_0;
+    };
+    WorldOptions shared_memory = over_gloo();
+    shared_memory.collectives.shared_memory = true;
+    EXPECT_TRUE(weights(over_gloo()).equal(weights(shared_memory))) << c.name << ", ranks: " << world_size;
+  }
+};
+
+TEST_P(OverGloo, TrainsBitForBitAsThroughSharedMemory) {
+  for (const Case& c : {Case{.name = "plain"}, Case{.name = "accumulating", .accumulate = 2, .clip = 0.05},
+                        Case{.name = "bf16True", .precision = "bf16-true"}}) {
+    expect_the_weights_of_shared_memory(2, c, /*deterministic=*/false);
+    expect_the_weights_of_shared_memory(3, c, /*deterministic=*/true);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, OverGloo,
+                         ::testing::Values(Preset{"ddp", Ddp{.bucket_cap_mib = 0.1}},
+                                           Preset{"ddp_sharded", DdpSharded{.bucket_cap_mib = 0.1}},
+                                           Preset{"ddp_sharded_at_boundary",
+                                                  DdpSharded{.reduce = "at_boundary", .bucket_cap_mib = 0.1}},
+                                           Preset{"stage_1", DdpSharded{.stage = 1, .bucket_cap_mib = 0.1}},
+                                           Preset{"zero_offload", ZeroOffload{.ratio = 0.5, .bucket_cap_mib = 0.1}},
+                                           Preset{"delayed_update", DelayedUpdate{.warmup_steps = 2}},
+                                           Preset{"delayed_ddp", DelayedUpdate{.base = "ddp", .warmup_steps = 2}}),
                          [](const auto& test) { return test.param.name; });
 
 TEST(DdpShardedTest, EachMicroBatchIsTheSameSumInAnotherOrder) {

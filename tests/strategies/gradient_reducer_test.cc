@@ -175,26 +175,45 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Reducing,
                                   std::to_string(test.param.bucket_bytes) + (test.param.rank_order ? "RankOrder" : "");
                          });
 
-// With rank_order the bits do not depend on where buckets end.
-TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
-  std::vector<at::Tensor> results;
-  for (const int64_t bytes : {64, 1 << 20}) {
-    run_ranks(3, [&](World& world) {
-      Net net;
-      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
-      const FlatParameters flat(
-          net, optimizers, {.first_bucket_bytes = bytes, .bucket_cap_bytes = bytes, .world_size = world.world_size()});
-      GradientReducer reducer(flat, world.data(), world.control(), {.rank_order = true});
-      net.loss(input_of(world.rank(), 0), true).backward();
-      std::vector<double> extra;
-      reducer.finish(extra);
-      if (world.rank() != 0) return;
-      std::vector<at::Tensor> parts;
-      for (const auto& parameter : net.parameters()) parts.push_back(parameter.grad().flatten());
-      results.push_back(torch::cat(parts));
-    });
+// Each weight alone is more than a small all_reduce takes, which adds in the order of ranks anyway.
+struct WideNet : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 3000));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(3000, 6));
+  WideNet() {
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(3);
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter : parameters()) parameter.normal_(0, 1, generator);
   }
-  EXPECT_TRUE(results[0].equal(results[1]));
+  at::Tensor loss(const at::Tensor& x) { return last->forward(first->forward(x).tanh()).pow(2).sum(); }
+};
+
+// The sums of three ranks over Gloo, whose own all_reduce adds in an order that depends on where an element lies.
+at::Tensor sums_over_gloo(int64_t bucket_bytes, bool rank_order) {
+  at::Tensor sums;
+  WorldOptions gloo{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
+  gloo.collectives.shared_memory = false;
+  run_ranks(3, gloo, [&](World& world) {
+    WideNet net;
+    const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+    const FlatParameters flat(
+        net, optimizers,
+        {.first_bucket_bytes = bucket_bytes, .bucket_cap_bytes = bucket_bytes, .world_size = world.world_size()});
+    GradientReducer reducer(flat, world.data(), world.control(), {.rank_order = rank_order});
+    net.loss(input_of(world.rank(), 0)).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    if (world.rank() != 0) return;
+    std::vector<at::Tensor> parts;
+    for (const auto& parameter : net.parameters()) parts.push_back(parameter.grad().flatten());
+    sums = torch::cat(parts);
+  });
+  return sums;
+}
+
+TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
+  const int64_t one_parameter = 64, all = 1 << 20;
+  EXPECT_TRUE(sums_over_gloo(one_parameter, /*rank_order=*/true).equal(sums_over_gloo(all, /*rank_order=*/true)));
+  EXPECT_FALSE(sums_over_gloo(one_parameter, /*rank_order=*/false).equal(sums_over_gloo(all, /*rank_order=*/false)));
 }
 
 // Of a rank that keeps whole buckets where they are.
