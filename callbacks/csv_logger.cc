@@ -7,14 +7,19 @@
 #include <cerrno>
 #include <cstdlib>
 #include <fstream>
+#include <istream>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/atomic_files.h"
+#include "checkpoint/file_system.h"
 #include "core/error.h"
 
 namespace fulgur {
 namespace {
+
+namespace fs = std::filesystem;
 
 // A name with a comma or a quote is quoted (RFC 4180).
 std::string csv_cell(const std::string& text) {
@@ -43,13 +48,30 @@ std::vector<std::string> split(const std::string& line) {
   return cells;
 }
 
-void write(const std::filesystem::path& file, std::ios::openmode mode, const std::string& text) {
-  std::ofstream stream(file, mode | std::ios::binary);
-  stream << text << std::flush;
-  if (!stream) {
-    throw std::runtime_error(
-        fmt::format("cannot write '{}': {}", file.string(), std::generic_category().message(errno)));
+[[noreturn]] void throw_write_error(const fs::path& file, const std::error_code& error) {
+  throw std::runtime_error(fmt::format("cannot write '{}': {}", file.string(), error.message()));
+}
+
+// False at the end of the file, and for a line that breaks off there.
+bool next_line(std::istream& stream, std::string& line) { return std::getline(stream, line) && !stream.eof(); }
+
+std::string header_of(const std::vector<std::string>& columns) {
+  std::string text = "epoch,step";
+  for (const std::string& column : columns) text += "," + csv_cell(column);
+  return text + "\n";
+}
+
+// A row of the columns `before`, with an empty cell for each further one.
+std::string widened(const std::string& line, const std::vector<std::string>& before,
+                    const std::vector<std::string>& columns) {
+  const std::vector<std::string> cells = split(line);
+  std::string row = cells[0] + "," + cells[1];
+  size_t next = 2;
+  for (const std::string& column : columns) {
+    row += ",";
+    if (std::ranges::count(before, column) > 0) row += cells[next++];
   }
+  return row + "\n";
 }
 
 }  // namespace
@@ -68,97 +90,141 @@ void CSVLogger::on_fit_start(TrainerControl&) {
 }
 
 void CSVLogger::check_new() const {
-  if (!rows_.empty() || options_.file.empty()) return;
-  if (std::filesystem::exists(options_.file)) {
+  if (num_rows_ > 0 || options_.file.empty()) return;
+  if (fs::exists(options_.file)) {
     throw SetupError(fmt::format("CSVLogger: '{}' exists and would be overwritten; move it away, or name another file",
                                  options_.file.string()));
   }
-  if (options_.file.has_parent_path()) std::filesystem::create_directories(options_.file.parent_path());
+  if (options_.file.has_parent_path()) fs::create_directories(options_.file.parent_path());
 }
 
 State CSVLogger::state() const {
   State state;
-  state.set("num_rows", static_cast<int64_t>(rows_.size()));
+  state.set("num_rows", num_rows_);
   state.set("file", options_.file.filename().string());
   return state;
 }
 
+// The state may be anybody's, and so may the path in it: the file is in the run's folder, whatever the state says.
 void CSVLogger::load_state(const State& state) {
-  if (!rows_.empty()) return;
-  resumed_rows_ = static_cast<size_t>(state.get<int64_t>("num_rows"));
-  resumed_name_ = state.get<std::string>("file");
+  const auto saved = state.get<std::string>("file");
+  if (num_rows_ > 0 || saved.empty()) return;  // empty: there were no rows yet
+  const std::string name = fs::path(saved).filename();
+  if (name.empty() || name == "." || name == "..") {
+    throw CheckpointError(fmt::format("the state of CSVLogger names '{}', which is no name of a file", saved));
+  }
+  resumed_rows_ = state.get<int64_t>("num_rows");
+  resumed_name_ = name;
 }
 
 // Before the first row.
 void CSVLogger::choose_file(TrainerControl& trainer) {
-  const std::filesystem::path folder = options_.file.empty() ? trainer.run_dir() : std::filesystem::path();
+  const fs::path folder = options_.file.empty() ? trainer.run_dir() : fs::path();
   if (options_.file.empty()) options_.file = folder / (resumed_name_.empty() ? "metrics.csv" : resumed_name_);
   if (const auto num_rows = std::exchange(resumed_rows_, std::nullopt)) return read_rows(*num_rows);
-  for (int version = 1; !folder.empty() && std::filesystem::exists(options_.file); ++version) {
+  for (int version = 1; !folder.empty() && fs::exists(options_.file); ++version) {
     options_.file = folder / fmt::format("metrics-v{}.csv", version);
   }
 }
 
 // What a run wrote after it was saved comes again.
-void CSVLogger::read_rows(size_t num_rows) {
-  std::ifstream stream(options_.file);
+void CSVLogger::read_rows(int64_t num_rows) {
+  std::ifstream stream(options_.file, std::ios::binary);
   std::string line;
-  if (!std::getline(stream, line)) return;
+  if (!next_line(stream, line)) return;
   const std::vector<std::string> names = split(line);
-  while (rows_.size() < num_rows && std::getline(stream, line)) {
-    const std::vector<std::string> cells = split(line);
-    if (cells.size() != names.size() || cells.size() < 2) break;  // not ours
-    Row row{std::atoll(cells[0].c_str()), std::atoll(cells[1].c_str()), {}};
-    for (size_t i = 2; i < cells.size(); ++i) {
-      if (!cells[i].empty()) row.metrics[names[i]] = std::strtod(cells[i].c_str(), nullptr);
-    }
-    add_columns(row.metrics);
-    rows_.push_back(std::move(row));
+  if (!line.starts_with("epoch,step")) {
+    throw SetupError(
+        fmt::format("CSVLogger: '{}' was not written by a CSVLogger, and would be overwritten; move it away",
+                    options_.file.string()));
   }
-  starts_row_ = rows_.empty();
-  write_all();
+  columns_.assign(names.begin() + 2, names.end());
+  rows_begin_ = end_ = line.size() + 1;
+  while (num_rows_ < num_rows && next_line(stream, line)) {
+    const std::vector<std::string> cells = split(line);
+    if (cells.size() != names.size()) break;  // not ours
+    row_ = {.epoch = std::atoll(cells[0].c_str()), .step = std::atoll(cells[1].c_str()), .metrics = {}};
+    for (size_t i = 2; i < cells.size(); ++i) {
+      if (!cells[i].empty()) row_.metrics[names[i]] = std::strtod(cells[i].c_str(), nullptr);
+    }
+    row_begin_ = std::exchange(end_, end_ + line.size() + 1);
+    ++num_rows_;
+  }
+  starts_row_ = num_rows_ == 0;
+  fs::resize_file(options_.file, end_);
 }
 
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
-  if (rows_.empty()) choose_file(trainer);
+  if (num_rows_ == 0) choose_file(trainer);
   Metrics columns = metrics;
   int64_t epoch = trainer.state().epoch;
   if (const auto own_epoch = columns.extract("epoch")) epoch = static_cast<int64_t>(own_epoch.mapped());
-  const bool same_row =
-      !std::exchange(starts_row_, false) && !rows_.empty() && rows_.back().epoch == epoch && rows_.back().step == step;
-  if (!same_row) rows_.push_back({epoch, step, {}});
-  for (const auto& [name, value] : columns) rows_.back().metrics[name] = value;
-  const bool new_columns = add_columns(columns);
-  const bool rewrite = new_columns || same_row;
-  rewrite ? write_all() : append(rows_.back());
-}
-
-bool CSVLogger::add_columns(const Metrics& metrics) {
-  const size_t before = columns_.size();
-  for (const auto& [name, value] : metrics) {
-    const auto place = std::ranges::lower_bound(columns_, name);
-    if (place == columns_.end() || *place != name) columns_.insert(place, name);
+  const bool same_row = !std::exchange(starts_row_, false) && num_rows_ > 0 && row_.epoch == epoch && row_.step == step;
+  if (!same_row) {
+    row_ = {.epoch = epoch, .step = step, .metrics = {}};
+    row_begin_ = end_;
+    ++num_rows_;
   }
-  return columns_.size() != before;
+  for (const auto& [name, value] : columns) row_.metrics[name] = value;
+  const std::vector<std::string> all = columns_with(columns);
+  if (end_ > 0 && all == columns_) {
+    write_row();
+  } else {
+    rewrite(all);
+  }
 }
 
-std::string CSVLogger::format(const Row& row) const {
-  std::string line = fmt::format("{},{}", row.epoch, row.step);
-  for (const std::string& column : columns_) {
-    const auto metric = row.metrics.find(column);
-    line += metric == row.metrics.end() ? "," : fmt::format(",{:.9g}", metric->second);
+std::vector<std::string> CSVLogger::columns_with(const Metrics& metrics) const {
+  std::vector<std::string> columns = columns_;
+  for (const auto& [name, value] : metrics) {
+    const auto place = std::ranges::lower_bound(columns, name);
+    if (std::ranges::count(columns, name) == 0) columns.insert(place, name);
+  }
+  return columns;
+}
+
+std::string CSVLogger::format(const std::vector<std::string>& columns) const {
+  std::string line = fmt::format("{},{}", row_.epoch, row_.step);
+  for (const std::string& column : columns) {
+    const auto metric = row_.metrics.find(column);
+    line += metric == row_.metrics.end() ? "," : fmt::format(",{:.9g}", metric->second);
   }
   return line + "\n";
 }
 
-void CSVLogger::write_all() const {
-  std::string text = "epoch,step";
-  for (const std::string& column : columns_) text += "," + csv_cell(column);
-  text += "\n";
-  for (const Row& row : rows_) text += format(row);
-  write(options_.file, std::ios::trunc, text);
+// Row by row, so that no more than one is in memory.
+void CSVLogger::rewrite(const std::vector<std::string>& columns) {
+  std::ifstream old(options_.file, std::ios::binary);
+  old.seekg(static_cast<std::streamoff>(rows_begin_));
+  const std::string header = header_of(columns);
+  size_t written = 0, row_begin = 0;
+  replace_file_atomically(options_.file, [&](FileWriter& file) {
+    const auto write = [&](const std::string& text) {
+      file.write(text.data(), text.size());
+      row_begin = std::exchange(written, written + text.size());
+    };
+    write(header);
+    std::string line;
+    for (int64_t row = 0; row < num_rows_ - 1; ++row) {
+      if (!next_line(old, line)) throw_write_error(options_.file, std::make_error_code(std::errc::io_error));
+      write(widened(line, columns_, columns));
+    }
+    write(format(columns));
+  });
+  columns_ = columns;
+  rows_begin_ = header.size();
+  row_begin_ = row_begin;
+  end_ = written;
 }
 
-void CSVLogger::append(const Row& row) const { write(options_.file, std::ios::app, format(row)); }
+void CSVLogger::write_row() {
+  const std::string text = format(columns_);
+  std::fstream stream(options_.file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(static_cast<std::streamoff>(row_begin_));
+  stream << text << std::flush;
+  if (!stream) throw_write_error(options_.file, {errno, std::generic_category()});
+  const size_t before = std::exchange(end_, row_begin_ + text.size());
+  if (end_ < before) fs::resize_file(options_.file, end_);
+}
 
 }  // namespace fulgur

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -16,10 +17,11 @@ struct CSVLoggerOptions {
 };
 
 // Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty
-// where a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row; a
-// metric that turns up later rewrites it with one more column. A run that goes on from a checkpoint goes on in the file
-// that it finds, behind the rows that it had written when it was saved. Another run in the same folder (of the same
-// name) writes metrics-v1.csv.
+// where a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row.
+// Only its last row is ever overwritten: a process that is killed loses no other. A metric that turns up later gets a
+// column in a new file, which takes the name of the old one once it is whole. A run that goes on from a checkpoint goes
+// on in the file that it finds in its folder, behind the rows that it had written when it was saved. Another run in the
+// same folder (of the same name) writes metrics-v1.csv.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;
@@ -30,32 +32,36 @@ class CSVLogger final : public Callback {
   bool runs_in_fast_dev_run() const override { return false; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;  // throws SetupError: the file exists
   void on_fit_start(TrainerControl& trainer) override;
-  void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;  // throws std::runtime_error
+
+  // Throws std::runtime_error if the file cannot be written, SetupError if the one to go on in is not a CSVLogger's.
+  void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;
   State state() const override;
-  void load_state(const State& state) override;
+  void load_state(const State& state) override;  // throws CheckpointError: the state names no file
 
   const std::filesystem::path& file() const { return options_.file; }  // empty before the first row if it was at first
 
  private:
   struct Row {
-    int64_t epoch, step;
-    Metrics metrics;
+    int64_t epoch = 0, step = 0;
+    Metrics metrics{};
   };
 
   void choose_file(TrainerControl& trainer);
   void check_new() const;
-  void read_rows(size_t num_rows);
-  bool add_columns(const Metrics& metrics);  // true if there were new ones
-  std::string format(const Row& row) const;
-  void write_all() const;
-  void append(const Row& row) const;
+  void read_rows(int64_t num_rows);
+  std::vector<std::string> columns_with(const Metrics& metrics) const;
+  std::string format(const std::vector<std::string>& columns) const;
+  void rewrite(const std::vector<std::string>& columns);
+  void write_row();
 
   Options options_;
   std::vector<std::string> columns_;  // sorted
-  std::vector<Row> rows_;
-  std::optional<size_t> resumed_rows_{};  // until they are read
-  std::string resumed_name_{};            // of the file that they are in
-  bool starts_row_ = false;               // a new run does not go on in the row of the last one
+  Row row_{};                         // the last one
+  int64_t num_rows_ = 0;
+  size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
+  std::optional<int64_t> resumed_rows_{};            // until they are read
+  std::string resumed_name_{};                       // of the file that they are in
+  bool starts_row_ = false;                          // a new run does not go on in the row of the last one
 };
 
 }  // namespace fulgur

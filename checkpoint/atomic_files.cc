@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <random>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -190,10 +191,14 @@ void create_folder_atomically(const fs::path& folder, const std::function<void(c
   temporary.commit();
 }
 
-void replace_file_atomically(const fs::path& path, std::string_view text) {
+void replace_file_atomically(const fs::path& path, const std::function<void(FileWriter&)>& fill) {
   const fs::path target = absolute_target(path);
+  if (!fs::exists(target.parent_path())) throw_system_error("write", path, ENOENT);
+  remove_temporary_folders(target.parent_path());
   const TemporaryName temporary = TemporaryName::make(target.parent_path());
-  write_file(temporary.path(), text);
+  FileWriter writer(temporary.path(), path);
+  fill(writer);
+  writer.sync_and_close();
   if (::rename(temporary.path().c_str(), target.c_str()) != 0) throw_system_error("replace", target, errno);
   sync_folder(target.parent_path());
 }

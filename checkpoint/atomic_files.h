@@ -2,7 +2,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <string_view>
 
 #include "checkpoint/file_system.h"
 
@@ -78,8 +77,8 @@ class TemporaryFile {
   FileWriter writer_;
 };
 
-// The file has the old text or the new one.
-void replace_file_atomically(const std::filesystem::path& path, std::string_view text);
+// The file, in a folder that is there, has its old content or all that `fill` writes, of which errors name `path`.
+void replace_file_atomically(const std::filesystem::path& path, const std::function<void(FileWriter&)>& fill);
 
 // `link` points to `target`, which is relative to its folder, instead of to what it pointed to. Throws if it is there
 // and no link.

@@ -2,9 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
 
+#include "core/error.h"
+#include "core/state.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"
@@ -12,7 +19,36 @@
 namespace fulgur {
 namespace {
 
+namespace fs = std::filesystem;
 using testing::read_file;
+
+// While it lives, no write to a file succeeds, as on a full disk.
+class ScopedFullDisk {
+ public:
+  ScopedFullDisk() {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit none{.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    handler_ = std::signal(SIGXFSZ, SIG_IGN);
+    ::setrlimit(RLIMIT_FSIZE, &none);
+  }
+  ~ScopedFullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+  ScopedFullDisk(const ScopedFullDisk&) = delete;
+  ScopedFullDisk& operator=(const ScopedFullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*handler_)(int) = nullptr;
+};
+
+// What this process has given to write(), as the system counts it.
+int64_t num_bytes_written() {
+  const std::string text = read_file("/proc/self/io");
+  const std::string label = "wchar: ";
+  return std::stoll(text.substr(text.find(label) + label.size()));
+}
 
 class CSVLoggerTest : public ::testing::Test {
  protected:
@@ -21,6 +57,18 @@ class CSVLoggerTest : public ::testing::Test {
   CSVLogger logger;
 
   std::string written() { return read_file(dir.path() / "metrics.csv"); }
+
+  State state_of(const std::string& file, int64_t num_rows = 1) {
+    State state;
+    state.set("num_rows", num_rows);
+    state.set("file", file);
+    return state;
+  }
+  void resume(CSVLogger& resumed, const State& state) {
+    resumed.setup(trainer, EntryPoint::fit);
+    resumed.load_state(state);
+    resumed.on_fit_start(trainer);
+  }
 };
 
 TEST_F(CSVLoggerTest, WritesARowAsSoonAsItComes) {
@@ -73,9 +121,7 @@ TEST_F(CSVLoggerTest, GoesOnBehindTheRowsOfTheCheckpoint) {
   const State saved = logger.state();
   logger.on_metrics(trainer, {{"a", 3}}, 2);  // what was lost comes again
   CSVLogger resumed;
-  resumed.setup(trainer, EntryPoint::fit);
-  resumed.load_state(saved);
-  resumed.on_fit_start(trainer);
+  resume(resumed, saved);
   resumed.on_metrics(trainer, {{"a", 4}}, 2);
   EXPECT_EQ(written(), "epoch,step,\"\"\"b\"\",\",a\n0,0,,1\n0,1,2,\n0,2,,4\n");
 }
@@ -88,6 +134,103 @@ TEST_F(CSVLoggerTest, AnotherRunInTheSameFolderHasAFileOfItsOwn) {
   other.on_metrics(trainer, {{"a", 2}}, 0);
   EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n");
   EXPECT_EQ(other.file().filename(), "metrics-v1.csv");
+}
+
+// A checkpoint may come from anywhere: it chooses no file outside the run's folder.
+TEST_F(CSVLoggerTest, AStateNamesNoFileOutsideTheRun) {
+  const fs::path run = dir.path() / "runs/a";
+  fs::create_directories(run);
+  testing::FakeTrainerControl control(run);
+  for (const std::string& name : {(dir.path() / "absolute").string(), std::string("../../climbing")}) {
+    const fs::path victim = dir.path() / fs::path(name).filename();
+    std::ofstream(victim) << "mine";
+    CSVLogger resumed;
+    resumed.setup(control, EntryPoint::fit);
+    resumed.load_state(state_of(name));
+    resumed.on_fit_start(control);
+    resumed.on_metrics(control, {{"a", 1}}, 0);
+    EXPECT_EQ(read_file(victim), "mine") << name;
+    EXPECT_EQ(read_file(run / victim.filename()), "epoch,step,a\n0,0,1\n") << name;
+  }
+  for (const char* name : {".", "..", "../..", "metrics.csv/"}) {
+    CSVLogger resumed;
+    EXPECT_THAT(testing::message_of<CheckpointError>([&] { resumed.load_state(state_of(name)); }),
+                ::testing::HasSubstr(name));
+  }
+}
+
+TEST_F(CSVLoggerTest, OverwritesNoFileThatIsNotItsOwn) {
+  std::ofstream(dir.path() / "metrics.csv") << "mine\n";
+  CSVLogger resumed;
+  resume(resumed, state_of("metrics.csv"));
+  EXPECT_THAT(testing::message_of<SetupError>([&] { resumed.on_metrics(trainer, {{"a", 1}}, 0); }),
+              ::testing::HasSubstr("metrics.csv"));
+  EXPECT_EQ(written(), "mine\n");
+}
+
+// The file may be that of an earlier run of this name, which has nothing to do with this one.
+TEST_F(CSVLoggerTest, ARunThatHadNoRowsYetStartsAFileOfItsOwn) {
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  const State before_its_first_row = CSVLogger().state();
+  CSVLogger resumed;
+  resume(resumed, before_its_first_row);
+  resumed.on_metrics(trainer, {{"a", 2}}, 0);
+  EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n");
+  EXPECT_EQ(resumed.file().filename(), "metrics-v1.csv");
+}
+
+// As if the process were killed there.
+TEST_F(CSVLoggerTest, AWriteThatFailsLosesAtMostTheRowThatItChanges) {
+  logger.on_metrics(trainer, {{"a", 1}, {"b", 1}}, 0);
+  logger.on_metrics(trainer, {{"a", 2}}, 1);
+  const auto fails = [&](const char* metric) {
+    const ScopedFullDisk full;
+    EXPECT_THROW(logger.on_metrics(trainer, {{metric, 3}}, 1), std::runtime_error);
+  };
+  fails("b");  // one more cell of the last row
+  EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
+  fails("c");  // one more column
+  EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);  // nothing temporary is left
+}
+
+TEST_F(CSVLoggerTest, WritesEachRowOnceOrTwiceHoweverManyThereAre) {
+  logger.on_metrics(trainer, {{"train_loss", 0}, {"val_loss", 0}}, 0);
+  const int64_t before = num_bytes_written();
+  for (int64_t step = 1; step <= 300; ++step) {
+    logger.on_metrics(trainer, {{"train_loss", 0.5}}, step);
+    logger.on_metrics(trainer, {{"val_loss", 0.25}}, step);
+  }
+  EXPECT_LT(num_bytes_written() - before, 3 * static_cast<int64_t>(written().size()));
+  EXPECT_THAT(written(), ::testing::EndsWith("\n0,299,0.5,0.25\n0,300,0.5,0.25\n"));
+}
+
+TEST_F(CSVLoggerTest, AValueThatIsLoggedAgainReplacesALongerOne) {
+  logger.on_metrics(trainer, {{"a", 0.123456789}}, 0);
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n");
+}
+
+// The machine may have stopped amid a row.
+TEST_F(CSVLoggerTest, GoesOnBehindTheLastWholeRow) {
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  logger.on_metrics(trainer, {{"a", 2}}, 1);
+  const State saved = logger.state();
+  std::ofstream(dir.path() / "metrics.csv", std::ios::trunc) << "epoch,step,a\n0,0,1\n0,1,2.";
+  CSVLogger resumed;
+  resume(resumed, saved);
+  resumed.on_metrics(trainer, {{"a", 3}}, 2);
+  EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n0,2,3\n");
+}
+
+TEST_F(CSVLoggerTest, GoesOnInTheRowThatTheCheckpointEndsWith) {
+  logger.on_metrics(trainer, {{"a", 1}}, 0);
+  const State saved = logger.state();
+  CSVLogger resumed;
+  resume(resumed, saved);
+  resumed.on_metrics(trainer, {{"b", 2}}, 0);
+  resumed.on_metrics(trainer, {{"a", 3}}, 1);
+  EXPECT_EQ(written(), "epoch,step,a,b\n0,0,1,2\n0,1,3,\n");
 }
 
 }  // namespace

@@ -31,6 +31,10 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return names;
 }
 
+auto writes(const std::string& text) {
+  return [text](FileWriter& file) { file.write(text.data(), text.size()); };
+}
+
 // In a child process: makes a temporary folder with a file in it, and is killed.
 void be_killed_while_filling(const fs::path& target) {
   EXPECT_EXIT(
@@ -200,9 +204,9 @@ TEST(TemporaryName, CannotBeSharedOnceItIsGone) {
 
 TEST(ReplaceFileAtomically, MakesOrReplacesAndLeavesNothingElse) {
   const TempDir dir;
-  replace_file_atomically(dir.path() / "last", "first");
+  replace_file_atomically(dir.path() / "last", writes("first"));
   EXPECT_EQ(testing::read_file(dir.path() / "last"), "first");
-  replace_file_atomically(dir.path() / "last", "second");
+  replace_file_atomically(dir.path() / "last", writes("second"));
   EXPECT_EQ(testing::read_file(dir.path() / "last"), "second");
   EXPECT_THAT(names_in(dir.path()), ElementsAre("last"));
 }
@@ -210,7 +214,7 @@ TEST(ReplaceFileAtomically, MakesOrReplacesAndLeavesNothingElse) {
 TEST(ReplaceFileAtomically, LeavesWhatItCannotReplace) {
   const TempDir dir;
   fs::create_directory(dir.path() / "last");
-  EXPECT_THAT(message_of<CheckpointError>([&] { replace_file_atomically(dir.path() / "last", "text"); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { replace_file_atomically(dir.path() / "last", writes("text")); }),
               HasSubstr("cannot replace '" + (dir.path() / "last").string() + "': Is a directory"));
   EXPECT_THAT(names_in(dir.path()), ElementsAre("last"));
 }
