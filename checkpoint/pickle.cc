@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <unordered_map>
+#include <unordered_set>
 #include <variant>
 
 #include "checkpoint/strict_json.h"
@@ -79,8 +80,6 @@ enum Opcode : unsigned char {
 
 // Values refer to each other by their place in one list: no pickle can make them deep or go in circles.
 using Id = uint32_t;
-constexpr size_t kMaxValues = 4 << 20;
-constexpr size_t kMaxCopiedBytes = 32 << 20;  // a few bytes may name something long again and again
 
 struct Items {  // of a list or a tuple
   std::vector<Id> ids;
@@ -101,9 +100,14 @@ struct Object {  // something that is passed over
 using Value = std::variant<Object, bool, int64_t, std::string, Items, Dict, Global, std::unique_ptr<Storage>,
                            std::unique_ptr<PickledTensor>>;
 
+size_t bytes_of(const PickledTensor& tensor) {
+  return sizeof(tensor) + tensor.storage_type.size() + tensor.storage_key.size() +
+         (tensor.shape.size() + tensor.strides.size()) * sizeof(int64_t);
+}
+
 class Machine {
  public:
-  explicit Machine(std::string_view bytes) : rest_(bytes) {}
+  Machine(std::string_view bytes, PickleLimits limits) : rest_(bytes), limits_(limits) {}
 
   const Value& run() {
     while (step(static_cast<Opcode>(take_number<unsigned char>()))) {
@@ -113,6 +117,12 @@ class Machine {
   }
 
   const Value& value(Id id) const { return values_[id]; }
+
+  // Before something is copied, or made that takes more than its bytes in the pickle.
+  void charge(size_t num_bytes) {
+    copied_bytes_ += num_bytes;
+    if (copied_bytes_ > limits_.max_copied_bytes) throw BadPickle("it copies one value too often");
+  }
 
  private:
   bool step(Opcode opcode) {
@@ -126,6 +136,7 @@ class Machine {
         take(8);
         return true;
       case kMark:
+        check_count(marks_.size(), "it has more than {} marks");
         marks_.push_back(stack_.size());
         return true;
       case kPop:
@@ -135,17 +146,13 @@ class Machine {
         pop_to_mark();
         return true;
       case kDup:
-        stack_.push_back(top());
-        return true;
+        return push_id(top());
       case kBinPut:
-        memo_[take_number<uint8_t>()] = top();
-        return true;
+        return remember(take_number<uint8_t>());
       case kLongBinPut:
-        memo_[take_number<uint32_t>()] = top();
-        return true;
+        return remember(take_number<uint32_t>());
       case kMemoize:
-        memo_[static_cast<uint32_t>(memo_.size())] = top();
-        return true;
+        return remember(static_cast<uint32_t>(memo_.size()));
       case kBinGet:
         return get(take_number<uint8_t>());
       case kLongBinGet:
@@ -270,7 +277,7 @@ class Machine {
     if (name == "torch._utils _rebuild_parameter" || name == "torch._utils _rebuild_parameter_with_state") {
       if (ids.empty()) throw BadPickle("a Parameter without a tensor");
       const auto& data = as<std::unique_ptr<PickledTensor>>(ids[0], "the tensor of a Parameter");
-      charge(sizeof(PickledTensor) + data->storage_type.size() + data->storage_key.size());
+      charge(bytes_of(*data));
       return std::make_unique<PickledTensor>(*data);
     }
     if (name == "torch Size" && ids.size() == 1) {
@@ -292,14 +299,14 @@ class Machine {
     const std::string& type = as<Global>(ids[1], "the type of a storage").name;
     if (!type.starts_with(kModule)) return object(type);  // an UntypedStorage
     const std::string& key = as<std::string>(ids[2], "the key of a storage");
-    charge(type.size() + key.size());
+    charge(sizeof(Storage) + type.size() + key.size());
     return std::make_unique<Storage>(Storage{type.substr(kModule.size()), key, count(ids[4], "the size of a storage")});
   }
 
   PickledTensor tensor(const std::vector<Id>& ids) {  // (storage, offset, sizes, strides, requires_grad, hooks)
     if (ids.size() < 4) throw BadPickle("a tensor has fewer than 4 parts");
     const Storage& storage = *as<std::unique_ptr<Storage>>(ids[0], "the storage of a tensor");
-    charge(storage.type.size() + storage.key.size());
+    charge(sizeof(PickledTensor) + storage.type.size() + storage.key.size());
     PickledTensor tensor{storage.type,   storage.key,   storage.numel, count(ids[1], "the offset of a tensor"),
                          counts(ids[2]), counts(ids[3])};
     check_inside(tensor);
@@ -359,17 +366,32 @@ class Machine {
   }
 
   bool push(Value value) {
-    if (values_.size() == kMaxValues) throw BadPickle(fmt::format("it has more than {} values", kMaxValues));
-    stack_.push_back(static_cast<Id>(values_.size()));
+    check_count(values_.size(), "it has more than {} values");
     values_.push_back(std::move(value));
+    return push_id(static_cast<Id>(values_.size() - 1));
+  }
+
+  bool push_id(Id id) {
+    check_count(stack_.size(), "its stack has more than {} values");
+    stack_.push_back(id);
     return true;
+  }
+
+  bool remember(uint32_t key) {
+    check_count(memo_.size(), "it remembers more than {} values");
+    memo_[key] = top();
+    return true;
+  }
+
+  // Before one more is added.
+  void check_count(size_t count, fmt::format_string<const size_t&> message) const {
+    if (count >= limits_.max_values) throw BadPickle(fmt::format(message, limits_.max_values));
   }
 
   bool get(uint32_t key) {
     const auto found = memo_.find(key);
     if (found == memo_.end()) throw BadPickle(fmt::format("there is no memo {}", key));
-    stack_.push_back(found->second);
-    return true;
+    return push_id(found->second);
   }
 
   Id top() const {
@@ -422,7 +444,7 @@ class Machine {
 
   static Value long_integer(std::string_view bytes) {  // little-endian, two's complement
     if (bytes.size() > 8) return Object{"an integer of more than 64 bits"};
-    uint64_t value = !bytes.empty() && bytes.back() < 0 ? ~uint64_t{0} : 0;
+    uint64_t value = !bytes.empty() && static_cast<signed char>(bytes.back()) < 0 ? ~uint64_t{0} : 0;
     for (size_t i = bytes.size(); i > 0; --i) value = value << 8 | static_cast<unsigned char>(bytes[i - 1]);
     return static_cast<int64_t>(value);
   }
@@ -439,20 +461,17 @@ class Machine {
     return value;
   }
 
-  void charge(size_t num_bytes) {
-    copied_bytes_ += num_bytes;
-    if (copied_bytes_ > kMaxCopiedBytes) throw BadPickle("it copies one value too often");
-  }
-
-  std::vector<int64_t> counts(Id id) const {
+  std::vector<int64_t> counts(Id id) {
     const std::vector<Id>& ids = as<Items>(id, "the shape of a tensor").ids;
     if (ids.size() > 64) throw BadPickle("a tensor has more than 64 sizes");
+    charge(ids.size() * sizeof(int64_t));
     std::vector<int64_t> values;
     for (const Id each : ids) values.push_back(count(each, "a size or stride"));
     return values;
   }
 
   std::string_view rest_;
+  PickleLimits limits_;
   size_t copied_bytes_ = 0;
   std::vector<Value> values_;
   std::vector<Id> stack_;
@@ -471,17 +490,20 @@ const Dict& state_dict_in(const Machine& machine, const Value& root) {
   return *outer;
 }
 
-PickledTensors tensors_in(const Machine& machine, const Dict& dict) {
+PickledTensors tensors_in(Machine& machine, const Dict& dict) {
   PickledTensors tensors;
+  std::unordered_set<std::string_view> names;
   for (const auto& [name, value] : dict.items) {
     const auto* text = std::get_if<std::string>(&machine.value(name));
     if (text == nullptr) throw BadPickle("a name in the state dict is no text");
+    if (!names.insert(*text).second) throw BadPickle(fmt::format("{} is in the state dict twice", quote(*text)));
     const auto* tensor = std::get_if<std::unique_ptr<PickledTensor>>(&machine.value(value));
     if (tensor == nullptr) {
       const auto* object = std::get_if<Object>(&machine.value(value));
       throw BadPickle(fmt::format("{} in the state dict is no tensor{}", quote(*text),
                                   object == nullptr ? "" : " but " + quote(object->what)));
     }
+    machine.charge(text->size() + bytes_of(**tensor));
     tensors.emplace_back(*text, **tensor);
   }
   return tensors;
@@ -545,9 +567,9 @@ void PickleWriter::tensor(const PickledTensor& tensor) {
 
 std::string PickleWriter::finish() { return std::move(bytes_) + static_cast<char>(kStop); }
 
-PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file) {
+PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file, PickleLimits limits) {
   try {
-    Machine machine(bytes);
+    Machine machine(bytes, limits);
     const Value& root = machine.run();
     return tensors_in(machine, state_dict_in(machine, root));
   } catch (const BadPickle& error) {

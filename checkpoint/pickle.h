@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -50,11 +51,17 @@ class PickleWriter {
   std::string bytes_ = "\x80\x02";
 };
 
+// How much a pickle may make of its bytes. A value takes some 100 bytes.
+struct PickleLimits {
+  size_t max_values = 4 << 20;          // values in all; also on the stack, remembered, and marks
+  size_t max_copied_bytes = 256 << 20;  // a few bytes may name something long again and again
+};
+
 // The state dict in a pickle: a dict of tensors by name, or the one under "state_dict" in a dict, where Lightning has
 // it. Runs nothing: of what the pickle would call, only the making of a tensor, a Parameter and an OrderedDict is
-// understood; other objects may stand beside the state dict and are passed over. Refuses one of more than 4 million
-// values, and needs no stack for those that are nested. Throws CheckpointError, naming `file` and the reason.
-// Source: Python's pickletools.py (the opcodes), torch/_utils.py.
-PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file);
+// understood; other objects may stand beside the state dict and are passed over. Needs no stack for values that are
+// nested. Throws CheckpointError, naming `file` and the reason: also if a name is there twice, or the limits are
+// passed. Source: Python's pickletools.py (the opcodes), torch/_utils.py.
+PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file, PickleLimits limits = {});
 
 }  // namespace fulgur

@@ -115,6 +115,91 @@ TEST(Pickle, RefusesBombs) {
   EXPECT_THAT(refusal(copies), HasSubstr("it copies one value too often"));
 }
 
+std::string repeated(const std::string& bytes, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += bytes;
+  return all;
+}
+
+// Remembers the small tensor as 2.
+std::string remembered_tensor() {
+  PickleWriter pickle;
+  pickle.tensor(small());
+  std::string bytes = pickle.finish().substr(2);  // without the protocol
+  bytes.back() = 'q';                             // instead of the end
+  return bytes + "\x02" + "0";
+}
+
+std::string long_text(size_t num_bytes) {
+  PickleWriter pickle;
+  pickle.text(std::string(num_bytes, 'w'));
+  std::string bytes = pickle.finish().substr(2);
+  bytes.pop_back();
+  return bytes;
+}
+
+std::string refusal(const std::string& bytes, PickleLimits limits) {
+  return message_of<CheckpointError>([&] { read_pickled_state_dict(bytes, "m.pt", limits); });
+}
+
+TEST(Pickle, ALongNameThatIsOftenThereIsNoBomb) {
+  const std::string bytes =
+      long_text(1 << 20) + "q\x01" + "0" + remembered_tensor() + "}(" + repeated("h\x01h\x02", 64) + "u.";
+  EXPECT_THAT(refusal(bytes), HasSubstr("' is in the state dict twice"));
+}
+
+TEST(Pickle, ATensorThatIsOftenThereIsNoBomb) {
+  std::string bytes = remembered_tensor() + "}(";
+  for (int i = 1000; i < 9000; ++i) bytes += "U\x04" + std::to_string(i) + "h\x02";
+  EXPECT_THAT(refusal(bytes + "u.", {.max_copied_bytes = 1 << 20}), HasSubstr("it copies one value too often"));
+}
+
+TEST(Pickle, ALongShapeThatIsOftenThereIsNoBomb) {
+  const std::string shape = "(" + repeated("K\x01", 64) + "tq\x03";
+  const std::string storage =
+      "(U\x07storagectorch\nFloatStorage\nU\x01"
+      "0U\x03"
+      "cpuK\x01tQq\x04";
+  const std::string arguments = std::string("(h\x04K\x00h\x03h\x03tq\x05", 12);
+  const std::string made = shape + storage + arguments + "ctorch._utils\n_rebuild_tensor_v2\nq\x06";
+  constexpr int kTensors = 10'000;  // of 1 KB each
+  const PickleLimits limits{.max_copied_bytes = 8 << 20};
+  EXPECT_THAT(refusal(made + repeated("h\x06h\x05R", kTensors), limits), HasSubstr("it copies one value too often"));
+  const std::string parameter = made + "h\x06h\x05R\x85q\x07" + "ctorch._utils\n_rebuild_parameter\nq\x08";
+  EXPECT_THAT(refusal(parameter + repeated("h\x08h\x07R", kTensors), limits),
+              HasSubstr("it copies one value too often"));
+}
+
+TEST(Pickle, KeepsNoMoreThanItsLimitsOfAnything) {
+  const PickleLimits limits{.max_values = 100, .max_copied_bytes = 1000};
+  EXPECT_THAT(refusal(repeated("N", 101), limits), HasSubstr("it has more than 100 values"));
+  EXPECT_THAT(refusal("N" + repeated("2", 100), limits), HasSubstr("its stack has more than 100 values"));
+  EXPECT_THAT(refusal("Nq\x01" + repeated("h\x01", 100), limits), HasSubstr("its stack has more than 100 values"));
+  EXPECT_THAT(refusal(repeated("(", 101), limits), HasSubstr("it has more than 100 marks"));
+  EXPECT_THAT(refusal("N" + repeated("\x94", 101), limits), HasSubstr("it remembers more than 100 values"));
+  EXPECT_THAT(refusal("}q\x01Nq\x02" + repeated("h\x01h\x02h\x02s0", 200), limits),
+              HasSubstr("it copies one value too often"));
+}
+
+TEST(Pickle, RefusesANameThatIsThereTwice) {
+  PickleWriter pickle;
+  pickle.begin_dict();
+  for (int i = 0; i < 2; ++i) {
+    pickle.text("w");
+    pickle.tensor(small());
+  }
+  pickle.end_dict();
+  EXPECT_THAT(refusal(pickle.finish()), HasSubstr("'w' is in the state dict twice"));
+}
+
+TEST(Pickle, ReadsTheSignOfAShortInteger) {
+  std::string bytes = of_tensor({"FloatStorage", "0", 6, 0x7f7f7f7f, {2, 3}, {3, 1}});
+  const std::string offset("J\x7f\x7f\x7f\x7f");
+  ASSERT_NE(bytes.find(offset), bytes.npos);
+  bytes.replace(bytes.find(offset), offset.size(), "\x8a\x01\xff");
+  EXPECT_THAT(refusal(bytes), HasSubstr("the offset of a tensor is negative"));
+}
+
 TEST(Pickle, EveryCutAndEveryFlippedBitIsRefusedOrLeavesAValidStateDict) {
   const std::string bytes = small_pickle();
   for (size_t size = 0; size < bytes.size(); ++size) {
