@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/gradient_clipping.h"
 #include "optim/whole_tensor.h"
 
 namespace fulgur::optim {
@@ -40,7 +41,7 @@ void LAMB::step(const GradientTransform& transform) {
       if (!param.grad().defined()) continue;
       const at::Tensor update =
           direction(param, transformed_gradient(param, transform), state_of(g, i), group.weight_decay);
-      param.sub_(update.mul(ratio_or_one(norm(param), norm(update))), group.lr);
+      param.sub_(update.mul(ratio_or_one(joint_norm({param}), joint_norm({update}))), group.lr);
     }
   }
 }

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "core/gradient_clipping.h"
 #include "optim/whole_tensor.h"
 
 namespace fulgur::optim {
@@ -69,7 +70,7 @@ void LARS::load_parameter_state(size_t group, size_t index, const ParameterState
 }
 
 at::Tensor LARS::scaled_gradient(const at::Tensor& param, const at::Tensor& grad, double weight_decay) const {
-  const at::Tensor param_norm = norm(param), grad_norm = norm(grad);
+  const at::Tensor param_norm = joint_norm({param}), grad_norm = joint_norm({grad});
   const at::Tensor divisor = grad_norm.add(param_norm, weight_decay).add_(options_.eps);
   const at::Tensor ratio = ratio_or_one(param_norm.mul(options_.trust_coefficient), divisor.mul_(grad_norm.ne(0)));
   return grad.add(param, weight_decay).mul_(ratio);

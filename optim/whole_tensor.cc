@@ -1,7 +1,5 @@
 #include "optim/whole_tensor.h"
 
-#include <ATen/ops/linalg_vector_norm.h>
-
 namespace fulgur::optim {
 
 at::Tensor transformed_gradient(const at::Tensor& param, const GradientTransform& transform) {
@@ -10,10 +8,6 @@ at::Tensor transformed_gradient(const at::Tensor& param, const GradientTransform
   if (transform.factor.defined()) grad.mul_(transform.factor);
   if (transform.clip_value) grad.clamp_(-*transform.clip_value, *transform.clip_value);
   return grad;
-}
-
-at::Tensor norm(const at::Tensor& tensor) {
-  return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
 }
 
 at::Tensor ratio_or_one(const at::Tensor& numerator, const at::Tensor& denominator) {

@@ -10,8 +10,6 @@ namespace fulgur::optim {
 // The parameter's gradient after the transform: a new tensor, fp64 for a parameter in fp64, otherwise fp32.
 at::Tensor transformed_gradient(const at::Tensor& param, const GradientTransform& transform);
 
-at::Tensor norm(const at::Tensor& tensor);  // L2: fp64, 0-dim
-
 // numerator / denominator, or 1 where one of them is 0; both 0-dim.
 at::Tensor ratio_or_one(const at::Tensor& numerator, const at::Tensor& denominator);
 

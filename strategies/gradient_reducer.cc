@@ -1,7 +1,6 @@
 #include "strategies/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -19,6 +18,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/gradient_clipping.h"
 #include "core/trace.h"
 #include "optim/fused_update.h"
 
@@ -292,8 +292,7 @@ void GradientReducer::add_to_sums(size_t b) {
     if (const at::Tensor grad = std::exchange(bucket.arrived[s], {}); grad.defined()) put_into_bucket(b, s, grad);
   }
   const auto measure = [&](const at::Tensor& sum) {
-    if (!measures_) return;
-    bucket.norms.push_back(at::linalg_vector_norm(sum, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
+    if (measures_) bucket.norms.push_back(joint_norm({sum}));
   };
   if (bucket.goes_into_sums) bucket.sums = bucket.memory;
   if (bucket.is_in_sums || bucket.goes_into_sums) {

@@ -1,0 +1,55 @@
+#include "core/gradient_clipping.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/testing/counting_allocator.h"
+
+namespace fulgur {
+namespace {
+
+// A gradient of 64 MiB in fp32, or of 32 MiB in 16 bits.
+constexpr int64_t kNumElements = 16 << 20;
+constexpr int64_t kMostBytesBeside = 8 << 20;
+
+std::vector<at::Tensor> params_with_gradients(const at::Tensor& gradient) {
+  at::Tensor param = at::zeros(gradient.sizes(), gradient.options());
+  param.mutable_grad() = gradient;
+  return {param};
+}
+
+TEST(GradientClipping, TakesLittleMemoryBesideALargeGradient) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const auto params = params_with_gradients(at::full({1 << 10, kNumElements >> 10}, 0.5, dtype));
+    double norm = 0.0;
+    testing::CountingAllocator memory;
+    const int64_t before = memory.live();
+    memory.reset_peak();
+    norm = gradient_norm(params).item<double>();
+    EXPECT_LE(memory.peak() - before, kMostBytesBeside) << dtype;
+    clip_gradients(params, {.value = 1.0});
+    EXPECT_LE(memory.peak() - before, kMostBytesBeside) << dtype;
+    EXPECT_DOUBLE_EQ(norm, 0.5 * std::sqrt(static_cast<double>(kNumElements))) << dtype;
+    EXPECT_NEAR(gradient_norm(params).item<double>(), 1.0, 1e-2) << dtype;
+  }
+}
+
+// 1 counts beside 2^30 only in a sum of fp64, and 2^20 ones only if each is added in it.
+TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
+  at::Tensor gradient = at::full({(5 << 18) + 3}, 1.0, at::kFloat);
+  gradient[7] = 1 << 15;
+  gradient[-1] = 3.0;
+  const double squares = std::pow(2.0, 30) + 9.0 + static_cast<double>(gradient.numel() - 2);
+  EXPECT_DOUBLE_EQ(joint_norm({gradient}).item<double>(), std::sqrt(squares));
+  const at::Tensor transposed = at::full({1 << 10, 1 << 11}, 2.0, at::kFloat).t();
+  EXPECT_DOUBLE_EQ(joint_norm({gradient, transposed}).item<double>(), std::sqrt(squares + 4.0 * (1 << 21)));
+  const at::Tensor expanded = at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // its elements share their memory
+  EXPECT_DOUBLE_EQ(joint_norm({expanded}).item<double>(), std::sqrt(4.0 * (1 << 21)));
+  EXPECT_EQ(joint_norm({}).item<double>(), 0.0);
+}
+
+}  // namespace
+}  // namespace fulgur
