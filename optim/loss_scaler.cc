@@ -12,6 +12,8 @@
 #include <string>
 #include <utility>
 
+#include "core/gradient_clipping.h"
+
 namespace fulgur::optim {
 namespace {
 
@@ -69,7 +71,11 @@ bool any_non_finite(const std::vector<at::Tensor>& gradients) {
   }
   bool found = false;
   for (const auto& [kind, group] : groups) {
-    const auto options = at::device(group.front().device()).dtype(at::kFloat);
+    if (!group.front().is_cpu()) {  // the kernel below would write them all
+      found |= !std::isfinite(joint_norm(group).item<double>());
+      continue;
+    }
+    const auto options = at::TensorOptions(at::kFloat);
     at::Tensor found_inf = at::zeros({}, options);
     at::_amp_foreach_non_finite_check_and_unscale_(group, found_inf, /*inv_scale=*/at::ones({}, options));
     found |= found_inf.item<float>() != 0.0F;
