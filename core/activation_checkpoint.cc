@@ -69,11 +69,12 @@ bool is_weight(const at::Tensor& tensor) {
   return owner.is_leaf() && owner.requires_grad();
 }
 
-// Autocast and random numbers, for the second call to find them as the first one did.
+// Autocast and random numbers, for the second call to find them as the first one did. Generators of other GPUs are left
+// alone: in a backward over several, each GPU has a thread, whose own replay may be drawing from them.
 class Surroundings {
  public:
   void enter(const std::function<void()>& body) const {
-    const RandomStateRestored random_state_restored;
+    const RandomStateRestored random_state_restored(RandomState::here());
     random_state_.restore();
     const AutocastScope cpu(cpu_), cuda(cuda_);
     const c10::AutoGradMode grad(true);
@@ -81,7 +82,7 @@ class Surroundings {
   }
 
  private:
-  const RandomState random_state_ = RandomState::now();
+  const RandomState random_state_ = RandomState::here();
   const AutocastState cpu_ = AutocastState::now(c10::kCPU), cuda_ = AutocastState::now(c10::kCUDA);
 };
 

@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <mutex>
 
@@ -13,16 +14,25 @@ void seed_everything(uint64_t seed) { at::manual_seed(seed); }
 
 RandomState RandomState::now() {
   RandomState now;
-  now.states_.emplace_back(at::detail::getDefaultCPUGenerator(), at::Tensor());
+  now.add(at::detail::getDefaultCPUGenerator());
   const auto num_gpus = static_cast<c10::DeviceIndex>(at::hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0);
-  for (c10::DeviceIndex i = 0; i < num_gpus; ++i) {
-    now.states_.emplace_back(at::globalContext().defaultGenerator({c10::kCUDA, i}), at::Tensor());
-  }
-  for (auto& [generator, state] : now.states_) {
-    const std::lock_guard lock(generator.mutex());
-    state = generator.get_state();
-  }
+  for (c10::DeviceIndex i = 0; i < num_gpus; ++i) now.add(at::globalContext().defaultGenerator({c10::kCUDA, i}));
   return now;
+}
+
+RandomState RandomState::here() {
+  RandomState here;
+  here.add(at::detail::getDefaultCPUGenerator());
+  if (at::hasCUDA()) {
+    here.add(at::globalContext().defaultGenerator(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice()));
+  }
+  return here;
+}
+
+void RandomState::add(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  const at::Tensor state = generator.get_state();
+  states_.emplace_back(std::move(generator), state);
 }
 
 State RandomState::state() const {

@@ -19,6 +19,7 @@ void seed_everything(uint64_t seed);
 class RandomState {
  public:
   static RandomState now();
+  static RandomState here();  // only of the CPU and of this thread's GPU: a function that runs here draws from no other
   void restore() const;
 
   State state() const;                       // by device
@@ -26,19 +27,22 @@ class RandomState {
 
  private:
   RandomState() = default;
+  void add(at::Generator generator);
+
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
 // Puts the generators, at the end of its life, where they were at its beginning.
 class RandomStateRestored {
  public:
-  RandomStateRestored() = default;
+  RandomStateRestored() : RandomStateRestored(RandomState::now()) {}
+  explicit RandomStateRestored(RandomState state) : state_(std::move(state)) {}
   ~RandomStateRestored() { state_.restore(); }
   RandomStateRestored(const RandomStateRestored&) = delete;
   RandomStateRestored& operator=(const RandomStateRestored&) = delete;
 
  private:
-  const RandomState state_ = RandomState::now();
+  const RandomState state_;
 };
 
 }  // namespace fulgur

@@ -303,5 +303,37 @@ TEST(Checkpoint, ChangesInPlaceOfWhatBackwardNeedsAreFound) {
   EXPECT_THAT(message_of<c10::Error>([&] { y.sum().backward(); }), HasSubstr("in place"));
 }
 
+// A backward over several GPUs has a thread for each, whose replays draw at the same time.
+TEST(Checkpoint, AReplayLeavesTheGeneratorsOfOtherGpusWhereTheyAre) {
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() < 2) GTEST_SKIP() << "there are no two GPUs";
+  const c10::Device here(c10::kCUDA, 0), other(c10::kCUDA, 1);
+  seed_everything(3);
+  const at::Tensor x = torch::randn({64}, here).requires_grad_();
+  std::vector<at::Tensor> drawn_here, drawn_there;
+  const at::Tensor y = checkpoint(
+      [&](const at::Tensor& in) {
+        drawn_here.push_back(torch::rand({64}, here));
+        drawn_there.push_back(torch::rand({64}, other));
+        return (in * drawn_here.back()).exp();
+      },
+      x);
+  y.sum().backward();
+  drawn_there.push_back(torch::rand({64}, other));
+  ASSERT_EQ(drawn_there.size(), 3U);
+  EXPECT_TRUE(drawn_here[0].equal(drawn_here[1]));
+  EXPECT_FALSE(drawn_there[0].equal(drawn_there[1]));
+  EXPECT_FALSE(drawn_there[1].equal(drawn_there[2]));
+}
+
+TEST(RandomState, HereIsThatOfTheCpuAndOfTheCurrentGpu) {
+  const State here = RandomState::here().state();
+  EXPECT_NE(here.find<at::Tensor>("cpu"), nullptr);
+  EXPECT_EQ(here.values().size(), at::hasCUDA() ? 2U : 1U);
+  const at::Tensor drawn = torch::rand({8});
+  const RandomState state(here);
+  state.restore();
+  EXPECT_TRUE(torch::rand({8}).equal(drawn));
+}
+
 }  // namespace
 }  // namespace fulgur
