@@ -120,13 +120,12 @@ class TrainerTest(unittest.TestCase):
 
     def test_two_hosts_on_loopback(self):
         port = free_port()
-        self.expect(self.train(*(({"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}, [])
-                                 for node in range(2)), devices=2))
+        self.expect(self.train(*(({"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+                                   "FULGUR_SHARED_MEMORY": "0"}, []) for node in range(2)), devices=2))
 
     def test_two_hosts_in_namespaces(self):
         if why := why_no_namespaces():
-            print(f"no network namespaces here ({why}); two hosts on loopback are in the test above")
-            self.skipTest(why)
+            self.skipTest(f"no network namespaces here: {why}")
         with tempfile.TemporaryDirectory() as folder:
             subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29500", PROGRAM,
                             "--strategy=ddp", "--devices=2", "--num_nodes=2", f"--folder={folder}"], env=CLEAN,
