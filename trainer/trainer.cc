@@ -333,18 +333,20 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   leave_ranks(failure != nullptr ? failure : after.first());
 }
 
-// Connects this process to the others, if the strategy has any.
+// Connects this process to the others, if the strategy has any. One rank is alone, so that its failure ends no other.
 void Trainer::meet_ranks() {
   const std::optional<WorldOptions> ranks = strategy_->rank_per_device();
-  if (!ranks) {
+  World* const threads = ranks ? ThreadWorld::current() : nullptr;
+  const bool has_one_rank = static_cast<int64_t>(devices_.size()) * options_.num_nodes == 1;
+  if (!ranks || (has_one_rank && threads == nullptr)) {
     check_alone();
     world_ = &alone_.emplace();
     own_devices_ = devices_;
     return;
   }
-  if (World* world = ThreadWorld::current()) {
-    world_ = world;
-    local_rank_ = world->rank();
+  if (threads != nullptr) {
+    world_ = threads;
+    local_rank_ = threads->rank();
   } else {
     session_ = &process_session::join({.devices = devices_, .num_nodes = options_.num_nodes, .world = *ranks});
     session_->set_busy(true);

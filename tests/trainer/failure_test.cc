@@ -240,6 +240,25 @@ TEST(Failures, OfOneModulesCallbacksAreNotToldToThoseOfTheModuleBefore) {
   EXPECT_EQ(before->teardowns, 1);
 }
 
+// Strategies with ranks too: on one device there is no other rank that a failure could have ended.
+TEST(Failures, LeaveEveryStrategyUsableOnOneDevice) {
+  struct FailsOnce : TinyModule {
+    bool fails = true;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (std::exchange(fails, false)) throw std::runtime_error("once");
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  for (const char* strategy : {"single_device", "dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"}) {
+    SCOPED_TRACE(strategy);
+    Trainer trainer(quiet({.strategy = strategy}));
+    const auto module = make_module<FailsOnce>();
+    EXPECT_EQ(message_of<std::runtime_error>([&] { trainer.fit(module, {.train = tiny_loader()}); }), "once");
+    trainer.fit(module, {.train = tiny_loader(40, 8)});
+    EXPECT_EQ(trainer.state().global_step, 5);
+  }
+}
+
 TEST(Failures, TheOptimizersAreOutOfReachInTeardown) {
   struct Reaching : TinyModule {
     void teardown(EntryPoint) override { lr_scheduler(); }

@@ -136,6 +136,15 @@ TEST(FindBatchSize, SearchesBetweenTheLastTwo) {
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.mode = "binsearch", .margin = 0.1}), 36);
 }
 
+// A trial that runs out of memory fails as any run does.
+TEST(FindBatchSize, WorksWithAStrategyThatHasRanks) {
+  const auto module = make_module<Limited>(40);
+  Trainer trainer(quiet({.strategy = "zero_offload"}));
+  EXPECT_EQ(trainer.find_batch_size(module, loaders_of, {.mode = "binsearch", .margin = 0.0}), 40);
+  trainer.fit(module, loaders_of(40));
+  EXPECT_EQ(trainer.state().global_step, 10);
+}
+
 TEST(FindBatchSize, EndsAtTheLargestSizeAndTheWholeEpoch) {
   const auto module = make_module<Limited>(1000);
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.max_size = 100}), 100);
