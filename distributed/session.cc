@@ -1,6 +1,7 @@
 #include "distributed/session.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,12 @@
 namespace fulgur {
 namespace {
 
+std::string list_of(const std::vector<c10::Device>& devices) {
+  std::vector<std::string> names;
+  for (const c10::Device& device : devices) names.push_back(device.str());
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 int exit_code_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
@@ -28,7 +35,8 @@ int exit_code_of(const std::exception_ptr& error) {
 // The session of the process, and what becomes of it if nobody calls end().
 struct ProcessSession {
   std::unique_ptr<Session> session{};
-  int64_t num_devices = 0, num_nodes = 0;
+  std::vector<c10::Device> devices{};
+  int64_t num_nodes = 0;
   bool failed = false;
 
   ProcessSession() {
@@ -135,7 +143,6 @@ namespace process_session {
 
 Session& join(const SessionOptions& options) {
   ProcessSession& process = ProcessSession::instance();
-  const auto num_devices = static_cast<int64_t>(options.devices.size());
   if (process.failed) throw DistributedError("the ranks of this process ended when an earlier run failed; start anew");
   if (process.session == nullptr) {
     process.failed = true;  // until it is made
@@ -146,14 +153,20 @@ Session& join(const SessionOptions& options) {
       process.failed = false;
       throw;
     }
-    process.num_devices = num_devices;
+    process.devices = options.devices;
     process.num_nodes = options.num_nodes;
   }
-  if (process.num_devices != num_devices || process.num_nodes != options.num_nodes) {
+  if (process.devices.size() != options.devices.size() || process.num_nodes != options.num_nodes) {
     throw UsageError(
         fmt::format("an earlier run of this process was made with devices = {} and num_nodes = {}, and its ranks serve "
                     "all later ones; got devices = {} and num_nodes = {}",
-                    process.num_devices, process.num_nodes, num_devices, options.num_nodes));
+                    process.devices.size(), process.num_nodes, options.devices.size(), options.num_nodes));
+  }
+  if (process.devices != options.devices) {
+    throw UsageError(
+        fmt::format("an earlier run of this process was made on {}, and its ranks serve all later ones; got {}: give "
+                    "accelerator and devices the same values in every run, or write a program for each",
+                    list_of(process.devices), list_of(options.devices)));
   }
   return *process.session;
 }

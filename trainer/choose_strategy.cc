@@ -22,10 +22,21 @@ bool is_auto(const Devices& devices) { return canonical_name(devices.to_string()
 std::vector<c10::Device> choose_devices(const TrainerOptions& options) {
   const auto environment = cluster();
   Devices devices = options.devices;
+  if (const auto one = one_gpu_for_each_rank(environment, devices, resolve_devices(options.accelerator, Devices())))
+    return *one;
   if (is_auto(devices) && environment) devices = Devices(environment->local_world_size);
   std::vector<c10::Device> resolved = resolve_devices(options.accelerator, devices);
   if (options.strategy.is_auto() && is_auto(devices)) resolved.resize(1, c10::kCPU);
   return resolved;
+}
+
+std::optional<std::vector<c10::Device>> one_gpu_for_each_rank(const std::optional<ClusterEnvironment>& environment,
+                                                              const Devices& asked,
+                                                              const std::vector<c10::Device>& visible) {
+  if (!environment || environment->local_world_size == 1) return std::nullopt;
+  const bool is_asked_for = is_auto(asked) || asked.count() == environment->local_world_size;
+  if (!is_asked_for || visible.size() != 1 || !visible.front().is_cuda()) return std::nullopt;
+  return std::vector<c10::Device>(static_cast<size_t>(environment->local_world_size), visible.front());
 }
 
 std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices) {

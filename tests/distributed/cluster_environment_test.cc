@@ -2,9 +2,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+
+#include <optional>
+#include <vector>
 
 #include "core/error.h"
+#include "distributed/launcher.h"
+#include "distributed/session.h"
 #include "tests/testing/errors.h"
+#include "trainer/choose_strategy.h"
 
 namespace fulgur {
 namespace {
@@ -151,6 +158,47 @@ TEST(ClusterEnvironment, MustHaveTheSizeAskedFor) {
   check_world_size(environment, 2, 2);
   EXPECT_THAT(message_of<UsageError>([&] { check_world_size(environment, 2, 1); }),
               HasSubstr("torchrun started 4 ranks, but devices=2 and num_nodes=1 need 2"));
+}
+
+// srun --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES for each rank.
+TEST(OneGpuForEachRank, IsTheOneThatItSees) {
+  const c10::Device gpu(c10::kCUDA, 0), other(c10::kCUDA, 1), cpu(c10::kCPU);
+  const ClusterEnvironment four{.name = "SLURM", .world_size = 8, .local_world_size = 4}, one{.name = "SLURM"};
+  const std::vector<c10::Device> gpu_four_times{gpu, gpu, gpu, gpu};
+  EXPECT_EQ(one_gpu_for_each_rank(four, "auto", {gpu}), gpu_four_times);
+  EXPECT_EQ(one_gpu_for_each_rank(four, 4, {gpu}), gpu_four_times);
+  EXPECT_EQ(one_gpu_for_each_rank(four, 2, {gpu}), std::nullopt);
+  EXPECT_EQ(one_gpu_for_each_rank(four, {0, 1, 2, 3}, {gpu}), std::nullopt);
+  EXPECT_EQ(one_gpu_for_each_rank(four, "auto", {gpu, other}), std::nullopt);
+  EXPECT_EQ(one_gpu_for_each_rank(four, "auto", {cpu}), std::nullopt);
+  EXPECT_EQ(one_gpu_for_each_rank(one, "auto", {gpu}), std::nullopt);
+  EXPECT_EQ(one_gpu_for_each_rank(std::nullopt, "auto", {gpu}), std::nullopt);
+}
+
+TEST(ThreadsPerRank, AreForTheCoresThatThisThreadMayUse) {
+  cpu_set_t before, one;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  const int64_t num_cores = CPU_COUNT(&before);
+  EXPECT_EQ(threads_per_rank(1), num_cores);
+  EXPECT_EQ(threads_per_rank(num_cores), 1);
+  EXPECT_EQ(threads_per_rank(num_cores + 1), 1);
+  int core = 0;
+  while (!CPU_ISSET(core, &before)) ++core;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  EXPECT_EQ(threads_per_rank(1), 1);
+  ::sched_setaffinity(0, sizeof before, &before);
+}
+
+TEST(ProcessSession, ServesLaterRunsOnTheSameDevicesOnly) {
+  const auto join = [](c10::Device device) { process_session::join({.devices = {device}}); };
+  join(c10::kCPU);
+  join(c10::kCPU);
+  EXPECT_THAT(
+      message_of<UsageError>([&] { join({c10::kCUDA, 1}); }),
+      HasSubstr("an earlier run of this process was made on cpu, and its ranks serve all later ones; got cuda:1"));
+  EXPECT_EQ(process_session::end(), nullptr);
 }
 
 }  // namespace
