@@ -5,9 +5,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <sched.h>
+#include <sys/prctl.h>
 
+#include <chrono>
 #include <exception>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "core/logging.h"
@@ -22,6 +25,11 @@ void bind_to_core(int core) {
   if (::sched_setaffinity(0, sizeof(cores), &cores) != 0) log_warning("a thread cannot be bound to core {}", core);
 }
 
+// Without spinning, as synchronize() does, on a core that others need: to feed the device, or to update parameters.
+void wait_for(const c10::Stream& stream) {
+  while (!stream.query()) std::this_thread::sleep_for(std::chrono::microseconds(20));
+}
+
 // What a job has asked of the device is done before its memory may go, also when it throws.
 template <class Job>
 void run_synchronized(const c10::Stream& stream, const Job& job) {
@@ -30,13 +38,13 @@ void run_synchronized(const c10::Stream& stream, const Job& job) {
   } catch (...) {
     const std::exception_ptr why = std::current_exception();
     try {
-      stream.synchronize();
+      wait_for(stream);
     } catch (const std::exception& also) {
       log_warning("a device failed after another error: {}", also.what());
     }
     std::rethrow_exception(why);
   }
-  stream.synchronize();
+  wait_for(stream);
 }
 
 }  // namespace
@@ -44,7 +52,12 @@ void run_synchronized(const c10::Stream& stream, const Job& job) {
 SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : device_(device) {
   if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const int num_threads = at::get_num_threads();
-  const auto prepare = [options] {
+  const auto prepare = [device, options] {
+    if (!device.is_cpu()) {
+      c10::impl::VirtualGuardImpl(device.type())
+          .setDevice(device);              // or the first would get a context from this thread
+      ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: wait_for() sleeps no longer than it says
+    }
     at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
     if (options.one_thread) at::set_num_threads(1);
     if (options.core) bind_to_core(*options.core);
@@ -55,12 +68,13 @@ SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : d
 
 std::shared_future<void> SideWorker::run(std::function<void()> job) {
   if (!stream_) return worker_.run(std::move(job));
-  const auto asked_before = std::make_shared<c10::Event>(device_.type());
+  auto asked_before = std::make_shared<c10::Event>(device_.type());
   asked_before->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  return worker_.run([this, asked_before, job = std::move(job)] {
+  return worker_.run([this, asked_before = std::move(asked_before), job = std::move(job)]() mutable {
     const c10::StreamGuard on_side_stream(*stream_);
+    const auto event = std::move(asked_before);  // its end is here, where the device is the right one
     run_synchronized(*stream_, [&] {
-      asked_before->block(*stream_);
+      event->block(*stream_);
       job();
     });
   });

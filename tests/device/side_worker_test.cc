@@ -1,9 +1,11 @@
 #include "device/side_worker.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <torch/types.h>
 
 #include <memory>
 #include <stdexcept>
@@ -79,6 +81,53 @@ TEST(SideWorkerTest, ItsEndDropsTheJobsThatWait) {
   go_on.set_value();
   ends.join();
   EXPECT_FALSE(ran);
+}
+
+const c10::Device kGpu(c10::kCUDA, 0);
+
+// Keeps the current stream busy for some milliseconds; the last kernel writes 1.
+void write_late(const at::Tensor& value) {
+  at::Tensor product = torch::eye(4096, kGpu);
+  for (int i = 0; i < 40; ++i) product = product.mm(product);
+  value.copy_(product[0][0]);
+}
+
+TEST(SideWorkerTest, OnAGpuAJobComesAfterWhatItsCallerAskedBefore) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  SideWorker worker(kGpu);
+  const at::Tensor value = torch::zeros({}, kGpu);
+  at::Tensor seen;
+  write_late(value);
+  worker.run([&] { seen = value.cpu(); }).get();
+  EXPECT_EQ(seen.item<float>(), 1.0F);
+}
+
+TEST(SideWorkerTest, OnAGpuAJobIsDoneWhenTheDeviceHasDoneItsPart) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  SideWorker worker(kGpu);
+  const at::Tensor on_host = torch::zeros({}).pin_memory();
+  worker
+      .run([&] {
+        const at::Tensor value = torch::zeros({}, kGpu);
+        write_late(value);
+        on_host.copy_(value, /*non_blocking=*/true);
+      })
+      .get();
+  EXPECT_EQ(*on_host.const_data_ptr<float>(), 1.0F);
+}
+
+TEST(SideWorkerTest, OnAGpuTheDeviceHasDoneItsPartOfAJobThatThrew) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  SideWorker worker(kGpu);
+  const at::Tensor on_host = torch::zeros({}).pin_memory();
+  const auto fails = worker.run([&] {
+    const at::Tensor value = torch::zeros({}, kGpu);
+    write_late(value);
+    on_host.copy_(value, /*non_blocking=*/true);
+    throw std::runtime_error("no");
+  });
+  EXPECT_THROW(fails.get(), std::runtime_error);
+  EXPECT_EQ(*on_host.const_data_ptr<float>(), 1.0F);
 }
 
 }  // namespace
