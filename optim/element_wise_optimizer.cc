@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -49,6 +50,12 @@ GradientScaling scaling_of(const GradientTransform& transform) {
   return scaling;
 }
 
+// Whether the parameters are, which all lie on one device. Some groups may be empty.
+bool are_on_cpu(const std::vector<Optimizer::Group>& groups) {
+  const auto first = std::ranges::find_if(groups, [](const Optimizer::Group& group) { return !group.params.empty(); });
+  return first == groups.end() || first->params.front().is_cpu();
+}
+
 }  // namespace
 
 ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> given_groups, double lr,
@@ -56,7 +63,7 @@ ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<Pa
     : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {}
 
 void ElementWiseOptimizer::step(const GradientTransform& transform) {
-  if (!groups().front().params.front().is_cpu()) return step_with_torch(transform);
+  if (!are_on_cpu(groups())) return step_with_torch(transform);
   const c10::NoGradGuard no_grad;
   const GradientScaling scaling = scaling_of(transform);
   for (size_t g = 0; g < groups().size(); ++g) update_on_cpu(groups()[g], groups()[g].params, states(g), scaling, {});

@@ -177,8 +177,10 @@ void FlatParameters::check_in_place() const {
     const auto* flat = static_cast<const std::byte*>(bucket.flat.const_data_ptr());
     const auto element_size = static_cast<int64_t>(bucket.flat.element_size());
     for (const Slot& slot : bucket.slots) {
-      const bool in_place = slot.param.const_data_ptr() == flat + slot.begin * element_size &&
-                            slot.param.scalar_type() == bucket.flat.scalar_type();
+      // A tensor without elements has no address.
+      const bool in_place =
+          slot.num_elements == 0 || (slot.param.const_data_ptr() == flat + slot.begin * element_size &&
+                                     slot.param.scalar_type() == bucket.flat.scalar_type());
       TORCH_CHECK(in_place, "parameter '", slot.name,
                   "' no longer lies where the strategy put it, so that updates would miss it; do not cast the module "
                   "or torch::load() into it while it is trained");

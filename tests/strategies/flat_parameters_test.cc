@@ -161,6 +161,15 @@ TEST(FlatParameters, NoticesAParameterThatLeft) {
   EXPECT_THAT(message_of<c10::Error>([&] { flat.check_in_place(); }), HasSubstr("parameter 'second."));
 }
 
+TEST(FlatParameters, AParameterWithoutElementsIsInPlaceBesideOthers) {
+  struct WithEmpty : Net {
+    WithEmpty() { register_parameter("empty", torch::zeros({0, 3})); }
+  };
+  WithEmpty net;
+  const FlatParameters flat(net, adam(net), {.world_size = 2});
+  flat.check_in_place();
+}
+
 TEST(FlatParameters, RefusesForeignAndOverlappingTensors) {
   Net net;
   const Optimizers foreign = optim::AdamW({torch::ones({2, 3}).requires_grad_()}, {});

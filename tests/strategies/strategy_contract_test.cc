@@ -1,18 +1,25 @@
-// What every strategy must do, by name; delayed_update, which trains otherwise, before its updates are late. A new
-// strategy is added to the list at the end and nowhere else.
+// What every strategy must do, by name and number of devices; delayed_update, which trains otherwise, before its
+// updates are late. A new strategy is added to the list at the end and nowhere else. tests/trainer/ranks_test.cc has
+// what ranks add to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <string>
+#include <vector>
 
+#include "optim/adam.h"
 #include "optim/fused_update.h"
 #include "strategies/presets.h"
+#include "tests/testing/odd_net.h"
+#include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
 
 namespace fulgur {
 namespace {
 
+using testing::run_ranks;
 using testing::TinyModule;
 
 StrategyChoice choice_of(const std::string& name) {
@@ -20,62 +27,96 @@ StrategyChoice choice_of(const std::string& name) {
   return name;
 }
 
-class StrategyContract : public ::testing::TestWithParam<std::string> {
- protected:
-  TrainerOptions options(int64_t max_epochs) const {
-    return testing::quiet({.strategy = choice_of(GetParam()), .max_epochs = max_epochs});
-  }
+struct Contract {
+  std::string strategy;
+  int64_t devices = 1;
 };
 
-// A hand-written loop over the same batches with the same kernel: what the strategy must equal, bit for bit.
-std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epochs) {
+class StrategyContract : public ::testing::TestWithParam<Contract> {
+ protected:
+  int64_t world_size() const { return is_one_process() ? 1 : GetParam().devices; }
+  TrainerOptions options(int64_t max_epochs) const {
+    return testing::quiet(
+        {.strategy = choice_of(GetParam().strategy), .devices = GetParam().devices, .max_epochs = max_epochs});
+  }
+  // A module of the same weights on each rank, and the batches of 8 of a rank: `num_batches` for each.
+  template <class M, class Body>
+  void on_ranks(int64_t num_batches, const Body& body) const {
+    run_ranks(world_size(), [&](World& world) {
+      const auto module = make_module<M>();
+      testing::draw_weights(*module);
+      body(module, testing::tiny_loader(8 * num_batches * world.world_size(), 8, /*shuffle=*/true), world.rank());
+    });
+  }
+
+ private:
+  bool is_one_process() const { return GetParam().strategy == "single_device" || GetParam().strategy == "dp"; }
+};
+
+// A hand-written loop over the same batches with the same kernel: what the strategy must equal, bit for bit. The
+// gradients of ranks are added in their order.
+std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epochs, int64_t world_size) {
   const auto params = module.parameters();
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;
   for (const at::Tensor& param : params) {
     exp_avgs.push_back(torch::zeros_like(param));
     exp_avg_sqs.push_back(torch::zeros_like(param));
   }
-  std::vector<double> losses;
+  std::vector<double> losses;  // of rank 0
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
-    loader.begin_epoch(epoch);
-    while (const auto batch = loader.next()) {
-      for (const at::Tensor& param : params) param.mutable_grad().reset();
-      const at::Tensor loss = module.loss(*batch);
-      loss.backward();
-      const auto t = static_cast<double>(losses.size() + 1);
+    std::vector<std::vector<Batch>> batches(static_cast<size_t>(world_size));
+    for (int64_t rank = 0; rank < world_size; ++rank) {
+      loader.set_shard({.rank = rank, .world_size = world_size});
+      loader.begin_epoch(epoch);
+      while (const auto batch = loader.next()) batches[static_cast<size_t>(rank)].push_back(*batch);
+    }
+    for (size_t i = 0; i < batches.front().size(); ++i) {
+      std::vector<at::Tensor> sums;
+      for (size_t rank = 0; rank < batches.size(); ++rank) {
+        for (const at::Tensor& param : params) param.mutable_grad().reset();
+        const at::Tensor loss = module.loss(batches[rank][i]);
+        loss.backward();
+        if (rank == 0) losses.push_back(loss.item<double>());
+        for (size_t p = 0; p < params.size(); ++p) {
+          rank == 0 ? sums.push_back(params[p].grad().clone()) : void(sums[p] += params[p].grad());
+        }
+      }
+      const auto t = static_cast<double>(losses.size());
       const optim::AdamRule adamw{.one_minus_beta1 = 1 - 0.9,
                                   .one_minus_beta2 = 1 - 0.999,
                                   .eps = 1e-8,
                                   .step_size = 1e-2 / (1 - std::pow(0.9, t)),
                                   .inv_root_bias_correction2 = 1 / std::sqrt(1 - std::pow(0.999, t)),
                                   .decay = 1e-2 * 1e-2};
-      for (size_t i = 0; i < params.size(); ++i) {
+      for (size_t p = 0; p < params.size(); ++p) {
         optim::fused_update(
-            adamw, optim::Slice<float>{.param = params[i].data_ptr<float>(),
-                                       .grad = params[i].grad().data_ptr(),
-                                       .states = {exp_avgs[i].data_ptr<float>(), exp_avg_sqs[i].data_ptr<float>()},
-                                       .num_elements = params[i].numel()});
+            adamw,
+            optim::Slice<float>{.param = params[p].data_ptr<float>(),
+                                .grad = sums[p].data_ptr(),
+                                .states = {exp_avgs[p].data_ptr<float>(), exp_avg_sqs[p].data_ptr<float>()},
+                                .num_elements = params[p].numel()},
+            {.factor = 1.0 / static_cast<double>(world_size)});
       }
-      losses.push_back(loss.item<double>());
     }
   }
   return losses;
 }
 
 TEST_P(StrategyContract, EqualsAPlainLoopBitForBit) {
+  if (GetParam().strategy == "dp" && GetParam().devices > 1) return;  // dp_test: it adds up parts of a batch
   constexpr int64_t kEpochs = 20;
-  seed_everything(1);
-  const auto trained = make_module<TinyModule>();
-  seed_everything(1);
-  const auto expected = make_module<TinyModule>();
-  const auto loader = testing::tiny_loader(40, 8, /*shuffle=*/true);
-
-  Trainer(options(kEpochs)).fit(trained, {.train = loader});
-  EXPECT_EQ(trained->train_losses, plain_loop(*expected, *loader, kEpochs));
-  for (const auto& param : expected->named_parameters()) {
-    EXPECT_TRUE(trained->named_parameters()[param.key()].equal(param.value())) << param.key();
-  }
-  EXPECT_LT(trained->train_losses.back(), 0.5 * trained->train_losses.front());  // and it learns
+  on_ranks<TinyModule>(5, [&](const auto& trained, const auto& loader, int64_t rank) {
+    TinyModule expected;
+    testing::draw_weights(expected);
+    Trainer(options(kEpochs)).fit(trained, {.train = loader});
+    const std::vector<double> losses = plain_loop(expected, *loader, kEpochs, world_size());
+    for (const auto& param : expected.named_parameters()) {
+      EXPECT_TRUE(trained->named_parameters()[param.key()].equal(param.value())) << param.key();
+    }
+    if (rank > 0) return;
+    EXPECT_EQ(trained->train_losses, losses);
+    EXPECT_LT(losses.back(), 0.5 * losses.front());  // and it learns
+  });
 }
 
 struct PartlyUsed : TinyModule {
@@ -92,13 +133,31 @@ struct PartlyUsed : TinyModule {
 };
 
 TEST_P(StrategyContract, LeavesUnusedAndFrozenParametersAlone) {
-  const auto module = make_module<PartlyUsed>();
-  const at::Tensor unused = module->unused->weight.detach().clone(), frozen = module->frozen->weight.clone();
-  const at::Tensor used = module->hidden->weight.detach().clone();
-  Trainer(options(2)).fit(module, {.train = testing::tiny_loader()});
-  EXPECT_TRUE(module->unused->weight.equal(unused));
-  EXPECT_TRUE(module->frozen->weight.equal(frozen));
-  EXPECT_FALSE(module->hidden->weight.equal(used));
+  on_ranks<PartlyUsed>(5, [&](const auto& module, const auto& loader, int64_t) {
+    const at::Tensor unused = module->unused->weight.detach().clone(), frozen = module->frozen->weight.clone();
+    const at::Tensor used = module->hidden->weight.detach().clone();
+    Trainer(options(2)).fit(module, {.train = loader});
+    EXPECT_TRUE(module->unused->weight.equal(unused));
+    EXPECT_TRUE(module->frozen->weight.equal(frozen));
+    EXPECT_FALSE(module->hidden->weight.equal(used));
+  });
+}
+
+// As a filter may leave it, of a model of biases say.
+struct WithAnEmptyGroup : TinyModule {
+  Optimizers configure_optimizers() override {
+    return optim::AdamW(std::vector<ParamGroup>{{.params = {}}, {.params = parameters()}}, {.lr = 1e-2});
+  }
+};
+
+TEST_P(StrategyContract, AGroupWithoutParametersChangesNothing) {
+  on_ranks<WithAnEmptyGroup>(2, [&](const auto& module, const auto& loader, int64_t) {
+    const auto expected = make_module<TinyModule>();
+    testing::draw_weights(*expected);
+    Trainer(options(2)).fit(expected, {.train = loader});
+    Trainer(options(2)).fit(module, {.train = loader});
+    EXPECT_TRUE(testing::flat_weights(*module).equal(testing::flat_weights(*expected)));
+  });
 }
 
 struct SkipsEverySecondBatch : TinyModule {
@@ -109,9 +168,11 @@ struct SkipsEverySecondBatch : TinyModule {
 };
 
 TEST_P(StrategyContract, AnUndefinedLossSkipsTheBatch) {
-  Trainer trainer(options(1));
-  trainer.fit(make_module<SkipsEverySecondBatch>(), {.train = testing::tiny_loader(40, 8)});
-  EXPECT_EQ(trainer.state().global_step, 3);
+  on_ranks<SkipsEverySecondBatch>(5, [&](const auto& module, const auto& loader, int64_t) {
+    Trainer trainer(options(1));
+    trainer.fit(module, {.train = loader});
+    EXPECT_EQ(trainer.state().global_step, 3);
+  });
 }
 
 struct Tied : TinyModule {
@@ -119,7 +180,7 @@ struct Tied : TinyModule {
 };
 
 TEST_P(StrategyContract, NamesEveryTensorOnce) {
-  const auto strategy = strategy_registry().create(GetParam());
+  const auto strategy = strategy_registry().create(GetParam().strategy);
   const auto module = make_module<Tied>();
   World alone;
   strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone});
@@ -129,12 +190,19 @@ TEST_P(StrategyContract, NamesEveryTensorOnce) {
   strategy->teardown();
 }
 
-TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam())->teardown(); }
+TEST_P(StrategyContract, TeardownIsSafeWithoutSetup) { strategy_registry().create(GetParam().strategy)->teardown(); }
 
-INSTANTIATE_TEST_SUITE_P(, StrategyContract,
-                         ::testing::Values("single_device", "dp", "ddp", "ddp_sharded", "zero_offload",
-                                           "delayed_update"),
-                         [](const auto& name) { return name.param; });
+std::vector<Contract> contracts() {
+  std::vector<Contract> all{{"single_device"}};
+  for (const char* name : {"dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"}) {
+    for (const int64_t devices : {1, 2, 3}) all.push_back({name, devices});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::ValuesIn(contracts()), [](const auto& test) {
+  return test.param.strategy + "On" + std::to_string(test.param.devices);
+});
 
 TEST(StrategyContractList, CoversEveryBuiltInStrategy) {
   EXPECT_THAT(strategy_registry().names(),

@@ -100,25 +100,28 @@ TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
   expect_equal<Looks>(2, c, "ddp_sharded", ZeroOffload{.ratio = 0.5});
 }
 
-// They have a bucket to themselves, in which there is nothing to update.
+// One shares a bucket with others; one has a bucket to itself, in which there is nothing to update.
 TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
   struct WithEmpty : TinyModule {
+    at::Tensor beside_others = register_parameter("beside_others", torch::zeros({0, 3}));
     at::Tensor empty = register_parameter("empty", torch::zeros({0}));
     WithEmpty() { testing::draw_weights(*this); }
     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-      return TinyModule::training_step(batch, batch_idx) + empty.sum();
+      return TinyModule::training_step(batch, batch_idx) + empty.sum() + beside_others.sum();
     }
     void on_before_optimizer_step(Optimizer& optimizer) override {
       scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
     }
     Optimizers configure_optimizers() override {
-      return optim::SGD(std::vector<ParamGroup>{{.params = {hidden->weight, hidden->bias, out->weight, out->bias}},
-                                                {.params = {empty}}},
-                        {.lr = 0.1});
+      return optim::SGD(
+          std::vector<ParamGroup>{{.params = {hidden->weight, beside_others, hidden->bias, out->weight, out->bias}},
+                                  {.params = {empty}}},
+          {.lr = 0.1});
     }
   };
   expect_equal<WithEmpty>(1, {}, "single_device", "zero_offload");
   expect_equal<WithEmpty>(1, {}, "single_device", DelayedUpdate{.warmup_steps = 1000});
+  expect_equal<WithEmpty>(2, {}, "ddp", "ddp_sharded");
   expect_equal<WithEmpty>(2, {}, DelayedUpdate{.base = "ddp_sharded"}, "delayed_update");
 }
 
