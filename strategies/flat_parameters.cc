@@ -62,6 +62,24 @@ void for_each_trainable(const Optimizers& optimizers, const Visit& visit) {
   }
 }
 
+// A parameter's state is saved under its name: two optimizers could not both have one. Their steps would undo the loss
+// scale twice, too.
+void check_is_in_one_optimizer(const Optimizers& optimizers, const Names& names) {
+  std::unordered_map<const c10::TensorImpl*, size_t> optimizer_of;
+  for (size_t o = 0; o < optimizers.size(); ++o) {
+    for (const at::Tensor& param : optimizers[o].params()) {
+      const size_t other = optimizer_of.emplace(param.unsafeGetTensorImpl(), o).first->second;
+      if (other == o) continue;
+      const auto named = names.find(param.unsafeGetTensorImpl());
+      throw UsageError(fmt::format(
+          "parameter '{}' is given to two optimizers, number {} ({}) and number {} ({}), each of which would keep a "
+          "state of its own for it; leave it in one of them, or give what they share to an optimizer of its own and "
+          "step that one together with either",
+          named == names.end() ? "" : named->second.name, other, optimizers[other].name(), o, optimizers[o].name()));
+    }
+  }
+}
+
 // Cuts parameters into buckets, as yet without memory.
 class BucketCutter {
  public:
@@ -122,6 +140,7 @@ std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module
     c10::ScalarType dtype;
   };
   const Names names = names_of(module);
+  check_is_in_one_optimizer(optimizers, names);
   std::vector<Member> members;
   for_each_trainable(optimizers, [&](size_t o, size_t g, const at::Tensor& param) {
     check(param, optimizers[o], names);

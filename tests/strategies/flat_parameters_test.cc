@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "optim/adam.h"
+#include "optim/sgd.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -168,6 +169,19 @@ TEST(FlatParameters, AParameterWithoutElementsIsInPlaceBesideOthers) {
   WithEmpty net;
   const FlatParameters flat(net, adam(net), {.world_size = 2});
   flat.check_in_place();
+}
+
+// What an optimizer keeps of a parameter is saved by the parameter's name.
+TEST(FlatParameters, RefusesAParameterOfTwoOptimizers) {
+  for (const bool frozen : {false, true}) {
+    Net net;
+    Optimizers optimizers;
+    optimizers.add(optim::AdamW(net.parameters(), {}));
+    optimizers.add(optim::SGD(net.second->parameters(), {.lr = 1.0}));
+    net.second->weight.set_requires_grad(!frozen);
+    EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(net, optimizers); }),
+                HasSubstr("parameter 'second.weight' is given to two optimizers, number 0 (AdamW) and number 1 (SGD)"));
+  }
 }
 
 TEST(FlatParameters, RefusesForeignAndOverlappingTensors) {
