@@ -7,7 +7,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <tuple>
+#include <compare>
+#include <functional>
+#include <map>
 #include <unordered_map>
 #include <utility>
 
@@ -80,35 +82,63 @@ void check_is_in_one_optimizer(const Optimizers& optimizers, const Names& names)
   }
 }
 
-// Cuts parameters into buckets, as yet without memory.
+// What lies in a bucket together.
+struct Run {
+  size_t optimizer, group;
+  c10::ScalarType dtype;
+  auto operator<=>(const Run&) const = default;
+};
+
+// Cuts parameters into buckets, as yet without memory. They come in the order in which backward finishes them. A run
+// has one open bucket at a time; buckets that are open before any was full are small.
 class BucketCutter {
  public:
   explicit BucketCutter(const BucketOptions& options) : options_(options) {}
 
-  void begin_run() { open_ = false; }
-
-  void add(size_t optimizer, size_t group, const std::string& name, const at::Tensor& param, int64_t element_size) {
+  void add(const Run& run, const std::string& name, const at::Tensor& param) {
+    const auto element_size = static_cast<int64_t>(c10::elementSize(run.dtype));
     const int64_t alignment = std::max<int64_t>(1, kSlotAlignmentBytes / element_size);
     const int64_t num_elements = round_up(param.numel(), alignment);
-    const int64_t cap = buckets_.size() <= 1 ? options_.first_bucket_bytes : options_.bucket_cap_bytes;
-    if (!open_ || (end_ + num_elements) * element_size > cap) {
-      buckets_.push_back({.optimizer = optimizer, .group = group});
-      open_ = true;
-      end_ = 0;
+    const auto [place, is_new] = open_.try_emplace(run);
+    Open& open = place->second;
+    const bool is_full = !is_new && (open.end + num_elements) * element_size > open.cap_bytes;
+    if (is_new || is_full) {
+      any_is_full_ = any_is_full_ || is_full;
+      open = {.bucket = cut_.size(),
+              .cap_bytes = any_is_full_ ? options_.bucket_cap_bytes : options_.first_bucket_bytes};
+      cut_.push_back({.bucket = {.optimizer = run.optimizer, .group = run.group}});
     }
-    FlatParameters::Bucket& bucket = buckets_.back();
-    bucket.slots.push_back({name, param, end_, param.numel()});
-    bucket.num_bytes = round_up(end_ + param.numel(), options_.world_size * kRangeAlignment) * element_size;
-    end_ += num_elements;
+    Cut& cut = cut_[open.bucket];
+    cut.bucket.slots.push_back({name, param, open.end, param.numel()});
+    cut.bucket.num_bytes = round_up(open.end + param.numel(), options_.world_size * kRangeAlignment) * element_size;
+    cut.last = num_added_++;
+    open.end += num_elements;
   }
 
-  std::vector<FlatParameters::Bucket> take() { return std::move(buckets_); }
+  // In the order in which backward fills them.
+  std::vector<FlatParameters::Bucket> take() {
+    std::ranges::sort(cut_, {}, &Cut::last);
+    std::vector<FlatParameters::Bucket> buckets;
+    for (Cut& cut : cut_) buckets.push_back(std::move(cut.bucket));
+    return buckets;
+  }
 
  private:
+  struct Open {
+    size_t bucket;
+    int64_t cap_bytes;
+    int64_t end = 0;  // in elements
+  };
+  struct Cut {
+    FlatParameters::Bucket bucket;
+    size_t last = 0;  // the number of the parameter that was added last
+  };
+
   const BucketOptions& options_;
-  std::vector<FlatParameters::Bucket> buckets_;
-  bool open_ = false;
-  int64_t end_ = 0;  // of the open bucket
+  std::vector<Cut> cut_;
+  std::map<Run, Open> open_;
+  bool any_is_full_ = false;
+  size_t num_added_ = 0;
 };
 
 // The memory of a parameter in its bucket, with the parameter's own strides (channels_last).
@@ -134,29 +164,20 @@ std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module
                                                          const BucketOptions& options,
                                                          std::optional<c10::ScalarType> dtype) {
   struct Member {
-    size_t optimizer, group;
+    Run run;
     at::Tensor param;
     const Named* named;
-    c10::ScalarType dtype;
   };
   const Names names = names_of(module);
   check_is_in_one_optimizer(optimizers, names);
   std::vector<Member> members;
   for_each_trainable(optimizers, [&](size_t o, size_t g, const at::Tensor& param) {
     check(param, optimizers[o], names);
-    members.push_back({o, g, param, &names.at(param.unsafeGetTensorImpl()), dtype ? *dtype : param.scalar_type()});
+    members.push_back({{o, g, dtype ? *dtype : param.scalar_type()}, param, &names.at(param.unsafeGetTensorImpl())});
   });
-  const auto run_of = [](const Member& m) { return std::tuple(m.optimizer, m.group, m.dtype); };
-  std::ranges::sort(members, [&](const Member& a, const Member& b) {
-    return run_of(a) != run_of(b) ? run_of(a) < run_of(b) : a.named->position > b.named->position;
-  });
+  std::ranges::sort(members, std::ranges::greater(), [](const Member& member) { return member.named->position; });
   BucketCutter cutter(options);
-  for (size_t i = 0; i < members.size(); ++i) {
-    const Member& member = members[i];
-    if (i == 0 || run_of(member) != run_of(members[i - 1])) cutter.begin_run();
-    cutter.add(member.optimizer, member.group, member.named->name, member.param,
-               static_cast<int64_t>(c10::elementSize(member.dtype)));
-  }
+  for (const Member& member : members) cutter.add(member.run, member.named->name, member.param);
   return cutter.take();
 }
 

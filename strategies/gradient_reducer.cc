@@ -37,7 +37,9 @@ constexpr size_t kPooledBuckets = 2;
 // optimizers most buckets would be sent for nothing, and 16 bits do not hold its numbers.
 int64_t room_for_message(const FlatParameters& parameters, int64_t world_size) {
   const auto& buckets = parameters.buckets();
-  if (buckets.empty() || buckets.front().optimizer != buckets.back().optimizer) return 0;
+  if (buckets.empty()) return 0;
+  const auto is_of_another = [&](const auto& bucket) { return bucket.optimizer != buckets.front().optimizer; };
+  if (std::ranges::any_of(buckets, is_of_another)) return 0;
   const at::Tensor& last = buckets.back().flat;
   if (!last.is_cpu() || optim::is_16_bit(last.scalar_type())) return 0;
   size_t num_numbers = GradientReducer::kMaxExtra;

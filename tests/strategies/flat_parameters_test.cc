@@ -6,6 +6,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "core/error.h"
 #include "optim/adam.h"
 #include "optim/sgd.h"
@@ -104,9 +108,40 @@ TEST(FlatParameters, GroupsHaveBucketsOfTheirOwn) {
       std::vector<ParamGroup>{{.params = net.first->parameters()}, {.params = net.second->parameters(), .lr = 1.0}}));
   optimizers.add(optim::AdamW(net.third->parameters(), {}));
   const FlatParameters flat(net, optimizers);
-  ASSERT_EQ(flat.buckets().size(), 3U);
+  EXPECT_THAT(names_in(flat),
+              ElementsAre(ElementsAre("third.bias", "third.weight"), ElementsAre("second.bias", "second.weight"),
+                          ElementsAre("first.bias", "first.weight")));
+  EXPECT_EQ(flat.buckets()[0].optimizer, 1U);
   EXPECT_EQ(flat.buckets()[1].group, 1U);
-  EXPECT_EQ(flat.buckets()[2].optimizer, 1U);
+}
+
+// A bucket is full with the parameter of it that was registered first.
+TEST(FlatParameters, BucketsComeInTheOrderInWhichBackwardFillsThemWhateverTheGroups) {
+  for (const bool weights_first : {true, false}) {
+    Net net;
+    ParamGroup weights{.params = {net.first->weight, net.second->weight, net.third->weight}, .lr = 1.0};
+    ParamGroup biases{.params = {net.first->bias, net.second->bias, net.third->bias}};
+    std::vector<ParamGroup> groups{biases, weights};
+    if (weights_first) std::swap(groups[0], groups[1]);
+    const Optimizers optimizers = optim::AdamW(groups, {});
+    const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 200, .bucket_cap_bytes = 200});
+    EXPECT_THAT(names_in(flat),
+                ElementsAre(ElementsAre("third.weight"), ElementsAre("second.weight"),
+                            ElementsAre("third.bias", "second.bias", "first.bias"), ElementsAre("first.weight")));
+    EXPECT_EQ(flat.buckets()[0].group, weights_first ? 0U : 1U);
+  }
+}
+
+TEST(FlatParameters, OnlyTheFirstBucketOfBackwardIsSmall) {
+  Net net;
+  const Optimizers optimizers = optim::AdamW(
+      std::vector<ParamGroup>{{.params = net.first->parameters()},
+                              {.params = {net.second->weight, net.second->bias, net.third->weight, net.third->bias}}},
+      {});
+  const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 100, .bucket_cap_bytes = 2000});
+  EXPECT_THAT(names_in(flat),
+              ElementsAre(ElementsAre("third.bias"), ElementsAre("third.weight", "second.bias", "second.weight"),
+                          ElementsAre("first.bias", "first.weight")));
 }
 
 TEST(FlatParameters, TiedOnceFrozenNotAtAll) {

@@ -5,7 +5,10 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
 
+#include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/make_module.h"
@@ -34,14 +37,34 @@ constexpr int64_t kLayers = 16;  // of a quarter of a million parameters
 struct Mlp : Module {
   torch::nn::Sequential layers;
   const std::string optimizer;
-  explicit Mlp(std::string its_optimizer) : optimizer(std::move(its_optimizer)) {
+  const bool head_first;  // the layer that was registered first is the last of forward
+  explicit Mlp(std::string its_optimizer, bool its_head_first = false)
+      : optimizer(std::move(its_optimizer)), head_first(its_head_first) {
     for (int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
     register_module("layers", layers);
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    return layers->forward(batch["x"]).to(at::kFloat).square().mean();
+    at::Tensor x = batch["x"];
+    for (int64_t i = 0; i < kLayers; ++i) {
+      x = layers[static_cast<size_t>(head_first ? (i + 1) % kLayers : i)]->as<torch::nn::Linear>()->forward(x);
+    }
+    return x.to(at::kFloat).square().mean();
+  }
+  // Both halves of the layers, or biases and weights.
+  std::vector<ParamGroup> two_groups() const {
+    std::vector<ParamGroup> groups(2);
+    const auto params = parameters();
+    for (size_t i = 0; i < params.size(); ++i) {
+      const bool is_second = optimizer.starts_with("biases") ? params[i].dim() == 2 : i >= params.size() / 2;
+      groups[is_second ? 1 : 0].params.push_back(params[i]);
+    }
+    if (optimizer.ends_with("swapped")) std::swap(groups[0], groups[1]);
+    return groups;
   }
   Optimizers configure_optimizers() override {
+    if (optimizer.starts_with("halves") || optimizer.starts_with("biases")) {
+      return optim::AdamW(two_groups(), {.lr = 1e-3});
+    }
     if (optimizer == "SGD") return optim::SGD(parameters(), {.lr = 1e-3});
     if (optimizer == "momentum") return optim::SGD(parameters(), {.lr = 1e-3, .momentum = 0.9});
     if (optimizer == "LAMB") return optim::LAMB(parameters(), {.lr = 1e-3});
@@ -54,6 +77,7 @@ struct Plan {
   int64_t num_devices = 1;
   std::string precision = "32";
   std::string optimizer = "AdamW";
+  bool head_first = false;
 };
 
 struct Bytes {
@@ -70,7 +94,7 @@ double bucket_mib(const std::string& precision) { return precision == "32" ? 1.5
 Bytes bytes_of(const Plan& plan) {
   testing::CountingAllocator memory;
   const int64_t before = memory.live();
-  const auto module = make_module<Mlp>(plan.optimizer);
+  const auto module = make_module<Mlp>(plan.optimizer, plan.head_first);
   const int64_t model = memory.live() - before;
   int64_t num_params = 0;
   for (const at::Tensor& param : module->parameters()) num_params += param.numel();
@@ -131,6 +155,19 @@ INSTANTIATE_TEST_SUITE_P(, ModelState,
                            return (test.param.precision == "32" ? "Fp32On" : "Bf16On") +
                                   std::to_string(test.param.world_size);
                          });
+
+// Whatever the order of groups, and wherever in the module a layer is registered.
+TEST(ModelStateInAnyOrder, OfDdpShardedIsThatOfTheFormula) {
+  const DdpSharded sharded{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0};
+  for (const auto& [groups, head_first] :
+       {std::pair("halves", false), std::pair("halves, swapped", false), std::pair("biases", false),
+        std::pair("biases, swapped", false), std::pair("AdamW", true), std::pair("halves, swapped", true)}) {
+    const Bytes bytes =
+        bytes_of({.strategy = sharded, .num_devices = 4, .optimizer = groups, .head_first = head_first});
+    EXPECT_NEAR(bytes.model_state, 7, 0.03 * 7) << groups << head_first;
+    EXPECT_LE(bytes.peak, 3.1) << groups << head_first;
+  }
+}
 
 TEST(ModelStateOfDdp, IsSixteenBytes) {
   const Bytes bytes =
