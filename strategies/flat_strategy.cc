@@ -123,8 +123,10 @@ void FlatStrategy::flatten() {
   flat_.reset();
   flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
   if (!alone()) check_same_buckets(*flat_, world_->control());
-  ReduceOptions reduce{
-      .shard = engine_.shard, .rank_order = deterministic_, .waits_for_memory = !nn::has_sync_batch_norm(*module_)};
+  ReduceOptions reduce{.shard = engine_.shard,
+                       .rank_order = deterministic_,
+                       .waits_for_memory = !nn::has_sync_batch_norm(*module_),
+                       .learns_order = sends_ahead_ && module_->automatic_optimization};
   if (wants_sums()) {
     shard_.emplace(*flat_, optimizers_,
                    ShardOptions{.rank = engine_.shard ? world_->rank() : 0,

@@ -1,6 +1,7 @@
 #include "strategies/gradient_reducer.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -85,7 +86,7 @@ class GradientReducer::Hook final : public PostAccumulateGradHook {
 
 GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control,
                                  ReduceOptions options)
-    : parameters_(parameters), data_(data), control_(control), options_(options) {
+    : parameters_(parameters), data_(data), control_(control), options_(options), learns_order_(options.learns_order) {
   buckets_.resize(parameters.buckets().size());
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters.buckets()[b].slots;
@@ -98,6 +99,9 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
     }
   }
   for (size_t b = 0; keeps_sums() && b < buckets_.size(); ++b) buckets_[b].memory = options_.make_sums(b);
+  order_.resize(buckets_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  places_ = order_;
   if (!keeps_sums()) message_room_ = room_for_message(parameters, data.world_size());
   clear();
 }
@@ -118,6 +122,7 @@ void GradientReducer::begin(bool measures) {
   reducing_ = true;
   measures_ = measures;
   next_ = 0;
+  filled_.clear();
   for (Bucket& bucket : buckets_) {
     bucket.is_full.assign(bucket.is_full.size(), false);
     bucket.num_full = 0;
@@ -132,8 +137,30 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
               "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
               "backward() once, or override Module::backward, which turns sending ahead off");
   take_gradient(b, slot);
-  const size_t num_early = buckets_.size() - (message_room_ > 0 ? 1 : 0);
-  while (next_ < num_early && buckets_[next_].num_full == buckets_[next_].is_full.size()) launch(next_++);
+  const auto is_filled = [&](size_t bucket) { return buckets_[bucket].num_full == buckets_[bucket].is_full.size(); };
+  if (is_filled(b)) filled_.push_back(static_cast<int64_t>(b));
+  while (next_ < num_early() && is_filled(order_[next_])) launch(order_[next_++]);
+}
+
+// The last bucket may have to wait for the message that it carries.
+size_t GradientReducer::num_early() const { return buckets_.size() - (message_room_ > 0 ? 1 : 0); }
+
+// Launches happen in the order in which the first backward of rank 0 filled the buckets, then those that it did not.
+// What a bucket holds stays, and so do the bits of its sums. A bucket that carries the message stays the last.
+void GradientReducer::learn_order() {
+  if (buckets_.empty()) return;
+  const auto num_buckets = static_cast<int64_t>(buckets_.size());
+  const at::Tensor first = at::full({num_buckets}, -1, at::kLong);
+  auto* const begin = first.mutable_data_ptr<int64_t>();
+  std::ranges::copy(filled_, begin);
+  control_.broadcast(first, /*root=*/0).wait();
+  if (begin[0] < 0) return;  // rank 0 had no gradients; the next time, then
+  learns_order_ = false;
+  std::vector<size_t> place(buckets_.size(), buckets_.size());
+  for (size_t i = 0; i < buckets_.size() && begin[i] >= 0; ++i) place[static_cast<size_t>(begin[i])] = i;
+  std::stable_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(num_early()),
+                   [&](size_t a, size_t b) { return place[a] < place[b]; });
+  for (size_t i = 0; i < order_.size(); ++i) places_[order_[i]] = i;
 }
 
 void GradientReducer::take_gradient(size_t b, size_t s) {
@@ -145,7 +172,7 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
     throw SetupError(fmt::format(
         "the gradient of parameter '{}' is sparse; give the embedding that it comes from sparse = false", slot.name));
   }
-  const bool goes_soon = b < next_ + kPooledBuckets;  // or gradients would pile up
+  const bool goes_soon = places_[b] < next_ + kPooledBuckets;  // or gradients would pile up
   keeper_fills(b) && goes_soon ? void(bucket.arrived[s] = std::move(grad)) : put_into_bucket(b, s, grad);
   bucket.is_full[s] = true;
   ++bucket.num_full;
@@ -259,30 +286,26 @@ void GradientReducer::finish(std::vector<double>& extra) {
   const auto end_of_extra = used.begin() + static_cast<std::ptrdiff_t>(extra.size());
   extra.assign(used.begin(), end_of_extra);
   used.erase(used.begin(), end_of_extra);
-  const double* used_of_bucket = used.data();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const size_t num_slots = buckets_[b].is_full.size();
-    bool any = false;
-    for (size_t s = 0; s < num_slots; ++s) any = any || used_of_bucket[s] > 0;
-    if (any && !buckets_[b].launched) {
-      fill_up(b);
-      launch(b);
-    }
-    used_of_bucket += num_slots;
+  std::vector<std::span<const double>> used_of;  // by bucket and slot
+  for (auto next = used.cbegin(); const Bucket& bucket : buckets_) {
+    used_of.emplace_back(next, bucket.is_full.size());
+    next += static_cast<std::ptrdiff_t>(bucket.is_full.size());
+  }
+  for (const size_t b : order_) {
+    if (buckets_[b].launched || std::ranges::all_of(used_of[b], [](double n) { return n == 0; })) continue;
+    fill_up(b);
+    launch(b);
   }
   if (keeps_sums()) {
     while (!in_flight_.empty()) finish_oldest();
     add_used(used);
-    return;
   }
-  used_of_bucket = used.data();
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (buckets_[b].launched) {
-      buckets_[b].work.wait();
-      hand_out(b, used_of_bucket);
-    }
-    used_of_bucket += buckets_[b].is_full.size();
+  for (size_t b = 0; !keeps_sums() && b < buckets_.size(); ++b) {
+    if (!buckets_[b].launched) continue;
+    buckets_[b].work.wait();
+    hand_out(b, used_of[b]);
   }
+  if (learns_order_) learn_order();
 }
 
 // On the keeper's thread, or on that of backward.
@@ -436,9 +459,10 @@ std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector
   return {first, first + length};
 }
 
-// Those of the buckets before `end` that are not on their way yet, in order.
-void GradientReducer::launch_rest(size_t end) {
-  for (size_t b = 0; b < end; ++b) {
+// Launches the first `num_buckets` in the order of launches, but for those that are on their way.
+void GradientReducer::launch_rest(size_t num_buckets) {
+  for (size_t i = 0; i < num_buckets; ++i) {
+    const size_t b = order_[i];
     if (buckets_[b].launched) continue;
     fill_up(b);
     launch(b);
@@ -461,7 +485,7 @@ void GradientReducer::fill_up(size_t b) {
   }
 }
 
-void GradientReducer::hand_out(size_t b, const double* used) {
+void GradientReducer::hand_out(size_t b, std::span<const double> used) {
   const auto& slots = parameters_.buckets()[b].slots;
   for (size_t s = 0; s < slots.size(); ++s) {
     if (used[s] > 0) slots[s].param.mutable_grad() = view_in(buckets_[b].gradients, slots[s]);

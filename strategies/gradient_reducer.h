@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "device/side_worker.h"
@@ -24,6 +25,9 @@ struct ReduceOptions {
   // backward function waits for them, too (SyncBatchNorm): they may be waiting there for this one.
   bool waits_for_memory = true;
 
+  // Buckets are launched in the order in which the first backward fills them, and not in their own.
+  bool learns_order = true;
+
   // Memory for the sums of a bucket, in sections that make up the rank's range, or with several ranks and without
   // `shard` the bucket. Sums are kept there, and parameters have no gradients. Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
@@ -31,11 +35,13 @@ struct ReduceOptions {
 };
 
 // Sums gradients over ranks, bucket by bucket, while backward still runs. A hook moves a finished gradient into its
-// bucket; a full bucket starts its all_reduce, in the order of buckets on every rank, whatever order gradients come in.
+// bucket; a full bucket starts its all_reduce, in one order of buckets on every rank, whatever order gradients come in:
+// at first that of the parameters' buckets, then the one in which rank 0's first backward filled them.
 //   reducer.begin();                    // from here on finished gradients are on their way
 //   loss.backward();
 //   reducer.finish(extra);              // waits; the rest of the buckets, and what else the ranks tell each other
-// On a CPU what else they tell each other goes with the last bucket, in one message.
+// On a CPU what else they tell each other goes with the last bucket, in one message, if gradients have 32 bits or more,
+// stay in their buckets (no make_sums), and belong to one optimizer.
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
 //   With make_sums the memory of a bucket is taken from a pool, of two buckets if gradients come in their order, and
@@ -105,7 +111,9 @@ class GradientReducer {
   bool keeper_fills(size_t bucket) const;
   void ensure_memory(size_t bucket);
   void launch(size_t bucket);
-  void launch_rest(size_t end);
+  void launch_rest(size_t num_buckets);
+  size_t num_early() const;
+  void learn_order();
   bool keeps_sums() const { return options_.make_sums != nullptr; }
   bool reduces_in_sums(size_t bucket) const;
   bool can_reduce_into_sums(size_t bucket) const;
@@ -117,7 +125,7 @@ class GradientReducer {
   std::vector<double> exchange(std::vector<double> message);
   std::vector<double> exchange_with_last_bucket(const std::vector<double>& message);
   void add_used(const std::vector<double>& used);
-  void hand_out(size_t bucket, const double* used);
+  void hand_out(size_t bucket, std::span<const double> used);
 
   const FlatParameters& parameters_;
   Collective& data_;
@@ -129,7 +137,11 @@ class GradientReducer {
   std::vector<at::Tensor> pool_;  // memory that no bucket has now, the shortest first
   bool reducing_ = false;
   bool measures_ = false;
-  size_t next_ = 0;  // the bucket that is launched next
+  std::vector<size_t> order_;    // of launches: buckets
+  std::vector<size_t> places_;   // by bucket, in order_
+  size_t next_ = 0;              // place of the bucket that is launched next
+  bool learns_order_;            // order_ is not that of a backward yet
+  std::vector<int64_t> filled_;  // buckets, in the order in which this backward filled them
 };
 
 }  // namespace fulgur

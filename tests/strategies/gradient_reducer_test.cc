@@ -8,6 +8,9 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <map>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "device/side_worker.h"
 #include "optim/sgd.h"
@@ -287,6 +290,115 @@ TEST(GradientReducer, SumsThatWereTakenAreNotWrittenTo) {
   reduce(2);
   EXPECT_TRUE(reducer.sums(0)[0].is_same(taken[0]));
   EXPECT_FALSE(second.is_same(taken[0]));
+}
+
+// A rank that is alone, and notes when a bucket of how many elements is sent.
+class NotesSending final : public Collective {
+ public:
+  explicit NotesSending(std::vector<std::string>& events) : events_(events) {}
+  int64_t rank() const override { return 0; }
+  int64_t world_size() const override { return 1; }
+  Work all_reduce(at::Tensor flat, ReduceOp) override {
+    events_.push_back("all_reduce of " + std::to_string(flat.numel()));
+    return {};
+  }
+  Work reduce_scatter(at::Tensor, ReduceOp, at::Tensor) override { return {}; }
+  Work all_gather(at::Tensor) override { return {}; }
+  Work broadcast(at::Tensor, int64_t) override { return {}; }
+  void barrier() override {}
+  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
+
+ private:
+  std::vector<std::string>& events_;
+};
+
+// Layers that backward comes to in another order than the opposite of their registration.
+struct OutOfOrder : torch::nn::Module {
+  torch::nn::Linear body_1{nullptr}, body_2{nullptr}, stem{nullptr};
+  OutOfOrder() {
+    body_1 = register_module("body_1", linear(2));  // buckets of 128, 192 and 64 elements
+    body_2 = register_module("body_2", linear(3));
+    stem = register_module("stem", linear(1));
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(4);
+    const c10::NoGradGuard no_grad;
+    for (const auto& parameter : parameters()) parameter.normal_(0, 0.1, generator);
+  }
+  static torch::nn::Linear linear(int64_t scale) {
+    return torch::nn::Linear(torch::nn::LinearOptions(64, scale).bias(false));
+  }
+  at::Tensor loss(const at::Tensor& x) {
+    const at::Tensor h = stem->forward(x).expand({-1, 64});
+    const at::Tensor g = body_1->forward(h).sum(1, /*keepdim=*/true).expand({-1, 64});
+    return body_2->forward(g).square().sum();
+  }
+};
+
+TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets) {
+  for (const bool keeps_sums : {false, true}) {
+    OutOfOrder net;
+    World alone;
+    std::vector<std::string> events;
+    NotesSending data(events);
+    const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+    const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
+    ReduceOptions options;
+    if (keeps_sums) {
+      options.make_sums = [&](size_t b) { return std::vector{at::zeros_like(flat.buckets()[b].flat)}; };
+    }
+    GradientReducer reducer(flat, data, alone.control(), options);
+    net.stem->weight.register_hook([&](const at::Tensor&) { events.push_back("backward comes to the stem"); });
+    const auto reduce = [&] {
+      events.clear();
+      net.zero_grad();
+      reducer.clear();
+      reducer.begin();
+      net.loss(torch::ones({2, 64})).backward();
+      events.push_back("backward ends");
+      std::vector<double> extra;
+      reducer.finish(extra);
+    };
+    reduce();
+    EXPECT_THAT(events, ::testing::Contains("all_reduce of 192")) << keeps_sums;
+    EXPECT_EQ(events[0], "backward comes to the stem") << keeps_sums;  // which everything waits for
+    reduce();
+    EXPECT_EQ(events[0], "all_reduce of 192") << keeps_sums;
+    if (!keeps_sums) continue;  // the message of the ranks rides on the bucket of body_1, which goes last
+    EXPECT_THAT(events, ::testing::ElementsAre("all_reduce of 192", "all_reduce of 128", "backward comes to the stem",
+                                               "all_reduce of 64", "backward ends"));
+  }
+}
+
+TEST(GradientReducer, RanksLaunchInTheOrderOfRank0) {
+  run_ranks(2, [](World& world) {
+    OutOfOrder net;
+    const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+    const FlatParameters flat(net, optimizers,
+                              {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = world.world_size()});
+    GradientReducer reducer(flat, world.data(), world.control(), {});
+    const auto reduce = [&](double scale) {
+      net.zero_grad();
+      reducer.begin();
+      // Rank 1 comes to the layers in the order of their registration.
+      const at::Tensor x = torch::full({2, 64}, scale);
+      const at::Tensor loss =
+          world.rank() == 0
+              ? net.loss(x)
+              : (net.stem->forward(x).sum() + net.body_2->forward(x).sum() + net.body_1->forward(x).sum());
+      loss.backward();
+      std::vector<double> extra;
+      reducer.finish(extra);
+    };
+    for (const double scale : {1.0, 2.0, 3.0}) {
+      reduce(scale);
+      OutOfOrder alone;
+      const at::Tensor x = torch::full({2, 64}, scale);
+      alone.loss(x).backward();
+      (alone.stem->forward(x).sum() + alone.body_2->forward(x).sum() + alone.body_1->forward(x).sum()).backward();
+      for (size_t i = 0; i < net.parameters().size(); ++i) {
+        EXPECT_TRUE(torch::allclose(net.parameters()[i].grad(), alone.parameters()[i].grad(), 1e-5, 1e-5)) << i;
+      }
+    }
+  });
 }
 
 TEST(GradientReducer, GivesHooksBack) {
