@@ -39,6 +39,13 @@ std::shared_ptr<Collective> sub_group_of_all(Collective& group) {
   return group.sub_group(ranks);
 }
 
+std::string name_of(const Module& module, const at::Tensor& param) {
+  for (const auto& item : module.named_parameters()) {
+    if (item.value().is_same(param)) return item.key();
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string FlatStrategy::name() const {
@@ -70,14 +77,23 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   if (engine_.host_ratio > 0 && device_.is_cpu()) {
     log_info("{} on a CPU saves no memory: parameters and state are in the same one", name());
   }
+  for (const auto& [name, tensor] : named_state(module)) {
+    if (tensor.defined()) known_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
+  }
   if (alone()) return;
   make_equal(module, *world_);
-  if (nn::has_sync_batch_norm(module)) {  // backward exchanges gradients meanwhile
-    if (!device_.is_cpu()) statistics_ = sub_group_of_all(world_->data());
-    nn::attach_sync_batch_norm(module, device_.is_cpu() ? &world_->control() : statistics_.get());
+  attach_to_ranks();
+}
+
+// What of the module exchanges with other ranks by itself, and the buffers that are to be those of rank 0.
+void FlatStrategy::attach_to_ranks() {
+  if (nn::has_sync_batch_norm(*module_)) {  // backward exchanges gradients meanwhile
+    if (!device_.is_cpu() && !statistics_) statistics_ = sub_group_of_all(world_->data());
+    nn::attach_sync_batch_norm(*module_, device_.is_cpu() ? &world_->control() : statistics_.get());
   }
+  buffers_.clear();
   if (!engine_.broadcast_buffers) return;
-  for (const at::Tensor& buffer : module.buffers()) {
+  for (const at::Tensor& buffer : module_->buffers()) {
     if (buffer.defined()) buffers_.push_back(buffer);
   }
 }
@@ -121,8 +137,19 @@ void FlatStrategy::flatten() {
   keeper_.reset();
   shard_.reset();
   flat_.reset();
+  const NamedTensors added = take_new_tensors();
   flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
-  if (!alone()) check_same_buckets(*flat_, world_->control());
+  members_.clear();
+  for (const auto& optimizer : optimizers_) {
+    for (const at::Tensor& param : optimizer->params()) members_.insert(param.unsafeGetTensorImpl());
+  }
+  if (!alone()) {
+    check_same_buckets(*flat_, added, world_->control());
+    std::vector<at::Tensor> tensors;
+    for (const auto& [name, tensor] : added) tensors.push_back(tensor);
+    if (!added.empty()) broadcast_tensors(world_->data(), tensors, /*root=*/0);
+    if (!added.empty()) attach_to_ranks();
+  }
   ReduceOptions reduce{.shard = engine_.shard,
                        .rank_order = deterministic_,
                        .waits_for_memory = !nn::has_sync_batch_norm(*module_),
@@ -147,7 +174,24 @@ void FlatStrategy::flatten() {
   schedule_ = std::make_unique<UpdateSchedule>(*flat_, optimizers_, *shard_, *reducer_, world_->data(), device_,
                                                shard_->num_workers());
   are_gathered_.assign(optimizers_.size(), false);
-  window_is_open_ = false;
+}
+
+// Those that the module was given since setup(), which has converted and moved all others. Throws SetupError if they
+// are not like those.
+NamedTensors FlatStrategy::take_new_tensors() {
+  NamedTensors added;
+  for (const auto& [name, tensor] : named_state(*module_)) {
+    if (!tensor.defined()) continue;
+    if (!known_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) continue;
+    added.emplace_back(name, tensor);
+    const c10::ScalarType dtype =
+        tensor.is_floating_point() ? precision_.true_dtype().value_or(tensor.scalar_type()) : tensor.scalar_type();
+    if (tensor.scalar_type() == dtype && tensor.device().type() == device_.type()) continue;
+    throw SetupError(c10::str("'", name, "' was registered after the strategy had set the module up, as ",
+                              tensor.scalar_type(), " on ", tensor.device(), ", but the module is trained as ", dtype,
+                              " on ", device_, "; make it of that dtype, on that device"));
+  }
+  return added;
 }
 
 // Beside the one that trains; 0: that one updates, too.
@@ -188,13 +232,38 @@ void FlatStrategy::rebuild_if_changed() {
 
 void FlatStrategy::check_unchanged() const {
   TORCH_CHECK(flat_->are_those_of(optimizers_),
-              "a parameter was frozen, unfrozen or added between the micro-batches of "
-              "a step, whose gradients are on their way to other ranks; do it in on_train_epoch_start or "
-              "on_train_batch_start of a step's first batch");
+              "a parameter was frozen, unfrozen or added in the middle of a step, whose gradients are being summed; do "
+              "it in on_train_epoch_start, or in on_train_batch_start of a step's first batch (an Optimizer that "
+              "on_before_optimizer_step was given lasts until the end of fit)");
 }
 
+// In manual optimisation: what a parameter got before an optimizer had it was not summed over ranks.
+void FlatStrategy::check_newcomers() const {
+  if (alone()) return;
+  for (const auto& optimizer : optimizers_) {
+    for (const at::Tensor& param : optimizer->params()) {
+      TORCH_CHECK(!param.grad().defined() || members_.contains(param.unsafeGetTensorImpl()), "parameter '",
+                  name_of(*module_, param),
+                  "' was added to an optimizer after it had got a gradient, which is of this rank alone; add it before "
+                  "manual_backward(), or call zero_grad() then");
+    }
+  }
+}
+
+// Where every rank comes with the same batch, and no graph holds parameters, is the place to look for changes. Those
+// that training_step itself makes are seen next.
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
-  if (schedule_ && !window_is_open_ && !flat_->are_those_of(optimizers_)) drain();  // while no graph holds parameters
+  const bool starts_window = module_->automatic_optimization && !window_is_open_;
+  if (starts_window) {
+    if (schedule_ && !flat_->are_those_of(optimizers_)) drain();
+    rebuild_if_changed();
+  }
+  const at::Tensor loss = forward(batch, batch_idx);
+  if (starts_window && reducer_) rebuild_if_changed();
+  return loss;
+}
+
+at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   const trace::Span span("forward");
   const PrecisionScope scope(precision_, device_.type());
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
@@ -205,7 +274,7 @@ Batch FlatStrategy::to_device(const Batch& batch) {
 }
 
 void FlatStrategy::zero_grad(size_t optimizer) {
-  if (!window_is_open_) rebuild_if_changed();
+  if (module_->automatic_optimization && !window_is_open_) rebuild_if_changed();
   optimizers_[optimizer].zero_grad();
   if (loss_scaling_) loss_scaling_->zeroed(optimizer);
 }
@@ -216,7 +285,7 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   if (has_16_bit_params_) {  // gradients of further micro-batches are added in fp32; the first ones stay as they are
     for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
   }
-  if (keeps_sums()) open_window();
+  open_window();
   if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) {
     reducer_->begin(/*measures=*/is_last && wants_norms_);
     norms_are_known_ = true;
@@ -227,21 +296,23 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
 
 // What is left of the last window's sums is dropped.
 void FlatStrategy::open_window() {
-  if (std::exchange(window_is_open_, true)) return;
+  if (!module_->automatic_optimization || std::exchange(window_is_open_, true) || !keeps_sums()) return;
   reducer_->clear();
   are_gathered_.assign(optimizers_.size(), false);
 }
 
 Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
   const trace::Span span("end of micro-batch");
-  if (!reducer_ || (!is_last && !reduces_each_micro_batch())) return mine;
-  if (mine.micro_batches == 0) {  // gradients of the last step are still there
-    if (!window_is_open_) rebuild_if_changed();
-    for (const auto& optimizer : optimizers_) optimizer->zero_grad();
+  if (!reducer_) {
+    if (is_last) window_is_open_ = false;
+    return mine;
   }
-  if (keeps_sums()) {
-    open_window();
-    check_unchanged();
+  if (!window_is_open_) rebuild_if_changed();  // this rank may skip the epoch, and others have come here by a step
+  open_window();
+  check_unchanged();
+  if (!is_last && !reduces_each_micro_batch()) return mine;
+  if (mine.micro_batches == 0) {  // gradients of the last step are still there
+    for (const auto& optimizer : optimizers_) optimizer->zero_grad();
   }
   std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
                               mine.ends_epoch ? 1.0 : 0.0};
@@ -257,6 +328,7 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
 
 void FlatStrategy::manual_backward(const at::Tensor& loss) {
   if (!reducer_) return backward(loss, /*is_last=*/false);
+  check_newcomers();
   rebuild_if_changed();
   std::vector<std::pair<at::Tensor, at::Tensor>> earlier;  // copies: gradients of the last backward lie in the buckets
   std::vector<at::Tensor> params;
@@ -284,15 +356,18 @@ void FlatStrategy::broadcast_buffers() {
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
   const trace::Span span("optimizer step");
   const OutsidePrecisionScope outside(precision_, device_.type());
-  if (keeps_sums()) {
+  window_is_open_ = false;
+  const bool needs_closure = optimizers_[index].needs_closure();
+  if (reducer_ && module_->automatic_optimization && !needs_closure) {
     check_unchanged();
-    if (are_gathered_[index]) take_gathered_gradients(index);
+    if (keeps_sums() && are_gathered_[index]) take_gathered_gradients(index);
   } else {
+    if (!module_->automatic_optimization) check_newcomers();
     rebuild_if_changed();
   }
   flat_->check_in_place();
   if (loss_scaling_) return scaled_step(index, request);
-  if (optimizers_[index].needs_closure()) {
+  if (needs_closure) {
     optimizers_[index].step(request.closure);
   } else {
     update(index, transform_for(index, request, /*unscale=*/1.0));
@@ -515,6 +590,8 @@ void FlatStrategy::teardown() noexcept {
   shard_.reset();
   flat_.reset();
   buffers_.clear();
+  members_.clear();
+  known_.clear();
   window_is_open_ = told_gathered_ = wants_norms_ = false;
   optimizers_ = {};
   loss_scaling_.reset();

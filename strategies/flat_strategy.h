@@ -1,11 +1,17 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -62,6 +68,7 @@ class FlatStrategy final : public Strategy {
   int64_t wanted_update_threads() const;
   int64_t ranks_that_share(const std::vector<int>& cores) const;
 
+  at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
@@ -71,8 +78,11 @@ class FlatStrategy final : public Strategy {
   bool any_non_finite(size_t optimizer);
   void open_window();
   void flatten();
+  std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();
+  void attach_to_ranks();
   void rebuild_if_changed();
   void check_unchanged() const;
+  void check_newcomers() const;
   ElementRange written_range(size_t bucket) const;
   void add_shard_state(StrategyState& state) const;
   void add_own_state(StrategyState& state) const;
@@ -102,8 +112,11 @@ class FlatStrategy final : public Strategy {
   std::vector<at::Tensor> buffers_;         // of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // of SyncBatchNorm on GPUs
   std::optional<FlatParameters> flat_;
+  std::unordered_set<const c10::TensorImpl*> members_;  // of the optimizers, frozen ones too, when flat_ was made
+  // Parameters and buffers that are the same on every rank. What goes leaves its address taken.
+  std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> known_;
   std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
-  bool window_is_open_ = false;               // of shard_: its sums are being made
+  bool window_is_open_ = false;               // in automatic optimisation: a step's gradients are being made
   std::vector<bool> are_gathered_{};          // of shard_, by optimizer: parameters have the gradients
   bool wants_norms_ = false;                  // of shard_: a step has asked for them
   bool norms_are_known_ = false;              // of shard_: nobody has changed the sums since
@@ -111,12 +124,12 @@ class FlatStrategy final : public Strategy {
   std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
   std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
   int64_t num_update_threads_ = 0;            // of shard_
-  int64_t num_steps_ = 0;
-  OptimizerShard::States resting_states_;  // of shard_: of parameters that are frozen now
+  int64_t num_steps_ = 0;                     // updates, all optimizers' together
+  OptimizerShard::States resting_states_;     // of shard_: of parameters that are frozen now
   bool told_gathered_ = false;
-  std::vector<c10::Device> devices_;  // device_ is the first
-  std::optional<Replicas> replicas_;  // with several devices, during fit
-  bool has_16_bit_params_ = false;
+  std::vector<c10::Device> devices_;         // device_ is the first
+  std::optional<Replicas> replicas_;         // with several devices, during fit
+  bool has_16_bit_params_ = false;           // in flat_
   std::optional<LossScaling> loss_scaling_;  // if the precision needs it
 };
 

@@ -34,26 +34,32 @@ void check_same_lines(const std::vector<std::string>& lines, Collective& control
   }
 }
 
+std::string describe(const std::string& name, const at::Tensor& tensor) {
+  return c10::str("'", name, "' of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type());
+}
+
 }  // namespace
 
 void make_equal(const torch::nn::Module& module, World& world) {
   std::vector<std::string> lines;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : named_state(module)) {
-    lines.push_back(c10::str("'", name, "' of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type()));
+    lines.push_back(describe(name, tensor));
     tensors.push_back(tensor);
   }
   check_same_lines(lines, world.control(), "parameters and buffers");
   broadcast_tensors(world.data(), tensors, /*root=*/0);
 }
 
-void check_same_buckets(const FlatParameters& parameters, Collective& control) {
+void check_same_buckets(const FlatParameters& parameters, const NamedTensors& added, Collective& control) {
   std::vector<std::string> lines;
   for (const auto& bucket : parameters.buckets()) {
     for (const auto& slot : bucket.slots) {
-      lines.push_back(fmt::format("'{}' in group {} of optimizer {}", slot.name, bucket.group, bucket.optimizer));
+      lines.push_back(fmt::format("{} in group {} of optimizer {}", describe(slot.name, slot.param), bucket.group,
+                                  bucket.optimizer));
     }
   }
+  for (const auto& [name, tensor] : added) lines.push_back(describe(name, tensor) + ", new");
   check_same_lines(lines, control, "trainable parameters");
 }
 

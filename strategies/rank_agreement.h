@@ -1,17 +1,26 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "distributed/world.h"
 #include "strategies/flat_parameters.h"
 
 namespace fulgur {
 
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
 // Gives parameters and buffers on every rank the values of rank 0. Throws SetupError on every rank, with the first
 // difference, if they are not of the same names, shapes and dtypes.
 void make_equal(const torch::nn::Module& module, World& world);
 
-// Throws SetupError on every rank if the ranks do not train the same parameters in the same groups.
-void check_same_buckets(const FlatParameters& parameters, Collective& control);
+// Throws SetupError on every rank if the ranks do not train the same parameters, by name, shape and dtype, in the same
+// groups. `added` are the parameters and buffers that were registered in the middle of a run: they must be the same,
+// too.
+void check_same_buckets(const FlatParameters& parameters, const NamedTensors& added, Collective& control);
 
 }  // namespace fulgur

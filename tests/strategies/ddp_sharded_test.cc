@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <array>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/tie_parameter.h"
@@ -15,8 +19,10 @@
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
+#include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/unsized_loader.h"
 #include "trainer/trainer.h"
 
 namespace fulgur {
@@ -201,17 +207,22 @@ TEST(DdpShardedTest, TiedWeightsAndGroupsAddedLaterTrainAsWithDdp) {
   expect_equal_to_ddp<AddsAGroup>(2, {.name = "added"}, {});
 }
 
-// In 16 bits 256 + 1 is 256.
+// In 16 bits 256 + 1 is 256, so that this comes to 258; so does 512 + 2 + 2 + 4, twice as much, to 516.
+constexpr std::array kGradients{256.0, 1.0, 1.0, 2.0};  // of micro-batches
+constexpr double kSum = 256 + 1 + 1 + 2;
+
 struct Counts : Module {
   at::Tensor weight = register_parameter("weight", torch::zeros({40}));
   at::Tensor training_step(const Batch&, int64_t batch_idx) override {
-    return (weight * (batch_idx == 0 ? 256.0 : 1.0)).sum();
+    return (weight * kGradients.at(static_cast<size_t>(batch_idx))).sum();
   }
   Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
 };
 
 TEST(DdpShardedTest, GradientsOf16BitsAddUpIn32) {
-  const at::Tensor expected = torch::full({40}, -(256.0 + 1 + 1 + 1) / 4).to(at::kBFloat16).to(at::kDouble);
+  const at::Tensor expected = torch::full({40}, -kSum / 4, at::kDouble);
+  ASSERT_TRUE(expected.to(at::kBFloat16).to(at::kDouble).equal(expected));
+  ASSERT_FALSE(torch::full({40}, -258.0 / 4, at::kDouble).to(at::kBFloat16).to(at::kDouble).equal(expected));
   const std::vector<StrategyChoice> strategies{"ddp", "ddp_sharded", "zero_offload", "delayed_update"};
   for (const StrategyChoice& strategy : strategies) {
     run_ranks(2, [&](World&) {
@@ -323,20 +334,162 @@ TEST(DdpShardedTest, ManualOptimisationIsRefused) {
                DistributedError);
 }
 
-TEST(DdpShardedTest, FreezingBetweenTheMicroBatchesOfAStepIsRefused) {
+// Where the gradients lie at the parameters, too: those that were not summed over ranks would make them differ.
+template <class M>
+void expect_refused_on_two_ranks(const Case& c) {
+  for (const std::string strategy : {"ddp", "ddp_sharded", "zero_offload"}) {
+    EXPECT_THROW(run_ranks(2,
+                           [&](World& world) {
+                             EXPECT_THAT(message_of<c10::Error>([&] { train<M>(world, c, strategy); }),
+                                         HasSubstr("was frozen, unfrozen or added in the middle of a step"))
+                                 << strategy;
+                           }),
+                 DistributedError)
+        << strategy;
+  }
+}
+
+TEST(ParametersThatChange, BetweenTheMicroBatchesOfAStepAreRefused) {
   struct Freezes : Net<optim::SGD> {
     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
       if (batch_idx == 1) hidden->weight.set_requires_grad(false);
       return TinyModule::training_step(batch, batch_idx);
     }
   };
+  struct Thaws : Net<optim::SGD> {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (batch_idx == 1) thawing->weight.set_requires_grad(true);
+      return Net::training_step(batch, batch_idx);
+    }
+  };
+  struct AddsBefore : AddsAGroup {
+    void on_train_epoch_start() override {}
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      if (current_epoch() == 1 && batch_idx == 1) optimizer_->add_param_group({.params = hidden->parameters()});
+      return BatchAction::run;
+    }
+  };
+  expect_refused_on_two_ranks<Freezes>({.accumulate = 2});
+  expect_refused_on_two_ranks<Thaws>({.accumulate = 2});
+  expect_refused_on_two_ranks<AddsBefore>({.accumulate = 2});
+}
+
+TEST(ParametersThatChange, JustBeforeTheUpdateAreRefused) {
+  struct AddsInHook : AddsAGroup {
+    void on_train_epoch_start() override {}
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      if (global_step() == 2) optimizer.add_param_group({.params = hidden->parameters()});
+    }
+  };
+  expect_refused_on_two_ranks<AddsInHook>({});
+}
+
+// In manual optimisation a parameter that no optimizer had in the backward has the gradient of its own rank.
+TEST(ParametersThatChange, WithAGradientOfTheirOwnAreRefusedInManualOptimisation) {
+  struct AddsBetween : AddsAGroup {
+    AddsBetween() { automatic_optimization = false; }
+    void on_train_epoch_start() override {}
+    void on_before_optimizer_step(Optimizer& optimizer) override { optimizer_ = &optimizer; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      ManualOptimizer opt = optimizer();
+      opt.zero_grad();
+      manual_backward(loss(batch));
+      if (optimizer_ != nullptr) optimizer_->add_param_group({.params = hidden->parameters()});
+      opt.step();
+      return {};
+    }
+  };
   EXPECT_THROW(run_ranks(2,
                          [](World& world) {
-                           const Case c{.name = "freezes", .accumulate = 2};
-                           EXPECT_THAT(message_of<c10::Error>([&] { train<Freezes>(world, c, "ddp_sharded"); }),
-                                       HasSubstr("was frozen, unfrozen or added between the micro-batches of a step"));
+                           EXPECT_THAT(message_of<c10::Error>([&] { train<AddsBetween>(world, {}, "ddp"); }),
+                                       HasSubstr("parameter 'hidden.weight' was added to an optimizer after it had got "
+                                                 "a gradient"));
                          }),
                DistributedError);
+}
+
+// At the start of a window where one rank has no loss at first, and must not be asked for its next batch meanwhile.
+TEST(ParametersThatChange, AtTheStartOfAWindowReachEveryRankWithTheSameBatch) {
+  struct FreezesLater : TinyModule {
+    FreezesLater() { testing::draw_weights(*this); }
+    BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+      if (batch_idx == 2) hidden->weight.set_requires_grad(false);
+      return BatchAction::run;
+    }
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      return t_rank == 1 && batch_idx == 2 ? at::Tensor() : TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  for (const std::string strategy : {"ddp", "ddp_sharded"}) {
+    run_ranks(2, [&](World& world) {
+      t_rank = world.rank();
+      Trainer trainer(testing::quiet({.strategy = strategy, .devices = 2, .accumulate_grad_batches = 2}));
+      trainer.fit(make_module<FreezesLater>(),
+                  {.train = std::make_shared<testing::UnsizedLoader>(testing::tiny_loader(16, 4))});
+      EXPECT_EQ(trainer.state().global_step, 2) << strategy;
+    });
+  }
+}
+
+// A layer that the module has from the second epoch on, of other values on each rank.
+struct Grows : AddsAGroup {
+  torch::nn::Linear grown{nullptr};
+  virtual torch::nn::Linear make_layer() const { return torch::nn::Linear(4, 4); }
+  void on_train_epoch_start() override {
+    if (current_epoch() != 1) return;
+    grown = register_module("grown", make_layer());
+    const c10::NoGradGuard no_grad;
+    for (const at::Tensor& param : grown->parameters()) at::Tensor(param).fill_(0.1 * static_cast<double>(t_rank + 1));
+    grown->register_buffer("buffer", torch::full({3}, static_cast<double>(t_rank + 1)));
+    optimizer_->add_param_group({.params = grown->parameters()});
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (!grown) return AddsAGroup::training_step(batch, batch_idx);
+    return AddsAGroup::training_step({{"x", grown->forward(batch["x"])}, {"y", batch["y"]}}, batch_idx);
+  }
+};
+
+TEST(ParametersThatChange, ThoseOfANewLayerAreThoseOfRank0) {
+  for (const std::string strategy : {"ddp", "ddp_sharded", "zero_offload"}) {
+    std::vector<at::Tensor> by_rank(2);
+    run_ranks(2, [&](World& world) {
+      t_rank = world.rank();
+      const auto module = make_module<Grows>();
+      Trainer(testing::quiet({.strategy = strategy, .devices = 2, .max_epochs = 2}))
+          .fit(module, {.train = testing::tiny_loader(16, 4)});
+      EXPECT_TRUE(module->grown->buffers()[0].equal(torch::ones({3}))) << strategy;
+      by_rank[static_cast<size_t>(world.rank())] = testing::flat_weights(*module);
+    });
+    EXPECT_TRUE(by_rank[0].equal(by_rank[1])) << strategy;
+  }
+}
+
+TEST(ParametersThatChange, ANewLayerThatDoesNotFitIsRefused) {
+  struct GrowsUnequally : Grows {
+    torch::nn::Linear make_layer() const override {
+      return torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(t_rank == 0));
+    }
+  };
+  struct GrowsIn64Bits : Grows {
+    torch::nn::Linear make_layer() const override {
+      torch::nn::Linear layer(4, 4);
+      layer->to(at::kDouble);
+      return layer;
+    }
+  };
+  EXPECT_THROW(run_ranks(2,
+                         [](World& world) {
+                           t_rank = world.rank();
+                           EXPECT_THAT(message_of<SetupError>([&] { train<GrowsUnequally>(world, {}, "ddp"); }),
+                                       HasSubstr("rank 0 has 'grown.bias' of shape [4] and dtype Float"));
+                         }),
+               DistributedError);
+  run_ranks(1, [](World& world) {
+    EXPECT_THAT(
+        message_of<SetupError>([&] { train<GrowsIn64Bits>(world, {.precision = "bf16-true"}, "single_device"); }),
+        HasSubstr("'grown.weight' was registered after the strategy had set the module up, as Double on cpu, but the "
+                  "module is trained as BFloat16 on cpu"));
+  });
 }
 
 TEST(PiecesIn, CoverEveryElementOnceForAnyNumberOfRanks) {

@@ -9,7 +9,7 @@
 namespace fulgur::testing {
 
 // Rank 0 of many: the others have what it has.
-class OthersHaveTheSame final : public Collective {
+class OthersHaveTheSame : public Collective {
  public:
   explicit OthersHaveTheSame(int64_t world_size) : world_size_(world_size) {}
   int64_t rank() const override { return 0; }
