@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/logging.h"
 #include "core/serial_worker.h"
 #include "core/trace.h"
 #include "distributed/c10d_op.h"
@@ -90,9 +91,8 @@ class C10dCollective::Impl {
     } catch (const std::exception& error) {
       fail(call, error);
     }
-    if (trace::enabled()) {
-      work->getFuture()->addCallback([trace = span_of(name)](c10::ivalue::Future&) { trace(); });
-    }
+    const auto end = trace::enabled() ? work->getFuture() : nullptr;  // null of NCCL's for uneven parts
+    if (end != nullptr) end->addCallback([trace = span_of(name)](c10::ivalue::Future&) { trace(); });
     return Work([this, call, work] { guarded(call, [&] { work->wait(); }); });
   }
 
@@ -161,6 +161,17 @@ class C10dCollective::Impl {
 
   void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
 
+  // NCCL's abort() would leave what the device has not done yet undone; but after a failure that may wait for ever.
+  void end() noexcept {
+    if (transfers_ || failed()) return break_connections();
+    try {
+      backend_->shutdown();
+    } catch (const std::exception& error) {
+      log_warning("group '{}' ends badly: {}", group_.name, error.what());
+      backend_->abort();
+    }
+  }
+
  private:
   // Gloo waits without end for the store if that has been stopped.
   std::shared_ptr<Transfers> connect_in_time() const {
@@ -188,6 +199,11 @@ class C10dCollective::Impl {
     return [begin = trace::Clock::now(), name = std::string(name), lane = "group " + group_.name] {
       trace::add(name, begin, trace::Clock::now(), lane);
     };
+  }
+
+  bool failed() {
+    const std::lock_guard lock(mutex_);
+    return failure_.has_value();
   }
 
   Call begin(const char* name) {
@@ -243,8 +259,8 @@ class C10dCollective::Impl {
 C10dCollective::C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
     : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
 
-// What still runs is broken off, else the threads of the backend would wait for it until the timeout.
-C10dCollective::~C10dCollective() { impl_->break_connections(); }
+// What still runs on the CPU is broken off, else the threads of the backend would wait for it until the timeout.
+C10dCollective::~C10dCollective() { impl_->end(); }
 
 int64_t C10dCollective::rank() const { return impl_->group().rank; }
 int64_t C10dCollective::world_size() const { return impl_->group().world_size(); }

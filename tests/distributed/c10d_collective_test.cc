@@ -1,0 +1,90 @@
+// What a group asks of c10d's backend of a device, here a backend that only counts, on the meta device.
+#include "distributed/c10d_collective.h"
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+namespace fulgur {
+namespace {
+
+// Before anyone asks whether there is a trace, which is decided once in a process.
+[[maybe_unused]] const int is_traced =
+    ::setenv("FULGUR_TRACE", (::testing::TempDir() + "/c10d_collective_test").c_str(), /*overwrite=*/1);
+
+struct Calls {
+  int shutdowns = 0, aborts = 0;
+  bool shutdown_throws = false;
+};
+
+class Backend final : public c10d::Backend {
+ public:
+  explicit Backend(Calls& calls) : c10d::Backend(/*rank=*/0, /*size=*/1), calls_(calls) {}
+  const std::string getBackendName() const override { return "counting"; }
+  void abort() override { ++calls_.aborts; }
+  void shutdown() override {
+    ++calls_.shutdowns;
+    if (calls_.shutdown_throws) throw std::runtime_error("no");
+  }
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override {
+    return c10::make_intrusive<Done>();
+  }
+
+ private:
+  // Has no future, as NCCL's for tensors that do not divide.
+  struct Done final : c10d::Work {
+    bool wait(std::chrono::milliseconds) override { return true; }
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return nullptr; }
+  };
+
+  Calls& calls_;
+};
+
+std::unique_ptr<C10dCollective> group_of(Calls& calls) {
+  using std::chrono::milliseconds;
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  return std::make_unique<C10dCollective>(
+      Group{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
+      [&calls](const Group&) { return c10::make_intrusive<Backend>(calls); },
+      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)));
+}
+
+at::Tensor ones_nobody_reads() { return at::zeros({3}, at::TensorOptions(c10::kMeta)); }
+
+TEST(C10dCollective, AHealthyGroupOfADeviceEndsByShutdown) {
+  Calls calls;
+  group_of(calls)->all_reduce(ones_nobody_reads()).wait();
+  EXPECT_EQ(calls.shutdowns, 1);
+  EXPECT_EQ(calls.aborts, 0);
+}
+
+TEST(C10dCollective, AGroupThatFailedEndsByAbort) {
+  Calls calls;
+  group_of(calls)->abort("a rank has failed");
+  EXPECT_EQ(calls.shutdowns, 0);
+  EXPECT_GE(calls.aborts, 1);
+}
+
+TEST(C10dCollective, AGroupThatDoesNotShutDownIsAborted) {
+  Calls calls{.shutdown_throws = true};
+  group_of(calls).reset();
+  EXPECT_EQ(calls.shutdowns, 1);
+  EXPECT_EQ(calls.aborts, 1);
+}
+
+// With a trace, whose spans end when the future is complete.
+TEST(C10dCollective, WorkWithoutAFutureHasNoSpan) {
+  Calls calls;
+  const auto group = group_of(calls);
+  EXPECT_NO_THROW(group->all_reduce(ones_nobody_reads()).wait());
+}
+
+}  // namespace
+}  // namespace fulgur
