@@ -10,13 +10,14 @@
 
 namespace fulgur::optim {
 
-// Any optimizer of torch::optim, LBFGS among them:
+// Any optimizer of torch::optim (Adam, AdamW, SGD, RMSprop, Adagrad, LBFGS), or of a class derived from one:
 //   return optim::TorchOptimizer(torch::optim::RMSprop(parameters(), 1e-3));
-// Learning-rate schedules reach it; its other settings, weight decay too, are what they were when it was made.
-// Gradients are transformed in a pass of their own before its step; LBFGS, which computes them itself, takes them as
-// they are.
+// lr and weight_decay are those of groups(), so that schedules and checkpoints reach them; its other settings are what
+// they were when it was made. Gradients are transformed in a pass of their own before its step; LBFGS, which computes
+// them itself, takes them as they are.
 class TorchOptimizer final : public Optimizer {
  public:
+  // Throws UsageError for any other class: there is no safe way to keep its state in a checkpoint.
   template <std::derived_from<torch::optim::Optimizer> T>
   explicit TorchOptimizer(T optimizer) : TorchOptimizer(std::make_unique<T>(std::move(optimizer))) {}
   explicit TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer);
@@ -26,11 +27,15 @@ class TorchOptimizer final : public Optimizer {
   void step(const GradientTransform& transform) override;
   bool needs_closure() const override { return needs_closure_; }
   void step(const Closure& closure) override;
-  State state() const override;  // torch's own, as one tensor of bytes
+
+  // The state has torch's names, "0/3/exp_avg" for parameter 3 of group 0, and the "class". Loading copies it, and
+  // throws CheckpointError if it is another class's or does not fit the parameters. The archives that torch::optim
+  // writes, which older checkpoints have, are refused: reading one can run code.
+  State state() const override;
   void load_state(const State& state) override;
 
  private:
-  void set_learning_rates();
+  void take_settings_of_groups();
 
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   bool needs_closure_;
