@@ -1,11 +1,14 @@
 #include "trainer/fit_bounds.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "core/logging.h"
 
 namespace fulgur {
 
-FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested, Ranks& ranks,
-                     const SignalWatch& signals, Clock::time_point start)
+FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const std::atomic<bool>& stop_requested,
+                     Ranks& ranks, const SignalWatch& signals, Clock::time_point start)
     : options_(options),
       state_(state),
       stop_requested_(stop_requested),
@@ -57,6 +60,23 @@ bool FitBounds::time_is_over() {
   if (!told_time_) log_info("stopping: max_time = {} is over", options_.max_time->to_string());
   told_time_ = true;
   return true;
+}
+
+bool SignalPoll::operator()() {
+  if (--remaining_ > 0) return false;
+  bounds_.agree();
+  remaining_ = ranks_.world_size() > 1 ? next_interval() : 1;
+  return bounds_.signal() != 0;
+}
+
+int64_t SignalPoll::next_interval() {
+  constexpr double kSecondsBetweenLooks = 0.5;
+  const auto now = FitBounds::Clock::now();
+  double slowest_s = std::chrono::duration<double>(now - std::exchange(last_look_, now)).count();
+  ranks_.all_reduce({&slowest_s, 1}, Reduction::max);
+  const double most = std::max(1.0, 2.0 * static_cast<double>(interval_));
+  const double in_time = static_cast<double>(interval_) * kSecondsBetweenLooks / std::max(slowest_s, 1e-9);
+  return interval_ = static_cast<int64_t>(std::clamp(in_time, 1.0, most));
 }
 
 }  // namespace fulgur

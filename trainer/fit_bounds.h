@@ -1,6 +1,8 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 
 #include "core/ranks.h"
 #include "core/run_state.h"
@@ -15,7 +17,7 @@ class FitBounds {
   using Clock = std::chrono::steady_clock;
 
   // All are borrowed. max_time runs from `start`.
-  FitBounds(const TrainerOptions& options, const RunState& state, const bool& stop_requested, Ranks& ranks,
+  FitBounds(const TrainerOptions& options, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
             const SignalWatch& signals, Clock::time_point start);
 
   bool max_steps_reached() const;
@@ -40,13 +42,32 @@ class FitBounds {
 
   const TrainerOptions& options_;
   const RunState& state_;
-  const bool& stop_requested_;
+  const std::atomic<bool>& stop_requested_;
   Ranks& ranks_;
   const SignalWatch& signals_;
   bool agreed_ = false;
   int signal_ = 0;
   const Clock::time_point start_;
   bool told_time_ = false, told_minimum_ = false;
+};
+
+// Looks for a signal amid a validation: called before each batch, on every rank. One process looks each time. For
+// several ranks a look is an exchange between them, and so they count batches until the next one: as many as the
+// slowest rank runs in about half a second, and at most twice as many as before.
+class SignalPoll {
+ public:
+  SignalPoll(FitBounds& bounds, Ranks& ranks) : bounds_(bounds), ranks_(ranks) {}
+
+  bool operator()();  // true: a signal has come, and every rank knows
+
+ private:
+  int64_t next_interval();
+
+  FitBounds& bounds_;
+  Ranks& ranks_;
+  int64_t interval_ = 0;   // batches from the last look to the next; 0: there was none
+  int64_t remaining_ = 0;  // batches until the next look
+  FitBounds::Clock::time_point last_look_ = FitBounds::Clock::now();
 };
 
 }  // namespace fulgur

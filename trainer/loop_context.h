@@ -2,6 +2,7 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <atomic>
 #include <functional>
 #include <utility>
 
@@ -36,7 +37,7 @@ struct LoopContext {
   CheckpointSaver& saver;
   const SignalWatch& signals;
   const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
-  const bool& stop_requested;
+  const std::atomic<bool>& stop_requested;
   int64_t& accumulate_grad_batches;  // from the next epoch on
 
   // What evaluation steps run in; training steps run in the strategy's.

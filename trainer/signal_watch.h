@@ -1,15 +1,13 @@
 #pragma once
 
-#include <signal.h>
-
-#include <utility>
-#include <vector>
+#include <string_view>
 
 namespace fulgur {
 
 // Notes SIGTERM and SIGINT while it lives, and under SLURM also SIGUSR1, with which it announces the end of the job's
 // time, so that fit can save and end after the running step or amid a validation. A second SIGINT ends the process at
-// once. A signal that the program handles itself is left to it. The handlers that were there come back.
+// once. A signal that the program handles itself is left to it. Several may live at once, in any threads: a signal is
+// for all of them, and the last one to go puts the handlers back that were there before the first.
 class SignalWatch {
  public:
   explicit SignalWatch(bool active);
@@ -20,10 +18,10 @@ class SignalWatch {
   int pending() const;  // the one that came; 0: none
 
  private:
-  void watch(int signal);
-
-  std::vector<std::pair<int, struct sigaction>> before_;
+  const bool active_;
 };
+
+std::string_view signal_name(int signal);  // of those that it notes: "SIGTERM"
 
 // SLURM is about to end the job for its time limit.
 void requeue_slurm_job();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include "core/error.h"
@@ -224,11 +225,8 @@ bool TrainEpochLoop::validate() {
     progress_.due = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
     if (bounds_.signal() != 0) return false;
     if (context_.hooks.module().automatic_optimization) context_.hooks.module().on_validation_model_zero_grad();
-    const auto signal_came = [&] {
-      bounds_.agree();
-      return bounds_.signal() != 0;
-    };
-    if (!validation_.run_unless(signal_came)) return false;
+    SignalPoll signal_came(bounds_, context_.ranks);
+    if (!validation_.run_unless(std::ref(signal_came))) return false;
     progress_.due.reset();
   }
   schedule_.restart_clock();

@@ -2,9 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <csignal>
 #include <map>
 #include <stdexcept>
 #include <system_error>
@@ -29,6 +31,7 @@
 #include "trainer/optimizer_steps.h"
 #include "trainer/resolve_options.h"
 #include "trainer/run_dir.h"
+#include "trainer/signal_watch.h"
 
 namespace fulgur {
 namespace {
@@ -111,6 +114,19 @@ class WeightsRestored final : public Callback {
   std::map<std::string, at::Tensor> before_;
 };
 
+// One that came when no step was left to look for it. Every rank has the same.
+int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
+  double pending = signals.pending();
+  if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
+  return static_cast<int>(pending);
+}
+
+// What comes after fit in the program is still to do, for which SLURM gives another job.
+[[noreturn]] void interrupt_after_last_step(int signal, int64_t num_steps, bool is_global_zero) {
+  if (signal == SIGUSR1 && is_global_zero) requeue_slurm_job();
+  throw InterruptedError(fmt::format("{} came after the last of {} steps", signal_name(signal), num_steps), signal);
+}
+
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
     "optim::AdamW(parameters(), {{.lr = 1e-3}})";
@@ -149,6 +165,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)",
                "fit needs training_step, configure_optimizers and a train loader");
   require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
+  const auto stop_is_forgotten = c10::make_scope_exit([this] { stop_requested_ = false; });
   state_ = {};
   run(EntryPoint::fit, module, data, options_.ckpt_path, [&](LoopContext& context) {
     const auto val = [&] {
@@ -281,7 +298,6 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   meet_ranks();
   module_ = module;
   metrics_ = {};
-  stop_requested_ = false;
   accumulate_grad_batches_ = options_.accumulate_grad_batches;
   state_.entry_point = entry_point;
   callbacks_ = options_.callbacks;
@@ -291,7 +307,9 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   std::exception_ptr failure;
   const DebugModes modes(options_, entry_point);
   GroupRanks ranks(world_->control());
-  const SignalWatch signals(/*active=*/entry_point == EntryPoint::fit && !is_trial_);
+  const bool watches_signals = entry_point == EntryPoint::fit && !is_trial_;
+  const SignalWatch signals(watches_signals);
+  int late_signal = 0;
   const std::function<void(int)> on_signal = [this](int signal) { interrupt(signal); };
   saver_ = std::make_unique<CheckpointSaver>(
       world_->control(), [this](bool weights_only) { return checkpoint_content(weights_only); },
@@ -320,6 +338,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
                         .accumulate_grad_batches = accumulate_grad_batches_};
     body(context);
     saver_->finish();
+    if (watches_signals) late_signal = late_signal_of(ranks, signals);
   } catch (...) {
     failure = std::current_exception();
     tell_of_failure(failure, data);
@@ -328,6 +347,10 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   saver_.reset();
   checkpoint_.reset();
   after([&] { teardown(data); });
+  if (late_signal == 0 && world_size_ == 1) late_signal = signals.pending();
+  if (failure == nullptr && late_signal != 0) {
+    after([&] { interrupt_after_last_step(late_signal, state_.global_step, rank_ == 0); });
+  }
   if (failure == nullptr && after.first() == nullptr) return leave_ranks();
   if (failure != nullptr) after.warn("teardown failed too");
   leave_ranks(failure != nullptr ? failure : after.first());
@@ -529,8 +552,7 @@ const std::filesystem::path& Trainer::run_dir() {
 }
 
 void Trainer::request_stop(std::string_view reason) {
-  if (!stop_requested_) log_info("stopping: {}", reason);
-  stop_requested_ = true;
+  if (!stop_requested_.exchange(true)) log_info("stopping: {}", reason);
 }
 
 void Trainer::set_accumulation(int64_t accumulate_grad_batches) {

@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -35,7 +36,8 @@ namespace fulgur {
 //   trainer.fit(make_module<Digits>(), {.train = train, .val = val});
 // Errors: settings that cannot be used throw UsageError from the constructor; a module and data that do not fit
 // together throw SetupError from an entry point, before its first step. An exception from a step or a hook reaches the
-// caller as it is, once on_exception and teardown have run. Threading: one thread, which all hooks run on.
+// caller as it is, once on_exception and teardown have run. Threading: one thread, which all hooks run on; only
+// request_stop may be called from any thread.
 class Trainer final : private TrainerControl {
  public:
   explicit Trainer(TrainerOptions options = {});
@@ -50,7 +52,7 @@ class Trainer final : private TrainerControl {
   // and the same strategy as if it had never ended, bit for bit; otherwise from the same weights, optimizer state and
   // place in the data. The module is on the CPU afterwards. SIGTERM and Ctrl-C end it after the running step or amid a
   // validation, which begins anew in the run that goes on, with a checkpoint if there is a ModelCheckpoint:
-  // InterruptedError.
+  // InterruptedError. It is thrown for a signal after the last step, too, when everything has been saved.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 
@@ -86,7 +88,8 @@ class Trainer final : private TrainerControl {
   // the running step has ended. Throws CheckpointError, or UsageError before the first entry point.
   void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) override;
 
-  // fit ends after the running optimizer step, once min_epochs and min_steps are reached.
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached; if none runs, the next fit
+  // ends before its first step. Forgotten when fit ends. May be called from any thread, while the Trainer lives.
   void request_stop(std::string_view reason) override;
 
   const RunState& state() const override { return state_; }
@@ -98,7 +101,7 @@ class Trainer final : private TrainerControl {
   Metrics callback_metrics() const { return metrics_.callback_metrics(); }
   Metrics progress_bar_metrics() const { return metrics_.progress_bar_metrics(); }
   const Metrics& logged_metrics() const { return metrics_.logged_metrics(); }
-  const TrainerOptions& options() const { return options_; }  // as resolved: defaults filled in
+  const TrainerOptions& options() const { return options_; }  // defaults filled in, but for max_epochs: state() has it
 
  private:
   // TrainerControl
@@ -160,11 +163,11 @@ class Trainer final : private TrainerControl {
   std::unique_ptr<CheckpointSaver> saver_;      // of the running entry point
   bool failing_ = false;                        // it has thrown
   bool running_ = false;
-  bool stop_requested_ = false;
+  std::atomic<bool> stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  bool told_slow_ = false;      // of the precision
-  bool told_no_shard_ = false;  // of a loader that cannot be shared out
-  bool is_trial_ = false;       // of find_*: without schedules and the module's callbacks
+  bool told_slow_ = false;                  // of the precision
+  bool told_no_shard_ = false;              // of a loader that cannot be shared out
+  bool is_trial_ = false;                   // of find_*: without schedules and the module's callbacks
   std::filesystem::path run_dir_;
 };
 

@@ -1,20 +1,38 @@
 // When fit ends: bounds, minimum bounds, and requested stops.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <atomic>
 #include <chrono>
+#include <csignal>
+#include <future>
 #include <memory>
 #include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/callback.h"
+#include "core/error.h"
+#include "core/ranks.h"
+#include "core/run_state.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
+#include "tests/testing/ranks.h"
+#include "trainer/fit_bounds.h"
+#include "trainer/signal_watch.h"
 #include "trainer/trainer.h"
 
 namespace fulgur {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::at_batch_end;
 using testing::CountingModule;
 using ::testing::HasSubstr;
 using testing::quiet;
@@ -83,9 +101,162 @@ TEST(FitBounds, AStopBeforeTrainingTrainsNothing) {
 TEST(FitBounds, AStopIsForgottenByTheNextFit) {
   Trainer trainer(quiet({.callbacks = {stop_at_batch(3)}}));
   trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
-  trainer.request_stop("between two runs");
   trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
   EXPECT_EQ(trainer.state().global_step, 1);  // stop_at_batch asks again at once
+}
+
+TEST(FitBounds, AStopThatAFailedFitWasAskedForIsForgotten) {
+  bool fails = true;
+  Trainer trainer(quiet({.callbacks = {at_batch_end([&](TrainerControl& run) {
+                           if (!std::exchange(fails, false)) return;
+                           run.request_stop("the test wants it");
+                           throw std::runtime_error("no");
+                         })}}));
+  const auto fit_again = [&] { trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)}); };
+  EXPECT_THROW(fit_again(), std::runtime_error);
+  fit_again();
+  EXPECT_EQ(trainer.state().global_step, 5);
+}
+
+// As by a thread that wants it while another has only begun to call fit.
+TEST(FitBounds, AStopBeforeFitEndsThatFit) {
+  Trainer trainer(quiet());
+  trainer.request_stop("before fit");
+  for (const int64_t steps : {0, 5}) {
+    trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
+    EXPECT_EQ(trainer.state().global_step, steps);
+  }
+}
+
+TEST(FitBounds, AnotherThreadMayAskForAStop) {
+  std::promise<void> is_training, was_asked;
+  const auto waits = at_batch_end([&, count = 0](TrainerControl&) mutable {
+    if (++count != 2) return;
+    is_training.set_value();
+    was_asked.get_future().wait();
+  });
+  Trainer trainer(quiet({.max_epochs = 9, .callbacks = {waits}}));
+  std::thread other([&] {
+    is_training.get_future().wait();
+    trainer.request_stop("another thread wants it");
+    was_asked.set_value();
+  });
+  trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
+  other.join();
+  EXPECT_EQ(trainer.state().global_step, 2);
+}
+
+struct SignalAtEnd : Callback {
+  bool was_torn_down = false;
+  void on_train_end(TrainerControl&) override { std::raise(SIGTERM); }
+  void teardown(TrainerControl&, EntryPoint) override { was_torn_down = true; }
+};
+
+TEST(FitBounds, ASignalAfterTheLastStepReachesTheCaller) {
+  const auto callback = std::make_shared<SignalAtEnd>();
+  const auto module = make_module<CountingModule>();
+  Trainer trainer(quiet({.callbacks = {callback}}));
+  try {
+    trainer.fit(module, {.train = tiny_loader(40, 8)});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const InterruptedError& error) {
+    EXPECT_EQ(error.exit_code, 128 + SIGTERM);
+    EXPECT_THAT(error.what(), HasSubstr("SIGTERM came after the last of 5 steps"));
+  }
+  EXPECT_TRUE(callback->was_torn_down);
+}
+
+TEST(FitBounds, ASignalAfterTheLastStepReachesTheCallerOnEveryRank) {
+  std::atomic<int> interrupted = 0;
+  EXPECT_THROW(
+      testing::run_ranks(2,
+                         [&](World&) {
+                           Trainer trainer(quiet({.devices = 2, .callbacks = {std::make_shared<SignalAtEnd>()}}));
+                           try {
+                             trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
+                           } catch (const InterruptedError&) {
+                             ++interrupted;
+                             throw;
+                           }
+                         }),
+      InterruptedError);
+  EXPECT_EQ(interrupted, 2);
+}
+
+bool is_default(int signal) {
+  struct sigaction now{};
+  ::sigaction(signal, nullptr, &now);
+  return now.sa_handler == SIG_DFL;
+}
+
+// As of two fits that overlap in two threads.
+TEST(SignalWatch, TheLastOfSeveralPutsTheHandlersBack) {
+  for (const bool first_ends_first : {true, false}) {
+    auto first = std::make_unique<SignalWatch>(true), second = std::make_unique<SignalWatch>(true);
+    (first_ends_first ? first : second).reset();
+    const auto& left = first_ends_first ? second : first;
+    ASSERT_FALSE(is_default(SIGTERM));
+    ASSERT_FALSE(is_default(SIGINT));
+    std::raise(SIGTERM);
+    EXPECT_EQ(left->pending(), SIGTERM);
+    first.reset();
+    second.reset();
+    EXPECT_TRUE(is_default(SIGTERM));
+    EXPECT_TRUE(is_default(SIGINT));
+  }
+}
+
+TEST(SignalWatch, AFurtherOneKeepsWhatCameAndTheNextRunBeginsWithoutIt) {
+  {
+    const SignalWatch first(true);
+    std::raise(SIGTERM);
+    const SignalWatch second(true), passive(false);
+    EXPECT_EQ(first.pending(), SIGTERM);
+    EXPECT_EQ(second.pending(), SIGTERM);
+    EXPECT_EQ(passive.pending(), 0);
+  }
+  EXPECT_EQ(SignalWatch(true).pending(), 0);
+}
+
+TEST(SignalWatch, LeavesASignalToTheProgramThatHandlesIt) {
+  struct sigaction own{}, before{};
+  own.sa_handler = SIG_IGN;
+  ::sigaction(SIGTERM, &own, &before);
+  {
+    const SignalWatch watch(true);
+    std::raise(SIGTERM);
+    EXPECT_EQ(watch.pending(), 0);
+    EXPECT_FALSE(is_default(SIGINT));
+  }
+  EXPECT_TRUE(is_default(SIGINT));
+  ::sigaction(SIGTERM, &before, &own);
+  EXPECT_EQ(own.sa_handler, SIG_IGN);
+}
+
+// Counts the exchanges; the other rank says what this one does.
+struct TwoRanks final : Ranks {
+  int64_t exchanges = 0;
+  int64_t rank() const override { return 0; }
+  int64_t world_size() const override { return 2; }
+  void all_reduce(std::span<double>, Reduction) override { ++exchanges; }
+  MetricStates combine(MetricStates states) override { return states; }
+  std::vector<std::string> all_gather(std::string_view text) override { return {2, std::string(text)}; }
+};
+
+TEST(SignalPoll, SeveralRanksExchangeLittleAndHearOfASignal) {
+  const TrainerOptions options;
+  const RunState state;
+  const std::atomic<bool> stop_requested = false;
+  TwoRanks ranks;
+  const SignalWatch signals(true);
+  FitBounds bounds(options, state, stop_requested, ranks, signals, FitBounds::Clock::now());
+  SignalPoll poll(bounds, ranks);
+  for (int i = 0; i < 1000; ++i) EXPECT_FALSE(poll());
+  EXPECT_LT(ranks.exchanges, 200);
+  std::raise(SIGTERM);
+  bool is_heard = false;
+  for (int i = 0; i < 2000 && !is_heard; ++i) is_heard = poll();
+  EXPECT_TRUE(is_heard);
 }
 
 TEST(FitBounds, MaxTimeEndsFit) { EXPECT_EQ(fit({.max_epochs = 9, .max_time = 0s}), (Ended{0, 0, 0})); }
