@@ -25,18 +25,21 @@ std::shared_ptr<GradientAccumulationScheduler> GradientAccumulationScheduler::ma
   return std::make_shared<GradientAccumulationScheduler>(std::move(schedule));
 }
 
+// A run that resumes takes over the checkpoint's factor only after setup.
+void GradientAccumulationScheduler::setup(TrainerControl& trainer, EntryPoint entry_point) {
+  if (entry_point != EntryPoint::fit || trainer.accumulation() == 1) return;
+  throw SetupError(fmt::format(
+      "accumulate_grad_batches = {} and a GradientAccumulationScheduler contradict each other; leave one of "
+      "them out",
+      trainer.accumulation()));
+}
+
 void GradientAccumulationScheduler::on_fit_start(TrainerControl& trainer) {
   if (!trainer.module().automatic_optimization) {
     throw SetupError(
         fmt::format("{} optimises manually, so that a GradientAccumulationScheduler would have no effect; "
                     "accumulate in training_step, or leave the callback out",
                     trainer.module().name()));
-  }
-  if (trainer.accumulation() != 1) {
-    throw SetupError(
-        fmt::format("accumulate_grad_batches = {} and a GradientAccumulationScheduler contradict each other; leave "
-                    "one of them out",
-                    trainer.accumulation()));
   }
 }
 

@@ -19,6 +19,7 @@ class GradientAccumulationScheduler final : public Callback {
   explicit GradientAccumulationScheduler(Schedule schedule);
   static std::shared_ptr<GradientAccumulationScheduler> make(Schedule schedule);
 
+  void setup(TrainerControl& trainer, EntryPoint entry_point) override;
   void on_fit_start(TrainerControl& trainer) override;
   void on_train_epoch_start(TrainerControl& trainer) override;
 

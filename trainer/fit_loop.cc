@@ -36,6 +36,22 @@ void warn_of_frozen_modes(const Module& module) {
   }
 }
 
+int64_t count_of(const State& state, std::string_view name) {
+  constexpr int64_t kMost = int64_t{1} << 53;
+  const auto count = state.get<int64_t>(name);
+  if (count < 0 || count > kMost) throw CheckpointError(c10::str("'", name, "' is ", count, ", which no run counts"));
+  return count;
+}
+
+FitBounds::Clock::duration elapsed_of(const State& state) {
+  constexpr double kMost = 1e9;  // s; more than 30 years
+  const auto elapsed_s = state.get<double>("elapsed_s");
+  if (!(elapsed_s >= 0 && elapsed_s <= kMost)) {
+    throw CheckpointError(c10::str("'elapsed_s' is ", elapsed_s, ", which no run has taken"));
+  }
+  return std::chrono::duration_cast<FitBounds::Clock::duration>(std::chrono::duration<double>(elapsed_s));
+}
+
 }  // namespace
 
 FitLoop::FitLoop(LoopContext& context, LoaderSources sources)
@@ -143,6 +159,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   TrainEpochLoop(context_, steps, bounds, validation_, schedule_, progress_)
       .run(*train_, num_train_batches_, together_, in_middle ? &resume_->epoch : nullptr);
   resume_.reset();
+  if (!progress_.epoch_is_complete) metrics_of_cut_epoch_ = context_.metrics.state();
   if (state.global_step == steps_before && !in_middle && !told_idle_ && !bounds.done()) {
     told_idle_ = true;
     log_warning("epoch {} ended without an optimizer step", state.epoch);
@@ -185,26 +202,27 @@ State FitLoop::state() const {
 // divide evenly, the few that only some of the ranks would get are left out.
 void FitLoop::load_state(const State& state, const State& metrics, const State& of_rank) {
   RunState& run = context_.state;
-  run.epoch = progress_.epoch = state.get<int64_t>("epoch");
+  run.epoch = progress_.epoch = count_of(state, "epoch");
   if (run.max_epochs >= 0 && run.epoch > run.max_epochs) {
     throw CheckpointError(c10::str("the checkpoint has ", run.epoch, " epochs behind it, but max_epochs = ",
                                    run.max_epochs, "; set it to the number of epochs in all"));
   }
-  run.global_step = state.get<int64_t>("global_step");
-  run.batches_that_stepped = state.get<int64_t>("batches_that_stepped");
-  progress_.total = state.get<int64_t>("total_batches");
-  if (const auto* batches = state.find<int64_t>("validation_batches")) validation_.set_num_batches_run(*batches);
+  run.global_step = count_of(state, "global_step");
+  run.batches_that_stepped = count_of(state, "batches_that_stepped");
+  progress_.total = count_of(state, "total_batches");
+  if (state.find<int64_t>("validation_batches") != nullptr) {
+    validation_.set_num_batches_run(count_of(state, "validation_batches"));
+  }
   if (const State due = state.child("validation_due"); !due.empty()) {
     progress_.due = {.after_step = due.get<bool>("after_step"), .is_last_batch = due.get<bool>("is_last_batch")};
   }
-  start_ -= std::chrono::duration_cast<FitBounds::Clock::duration>(
-      std::chrono::duration<double>(state.get<double>("elapsed_s")));
+  start_ -= elapsed_of(state);
   if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
     context_.accumulate_grad_batches = *accumulation;
   }
   train_->load_state(state.child("train_loader"));
   const int64_t world_size = context_.ranks.world_size();
-  const int64_t samples = (state.get<int64_t>("samples_of_epoch") + world_size - 1) / world_size;
+  const int64_t samples = (count_of(state, "samples_of_epoch") + world_size - 1) / world_size;
   progress_.of_epoch = samples / train_->batch_size();
   progress_.odd_samples = samples % train_->batch_size();
   resume_ = Resume{.epoch = {.behind = {.batches = progress_.of_epoch, .samples = samples}, .restore = {}},
@@ -218,7 +236,11 @@ State FitLoop::rank_state() const {
   if (is_waiting && !resume_->of_rank.empty()) return resume_->of_rank;
   State state;
   state.set_child("random", RandomState::now().state());
-  state.set_child("metrics", is_waiting ? resume_->metrics : context_.metrics.state());
+  if (is_waiting) {
+    state.set_child("metrics", resume_->metrics);
+  } else {
+    state.set_child("metrics", metrics_of_cut_epoch_ ? *metrics_of_cut_epoch_ : context_.metrics.state());
+  }
   return state;
 }
 

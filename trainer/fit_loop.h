@@ -31,11 +31,13 @@ class FitLoop {
 
   // Where it stands, for a checkpoint between two steps; and to go on from there when it runs. `metrics`: those of
   // ended epochs. `of_rank`: all that this rank kept; empty if the ranks were others. Throws CheckpointError if
-  // max_epochs is behind already.
+  // max_epochs is behind already, or for a count or a time that no run can have.
   State state() const;
   void load_state(const State& state, const State& metrics, const State& of_rank);
 
-  // Random numbers and metrics of this rank; those that were loaded, until the run has begun to go on.
+  // Random numbers and metrics of this rank; those that were loaded, until the run has begun to go on. After an epoch
+  // that a bound or a stop has cut, the metrics are what the epoch had collected: a run that resumes in it completes
+  // them.
   State rank_state() const;
 
  private:
@@ -62,7 +64,8 @@ class FitLoop {
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   TrainEpochLoop::Progress progress_;
-  std::optional<Resume> resume_;  // until the first epoch has begun
+  std::optional<Resume> resume_;               // until the first epoch has begun
+  std::optional<State> metrics_of_cut_epoch_;  // what the last epoch collected, if it was cut
   FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
   bool told_idle_ = false;  // of an epoch without a step
 };

@@ -1,4 +1,5 @@
 // Runs that go on from a checkpoint, beside the run that was never interrupted.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
@@ -6,17 +7,24 @@
 #include <array>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 
+#include "callbacks/gradient_accumulation_scheduler.h"
 #include "callbacks/model_checkpoint.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "core/error.h"
+#include "metrics/aggregation.h"
 #include "optim/lamb.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "strategies/preset_options.h"
+#include "tests/testing/at_batch_end.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
@@ -27,6 +35,9 @@ namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::message_of;
 using testing::run_ranks;
 using testing::TempDir;
 using testing::tiny_dataset;
@@ -76,6 +87,38 @@ struct NetWithSgd : Net {
 };
 struct NetWithLamb : Net {
   Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
+};
+
+// Logs a Metric by reference.
+struct NetWithMetric : Net {
+  metrics::Mean mean;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor loss = Net::training_step(batch, batch_idx);
+    mean.update(loss.detach(), static_cast<double>(batch.batch_size()));
+    log("by_reference", mean);
+    return loss;
+  }
+};
+
+// Two optimizers, each with steps and a schedule of its own, that the Module takes itself.
+struct NetWithManualSteps : Net {
+  NetWithManualSteps() { automatic_optimization = false; }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor loss = Net::training_step(batch, batch_idx);
+    for (size_t i = 0; i < 2; ++i) optimizer(i).zero_grad();
+    manual_backward(loss);
+    optimizer(0).step();
+    if (batch_idx % 2 == 0) optimizer(1).step();
+    lr_scheduler().step();
+    return loss;
+  }
+  Optimizers configure_optimizers() override {
+    Optimizers both;
+    both.add(optim::AdamW(hidden->parameters(), {.lr = 1e-2}),
+             {.scheduler = optim::CosineAnnealingLR::make({.T_max = 12})});
+    both.add(optim::SGD(out->parameters(), {.lr = 0.05, .momentum = 0.9}));
+    return both;
+  }
 };
 
 // As one that augments: every look at a sample draws from the process's generator.
@@ -259,6 +302,31 @@ TEST(Resume, IsExactWithEveryKindOfOptimizer) {
   expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
 }
 
+TEST(Resume, IsExactWithAScheduleOfAccumulation) {
+  using Schedule = GradientAccumulationScheduler::Schedule;
+  for (const Schedule& schedule : {Schedule{{0, 2}, {1, 3}}, Schedule{{1, 2}}}) {
+    SCOPED_TRACE(schedule.size());
+    expect_exact_resume({.options = {.callbacks = {GradientAccumulationScheduler::make(schedule)}}});
+  }
+}
+
+TEST(Resume, IsExactInManualOptimisationWithSeveralOptimizers) {
+  expect_exact_resume({.make = [] { return make_module<NetWithManualSteps>(); }});
+}
+
+TEST(Resume, IsExactWithAMetricThatIsLoggedByReference) {
+  expect_exact_resume({.make = [] { return make_module<NetWithMetric>(); }});
+}
+
+TEST(Resume, IsExactWithFewerBatchesThanTheLoaderHas) {
+  expect_exact_resume({.options = {.limit_train_batches = Batches(3), .limit_val_batches = Batches(1)}});
+  expect_exact_resume({.options = {.overfit_batches = Batches(3)}});
+}
+
+TEST(Resume, IsExactWithLoadersThatAreMadeAnew) {
+  expect_exact_resume({.options = {.reload_dataloaders_every_n_epochs = 1}, .noisy_data = true});
+}
+
 TEST(Resume, IsExactWithDataThatDrawsRandomNumbers) { expect_exact_resume({.noisy_data = true}); }
 
 // Validates other weights than it trains, draws random numbers in validation, and logs in two hooks of training.
@@ -388,6 +456,66 @@ TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
   const Trail resumed = fit({.make = make}, 2, "", dir.path() / "0-end");
   EXPECT_EQ(resumed.losses.size(), 7U);
   EXPECT_TRUE(ends_with(whole.losses, resumed.losses));
+}
+
+// Saves when the last step is behind, and the epoch's metrics are reduced.
+class SavesAtEnd final : public Callback {
+ public:
+  explicit SavesAtEnd(fs::path folder) : folder_(std::move(folder)) {}
+  void on_train_end(TrainerControl& trainer) override { trainer.save_checkpoint(folder_ / "train-end"); }
+
+ private:
+  fs::path folder_;
+};
+
+// The run that is cut validates where the whole one does not.
+Trail of_training(Trail trail) {
+  std::erase_if(trail.metrics, [](const auto& metric) { return std::get<1>(metric).starts_with("val"); });
+  return trail;
+}
+
+// Whatever ended it, and whenever the checkpoint was written.
+TEST(Resume, MetricsOfAnEpochThatWasCutCoverAllOfIt) {
+  const auto make = [] { return make_module<NetWithMetric>(); };
+  const Trail whole = of_training(fit({.make = make}, 1, "", ""));
+  for (const bool by_request : {false, true}) {
+    const TempDir dir;
+    RunKind cut{.options = {.max_steps = by_request ? -1 : 3}, .make = make};
+    cut.options.callbacks = {std::make_shared<SavesAtEnd>(dir.path())};
+    if (by_request) cut.options.callbacks.push_back(testing::stop_at_batch(3));
+    fit(cut, 1, dir.path(), "");
+    for (const char* checkpoint : {"0-2", "0-end", "train-end"}) {
+      SCOPED_TRACE(c10::str(by_request ? "request_stop, " : "max_steps, ", checkpoint));
+      const Trail resumed = of_training(fit({.make = make}, 2, "", dir.path() / checkpoint));
+      EXPECT_EQ(resumed.losses.size(), 7U);
+      expect_same_end(whole, resumed);
+    }
+  }
+}
+
+// As by a hand that keeps the file's size: `value` in the place of what `name` has in state.json.
+void overwrite(const fs::path& checkpoint, const std::string& name, const std::string& value) {
+  const fs::path file = checkpoint / "state.json";
+  std::string text = testing::read_file(file);
+  const size_t begin = text.find("\"" + name + "\":") + name.size() + 3;
+  const size_t end = text.find_first_of(",}\n", begin);
+  ASSERT_LE(begin + value.size(), end);
+  text.replace(begin, end - begin, std::string(end - begin - value.size(), ' ') + value);
+  std::ofstream(file) << text;
+}
+
+TEST(Resume, RefusesCountsAndTimesThatNoRunHas) {
+  for (const auto& [name, value] : {std::pair("elapsed_s", "1e300"), std::pair("elapsed_s", "-2.5"),
+                                    std::pair("global_step", "-3"), std::pair("samples_of_epoch", "-4")}) {
+    SCOPED_TRACE(c10::str(name, " ", value));
+    const TempDir dir;
+    fit({.options = {.max_steps = 3}}, 1, dir.path(), "");
+    const fs::path checkpoint = dir.path() / "0-end";
+    overwrite(checkpoint, c10::str("loops/", name), value);
+    const TrainerOptions unchecked{.ckpt_verify = false};
+    EXPECT_THAT(message_of<CheckpointError>([&] { fit({.options = unchecked}, 2, "", checkpoint); }),
+                AllOf(HasSubstr(name), HasSubstr(checkpoint.string())));
+  }
 }
 
 TEST(Resume, IsExactWithTwoReplicas) { expect_exact_resume({.options = {.strategy = "dp", .devices = 2}}); }
