@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/names.h"
 
@@ -17,6 +18,18 @@ Batch::Batch(std::vector<Entry> entries) {
     TORCH_CHECK_VALUE(entry.second.defined(), "the tensor '", entry.first, "' of a Batch is undefined");
     entries_.push_back(std::move(entry));
   }
+}
+
+Batch Batch::with(std::string_view name, at::Tensor tensor) const {
+  TORCH_CHECK_VALUE(tensor.defined(), "the tensor '", name, "' of a Batch is undefined");
+  Batch changed = *this;
+  const auto entry = std::ranges::find(changed.entries_, name, &Entry::first);
+  if (entry == changed.entries_.end()) {
+    changed.entries_.emplace_back(name, std::move(tensor));
+  } else {
+    entry->second = std::move(tensor);
+  }
+  return changed;
 }
 
 const at::Tensor* Batch::find(std::string_view name) const {

@@ -26,6 +26,10 @@ class Batch {
   Batch(std::initializer_list<Entry> entries);  // throws c10::ValueError if a name comes twice
   explicit Batch(std::vector<Entry> entries);   // the same
 
+  // The same tensors, but `name` is `tensor`: in its place, or as the last one if there was none of that name.
+  // Throws c10::ValueError if the tensor is undefined.
+  Batch with(std::string_view name, at::Tensor tensor) const;
+
   // Throws c10::IndexError that lists the names and the nearest one.
   const at::Tensor& operator[](std::string_view name) const;
   const at::Tensor& operator[](std::integral auto) const = delete;  // batch[0] would be a null string

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <exception>
@@ -33,10 +34,24 @@ class TrainerControl {
 
   virtual const RunState& state() const = 0;
   virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
-  virtual const Module& module() const = 0;
+  virtual Module& module() = 0;
   virtual std::string device_summary() const = 0;  // "single_device on cpu"
   virtual std::string memory_summary() const = 0;  // a table of what a rank keeps, in fit; empty if it is not known
-  virtual bool is_global_zero() const = 0;         // rank 0 of all: the one that writes files
+
+  // The optimizers of fit, numbered as configure_optimizers returned them, from on_fit_start to on_fit_end; none at
+  // other times. Learning rates of their groups may be read and written, and groups added (add_param_group) between
+  // steps: in on_train_epoch_start or in on_train_batch_start of a step's first batch, on every rank.
+  virtual const Optimizers& optimizers() = 0;
+
+  virtual int64_t global_rank() const = 0;  // this process among those that train together
+  virtual int64_t world_size() const = 0;   // how many train together
+  virtual c10::Device device() const = 0;   // where this process runs its steps; with `dp` the first device
+  bool is_global_zero() const { return global_rank() == 0; }  // rank 0 of all: the one that writes files
+
+  // Every rank's tensor, on every rank: of shape [world_size, ...], on the device of `tensor`, without a graph. Every
+  // rank must call it at the same place, and so no callback with runs_on_every_rank() false. Throws c10::ValueError, on
+  // every rank, if the tensors differ in shape or type, or if one is undefined.
+  virtual at::Tensor all_gather(const at::Tensor& tensor) = 0;
 
   // The folder of this run's files, runs/version_N under default_root_dir, on every rank; made at the first call.
   virtual const std::filesystem::path& run_dir() = 0;

@@ -44,20 +44,27 @@ void check_number(const Field& field, Number value) {
   if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
 }
 
-void set_text(const Field& field, const TextField& target, std::string_view text) {
+// Errors of a TextField do not name the field.
+template <class Call>
+void with_name(const Field& field, const Call& call) {
   try {
-    target.set(text);
+    call();
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: {}", field.name, error.what()));
   }
 }
 
+std::optional<size_t> find_choice(const std::vector<std::string>& choices, std::string_view value) {
+  const auto same = [&](const std::string& choice) { return canonical_name(choice) == canonical_name(value); };
+  const auto found = std::ranges::find_if(choices, same);
+  if (found == choices.end()) return std::nullopt;
+  return static_cast<size_t>(found - choices.begin());
+}
+
 bool is_none(std::string_view text) { return canonical_name(text) == "none"; }
 
 void check_choice(const Field& field, const std::string& value) {
-  if (field.choices.empty()) return;
-  const auto same = [&](const std::string& choice) { return canonical_name(choice) == canonical_name(value); };
-  if (std::ranges::any_of(field.choices, same)) return;
+  if (field.choices.empty() || find_choice(field.choices, value)) return;
   throw UsageError(unknown_name_message(field.name, value, field.choices));
 }
 
@@ -67,8 +74,10 @@ void set_field(const Field& field, const FieldValue& value, std::string_view tex
   std::visit(Overloaded{[&](bool* target) { *target = parse_bool(field, text); },
                         [&](int64_t* target) { *target = parse_number<int64_t>(field, text, "a whole number"); },
                         [&](double* target) { *target = parse_number<double>(field, text, "a number"); },
+                        [&](int* target) { *target = parse_number<int>(field, text, "a whole number"); },
+                        [&](float* target) { *target = parse_number<float>(field, text, "a number"); },
                         [&](std::string* target) { *target = text; },
-                        [&](const TextField& target) { set_text(field, target, text); },
+                        [&](const TextField& target) { with_name(field, [&] { target.set(text); }); },
                         [&](std::optional<bool>* target) {
                           *target = is_none(text) ? std::nullopt : std::optional(parse_bool(field, text));
                         },
@@ -97,13 +106,47 @@ std::string field_text(const FieldValue& value) {
 void check_field(const Field& field, const FieldValue& value) {
   std::visit(Overloaded{[](bool*) {}, [&](int64_t* source) { check_number(field, *source); },
                         [&](double* source) { check_number(field, *source); },
-                        [&](std::string* source) { check_choice(field, *source); }, [](const TextField&) {},
+                        [&](int* source) { check_number(field, *source); },
+                        [&](float* source) { check_number(field, *source); },
+                        [&](std::string* source) { check_choice(field, *source); },
+                        [&](const TextField& source) {
+                          if (source.check) with_name(field, source.check);
+                        },
                         [](std::optional<bool>*) {},
                         [&](std::optional<int64_t>* source) {
                           if (*source) check_number(field, **source);
                         }},
              value);
 }
+
+namespace internal {
+
+std::vector<std::string_view> split_at_commas(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(','), text.size());
+    parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
+size_t enum_value_of(const std::vector<std::string>& choices, std::string_view name) {
+  if (const auto choice = find_choice(choices, name)) return *choice;
+  throw UsageError(unknown_name_message("value", name, choices));
+}
+
+std::string enum_name_of(const std::vector<std::string>& choices, size_t value) {
+  if (value < choices.size()) return choices[value];
+  throw UsageError(
+      fmt::format("the value {} has no name; choices must name every value of the enum, from 0 on", value));
+}
+
+Field element_of(const Field& field, const std::string& name) {
+  return {.name = name, .min = field.min, .max = field.max, .choices = field.choices};
+}
+
+}  // namespace internal
 
 void internal::FieldChecker::operator()(const Field& field, FieldValue value) {
   try {

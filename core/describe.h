@@ -1,11 +1,15 @@
 #pragma once
 
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -15,11 +19,12 @@ namespace fulgur {
 struct TextField {
   std::function<void(std::string_view)> set;  // throws UsageError
   std::function<std::string()> get;
+  std::function<void()> check{};  // throws UsageError if the value cannot be used; null: each can
 };
 
 // An optional is unset by the word none.
-using FieldValue =
-    std::variant<bool*, int64_t*, double*, std::string*, TextField, std::optional<bool>*, std::optional<int64_t>*>;
+using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextField, std::optional<bool>*,
+                                std::optional<int64_t>*, int*, float*>;
 
 // What is known of a field besides its value.
 struct Field {
@@ -27,7 +32,7 @@ struct Field {
   std::string_view help{};                                // one clause; shapes and units here
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices{};  // strings only; empty: any
+  std::vector<std::string> choices{};  // of a string (empty: any); of an enum the names of its values 0, 1, ...
 };
 
 // Walks over the fields of an options struct. The struct names each field once:
@@ -35,11 +40,17 @@ struct Field {
 //     double lr = 1e-3;
 //     void describe(FieldVisitor& visit) { visit({.name = "lr", .help = "learning rate", .min = 0}, &lr); }
 //   };
-// and flags, --help and the checks of values all come from that.
+// and flags, --help and the checks of values all come from that. A field is a bool, an int, an int64_t, a float, a
+// double, a string, an optional bool or int64_t, an enum (its names are the field's choices), a vector of these (as
+// text with commas: "64,32"; min, max and choices are those of each element), or anything else that a TextField reads.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
   virtual void operator()(const Field& field, FieldValue value) = 0;
+
+  template <class T>
+    requires(!std::constructible_from<FieldValue, T*>)
+  void operator()(const Field& field, T* value);
 };
 
 // Sets the field from text, such as a flag's. Throws UsageError: "lr: 'fast' is not a number".
@@ -52,6 +63,68 @@ void check_field(const Field& field, const FieldValue& value);
 
 namespace internal {
 
+template <class T>
+concept PlainField = std::constructible_from<FieldValue, T*>;
+
+// Errors of these do not name the field: whoever calls a TextField does.
+std::vector<std::string_view> split_at_commas(std::string_view text);  // an empty text has no part
+size_t enum_value_of(const std::vector<std::string>& choices, std::string_view name);
+std::string enum_name_of(const std::vector<std::string>& choices, size_t value);
+Field element_of(const Field& field, const std::string& name);  // borrows the name
+
+template <class T>
+  requires std::is_enum_v<T>
+TextField text_field(const Field& field, T* value) {
+  const auto get = [choices = field.choices, value] { return enum_name_of(choices, static_cast<size_t>(*value)); };
+  return {.set = [choices = field.choices,
+                  value](std::string_view text) { *value = static_cast<T>(enum_value_of(choices, text)); },
+          .get = get,
+          .check = [get] { get(); }};
+}
+
+template <class T>
+  requires(PlainField<T> || std::is_enum_v<T>)
+TextField text_field(const Field& field, std::vector<T>* values) {
+  const auto value_of = [](const Field& element, T* value) -> FieldValue {
+    if constexpr (PlainField<T>) {
+      return value;
+    } else {
+      return text_field(element, value);
+    }
+  };
+  const auto on_each = [field, value_of](std::vector<T>& all, const auto& use) {
+    for (size_t i = 0; i < all.size(); ++i) {
+      const std::string name = "element " + std::to_string(i);
+      const Field element = element_of(field, name);
+      T value = all[i];
+      use(i, element, value_of(element, &value));
+      all[i] = std::move(value);
+    }
+  };
+  const auto set = [on_each, values](std::string_view text) {
+    const std::vector<std::string_view> parts = split_at_commas(text);
+    std::vector<T> read(parts.size());
+    on_each(read,
+            [&](size_t i, const Field& element, const FieldValue& value) { set_field(element, value, parts[i]); });
+    *values = std::move(read);
+  };
+  const auto get = [on_each, values] {
+    std::string text;
+    on_each(*values, [&](size_t i, const Field&, const FieldValue& value) {
+      if (i > 0) text += ',';
+      text += field_text(value);
+    });
+    return text;
+  };
+  const auto check = [on_each, values] {
+    on_each(*values, [](size_t, const Field& element, const FieldValue& value) { check_field(element, value); });
+  };
+  return {.set = set, .get = get, .check = check};
+}
+
+template <class T>
+concept HasTextField = requires(const Field& field, T* value) { text_field(field, value); };
+
 class FieldChecker final : public FieldVisitor {
  public:
   explicit FieldChecker(std::string_view owner) : owner_(owner) {}
@@ -62,6 +135,15 @@ class FieldChecker final : public FieldVisitor {
 };
 
 }  // namespace internal
+
+template <class T>
+  requires(!std::constructible_from<FieldValue, T*>)
+void FieldVisitor::operator()(const Field& field, T* value) {
+  static_assert(internal::HasTextField<T>,
+                "a field of this type cannot be described: FieldVisitor says which can; read and write it by a "
+                "TextField");
+  if constexpr (internal::HasTextField<T>) (*this)(field, FieldValue(internal::text_field(field, value)));
+}
 
 // Checks every field of an options struct; `owner` begins the message: "AdamW: lr must be at least 0; got -1".
 template <class Options>

@@ -25,6 +25,10 @@ void internal::FieldReader::operator()(const Field& field, FieldValue value) {
     state.set(field.name, **whole);
   } else if (const auto* number = std::get_if<double*>(&value)) {
     state.set(field.name, **number);
+  } else if (const auto* small = std::get_if<int*>(&value)) {
+    state.set(field.name, int64_t{**small});
+  } else if (const auto* single = std::get_if<float*>(&value)) {
+    state.set(field.name, double{**single});
   } else if (const auto* whole_or_none = std::get_if<std::optional<int64_t>*>(&value);
              whole_or_none && **whole_or_none) {
     state.set(field.name, ***whole_or_none);

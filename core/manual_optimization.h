@@ -43,8 +43,8 @@ class ToggledOptimizer {
  public:
   ToggledOptimizer(const Optimizers& optimizers, size_t index);
   ~ToggledOptimizer();
-  ToggledOptimizer(const ToggledOptimizer&) = delete;
-  ToggledOptimizer& operator=(const ToggledOptimizer&) = delete;
+  ToggledOptimizer(ToggledOptimizer&&) noexcept = default;  // the other one then does nothing when it goes
+  ToggledOptimizer& operator=(ToggledOptimizer&&) = delete;
 
  private:
   std::vector<at::Tensor> turned_off_;

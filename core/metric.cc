@@ -7,6 +7,14 @@
 #include <utility>
 
 namespace fulgur {
+namespace {
+
+bool has_shape_of(const MetricState& state, const at::Tensor& value) {
+  const size_t fixed_from = state.combine == Combine::sum ? 0 : 1;  // what follows must have one size
+  return value.dim() == state.value.dim() && value.sizes().slice(fixed_from) == state.value.sizes().slice(fixed_from);
+}
+
+}  // namespace
 
 Metric::Metric(std::string_view name, MetricStates initial)
     : name_(name), initial_(std::move(initial)), parts_(initial_.size()) {}
@@ -40,7 +48,7 @@ void Metric::set_states(const MetricStates& states) {
 // Sums are not added to in place: copies of the metric share them, and one that was made in inference mode could not be
 // written to later.
 void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
-  TORCH_INTERNAL_ASSERT(amounts.size() == initial_.size());
+  check_amounts(amounts);
   for (size_t i = 0; i < initial_.size(); ++i) {
     const at::Tensor amount = amounts.begin()[i].detach().to(initial_[i].value.scalar_type());
     auto& parts = parts_[i];
@@ -53,16 +61,27 @@ void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
   }
 }
 
+void Metric::check_amounts(std::span<const at::Tensor> amounts) const {
+  TORCH_CHECK_VALUE(amounts.size() == initial_.size(), name_, " has ", initial_.size(), " states, accumulate got ",
+                    amounts.size(), "; give it one tensor for each, in the order of the constructor's");
+  for (size_t i = 0; i < amounts.size(); ++i) {
+    const at::Tensor& expected = initial_[i].value;
+    TORCH_CHECK_VALUE(amounts[i].defined(), name_, ": accumulate got an undefined tensor for '", initial_[i].name, "'");
+    TORCH_CHECK_VALUE(
+        has_shape_of(initial_[i], amounts[i]), name_, ": the state '", initial_[i].name, "' has the shape ",
+        expected.sizes(), ", accumulate got ", amounts[i].sizes(),
+        initial_[i].combine == Combine::sum ? "; they must be the same" : "; they may differ in dim 0 only");
+  }
+}
+
 void Metric::check_states(const MetricStates& states) const {
   TORCH_CHECK_VALUE(states.size() == initial_.size(), name_, " has ", initial_.size(), " states; got ", states.size(),
                     ". Give it what states() of the same metric returned");
   for (size_t i = 0; i < states.size(); ++i) {
     const at::Tensor& expected = initial_[i].value;
     const at::Tensor& value = states[i].value;
-    const int64_t fixed_from = initial_[i].combine == Combine::sum ? 0 : 1;  // what follows must have one size
-    TORCH_CHECK_VALUE(states[i].name == initial_[i].name && value.defined() && value.dim() == expected.dim() &&
-                          value.scalar_type() == expected.scalar_type() &&
-                          value.sizes().slice(fixed_from) == expected.sizes().slice(fixed_from),
+    TORCH_CHECK_VALUE(states[i].name == initial_[i].name && value.defined() && has_shape_of(initial_[i], value) &&
+                          value.scalar_type() == expected.scalar_type(),
                       name_, ": state ", i, " is '", initial_[i].name, "', ", expected.scalar_type(), " ",
                       expected.sizes(), "; got '", states[i].name, "', ", value.toString(), " ",
                       value.defined() ? value.sizes() : c10::IntArrayRef{},

@@ -36,6 +36,16 @@ using MetricStates = std::vector<MetricState>;
 //   metric.compute(combined(gathered_states));
 // Neither update() nor compute() waits for an accelerator: the state lives where the updates' tensors are (a metric
 // without updates: on the CPU), and the value is a tensor there. Counts are int64, sums and values float64.
+// One of your own names its states, says what a batch adds to them, and makes the value of them:
+//   class MeanError final : public Metric {
+//    public:
+//     MeanError() : Metric("MeanError", {{"sum", at::zeros({}, at::kDouble)}, {"count", at::zeros({}, at::kLong)}}) {}
+//     void update(const at::Tensor& preds, const at::Tensor& target) {
+//       accumulate({(preds - target).abs().sum(), at::scalar_tensor(target.numel(), at::kLong)});
+//     }
+//    protected:
+//     at::Tensor value_of(std::span<const at::Tensor> states) const override { return states[0] / states[1]; }
+//   };
 // Copies are independent of each other. A metric is used by one thread at a time.
 // Errors: UsageError for options (in the constructor), c10::ValueError for data; a failed update() changes nothing.
 // Source: the semantics are those of torchmetrics 1.9, unless a class says otherwise.
@@ -56,7 +66,8 @@ class Metric {
   Metric(const Metric&) = default;
   Metric& operator=(const Metric&) = default;
 
-  // What a batch adds: one tensor per state, in the order of `initial`.
+  // What a batch adds: one tensor per state, in the order of `initial` and of the same shapes, but for dim 0 of what is
+  // concatenated. Another dtype is converted. Throws c10::ValueError, before anything is added.
   void accumulate(std::initializer_list<at::Tensor> amounts);
   // The metric's value, given one tensor per state. Called with gradients off.
   virtual at::Tensor value_of(std::span<const at::Tensor> states) const = 0;
@@ -65,6 +76,7 @@ class Metric {
 
  private:
   void check_states(const MetricStates& states) const;
+  void check_amounts(std::span<const at::Tensor> amounts) const;
 
   std::string name_;
   MetricStates initial_;

@@ -3,13 +3,16 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <typeinfo>
+
 #include "core/error.h"
 #include "core/logging.h"
+#include "core/type_name.h"
 
 namespace fulgur {
 namespace {
 
-[[noreturn]] void not_overridden(const torch::nn::Module& module, const char* signature) {
+[[noreturn]] void not_overridden(const Module& module, const char* signature) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, module.name(), " does not override ", signature,
                               "; does a member of the same name with another signature hide it?");
 }
@@ -77,6 +80,20 @@ const RunState& Module::run_state() const {
   TORCH_CHECK(link_.state != nullptr, name(), ": the run's state is known only while a Trainer runs");
   return *link_.state;
 }
+
+std::string Module::name() const { return type_name(typeid(*this)); }
+
+TrainerControl& Module::trainer(std::string_view caller) const {
+  TORCH_CHECK(link_.trainer != nullptr, name(), ": ", caller, " can only be called while a Trainer runs");
+  return *link_.trainer;
+}
+
+int64_t Module::global_rank() const { return link_.trainer == nullptr ? 0 : link_.trainer->global_rank(); }
+int64_t Module::world_size() const { return link_.trainer == nullptr ? 1 : link_.trainer->world_size(); }
+void Module::request_stop(std::string_view reason) { trainer("request_stop()").request_stop(reason); }
+at::Tensor Module::all_gather(const at::Tensor& tensor) { return trainer("all_gather()").all_gather(tensor); }
+
+const Optimizers& Module::optimizers() const { return manual_optimization("optimizers()").optimizers(); }
 
 ManualOptimization& Module::manual_optimization(std::string_view caller) const {
   TORCH_CHECK(link_.manual_optimization != nullptr, name(), ": ", caller, " can only be called while fit runs");

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -42,12 +43,14 @@ struct RunLink {
   MetricLog* metrics = nullptr;  // null in barebones mode: log() does nothing
   ManualOptimization* manual_optimization = nullptr;
   GradientClipping clipping{};  // the Trainer's
+  TrainerControl* trainer = nullptr;
+  c10::Device device = c10::kCPU;  // where the module's steps run
 };
 
 // The user's model: a torch::nn::Module that also says what a step does and how it is optimised. The Trainer does the
 // rest, whatever the strategy.
 //   struct Net : Module {
-//     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override { ... return loss; }
+//     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override { return loss(batch); }
 //     Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
 //   };
 // Hooks stand in the order in which they fire (Lightning's); see core/callback.h for who comes first.
@@ -161,9 +164,31 @@ class Module : public torch::nn::Module {
   int64_t global_step() const { return run_state().global_step; }
   int64_t dataloader_idx() const { return run_state().dataloader_idx; }
 
+  // This process among those that train together, and the device that steps run on; outside a run rank 0 of 1, on the
+  // CPU.
+  int64_t global_rank() const;
+  int64_t world_size() const;
+  bool is_global_zero() const { return global_rank() == 0; }
+  c10::Device device() const { return link_.device; }
+
+  // TrainerControl (core/callback.h) says what these do. Both throw c10::Error outside a run.
+  void request_stop(std::string_view reason);
+  at::Tensor all_gather(const at::Tensor& tensor);
+
+  // The optimizers of fit, in automatic optimisation, too: to read learning rates, or to add a group of parameters in
+  // on_train_epoch_start: `optimizers()[0].add_param_group({.params = backbone->parameters()})`. Throws c10::Error
+  // outside fit.
+  const Optimizers& optimizers() const;
+
   // Manual optimisation: set automatic_optimization to false in the constructor, and training_step drives everything.
-  //   void training_step(...) { const auto guard = toggle_optimizer(0); auto opt = optimizer(0);
-  //                             opt.zero_grad(); manual_backward(loss); opt.step(); ... }
+  //   at::Tensor training_step(const Batch& batch, int64_t) override {
+  //     const auto guard = toggle_optimizer(0);
+  //     auto opt = optimizer(0);
+  //     opt.zero_grad();
+  //     manual_backward(loss(batch));
+  //     opt.step();
+  //     return {};
+  //   }
   // All throw c10::Error outside fit; manual_backward and optimizer also in automatic optimisation.
   bool automatic_optimization = true;
   ManualOptimizer optimizer(size_t index = 0);
@@ -173,6 +198,9 @@ class Module : public torch::nn::Module {
 
   // For configure_gradient_clipping. Throws c10::ValueError if the Trainer clips by other values.
   void clip_gradients(Optimizer& optimizer, const GradientClipping& clipping);
+
+  // The name of the type, for messages: torch's, without the namespaces that have no name.
+  std::string name() const;
 
   // For the Trainer: what log() and the rest above lead to while a run lasts.
   void attach(const RunLink& link) { link_ = link; }
@@ -188,6 +216,7 @@ class Module : public torch::nn::Module {
 
   MetricLog* attached_log(std::string_view name);
   ManualOptimization& manual_optimization(std::string_view caller) const;
+  TrainerControl& trainer(std::string_view caller) const;
 
   std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas

@@ -2,6 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <typeinfo>
+
+#include "core/type_name.h"
+
 namespace fulgur {
 namespace {
 
@@ -13,16 +17,17 @@ struct Access : torch::nn::Module {
 }  // namespace
 
 void tie_parameter(torch::nn::Module& module, const std::string& name, at::Tensor& member, const at::Tensor& weight) {
+  const std::string type = type_name(typeid(module));
   auto& parameters = Access::parameters_of(module);
   at::Tensor* registered = parameters.find(name);
-  TORCH_CHECK_VALUE(registered != nullptr, module.name(), " has no parameter '", name, "' of its own to tie");
-  TORCH_CHECK_VALUE(registered->is_same(member), "the member given with '", name, "' is not that parameter of ",
-                    module.name(), "; give the module's own handle, such as head->weight");
-  TORCH_CHECK_VALUE(weight.defined() && weight.sizes() == member.sizes(), "'", name, "' of ", module.name(), " is ",
+  TORCH_CHECK_VALUE(registered != nullptr, type, " has no parameter '", name, "' of its own to tie");
+  TORCH_CHECK_VALUE(registered->is_same(member), "the member given with '", name, "' is not that parameter of ", type,
+                    "; give the module's own handle, such as head->weight");
+  TORCH_CHECK_VALUE(weight.defined() && weight.sizes() == member.sizes(), "'", name, "' of ", type, " is ",
                     member.sizes(), ", but the tensor to tie it to is ",
                     weight.defined() ? weight.sizes() : at::IntArrayRef(), "; tied tensors have one shape");
-  TORCH_CHECK_VALUE(weight.dtype() == member.dtype() && weight.device() == member.device(), "'", name, "' of ",
-                    module.name(), " and the tensor to tie it to differ in dtype or device");
+  TORCH_CHECK_VALUE(weight.dtype() == member.dtype() && weight.device() == member.device(), "'", name, "' of ", type,
+                    " and the tensor to tie it to differ in dtype or device");
   *registered = weight;
   member = weight;
 }

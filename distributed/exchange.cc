@@ -1,10 +1,14 @@
 #include "distributed/exchange.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,7 +43,35 @@ at::Tensor all_gather_rows(Collective& group, const at::Tensor& rows) {
   return at::cat(parts);
 }
 
+constexpr std::string_view kUndefined = "an undefined tensor";
+
+std::string shape_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return std::string(kUndefined);
+  return c10::str(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
+}
+
+// What each rank has is known to all, so that none waits for one that has thrown.
+void check_same_shape(const std::vector<std::string>& shapes) {
+  for (size_t rank = 0; rank < shapes.size(); ++rank) {
+    TORCH_CHECK_VALUE(shapes[rank] == shapes[0] && shapes[rank] != kUndefined,
+                      "all_gather: every rank must give a tensor of the same shape and type; rank 0 gave ", shapes[0],
+                      ", rank ", rank, " gave ", shapes[rank]);
+  }
+}
+
 }  // namespace
+
+at::Tensor all_gather_tensors(Collective& group, const at::Tensor& tensor) {
+  const c10::NoGradGuard no_grad;
+  check_same_shape(all_gather_bytes(group, shape_of(tensor)));
+  const at::Tensor own = tensor.to(c10::kCPU).contiguous().view(-1).view(at::kByte);
+  const at::Tensor all = at::empty({group.world_size() * own.numel()}, at::kByte);
+  all.narrow(0, group.rank() * own.numel(), own.numel()).copy_(own);
+  if (all.numel() > 0) group.all_gather(all).wait();
+  std::vector<int64_t> shape = tensor.sizes().vec();
+  shape.insert(shape.begin(), group.world_size());
+  return all.view(tensor.scalar_type()).view(shape).to(tensor.device());
+}
 
 std::vector<std::string> all_gather_bytes(Collective& group, std::string_view bytes) {
   const std::vector<int64_t> sizes = all_gather_sizes(group, static_cast<int64_t>(bytes.size()));

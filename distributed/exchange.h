@@ -20,6 +20,10 @@ namespace fulgur {
 // The bytes of every rank, by rank. Sizes may differ.
 std::vector<std::string> all_gather_bytes(Collective& group, std::string_view bytes);
 
+// The tensors of every rank: of shape [world_size, ...], on the device of `tensor`, without a graph. Throws
+// c10::ValueError, on every rank, if they differ in shape or dtype, or if one is undefined.
+at::Tensor all_gather_tensors(Collective& group, const at::Tensor& tensor);
+
 // Tensors of any number, shape and dtype take the values that they have on rank `root`. They are packed, so that many
 // small ones are one call, in at most `chunk_bytes` (or one tensor's) of memory. On every rank of the same shapes and
 // dtypes, in the same order.

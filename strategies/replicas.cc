@@ -145,6 +145,7 @@ struct Replicas::Replica {
       log.begin_part(*link.metrics, part);
       own.metrics = &log;
     }
+    if (!device.is_cpu()) own.device = device;
     module.attach(own);
   }
 

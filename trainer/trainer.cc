@@ -301,8 +301,11 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   accumulate_grad_batches_ = options_.accumulate_grad_batches;
   state_.entry_point = entry_point;
   callbacks_ = options_.callbacks;
-  link_ = {
-      .state = &state_, .metrics = options_.barebones ? nullptr : &metrics_, .clipping = gradient_clipping(options_)};
+  link_ = {.state = &state_,
+           .metrics = options_.barebones ? nullptr : &metrics_,
+           .clipping = gradient_clipping(options_),
+           .trainer = this,
+           .device = device()};
   hooks_.set_module(&*module);
   std::exception_ptr failure;
   const DebugModes modes(options_, entry_point);
@@ -543,7 +546,24 @@ std::string Trainer::memory_summary() const {
   return format_memory(rows);
 }
 
+const Optimizers& Trainer::optimizers() {
+  static const Optimizers kNone;
+  return fit_state_ == nullptr ? kNone : strategy_->optimizers();
+}
+
+// A CPU has no index here, as in tensors.
+c10::Device Trainer::device() const {
+  const c10::Device own = own_devices_.front();
+  return own.is_cpu() ? c10::Device(c10::kCPU) : own;
+}
+
+at::Tensor Trainer::all_gather(const at::Tensor& tensor) {
+  if (world_ == nullptr) throw UsageError("all_gather: no run is under way");
+  return all_gather_tensors(world_->control(), tensor);
+}
+
 const std::filesystem::path& Trainer::run_dir() {
+  if (!module_) throw UsageError("run_dir: it is known from the first fit, validate, test or predict on");
   if (run_dir_.empty()) {
     run_dir_ = options_.name.empty() ? make_run_dir(options_.default_root_dir)
                                      : make_named_run_dir(options_.default_root_dir, options_.name);

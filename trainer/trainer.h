@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <atomic>
@@ -95,9 +96,14 @@ class Trainer final : private TrainerControl {
   const RunState& state() const override { return state_; }
 
   // This process among those that train together. Known from the first entry point on.
-  int64_t global_rank() const { return rank_; }
-  int64_t world_size() const { return world_size_; }
-  bool is_global_zero() const override { return rank_ == 0; }
+  int64_t global_rank() const override { return rank_; }
+  int64_t world_size() const override { return world_size_; }
+  using TrainerControl::is_global_zero;
+
+  // The folder of the last entry point's files, or of the running one's: runs/version_N under default_root_dir. Throws
+  // UsageError before the first entry point.
+  const std::filesystem::path& run_dir() override;
+
   Metrics callback_metrics() const { return metrics_.callback_metrics(); }
   Metrics progress_bar_metrics() const { return metrics_.progress_bar_metrics(); }
   const Metrics& logged_metrics() const { return metrics_.logged_metrics(); }
@@ -106,10 +112,12 @@ class Trainer final : private TrainerControl {
  private:
   // TrainerControl
   MetricLog& metrics() override { return metrics_; }
-  const Module& module() const override { return hooks_.module(); }
+  Module& module() override { return hooks_.module(); }
+  const Optimizers& optimizers() override;
+  c10::Device device() const override;
+  at::Tensor all_gather(const at::Tensor& tensor) override;
   std::string device_summary() const override;
   std::string memory_summary() const override;
-  const std::filesystem::path& run_dir() override;
   int64_t accumulation() const override { return accumulate_grad_batches_; }
   void set_accumulation(int64_t accumulate_grad_batches) override;
   std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) override;

@@ -46,6 +46,21 @@ TEST(Batch, RefusesANameTwiceAndAnUndefinedTensor) {
   EXPECT_THROW((Batch{{"x", at::Tensor()}}), c10::ValueError);
 }
 
+TEST(Batch, WithGivesANewBatchWithThatTensor) {
+  const Batch batch{{"x", torch::zeros(2)}, {"y", torch::ones(2)}};
+  const Batch replaced = batch.with("x", torch::full({2}, 5.0));
+  EXPECT_EQ(replaced.begin()->first, "x");
+  EXPECT_EQ(replaced["x"][0].item<double>(), 5.0);
+  EXPECT_TRUE(replaced["y"].is_same(batch["y"]));
+  EXPECT_EQ(batch["x"][0].item<double>(), 0.0);
+  const Batch longer = batch.with("mask", torch::ones(2));
+  EXPECT_EQ(longer.size(), 3U);
+  EXPECT_EQ((longer.end() - 1)->first, "mask");
+  EXPECT_EQ(batch.size(), 2U);
+  EXPECT_THAT(testing::message_of<c10::ValueError>([&] { batch.with("x", {}); }),
+              HasSubstr("the tensor 'x' of a Batch is undefined"));
+}
+
 TEST(Batch, SplitsIntoViewsAndRepeatsScalars) {
   const Batch whole = images(5);
   const auto parts = whole.split(2);

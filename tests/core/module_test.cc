@@ -5,10 +5,12 @@
 #include <torch/nn/modules/linear.h>
 
 #include <functional>
+#include <optional>
 
 #include "core/error.h"
 #include "core/make_module.h"
 #include "core/overridden_hooks.h"
+#include "optim/sgd.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -76,6 +78,47 @@ TEST(Module, LogTakesNumbersAndTensors) {
   EXPECT_EQ(metrics.take_step_metrics(), (Metrics{{"double", 2.5}, {"float", 1.5}, {"int", 1}, {"tensor", 3.5}}));
   EXPECT_EQ(module->current_epoch(), 2);
   EXPECT_EQ(module->global_step(), 5);
+}
+
+TEST(Module, IsRank0Of1OnTheCpuWithoutATrainer) {
+  const auto module = std::make_shared<Plain>();
+  EXPECT_EQ(module->global_rank(), 0);
+  EXPECT_EQ(module->world_size(), 1);
+  EXPECT_TRUE(module->is_global_zero());
+  EXPECT_TRUE(module->device().is_cpu());
+  EXPECT_THAT(message_of<c10::Error>([&] { module->request_stop("x"); }),
+              HasSubstr("request_stop() can only be called while a Trainer runs"));
+  EXPECT_THAT(message_of<c10::Error>([&] { module->all_gather(torch::ones(1)); }),
+              HasSubstr("all_gather() can only be called while a Trainer runs"));
+  EXPECT_THAT(message_of<c10::Error>([&] { module->optimizers(); }),
+              HasSubstr("optimizers() can only be called while fit runs"));
+}
+
+TEST(Module, MessagesNameItsTypeWithoutANamespaceThatHasNoName) {
+  EXPECT_EQ(std::make_shared<Plain>()->name(), "fulgur::Plain");
+  EXPECT_EQ(std::make_shared<Mixed>()->name(), "fulgur::Mixed");
+  EXPECT_THAT(message_of<UsageError>([] { ModuleHandle handle(std::shared_ptr<Plain>{}); }),
+              HasSubstr("make_module<fulgur::Plain>(...)"));
+}
+
+TEST(ToggledOptimizer, MayMoveIntoAnOptional) {
+  struct Two : Module {
+    torch::nn::Linear a{nullptr}, b{nullptr};
+    Two() {
+      a = register_module("a", torch::nn::Linear(1, 1));
+      b = register_module("b", torch::nn::Linear(1, 1));
+    }
+  };
+  const auto module = std::make_shared<Two>();
+  Optimizers optimizers;
+  optimizers.add(optim::SGD(module->a->parameters()));
+  optimizers.add(optim::SGD(module->b->parameters()));
+  std::optional<ToggledOptimizer> guard;
+  guard.emplace(ToggledOptimizer(optimizers, 0));
+  EXPECT_TRUE(module->a->weight.requires_grad());
+  EXPECT_FALSE(module->b->weight.requires_grad());
+  guard.reset();
+  EXPECT_TRUE(module->b->weight.requires_grad());
 }
 
 struct Sized : Module {

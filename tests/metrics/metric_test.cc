@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <span>
+
 #include "metrics/aggregation.h"
 #include "metrics/auroc.h"
 #include "metrics/classification.h"
@@ -51,6 +53,32 @@ TEST(Metric, GoesOnFromGivenStates) {
   after.set_states(before.states());
   after.update(scores.narrow(0, 1, 3), target.narrow(0, 1, 3));
   EXPECT_TRUE(after.compute().equal(whole.compute()));
+}
+
+// The example of core/metric.h, but for how many amounts and of which shapes a batch adds.
+class MeanError final : public Metric {
+ public:
+  MeanError() : Metric("MeanError", {{"sum", at::zeros({}, at::kDouble)}, {"count", at::zeros({}, at::kLong)}}) {}
+  void update(const at::Tensor& preds, const at::Tensor& target) {
+    accumulate({(preds - target).abs().sum(), at::scalar_tensor(target.numel(), at::kLong)});
+  }
+  void forget_the_count() { accumulate({torch::zeros({})}); }
+  void add_a_vector() { accumulate({torch::zeros({3}), torch::zeros({})}); }
+  void add_nothing() { accumulate({at::Tensor(), torch::zeros({})}); }
+
+ protected:
+  at::Tensor value_of(std::span<const at::Tensor> states) const override { return states[0] / states[1]; }
+};
+
+TEST(Metric, OneOfYourOwnSaysWhatIsWrongInUpdate) {
+  MeanError error;
+  const auto told = [&](auto update) { return testing::message_of<c10::ValueError>([&] { (error.*update)(); }); };
+  EXPECT_THAT(told(&MeanError::forget_the_count), HasSubstr("MeanError has 2 states, accumulate got 1"));
+  EXPECT_THAT(told(&MeanError::add_a_vector),
+              HasSubstr("the state 'sum' has the shape [], accumulate got [3]; they must be the same"));
+  EXPECT_THAT(told(&MeanError::add_nothing), HasSubstr("accumulate got an undefined tensor for 'sum'"));
+  error.update(torch::tensor({1.0, 2.0}), torch::tensor({2.0, 5.0}));
+  EXPECT_EQ(error.compute().item<double>(), 2.0);  // nothing of the failed ones is left
 }
 
 TEST(Metric, RefusesStatesOfAnotherMetric) {

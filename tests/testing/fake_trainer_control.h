@@ -18,6 +18,7 @@ class FakeTrainerControl final : public TrainerControl {
   RunState run_state{};
   MetricLog metric_log;
   TinyModule tiny;
+  Optimizers optimizer_list;
   std::vector<std::filesystem::path> saved;
   int64_t accumulate = 1;
 
@@ -32,10 +33,14 @@ class FakeTrainerControl final : public TrainerControl {
 
   const RunState& state() const override { return run_state; }
   MetricLog& metrics() override { return metric_log; }
-  const Module& module() const override { return tiny; }
+  Module& module() override { return tiny; }
+  const Optimizers& optimizers() override { return optimizer_list; }
+  int64_t global_rank() const override { return 0; }
+  int64_t world_size() const override { return 1; }
+  c10::Device device() const override { return c10::kCPU; }
+  at::Tensor all_gather(const at::Tensor& tensor) override { return tensor.unsqueeze(0); }
   std::string device_summary() const override { return "single_device on cpu"; }
   std::string memory_summary() const override { return "MB on each rank\n"; }
-  bool is_global_zero() const override { return true; }
   const std::filesystem::path& run_dir() override { return run_dir_; }
   void request_stop(std::string_view) override {}
   void set_accumulation(int64_t accumulate_grad_batches) override { accumulate = accumulate_grad_batches; }

@@ -404,6 +404,107 @@ TEST_P(Ranks, FilesAreWrittenOnce) {
   EXPECT_EQ(checkpoints, linked);  // the best and the newest, which may be one
 }
 
+// A layer that is frozen at first and trained from epoch 1 on.
+struct ThawsInEpoch1 : TinyModule {
+  ThawsInEpoch1() {
+    for (at::Tensor& param : hidden->parameters()) param.requires_grad_(false);
+  }
+  Optimizers configure_optimizers() override { return optim::SGD(out->parameters(), {.lr = 0.1, .momentum = 0.9}); }
+  void on_train_epoch_start() override {
+    if (current_epoch() != 1) return;
+    for (at::Tensor& param : hidden->parameters()) param.requires_grad_(true);
+    optimizers()[0].add_param_group({.params = hidden->parameters(), .lr = 0.01});
+  }
+};
+
+TEST_P(Ranks, AGroupThatIsAddedAtTheStartOfAnEpochIsTrainedAsInOneProcess) {
+  const TrainerOptions options{.max_epochs = 3, .precision = "64"};
+  const Outcome expected = train_alone<ThawsInEpoch1>(options, loaders_alone());
+  const Outcome got = train_on_ranks<ThawsInEpoch1>(world_size(), with_strategy(options), loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
+TEST_P(Ranks, KnowWhichTheyAreAndMayAskForAStop) {
+  struct Asking : TinyModule {
+    std::vector<int64_t> known;
+    void on_train_start() override {
+      known = {global_rank(), world_size(), is_global_zero() ? 1 : 0, device().is_cpu() ? 1 : 0};
+    }
+    void on_train_epoch_end() override {
+      if (global_rank() == world_size() - 1) request_stop("enough");
+    }
+  };
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<Asking>();
+    Trainer trainer(ddp(world, with_strategy({.max_epochs = 5})));
+    trainer.fit(module, loaders()());
+    EXPECT_THAT(module->known, ElementsAre(world.rank(), world_size(), world.rank() == 0 ? 1 : 0, 1));
+    EXPECT_EQ(trainer.state().epoch, 1);
+  });
+}
+
+class Gathering : public ::testing::TestWithParam<std::tuple<int64_t, bool>> {
+ protected:
+  int64_t world_size() const { return std::get<0>(GetParam()); }
+  WorldOptions through() const {
+    WorldOptions options{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
+    options.collectives.shared_memory = std::get<1>(GetParam());
+    return options;
+  }
+  // Runs `in_validation` once on every rank, as a module's hook.
+  void run(const std::function<void(Module&, int64_t rank)>& in_validation) const {
+    struct Gathers : TinyModule {
+      std::function<void(Module&)> hook;
+      void on_validation_epoch_end() override { hook(*this); }
+    };
+    run_ranks(world_size(), through(), [&](World& world) {
+      const auto module = seeded<Gathers>();
+      module->hook = [&](Module& own) { in_validation(own, world.rank()); };
+      Trainer(ddp(world, {.strategy = "ddp"})).validate(module, {.val = testing::tiny_loader(16, 2)});
+    });
+  }
+};
+
+TEST_P(Gathering, BringsTheTensorsOfAllRanksToEach) {
+  std::atomic<int64_t> calls = 0;
+  run([&](Module& module, int64_t rank) {
+    const auto of_rank = [&](int64_t r) { return torch::arange(6).view({2, 3}) + 100 * r; };
+    for (const at::ScalarType type : {at::kFloat, at::kLong, at::kBFloat16, at::kShort}) {
+      const at::Tensor all = module.all_gather(of_rank(rank).to(type).t());
+      ASSERT_EQ(all.sizes(), (std::vector<int64_t>{world_size(), 3, 2}));
+      for (int64_t r = 0; r < world_size(); ++r) EXPECT_TRUE(all[r].equal(of_rank(r).to(type).t())) << type;
+    }
+    const at::Tensor scalars = module.all_gather(torch::tensor(1.5 * static_cast<double>(rank)).requires_grad_());
+    EXPECT_TRUE(scalars.equal(torch::arange(world_size(), torch::kFloat) * 1.5));
+    EXPECT_FALSE(scalars.requires_grad());
+    EXPECT_EQ(module.all_gather(torch::empty({0, 4})).sizes(), (std::vector<int64_t>{world_size(), 0, 4}));
+    ++calls;
+  });
+  EXPECT_EQ(calls, world_size());
+}
+
+TEST_P(Gathering, RefusesTensorsThatDifferOnEveryRank) {
+  run([&](Module& module, int64_t rank) {
+    const auto told = [&](const at::Tensor& tensor) {
+      return message_of<c10::ValueError>([&] { module.all_gather(tensor); });
+    };
+    EXPECT_THAT(told({}), HasSubstr("rank 0 gave an undefined tensor"));
+    if (world_size() == 1) return;
+    EXPECT_THAT(told(torch::zeros({rank + 1, 3})),
+                HasSubstr("every rank must give a tensor of the same shape and type; rank 0 gave Float [1, 3], rank 1 "
+                          "gave Float [2, 3]"));
+    EXPECT_THAT(told(torch::zeros({2}, rank == 0 ? at::kFloat : at::kInt)), HasSubstr("rank 1 gave Int [2]"));
+    EXPECT_THAT(told(rank == 1 ? at::Tensor() : torch::zeros({2})), HasSubstr("rank 1 gave an undefined tensor"));
+    EXPECT_EQ(module.all_gather(torch::ones(1)).numel(), world_size());  // they can still talk
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Gathering, ::testing::Values(std::tuple(1, true), std::tuple(2, true), std::tuple(2, false)),
+                         [](const auto& test) {
+                           return (std::get<1>(test.param) ? "SharedMemory" : "Gloo") +
+                                  std::to_string(std::get<0>(test.param));
+                         });
+
 TEST_P(Ranks, LeaveNoEmptyFolder) {
   const testing::TempDir dir;
   run_ranks(world_size(), [&](World& world) {

@@ -1,19 +1,24 @@
 #include "trainer/trainer.h"
-#include "core/gradient_clipping.h"
-#include "optim/lr_schedulers.h"
 
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/optim/sgd.h>
 
+#include <filesystem>
+#include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/progress_bar.h"
 #include "core/error.h"
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
+#include "optim/sgd.h"
 #include "strategies/flat_strategy.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
@@ -143,6 +148,17 @@ TEST(Trainer, ARequestedStopEndsFitAfterTheBatch) {
   EXPECT_EQ(trainer.state().global_step, 1);
 }
 
+TEST(Trainer, AModuleMayAskForAStop) {
+  struct Stops : TinyModule {
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t batch_idx) override {
+      if (batch_idx == 1) request_stop("enough");
+    }
+  };
+  Trainer trainer(quiet({.max_epochs = 5}));
+  trainer.fit(make_module<Stops>(), {.train = tiny_loader()});
+  EXPECT_EQ(trainer.state().global_step, 2);
+}
+
 TEST(Trainer, AnExceptionReachesCallbacksAndCallerAfterTeardown) {
   const auto callback = std::make_shared<AtBatchEnd>([](TrainerControl&) { throw std::out_of_range("mine"); });
   TrainerOptions options = quiet();
@@ -236,6 +252,18 @@ TEST(Trainer, WritesMetricsAndCheckpointsIntoItsRunFolder) {
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_0/checkpoints/epoch=1-step=10/model.safetensors"));
   Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
   EXPECT_TRUE(std::filesystem::exists(dir.path() / "runs/version_1"));
+}
+
+TEST(Trainer, SaysWhereItsRunIs) {
+  const testing::TempDir dir;
+  TrainerOptions options = quiet({.log_every_n_steps = 1});
+  options.logger = std::nullopt;
+  options.default_root_dir = dir.path().string();
+  Trainer trainer(options);
+  EXPECT_THAT(message_of<UsageError>([&] { trainer.run_dir(); }), HasSubstr("from the first fit, validate, test"));
+  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_EQ(trainer.run_dir(), dir.path() / "runs/version_0");
+  EXPECT_TRUE(std::filesystem::exists(trainer.run_dir() / "metrics.csv"));
 }
 
 TEST(Trainer, WritesNothingThatIsTurnedOff) {
@@ -434,6 +462,71 @@ TEST(Trainer, GradientsAreThoseOfTheMeanForWhoWantsThem) {
     return callback->norms.at(0);
   };
   EXPECT_NEAR(norm(false) / norm(true), 4.0, 1e-5);
+}
+
+// Trains a child of the module from an epoch on, with a learning rate of its own; until then it is frozen.
+struct Finetuning final : Callback {
+  std::string child;
+  int64_t from_epoch;
+  double lr;
+  std::vector<size_t> groups;  // at the start of each epoch
+  Finetuning(std::string name, int64_t epoch, double rate) : child(std::move(name)), from_epoch(epoch), lr(rate) {}
+
+  static std::vector<at::Tensor> set_requires_grad(TrainerControl& trainer, const std::string& name, bool value) {
+    std::vector<at::Tensor> params = trainer.module().named_children()[name]->parameters();
+    for (at::Tensor& param : params) param.requires_grad_(value);
+    return params;
+  }
+  void setup(TrainerControl& trainer, EntryPoint) override {
+    set_requires_grad(trainer, child, false);
+    EXPECT_TRUE(trainer.optimizers().empty());  // there are none yet
+  }
+  void on_train_epoch_start(TrainerControl& trainer) override {
+    const Optimizers& optimizers = trainer.optimizers();
+    if (trainer.state().epoch == from_epoch) {
+      optimizers[0].add_param_group({.params = set_requires_grad(trainer, child, true), .lr = lr});
+    }
+    groups.push_back(optimizers[0].groups().size());
+  }
+};
+
+TEST(Trainer, AFinetuningCallbackTrainsALayerFromAnEpochOnAsTorchDoes) {
+  struct Head : TinyModule {
+    Optimizers configure_optimizers() override { return optim::SGD(out->parameters(), {.lr = 0.1, .momentum = 0.9}); }
+  };
+  seed_everything(1);
+  const auto module = make_module<Head>(), expected = make_module<Head>();
+  {
+    const c10::NoGradGuard no_grad;
+    for (const auto& item : module->named_parameters()) {
+      expected->named_parameters()[item.key()].copy_(item.value());
+    }
+  }
+  const auto finetuning = std::make_shared<Finetuning>("hidden", /*epoch=*/1, /*rate=*/0.01);
+  TrainerOptions options = quiet({.max_epochs = 3});
+  options.callbacks = {finetuning};
+  Trainer(options).fit(module, {.train = tiny_loader(40, 8)});
+  EXPECT_THAT(finetuning->groups, ElementsAre(1, 2, 2));
+
+  torch::optim::SGD sgd(expected->out->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    for (at::Tensor& param : expected->hidden->parameters()) param.requires_grad_(epoch > 0);
+    if (epoch == 1) {
+      auto own = std::make_unique<torch::optim::SGDOptions>(0.01);
+      own->momentum(0.9);
+      sgd.add_param_group({expected->hidden->parameters(), std::move(own)});
+    }
+    const auto loader = tiny_loader(40, 8);
+    loader->begin_epoch(epoch);
+    while (const auto batch = loader->next()) {
+      sgd.zero_grad();
+      expected->loss(*batch).backward();
+      sgd.step();
+    }
+  }
+  for (const auto& item : module->named_parameters()) {
+    EXPECT_TRUE(item.value().allclose(expected->named_parameters()[item.key()], 1e-5, 1e-7)) << item.key();
+  }
 }
 
 TEST(Trainer, ALayerMayBeTrainedFromTheMiddleOfARunOn) {
