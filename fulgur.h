@@ -22,6 +22,7 @@
 #include "core/batch.h"
 #include "core/callback.h"
 #include "core/error.h"
+#include "core/exception_text.h"
 #include "core/make_module.h"
 #include "core/module.h"
 #include "core/seed.h"

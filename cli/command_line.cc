@@ -132,8 +132,8 @@ int exit_code_of(const std::function<void()>& body) {
     failure = process_session::end(failure);
     if (failure != nullptr) std::rethrow_exception(failure);
     return 0;
-  } catch (const UsageError& error) {
-    return report(2, log_prefix(), error.what());
+  } catch (const UsageError&) {
+    return report(2, log_prefix(), text_of(std::current_exception()));
   } catch (const InterruptedError& error) {
     return report(error.exit_code, "", error.what());
   } catch (const DistributedError& error) {  // it names the ranks itself

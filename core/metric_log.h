@@ -50,8 +50,10 @@ class MetricLog {
   void enter(Stage stage, const Hook& hook);              // what runs from now on
   const Hook& hook() const { return *hook_; }             // what runs now
   void set_batch(const Batch* batch) { batch_ = batch; }  // gives means their weight; borrowed until the next call
+  const Batch* batch() const { return batch_; }           // the running one; null: there is none
   void set_dataloader(std::optional<int64_t> idx);        // of several evaluation loaders; nullopt: there is one
-  Metrics take_step_metrics();                            // the running stage's step values, for loggers
+  std::optional<int64_t> dataloader() const { return dataloader_idx_; }
+  Metrics take_step_metrics();  // the running stage's step values, for loggers
 
   // Reduces what the stage logged for its epoch; returns that for loggers. Called before the hooks of the epoch's end,
   // so that they can read it, and again after them, for what they logged. Null: there is one rank.

@@ -83,12 +83,18 @@ class BeforePass {
   const int64_t num_batches_;
 };
 
+// A hook that changes the mode of the model.
+struct ModeHook {
+  std::string_view name;
+  void (Module::*member)();
+};
+
 // The hooks that make the stages differ.
 struct EvaluationHooks {
   using StageHook = hooks::SharedHook<void (Callback::*)(TrainerControl&), void (Module::*)()>;
   using BatchHook = hooks::SharedHook<void (Callback::*)(TrainerControl&, const Batch&, int64_t),
                                       void (Module::*)(const Batch&, int64_t)>;
-  void (Module::*model_eval)();
+  ModeHook model_eval;
   const StageHook& start;
   const StageHook& epoch_start;
   const BatchHook& batch_start;
@@ -97,10 +103,10 @@ struct EvaluationHooks {
   const BatchHook& batch_end;
   const StageHook& epoch_end;
   const StageHook& end;
-  void (Module::*model_train)();
+  ModeHook model_train;
 };
 
-constexpr EvaluationHooks kValidation{.model_eval = &Module::on_validation_model_eval,
+constexpr EvaluationHooks kValidation{.model_eval = {"on_validation_model_eval", &Module::on_validation_model_eval},
                                       .start = hooks::on_validation_start,
                                       .epoch_start = hooks::on_validation_epoch_start,
                                       .batch_start = hooks::on_validation_batch_start,
@@ -109,9 +115,9 @@ constexpr EvaluationHooks kValidation{.model_eval = &Module::on_validation_model
                                       .batch_end = hooks::on_validation_batch_end,
                                       .epoch_end = hooks::on_validation_epoch_end,
                                       .end = hooks::on_validation_end,
-                                      .model_train = &Module::on_validation_model_train};
+                                      .model_train = {"on_validation_model_train", &Module::on_validation_model_train}};
 
-constexpr EvaluationHooks kTest{.model_eval = &Module::on_test_model_eval,
+constexpr EvaluationHooks kTest{.model_eval = {"on_test_model_eval", &Module::on_test_model_eval},
                                 .start = hooks::on_test_start,
                                 .epoch_start = hooks::on_test_epoch_start,
                                 .batch_start = hooks::on_test_batch_start,
@@ -120,22 +126,29 @@ constexpr EvaluationHooks kTest{.model_eval = &Module::on_test_model_eval,
                                 .batch_end = hooks::on_test_batch_end,
                                 .epoch_end = hooks::on_test_epoch_end,
                                 .end = hooks::on_test_end,
-                                .model_train = &Module::on_test_model_train};
+                                .model_train = {"on_test_model_train", &Module::on_test_model_train}};
 
 // Runs `body` without gradients, between the hooks that change the mode of the model.
 template <class Body>
-void in_eval_mode(LoopContext& context, Stage stage, void (Module::*model_eval)(), void (Module::*model_train)(),
+void in_eval_mode(LoopContext& context, Stage stage, const ModeHook& model_eval, const ModeHook& model_train,
                   const Body& body) {
   Module& module = context.hooks.module();
   const StageRestored stage_restored(context);
   context.state.stage = stage;
+  const auto call = [&](const ModeHook& hook) {
+    context.hooks.located(hook.name, HookCaller::WhatRuns::epoch, [&] { (module.*hook.member)(); });
+  };
   {
     const c10::NoGradGuard no_grad;
     const ModesRestored modes(module);
-    (module.*model_eval)();
+    call(model_eval);
     body();
   }
-  (module.*model_train)();
+  call(model_train);
+}
+
+constexpr std::string_view name_of_loader(Stage stage) {
+  return stage == Stage::validate ? "the val loader" : stage == Stage::test ? "the test loader" : "the predict loader";
 }
 
 // Calls `body(batch)` for every batch of every loader, until `ends()`, which is asked before each; then it is false.
@@ -147,10 +160,14 @@ bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
     state.batch_idx = 0;
     state.num_batches = loaders.num_batches(i);
     context.metrics.set_dataloader(loaders.size() > 1 ? std::optional(state.dataloader_idx) : std::nullopt);
-    LimitedBatches batches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i));
+    const auto read = [&](const auto& fetch) {
+      return context.hooks.located(name_of_loader(state.stage), HookCaller::WhatRuns::batch, fetch);
+    };
+    LimitedBatches batches =
+        read([&] { return LimitedBatches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i)); });
     while (!batches.empty()) {
       if (ends()) return false;
-      const Batch batch = context.to_device(batches.take());
+      const Batch batch = context.to_device(read([&] { return batches.take(); }));
       context.metrics.set_batch(&batch);
       body(batch);
       context.metrics.set_batch(nullptr);
@@ -219,11 +236,10 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
     const bool is_whole = for_each_batch(context_, loaders, ends_here, [&](const Batch& batch) {
       const int64_t batch_idx = state.batch_idx;
       hooks(phase.batch_start, batch, batch_idx);
-      {
-        const auto scope = hooks.enter(phase.step);
+      hooks.within(phase.step, [&] {
         const PrecisionScope precision = context_.precision_scope();
         (hooks.module().*phase.step_member)(batch, batch_idx);
-      }
+      });
       hooks(phase.batch_end, batch, batch_idx);
       if (++num_batches_run_ % *context_.options.log_every_n_steps == 0)
         send(metric_log.take_step_metrics(), num_batches_run_ - 1);
@@ -250,10 +266,7 @@ void EvaluationLoop::leave() {
       const auto is_this = [&](const Callback& other) { return &other == callback.get(); };
       everyone([&] { hooks.callbacks_where(is_this, hook, hook.callback); });
     }
-    everyone([&] {
-      const auto scope = hooks.enter(hook);
-      (hooks.module().*hook.module)();
-    });
+    everyone([&] { hooks.within(hook, [&] { (hooks.module().*hook.module)(); }); });
   };
   call(epoch_end, phase.epoch_end);
   epoch_end([&] { context_.metrics.end_epoch(stage_); });  // resets what was logged by reference
@@ -298,19 +311,19 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
   HookCaller& hooks = context.hooks;
   std::vector<Batch> predictions;
   if (loaders.empty()) return predictions;
-  in_eval_mode(context, Stage::predict, &Module::on_predict_model_eval, &Module::on_predict_model_train, [&] {
+  constexpr ModeHook kModelEval{"on_predict_model_eval", &Module::on_predict_model_eval};
+  constexpr ModeHook kModelTrain{"on_predict_model_train", &Module::on_predict_model_train};
+  in_eval_mode(context, Stage::predict, kModelEval, kModelTrain, [&] {
     hooks(hooks::on_predict_start);
     hooks(hooks::on_predict_epoch_start);
     const auto never = [] { return false; };
     for_each_batch(context, loaders, never, [&](const Batch& batch) {
       const int64_t batch_idx = context.state.batch_idx;
       hooks(hooks::on_predict_batch_start, batch, batch_idx);
-      Batch prediction;
-      {
-        const auto scope = hooks.enter(hooks::predict_step);
+      const Batch prediction = hooks.within(hooks::predict_step, [&] {
         const PrecisionScope precision = context.precision_scope();
-        prediction = hooks.module().predict_step(batch, batch_idx);
-      }
+        return hooks.module().predict_step(batch, batch_idx);
+      });
       hooks(hooks::on_predict_batch_end, prediction, batch, batch_idx);
       predictions.push_back(prediction.to(c10::kCPU));
     });

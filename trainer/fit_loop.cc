@@ -258,10 +258,7 @@ void FitLoop::end_epoch(OptimizerSteps& steps) {
   const auto runs_last = [](const Callback& callback) { return callback.runs_last(); };
   Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.ranks);
   hooks.callbacks_where(std::not_fn(runs_last), hooks::on_train_epoch_end, &Callback::on_train_epoch_end);
-  {
-    const auto scope = hooks.enter(hooks::on_train_epoch_end);
-    hooks.module().on_train_epoch_end();
-  }
+  hooks.within(hooks::on_train_epoch_end, [&] { hooks.module().on_train_epoch_end(); });
   metrics.merge(context_.metrics.end_epoch(Stage::train, &context_.ranks));
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);

@@ -72,7 +72,8 @@ void FitState::add_to(CheckpointContent& content) const {
     if (!item.value().requires_grad()) run.set("frozen/" + item.key(), true);
   }
   State own;
-  context.hooks.module().on_save_checkpoint(own);
+  constexpr auto kRun = HookCaller::WhatRuns::run;
+  context.hooks.located("on_save_checkpoint", kRun, [&] { context.hooks.module().on_save_checkpoint(own); });
   run.set_child("module", own);
   run.set_child("data", context.data.state());
   const std::vector<std::string> keys = keys_of(callbacks);
@@ -92,7 +93,8 @@ void FitState::load(const CheckpointReader& checkpoint) const try {
   for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
     steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
   }
-  context.hooks.module().on_load_checkpoint(run.child("module"));
+  context.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run,
+                        [&] { context.hooks.module().on_load_checkpoint(run.child("module")); });
   const std::vector<std::string> keys = keys_of(callbacks);
   for (size_t i = 0; i < callbacks.size(); ++i) {
     const State state = run.child("callbacks/" + keys[i]);

@@ -1,11 +1,15 @@
 #pragma once
 
 #include <algorithm>
+#include <exception>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/callback.h"
+#include "core/exception_text.h"
 #include "core/metric_log.h"
 #include "core/module.h"
 #include "core/run_state.h"
@@ -13,7 +17,8 @@
 
 namespace fulgur {
 
-// Fires a hook: every callback in list order, then the Module. While it runs, log() does what the hook's scope allows.
+// Fires a hook: every callback in list order, then the Module. While it runs, log() does what the hook's scope allows,
+// and an exception out of it gets its place (core/exception_text.h).
 class HookCaller {
  public:
   using Callbacks = std::vector<std::shared_ptr<Callback>>;
@@ -26,48 +31,61 @@ class HookCaller {
   Module& module() const { return *module_; }
   const Callbacks& callbacks() const { return callbacks_; }
 
-  // Says which hook runs for as long as it lives; hooks nest (manual_backward within training_step).
-  class Scope {
-   public:
-    Scope(HookCaller& caller, const Hook& hook) : caller_(caller), outer_(caller.metrics_.hook()) {
-      caller_.metrics_.enter(caller_.state_.stage, hook);
+  // Calls `body` as that hook; hooks nest (manual_backward within training_step).
+  template <class Body>
+  decltype(auto) within(const Hook& hook, const Body& body) {
+    const Scope scope(*this, hook);
+    try {
+      return body();
+    } catch (...) {
+      note_place(std::current_exception(), place(hook.name, what_runs_in(hook)));
+      throw;
     }
-    ~Scope() { caller_.metrics_.enter(caller_.state_.stage, outer_); }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
+  }
 
-   private:
-    HookCaller& caller_;
-    const Hook& outer_;
-  };
-  Scope enter(const Hook& hook) { return Scope(*this, hook); }
+  // How far a place can be named: code may run for the whole run, for an epoch, or for a batch.
+  enum class WhatRuns { run, epoch, batch };
+
+  // Calls `body`, which is no hook in which log() may be called: "in the train loader (train, epoch 0, batch 3)".
+  template <class Body>
+  decltype(auto) located(std::string_view what, WhatRuns runs, const Body& body) const {
+    try {
+      return body();
+    } catch (...) {
+      note_place(std::current_exception(), place(what, runs));
+      throw;
+    }
+  }
 
   template <class CallbackMember, class ModuleMember, class... Args>
   void operator()(const hooks::SharedHook<CallbackMember, ModuleMember>& hook, Args&&... args) {
-    const Scope scope(*this, hook);
-    for (const auto& callback : callbacks_) (callback.get()->*hook.callback)(control_, args...);
-    (module_->*hook.module)(args...);
+    within(hook, [&] {
+      for (const auto& callback : callbacks_) (callback.get()->*hook.callback)(control_, args...);
+      (module_->*hook.module)(args...);
+    });
   }
 
   // on_train_batch_start: everyone is asked; one that says so skips the rest of the epoch.
   BatchAction train_batch_start(const Batch& batch, int64_t batch_idx) {
-    const Scope scope(*this, hooks::on_train_batch_start);
-    bool skip = false;
-    for (const auto& callback : callbacks_) {
-      skip |= callback->on_train_batch_start(control_, batch, batch_idx) == BatchAction::skip_epoch;
-    }
-    skip |= module_->on_train_batch_start(batch, batch_idx) == BatchAction::skip_epoch;
-    return skip ? BatchAction::skip_epoch : BatchAction::run;
+    return within(hooks::on_train_batch_start, [&] {
+      bool skip = false;
+      for (const auto& callback : callbacks_) {
+        skip |= callback->on_train_batch_start(control_, batch, batch_idx) == BatchAction::skip_epoch;
+      }
+      skip |= module_->on_train_batch_start(batch, batch_idx) == BatchAction::skip_epoch;
+      return skip ? BatchAction::skip_epoch : BatchAction::run;
+    });
   }
 
   // A hook that only callbacks have, or only those for which `wanted` holds get now.
   template <class Wanted, class... Params, class... Args>
   void callbacks_where(Wanted wanted, const Hook& hook, void (Callback::*member)(TrainerControl&, Params...),
                        const Args&... args) {
-    const Scope scope(*this, hook);
-    for (const auto& callback : callbacks_) {
-      if (wanted(*callback)) (callback.get()->*member)(control_, args...);
-    }
+    within(hook, [&] {
+      for (const auto& callback : callbacks_) {
+        if (wanted(*callback)) (callback.get()->*member)(control_, args...);
+      }
+    });
   }
   template <class... Params, class... Args>
   void callbacks_only(const Hook& hook, void (Callback::*member)(TrainerControl&, Params...), const Args&... args) {
@@ -81,6 +99,24 @@ class HookCaller {
   }
 
  private:
+  // Says which hook runs for as long as it lives.
+  class Scope {
+   public:
+    Scope(HookCaller& caller, const Hook& hook) : caller_(caller), outer_(caller.metrics_.hook()) {
+      caller_.metrics_.enter(caller_.state_.stage, hook);
+    }
+    ~Scope() { caller_.metrics_.enter(caller_.state_.stage, outer_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    HookCaller& caller_;
+    const Hook& outer_;
+  };
+
+  WhatRuns what_runs_in(const Hook& hook) const;
+  std::string place(std::string_view what, WhatRuns runs) const;
+
   const Callbacks& callbacks_;
   TrainerControl& control_;
   const RunState& state_;

@@ -20,7 +20,9 @@ struct SharedHook : Hook {
 #define FULGUR_HOOK(name, scope) \
   inline constexpr Hook name { #name, LogScope::scope }
 
+FULGUR_HOOK(prepare_data, forbidden);
 FULGUR_SHARED_HOOK(setup, forbidden);
+FULGUR_HOOK(configure_model, forbidden);
 FULGUR_HOOK(configure_optimizers, forbidden);
 FULGUR_SHARED_HOOK(on_fit_start, forbidden);
 FULGUR_HOOK(on_sanity_check_start, forbidden);

@@ -45,9 +45,11 @@ struct LoopContext {
 
   // The batch as steps see it: on its device, after the transfer hooks.
   Batch to_device(Batch batch) const {
-    const auto scope = hooks.enter(hooks::batch_transfer);
-    batch = hooks.module().on_before_batch_transfer(data.on_before_batch_transfer(std::move(batch)));
-    return hooks.module().on_after_batch_transfer(data.on_after_batch_transfer(strategy.to_device(batch)));
+    const auto transfer = [&] {
+      batch = hooks.module().on_before_batch_transfer(data.on_before_batch_transfer(std::move(batch)));
+      return hooks.module().on_after_batch_transfer(data.on_after_batch_transfer(strategy.to_device(batch)));
+    };
+    return hooks.within(hooks::batch_transfer, transfer);
   }
 };
 

@@ -70,13 +70,13 @@ void OptimizerSteps::zero_grad(size_t optimizer) {
 
 void OptimizerSteps::backward(const at::Tensor& loss) {
   context_.hooks(hooks::on_before_backward, loss);
-  context_.strategy.manual_backward(loss);
+  context_.hooks.located("backward", HookCaller::WhatRuns::batch, [&] { context_.strategy.manual_backward(loss); });
   context_.hooks(hooks::on_after_backward);
 }
 
 void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
   context_.hooks(hooks::on_before_backward, loss);
-  context_.strategy.backward(loss, is_last);
+  context_.hooks.located("backward", HookCaller::WhatRuns::batch, [&] { context_.strategy.backward(loss, is_last); });
   context_.hooks(hooks::on_after_backward);
 }
 
@@ -121,16 +121,17 @@ void OptimizerSteps::before_step(size_t index, StepRequest& request) {
   }
   context_.hooks(hooks::on_before_optimizer_step, optimizer);
   if (!context_.overridden.configure_gradient_clipping) return;
-  const auto scope = context_.hooks.enter(hooks::configure_gradient_clipping);
-  context_.hooks.module().configure_gradient_clipping(optimizer, request.clipping);
+  context_.hooks.within(hooks::configure_gradient_clipping,
+                        [&] { context_.hooks.module().configure_gradient_clipping(optimizer, request.clipping); });
   request.clipping = {};
 }
 
 bool OptimizerSteps::update(size_t index, const StepRequest& request) {
   std::optional<StepReport> report;
-  const auto scope = context_.hooks.enter(hooks::optimizer_step);
-  context_.hooks.module().optimizer_step(optimizers()[index],
-                                         [&] { report = context_.strategy.optimizer_step(index, request); });
+  context_.hooks.within(hooks::optimizer_step, [&] {
+    context_.hooks.module().optimizer_step(optimizers()[index],
+                                           [&] { report = context_.strategy.optimizer_step(index, request); });
+  });
   if (report && report->skipped) tell_of_skipped(*report);
   const bool stepped = report && !report->skipped;
   if (stepped) context_.world.set_step(++context_.state.global_step);
@@ -171,8 +172,7 @@ void OptimizerSteps::move(LRSchedule& schedule) {
     metric = found->second;
     context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // so that learning rates stay the same on all
   }
-  const auto scope = context_.hooks.enter(hooks::lr_scheduler_step);
-  context_.hooks.module().lr_scheduler_step(schedule, metric);
+  context_.hooks.within(hooks::lr_scheduler_step, [&] { context_.hooks.module().lr_scheduler_step(schedule, metric); });
 }
 
 }  // namespace fulgur

@@ -50,7 +50,11 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   bool reached_last = false, skipped = false;
   if (resumed != nullptr) go_on(*resumed);
   const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
-  LimitedBatches batches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind);
+  const auto read = [&](const auto& body) {
+    return hooks.located("the train loader", HookCaller::WhatRuns::batch, body);
+  };
+  LimitedBatches batches =
+      read([&] { return LimitedBatches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind); });
   if (resumed != nullptr) {
     random->restore();  // the loader drew from it before, too
     state.is_last_batch = reached_last = batches.empty();
@@ -59,7 +63,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
   }
   while (!batches.empty() && !ended_ && !ends_here()) {
-    const Batch batch = context_.to_device(batches.take());
+    const Batch batch = context_.to_device(read([&] { return batches.take(); }));
     state.is_last_batch = batches.empty();
     if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
     context_.metrics.set_batch(&batch);
@@ -159,20 +163,22 @@ at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
 }
 
 at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
-  const auto scope = context_.hooks.enter(hooks::training_step);
-  const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
-  stepped_ = true;
-  bounds_.agree();
-  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
-  return loss.defined() ? loss.detach() : loss;
+  return context_.hooks.within(hooks::training_step, [&] {
+    const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
+    stepped_ = true;
+    bounds_.agree();
+    if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
+    return loss.defined() ? loss.detach() : loss;
+  });
 }
 
 at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
-  const auto scope = context_.hooks.enter(hooks::training_step);
-  const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
-  check_loss(context_.hooks.module(), loss);
-  if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
-  return loss;
+  return context_.hooks.within(hooks::training_step, [&] {
+    const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
+    check_loss(context_.hooks.module(), loss);
+    if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
+    return loss;
+  });
 }
 
 void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
@@ -224,7 +230,10 @@ bool TrainEpochLoop::validate() {
   } else {
     progress_.due = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
     if (bounds_.signal() != 0) return false;
-    if (context_.hooks.module().automatic_optimization) context_.hooks.module().on_validation_model_zero_grad();
+    if (context_.hooks.module().automatic_optimization) {
+      context_.hooks.located("on_validation_model_zero_grad", HookCaller::WhatRuns::epoch,
+                             [&] { context_.hooks.module().on_validation_model_zero_grad(); });
+    }
     SignalPoll signal_came(bounds_, context_.ranks);
     if (!validation_.run_unless(std::ref(signal_came))) return false;
     progress_.due.reset();

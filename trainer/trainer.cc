@@ -127,6 +127,8 @@ int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   throw InterruptedError(fmt::format("{} came after the last of {} steps", signal_name(signal), num_steps), signal);
 }
 
+constexpr auto kRun = HookCaller::WhatRuns::run;
+
 constexpr std::string_view kNoOptimizer =
     "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
     "optim::AdamW(parameters(), {{.lr = 1e-3}})";
@@ -169,15 +171,18 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
   state_ = {};
   run(EntryPoint::fit, module, data, options_.ckpt_path, [&](LoopContext& context) {
     const auto val = [&] {
-      return shared_out(validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0),
-                        "val");
+      return hooks_.located("val_dataloader", kRun, [&] {
+        return shared_out(validation_loaders(module, data, options_.limit_val_batches, /*warn=*/state_.epoch == 0),
+                          "val");
+      });
     };
-    const auto train = [&] { return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true); };
+    const auto train = [&] {
+      return hooks_.located("train_dataloader", kRun, [&] {
+        return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true);
+      });
+    };
     FitLoop loop(context, {.train = train, .val = val});
-    Optimizers optimizers = [&] {
-      const auto scope = hooks_.enter(hooks::configure_optimizers);
-      return module->configure_optimizers();
-    }();
+    Optimizers optimizers = hooks_.within(hooks::configure_optimizers, [&] { return module->configure_optimizers(); });
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
     if (is_trial_) optimizers.take_schedulers();
     OptimizerSteps steps(context, std::move(optimizers));
@@ -202,9 +207,9 @@ Metrics Trainer::validate(ModuleHandle module, DataModule& data, const std::stri
                "validate runs it on every batch");
   Metrics metrics;
   run(EntryPoint::validate, module, data, ckpt_path, [&](LoopContext& context) {
-    metrics = evaluate(
-        context, Stage::validate,
-        {shared_out(checked(data.val_dataloader(), "val"), "val"), options_.limit_val_batches, "limit_val_batches"});
+    const LoaderList loaders = hooks_.located("val_dataloader", kRun,
+                                              [&] { return shared_out(checked(data.val_dataloader(), "val"), "val"); });
+    metrics = evaluate(context, Stage::validate, {loaders, options_.limit_val_batches, "limit_val_batches"});
   });
   return metrics;
 }
@@ -214,9 +219,9 @@ Metrics Trainer::test(ModuleHandle module, DataModule& data, const std::string& 
                "test runs it on every batch");
   Metrics metrics;
   run(EntryPoint::test, module, data, ckpt_path, [&](LoopContext& context) {
-    metrics = evaluate(context, Stage::test,
-                       {shared_out(checked(data.test_dataloader(), "test"), "test"), options_.limit_test_batches,
-                        "limit_test_batches"});
+    const LoaderList loaders = hooks_.located(
+        "test_dataloader", kRun, [&] { return shared_out(checked(data.test_dataloader(), "test"), "test"); });
+    metrics = evaluate(context, Stage::test, {loaders, options_.limit_test_batches, "limit_test_batches"});
   });
   return metrics;
 }
@@ -226,8 +231,10 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, DataModule& data, const
                "predict runs it on every batch");
   std::vector<Batch> predictions;
   run(EntryPoint::predict, module, data, ckpt_path, [&](LoopContext& context) {
-    predictions = run_prediction(context, {shared_out(checked(data.predict_dataloader(), "predict"), "predict"),
-                                           options_.limit_predict_batches, "limit_predict_batches"});
+    const LoaderList loaders = hooks_.located("predict_dataloader", kRun, [&] {
+      return shared_out(checked(data.predict_dataloader(), "predict"), "predict");
+    });
+    predictions = run_prediction(context, {loaders, options_.limit_predict_batches, "limit_predict_batches"});
   });
   return predictions;
 }
@@ -317,8 +324,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   saver_ = std::make_unique<CheckpointSaver>(
       world_->control(), [this](bool weights_only) { return checkpoint_content(weights_only); },
       [this](const std::filesystem::path& folder) {
-        const auto scope = hooks_.enter(hooks::on_checkpoint_saved);
-        for (const auto& callback : callbacks_) callback->on_checkpoint_saved(*this, folder);
+        hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
       });
   failing_ = false;
   try {
@@ -402,8 +408,10 @@ void Trainer::leave_ranks(std::exception_ptr failure) {
 
 void Trainer::prepare_data(DataModule& data) {
   if (local_rank_ == 0) {
-    data.prepare_data();
-    hooks_.module().prepare_data();
+    hooks_.within(hooks::prepare_data, [&] {
+      data.prepare_data();
+      hooks_.module().prepare_data();
+    });
   }
   world_->control().barrier();
 }
@@ -457,15 +465,17 @@ void Trainer::check_one_rank(std::string_view what) const {
 
 void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
   Module& module = hooks_.module();
-  if (!is_trial_) callbacks_ = with_module_callbacks(options_, module);
+  if (!is_trial_) {
+    callbacks_ = hooks_.located("configure_callbacks", kRun, [&] { return with_module_callbacks(options_, module); });
+  }
   if (rank_ > 0) std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
   module.attach(link_);
   running_ = true;
   share_run_dir();
   prepare_data(data);
-  data.setup(state_.entry_point);
+  hooks_.within(hooks::setup, [&] { data.setup(state_.entry_point); });
   hooks_(hooks::setup, state_.entry_point);
-  module.configure_model();
+  hooks_.within(hooks::configure_model, [&] { module.configure_model(); });
   if (!is_trial_) open_checkpoint(ckpt_path, data);
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
   if (options_.sync_batchnorm) check_sync_batch_norm(module);
@@ -485,11 +495,11 @@ void Trainer::teardown(DataModule& data) {
   strategy_->teardown();
   running_ = false;
   Module& module = hooks_.module();
-  const auto scope = hooks_.enter(hooks::teardown);
   EveryoneGetsIt everyone;
-  everyone([&] { data.teardown(state_.entry_point); });
-  for (const auto& callback : callbacks_) everyone([&] { callback->teardown(*this, state_.entry_point); });
-  everyone([&] { module.teardown(state_.entry_point); });
+  const auto tell = [&](const auto& call) { everyone([&] { hooks_.within(hooks::teardown, call); }); };
+  tell([&] { data.teardown(state_.entry_point); });
+  for (const auto& callback : callbacks_) tell([&] { callback->teardown(*this, state_.entry_point); });
+  tell([&] { module.teardown(state_.entry_point); });
   module.attach({});
   everyone([&] { remove_unused_run_dir(); });
   everyone.rethrow();
@@ -498,6 +508,7 @@ void Trainer::teardown(DataModule& data) {
 // Once.
 void Trainer::tell_of_failure(const std::exception_ptr& failure, DataModule& data) {
   if (std::exchange(failing_, true)) return;
+  metrics_.set_batch(nullptr);  // the batch is gone
   saver_->abort(text_of(failure));
   give_up(text_of(failure));
   notify_of(failure, data);
@@ -505,10 +516,10 @@ void Trainer::tell_of_failure(const std::exception_ptr& failure, DataModule& dat
 
 void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
   EveryoneGetsIt everyone;
-  const auto scope = hooks_.enter(hooks::on_exception);
+  const auto call = [&](const auto& hook) { everyone([&] { hooks_.within(hooks::on_exception, hook); }); };
   const auto tell = [&](const std::exception& error) {
-    for (const auto& callback : callbacks_) everyone([&] { callback->on_exception(*this, error); });
-    everyone([&] { data.on_exception(error); });
+    for (const auto& callback : callbacks_) call([&] { callback->on_exception(*this, error); });
+    call([&] { data.on_exception(error); });
   };
   try {
     std::rethrow_exception(failure);

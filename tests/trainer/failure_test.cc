@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -11,7 +12,10 @@
 #include <vector>
 
 #include "core/callback.h"
+#include "core/exception_text.h"
+#include "data/data_loader.h"
 #include "data/data_module.h"
+#include "data/dataset.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "tests/testing/errors.h"
@@ -22,13 +26,16 @@
 namespace fulgur {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using testing::message_of;
 using testing::quiet;
 using testing::ReportingCallback;
 using testing::ReportingModule;
+using ::testing::StartsWith;
 using testing::tiny_loader;
 using testing::TinyModule;
 
@@ -112,7 +119,30 @@ struct Scene {
   }
 };
 
+// What the message says of the hook: "M.training_step" -> "in training_step".
+std::string told_place(const std::string& place) {
+  const std::string hook = place.substr(2);
+  return "in " + (hook.find("batch_t") == std::string::npos ? hook : "batch_transfer");
+}
+
+template <class Body>
+std::exception_ptr thrown_by(const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    return std::current_exception();
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return std::make_exception_ptr(0);
+}
+
 class Failure : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Failure, IsToldWithTheHookThatItCameFrom) {
+  Scene run(GetParam());
+  EXPECT_THAT(text_of(thrown_by([&] { run(); })),
+              AllOf(StartsWith(told_place(GetParam())), EndsWith(": " + GetParam())));
+}
 
 TEST_P(Failure, ReachesEveryoneAndTheCallerAndTheTrainerWorksAgain) {
   Scene run(GetParam());
@@ -206,7 +236,8 @@ TEST(Failures, OfOnExceptionAreToldAndHideNothing) {
   Scene run("C.on_exception");
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(message_of<std::runtime_error>([&] { run.trainer.fit(make_module<Fails>(), run.data); }), "first");
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("on_exception failed too: C.on_exception"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("on_exception failed too: in on_exception: C.on_exception"));
   EXPECT_THAT(run.witness->told, ElementsAre("first"));
 }
 
@@ -221,7 +252,7 @@ TEST(Failures, OfAnyTypeAreToldAndReachTheCallerAsTheyAre) {
   } catch (int number) {
     EXPECT_EQ(number, 42);
   }
-  EXPECT_THAT(run.witness->told, ElementsAre("an exception of type int"));
+  EXPECT_THAT(run.witness->told, ElementsAre(EndsWith(": an exception of type int")));
   EXPECT_EQ(run.witness->teardowns, 1);
 }
 
@@ -257,6 +288,87 @@ TEST(Failures, LeaveEveryStrategyUsableOnOneDevice) {
     trainer.fit(module, {.train = tiny_loader(40, 8)});
     EXPECT_EQ(trainer.state().global_step, 5);
   }
+}
+
+// A module and loaders that fail with libtorch's own error in one step.
+struct WrongShape : TinyModule {
+  std::string wrong;  // the step
+  explicit WrongShape(std::string step) : wrong(std::move(step)) {}
+  void look_at(const std::string& step, const Batch& batch) {
+    if (step == wrong) at::mm(batch["x"], batch["x"]);
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (batch_idx == 1) look_at("training_step", batch);
+    return TinyModule::training_step(batch, batch_idx);
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    look_at(run_state().sanity_checking ? "sanity check" : "validation_step", batch);
+  }
+  void test_step(const Batch& batch, int64_t) override {
+    if (dataloader_idx() == 1) look_at("test_step", batch);
+  }
+  Batch predict_step(const Batch& batch, int64_t) override {
+    look_at("predict_step", batch);
+    return batch;
+  }
+};
+
+TEST(Failures, AreToldWithStageEpochBatchAndShapes) {
+  const std::string mm = "mat1 and mat2 shapes cannot be multiplied (8x4 and 8x4)";
+  const auto told = [&](const std::string& step) {
+    const auto module = make_module<WrongShape>(step);
+    const Loaders loaders{.train = tiny_loader(16, 8),
+                          .val = tiny_loader(8, 8),
+                          .test = {tiny_loader(8, 8), tiny_loader(8, 8)},
+                          .predict = tiny_loader(8, 8)};
+    Trainer trainer(quiet());
+    const std::exception_ptr failure = thrown_by([&] {
+      if (step == "test_step") {
+        trainer.test(module, loaders);
+      } else if (step == "predict_step") {
+        trainer.predict(module, loaders);
+      } else {
+        trainer.fit(module, loaders);
+      }
+    });
+    EXPECT_THROW(std::rethrow_exception(failure), c10::Error);  // it is the one that was thrown
+    return text_of(failure);
+  };
+  EXPECT_EQ(told("training_step"),
+            "in training_step (train, epoch 0, batch 1 with x [8, 4] float, y [8, 1] float): " + mm);
+  EXPECT_EQ(told("sanity check"),
+            "in validation_step (sanity check, epoch 0, batch 0 with x [8, 4] float, y [8, 1] float): " + mm);
+  EXPECT_EQ(told("validation_step"),
+            "in validation_step (validate, epoch 0, batch 0 with x [8, 4] float, y [8, 1] float): " + mm);
+  EXPECT_EQ(told("test_step"), "in test_step (test, batch 0 of loader 1 with x [8, 4] float, y [8, 1] float): " + mm);
+  EXPECT_EQ(told("predict_step"), "in predict_step (predict, batch 0 with x [8, 4] float, y [8, 1] float): " + mm);
+}
+
+TEST(Failures, OfADatasetAreToldWithTheLoaderAndTheBatch) {
+  struct Broken final : Dataset {
+    int64_t size() const override { return 24; }
+    Batch get(int64_t index) const override {
+      if (index == 17) throw std::runtime_error("row 17 has 3 columns instead of 4");
+      return {{"x", torch::zeros({4})}, {"y", torch::zeros({1})}};
+    }
+  };
+  const auto loader = [] { return DataLoader::make(std::make_shared<Broken>(), {.batch_size = 8}); };
+  const auto module = make_module<TinyModule>();
+  EXPECT_EQ(text_of(thrown_by([&] { Trainer(quiet()).fit(module, {.train = loader()}); })),
+            "in the train loader (train, epoch 0, batch 2): row 17 has 3 columns instead of 4");
+  EXPECT_EQ(text_of(thrown_by([&] { Trainer(quiet()).test(module, {.test = {tiny_loader(), loader()}}); })),
+            "in the test loader (test, batch 2 of loader 1): row 17 has 3 columns instead of 4");
+}
+
+TEST(Failures, OfATeardownAfterAFailedRunHaveTheirOwnPlace) {
+  struct FailsTwice : TinyModule {
+    at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("first"); }
+    void teardown(EntryPoint) override { throw std::runtime_error("second"); }
+  };
+  ::testing::internal::CaptureStderr();
+  const auto failure = thrown_by([] { Trainer(quiet()).fit(make_module<FailsTwice>(), {.train = tiny_loader()}); });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("teardown failed too: in teardown: second"));
+  EXPECT_THAT(text_of(failure), StartsWith("in training_step (train, epoch 0, batch 0 with"));
 }
 
 TEST(Failures, TheOptimizersAreOutOfReachInTeardown) {
