@@ -20,65 +20,127 @@ std::string clock_time(double seconds) {
   return fmt::format("{}:{:02}", total / 60, total % 60);
 }
 
-}  // namespace
-
-ProgressBar::ProgressBar(Options options)
-    : options_(options), is_terminal_(options.is_terminal.value_or(::isatty(STDOUT_FILENO) == 1)) {
-  if (options_.out == nullptr) options_.out = &std::cout;
-}
-
-std::shared_ptr<ProgressBar> ProgressBar::make(Options options) { return std::make_shared<ProgressBar>(options); }
-
-void ProgressBar::on_train_epoch_start(TrainerControl&) { epoch_start_ = last_drawn_ = Clock::now(); }
-
-void ProgressBar::on_validation_start(TrainerControl&) { validation_start_ = Clock::now(); }
-
-void ProgressBar::on_validation_end(TrainerControl&) { epoch_start_ += Clock::now() - validation_start_; }
-
-void ProgressBar::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) {
-  if (!is_terminal_) return;
-  const auto now = Clock::now();
-  if (now - last_drawn_ < options_.refresh_interval) return;
-  last_drawn_ = now;
-  draw(line(trainer, batch_idx + 1));
-}
-
-void ProgressBar::on_train_epoch_end(TrainerControl& trainer) {
-  draw(line(trainer, trainer.state().batch_idx));
-  end_line();
-}
-
-void ProgressBar::on_exception(TrainerControl&, const std::exception&) { end_line(); }
-
-std::string ProgressBar::line(TrainerControl& trainer, int64_t batches) const {
-  const RunState& state = trainer.state();
-  const double seconds = std::chrono::duration<double>(Clock::now() - epoch_start_).count();
+// " 42% 3/7 | 12.0 it/s | ETA 0:03"
+std::string amount_done(int64_t batches, std::optional<int64_t> num_batches, double seconds) {
   const double rate = seconds > 0 ? static_cast<double>(batches) / seconds : 0.0;
+  std::string text = num_batches ? fmt::format(" {:3}% {}/{}", 100 * batches / *num_batches, batches, *num_batches)
+                                 : fmt::format(" {}", batches);
+  text += fmt::format(" | {} it/s", short_number(rate));
+  const bool running = num_batches && batches < *num_batches && rate > 0;
+  if (running) text += fmt::format(" | ETA {}", clock_time(static_cast<double>(*num_batches - batches) / rate));
+  return text;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::string line_of_epoch(TrainerControl& trainer, int64_t batches, double seconds) {
+  const RunState& state = trainer.state();
   std::string text = fmt::format("Epoch {}", state.epoch + 1);
   if (state.max_epochs >= 0) text += fmt::format("/{}", state.max_epochs);
-  if (state.num_batches) {
-    text += fmt::format(" {:3}% {}/{}", 100 * batches / *state.num_batches, batches, *state.num_batches);
-  } else {
-    text += fmt::format(" {}", batches);
-  }
-  text += fmt::format(" | {} it/s", short_number(rate));
-  const bool running = state.num_batches && batches < *state.num_batches && rate > 0;
-  if (running) text += fmt::format(" | ETA {}", clock_time(static_cast<double>(*state.num_batches - batches) / rate));
+  text += amount_done(batches, state.num_batches, seconds);
   for (const auto& [name, value] : trainer.metrics().progress_bar_metrics()) {
     text += fmt::format(" | {} {:.4g}", name, value);
   }
   return text;
 }
 
+std::string_view name_of_pass(const RunState& state) {
+  if (state.sanity_checking) return "Sanity check";
+  return state.stage == Stage::validate ? "Validation" : state.stage == Stage::test ? "Test" : "Prediction";
+}
+
+}  // namespace
+
+ProgressBar::ProgressBar(Options options)
+    : options_(options), is_terminal_(options.is_terminal.value_or(::isatty(STDOUT_FILENO) == 1)) {
+  if (options_.out == nullptr) options_.out = &std::cout;
+  if (is_terminal_) makes_room_.emplace([this] { clear_line(); });
+}
+
+std::shared_ptr<ProgressBar> ProgressBar::make(Options options) { return std::make_shared<ProgressBar>(options); }
+
+void ProgressBar::on_train_epoch_start(TrainerControl&) { epoch_start_ = last_drawn_ = Clock::now(); }
+
+void ProgressBar::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) {
+  if (is_time_to_draw()) draw(line_of_epoch(trainer, batch_idx + 1, seconds_since(epoch_start_)));
+}
+
+void ProgressBar::on_train_epoch_end(TrainerControl& trainer) {
+  draw(line_of_epoch(trainer, trainer.state().batch_idx, seconds_since(epoch_start_)));
+  end_line();
+}
+
+void ProgressBar::on_validation_start(TrainerControl&) { validation_start_ = Clock::now(); }
+
+void ProgressBar::on_validation_end(TrainerControl& trainer) {
+  epoch_start_ += Clock::now() - validation_start_;
+  end_pass(trainer);
+}
+
+void ProgressBar::on_validation_batch_start(TrainerControl&, const Batch&, int64_t batch_idx) { begin_pass(batch_idx); }
+void ProgressBar::on_test_batch_start(TrainerControl&, const Batch&, int64_t batch_idx) { begin_pass(batch_idx); }
+void ProgressBar::on_predict_batch_start(TrainerControl&, const Batch&, int64_t batch_idx) { begin_pass(batch_idx); }
+
+void ProgressBar::on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) {
+  draw_pass(trainer, batch_idx + 1);
+}
+void ProgressBar::on_test_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) {
+  draw_pass(trainer, batch_idx + 1);
+}
+void ProgressBar::on_predict_batch_end(TrainerControl& trainer, const Batch&, const Batch&, int64_t batch_idx) {
+  draw_pass(trainer, batch_idx + 1);
+}
+
+void ProgressBar::on_test_end(TrainerControl& trainer) { end_pass(trainer); }
+void ProgressBar::on_predict_end(TrainerControl& trainer) { end_pass(trainer); }
+
+void ProgressBar::on_exception(TrainerControl&, const std::exception&) { end_line(); }
+
+bool ProgressBar::is_time_to_draw() {
+  if (!is_terminal_) return false;
+  const auto now = Clock::now();
+  if (now - last_drawn_ < options_.refresh_interval) return false;
+  last_drawn_ = now;
+  return true;
+}
+
+void ProgressBar::begin_pass(int64_t batch_idx) {
+  if (batch_idx == 0) pass_start_ = Clock::now();
+}
+
+void ProgressBar::draw_pass(TrainerControl& trainer, int64_t batches) {
+  const RunState& state = trainer.state();
+  const bool is_last = batches == state.num_batches && state.entry_point != EntryPoint::fit;
+  if (!is_time_to_draw() && !(is_terminal_ && is_last)) return;
+  std::string line(name_of_pass(state));
+  if (const auto loader = trainer.metrics().dataloader()) line += fmt::format(", loader {}", *loader);
+  draw(line + amount_done(batches, state.num_batches, seconds_since(pass_start_)));
+}
+
+// Within fit the line of the epoch comes again.
+void ProgressBar::end_pass(const TrainerControl& trainer) {
+  trainer.state().entry_point == EntryPoint::fit ? clear_line() : end_line();
+}
+
 // On a terminal, spaces cover what is left of a longer line.
 void ProgressBar::draw(const std::string& line) {
+  const std::lock_guard lock(mutex_);
   *options_.out << (is_terminal_ ? "\r" : "") << line;
   if (is_terminal_ && line.size() < width_) *options_.out << std::string(width_ - line.size(), ' ');
   *options_.out << std::flush;
   width_ = line.size();
 }
 
+void ProgressBar::clear_line() {
+  const std::lock_guard lock(mutex_);
+  if (width_ > 0) *options_.out << '\r' << std::string(width_, ' ') << '\r' << std::flush;
+  width_ = 0;
+}
+
 void ProgressBar::end_line() {
+  const std::lock_guard lock(mutex_);
   if (width_ > 0) *options_.out << std::endl;
   width_ = 0;
 }

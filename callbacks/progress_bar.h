@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "core/callback.h"
+#include "core/logging.h"
 
 namespace fulgur {
 
@@ -17,9 +20,10 @@ struct ProgressBarOptions {
   std::optional<bool> is_terminal{};                // unset: asks the system about stdout
 };
 
-// One line that follows fit:
+// One line that follows a run:
 //   Epoch 3/10  42% 394/938 | 1.9k it/s | ETA 0:21 | train_loss 0.113 | val_acc 0.981
-// On a terminal the line is redrawn in place; elsewhere there is one line at the end of each epoch. Between two
+// On a terminal the line is redrawn in place, also for validation, test and prediction ("Validation  40% 4/10 | ..."),
+// and makes room for lines of the log; elsewhere there is one line at the end of each training epoch. Between two
 // drawings a step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
 class ProgressBar final : public Callback {
  public:
@@ -35,21 +39,37 @@ class ProgressBar final : public Callback {
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
                           int64_t batch_idx) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
+  void on_validation_batch_start(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_validation_batch_end(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_test_batch_start(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_test_batch_end(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_test_end(TrainerControl& trainer) override;
+  void on_predict_batch_start(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_predict_batch_end(TrainerControl& trainer, const Batch& prediction, const Batch& batch,
+                            int64_t batch_idx) override;
+  void on_predict_end(TrainerControl& trainer) override;
   void on_exception(TrainerControl& trainer, const std::exception& error) override;
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  std::string line(TrainerControl& trainer, int64_t batches) const;
+  bool is_time_to_draw();
+  void begin_pass(int64_t batch_idx);
+  void draw_pass(TrainerControl& trainer, int64_t batches);
+  void end_pass(const TrainerControl& trainer);
   void draw(const std::string& line);
+  void clear_line();
   void end_line();
 
   Options options_;
   bool is_terminal_;
   Clock::time_point epoch_start_{};  // moved on by the time that validation took
   Clock::time_point validation_start_{};
+  Clock::time_point pass_start_{};  // over the running evaluation loader
   Clock::time_point last_drawn_{};
-  size_t width_ = 0;  // of the line that stands there
+  std::mutex mutex_{};                               // of what follows and of the stream: other threads may log
+  size_t width_ = 0;                                 // of the line that stands there
+  std::optional<ScopedBeforeLogLine> makes_room_{};  // on a terminal
 };
 
 }  // namespace fulgur

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -14,6 +15,19 @@ namespace fulgur {
 void set_log_rank(int64_t rank, int64_t world_size);  // of this process; default: rank 0 of 1
 int64_t log_rank();
 std::string log_prefix();  // "[rank 1] ", or nothing where there is one rank
+
+// While it lives, `call` comes before every line: for what has drawn a line on the terminal that has no end yet, so
+// that the two do not mix. `call` may come from any thread, and must not log.
+class ScopedBeforeLogLine {
+ public:
+  explicit ScopedBeforeLogLine(std::function<void()> call);
+  ~ScopedBeforeLogLine();
+  ScopedBeforeLogLine(const ScopedBeforeLogLine&) = delete;
+  ScopedBeforeLogLine& operator=(const ScopedBeforeLogLine&) = delete;
+
+ private:
+  std::function<void()> call_;
+};
 
 namespace internal {
 void write_info(std::string_view message);  // dropped on ranks above 0

@@ -8,6 +8,7 @@
 #include "callbacks/evaluation_table.h"
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"
+#include "core/logging.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"
 
@@ -62,6 +63,81 @@ TEST_F(TerminalTest, ProgressBarGoesWithoutAnyBounds) {
   ProgressBar bar({.out = &out, .is_terminal = false});
   train_epoch(bar);
   EXPECT_THAT(out.str(), MatchesRegex("Epoch 1 4 \\| .* it/s\n"));
+}
+
+// What is to be seen of it in the end: a carriage return takes the cursor to the line's beginning, to write over it.
+std::string seen_on_terminal(const std::string& written) {
+  std::string screen, line;
+  size_t column = 0;
+  for (const char letter : written) {
+    if (letter == '\r') {
+      column = 0;
+    } else if (letter == '\n') {
+      screen += line + '\n';
+      line.clear();
+      column = 0;
+    } else {
+      line.resize(std::max(line.size(), column + 1), ' ');
+      line[column++] = letter;
+    }
+  }
+  return screen + line;
+}
+
+TEST_F(TerminalTest, ALineOfTheLogFindsTheProgressLineCleared) {
+  trainer.run_state = {.num_batches = 4, .max_epochs = 1};
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true});
+  bar.on_train_epoch_start(trainer);
+  bar.on_train_batch_end(trainer, {}, {}, 0);
+  EXPECT_THAT(seen_on_terminal(out.str()), HasSubstr("Epoch 1/1  25% 1/4"));
+  ::testing::internal::CaptureStderr();
+  log_warning("slow");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "warning: slow\n");
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex(" *"));
+  EXPECT_EQ(out.str().back(), '\r');  // the warning begins at the first column
+  bar.on_train_batch_end(trainer, {}, {}, 1);
+  EXPECT_THAT(seen_on_terminal(out.str()), HasSubstr("Epoch 1/1  50% 2/4"));
+}
+
+TEST_F(TerminalTest, ValidationWithinFitHasALineThatIsGoneAfterwards) {
+  trainer.run_state = {.stage = Stage::validate, .num_batches = 4};
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true});
+  bar.on_validation_start(trainer);
+  bar.on_validation_batch_start(trainer, {}, 0);
+  bar.on_validation_batch_end(trainer, {}, 0);
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex("Validation  25% 1/4 \\| [0-9.]+[kM]? it/s \\| ETA 0:00"));
+  trainer.metric_log.set_dataloader(1);
+  bar.on_validation_batch_start(trainer, {}, 0);
+  bar.on_validation_batch_end(trainer, {}, 0);
+  EXPECT_THAT(seen_on_terminal(out.str()), HasSubstr("Validation, loader 1  25% 1/4"));
+  bar.on_validation_end(trainer);
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex(" *"));
+}
+
+TEST_F(TerminalTest, TestAndPredictionLeaveTheirLastLine) {
+  ProgressBar bar({.refresh_interval = 1h, .out = &out, .is_terminal = true});
+  trainer.run_state = {.entry_point = EntryPoint::test, .stage = Stage::test, .num_batches = 2};
+  for (int64_t i = 0; i < 2; ++i) {
+    bar.on_test_batch_start(trainer, {}, i);
+    bar.on_test_batch_end(trainer, {}, i);
+  }
+  bar.on_test_end(trainer);
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex("Test 100% 2/2 \\| [0-9.]+[kM]? it/s *\n"));
+  out.str("");
+  trainer.run_state = {.entry_point = EntryPoint::predict, .stage = Stage::predict, .num_batches = 1};
+  bar.on_predict_batch_start(trainer, {}, 0);
+  bar.on_predict_batch_end(trainer, {}, {}, 0);
+  bar.on_predict_end(trainer);
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex("Prediction 100% 1/1 \\| [0-9.]+[kM]? it/s *\n"));
+}
+
+TEST_F(TerminalTest, EvaluationDrawsNothingWhereThereIsNoTerminal) {
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = false});
+  trainer.run_state = {.entry_point = EntryPoint::test, .stage = Stage::test, .num_batches = 1};
+  bar.on_test_batch_start(trainer, {}, 0);
+  bar.on_test_batch_end(trainer, {}, 0);
+  bar.on_test_end(trainer);
+  EXPECT_EQ(out.str(), "");
 }
 
 TEST_F(TerminalTest, ModelSummaryCountsParameters) {

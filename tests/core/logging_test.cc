@@ -26,5 +26,16 @@ TEST_F(LoggingTest, OneOfManySaysWhichAndOnlyRank0Informs) {
   EXPECT_EQ(written_by(1, 2), "[rank 1] warning: slow\n");
 }
 
+TEST_F(LoggingTest, WhoeverDrewALineIsCalledBeforeEachOne) {
+  int calls = 0;
+  {
+    const ScopedBeforeLogLine before([&] { ++calls; });
+    EXPECT_EQ(written_by(0, 1), "epoch 3\nwarning: slow\n");
+    EXPECT_EQ(calls, 2);
+  }
+  written_by(0, 1);
+  EXPECT_EQ(calls, 2);
+}
+
 }  // namespace
 }  // namespace fulgur
