@@ -11,6 +11,7 @@
 #include <system_error>
 #include <vector>
 
+#include "checkpoint/file_system.h"
 #include "core/error.h"
 #include "core/working_directory.h"
 
@@ -57,17 +58,19 @@ fs::path named_run_dir(const fs::path& root, const std::string& name) {
 
 fs::path make_named_run_dir(const fs::path& root, const std::string& name) {
   const fs::path folder = named_run_dir(root, name);
-  fs::create_directories(folder);
+  make_folders(folder);
   return folder;
 }
 
 fs::path make_run_dir(const fs::path& root) {
   const fs::path runs = runs_in(root);
-  fs::create_directories(runs);
+  make_folders(runs);
   const std::vector<int64_t> versions = versions_in(runs);
   for (int64_t version = versions.empty() ? 0 : versions.front() + 1;; ++version) {
     const fs::path folder = runs / fmt::format("{}{}", kPrefix, version);
-    if (fs::create_directory(folder)) return folder;  // false: another process was first
+    if (!fs::create_directory(folder)) continue;  // another process was first
+    sync_folder(runs);
+    return folder;
   }
 }
 
