@@ -2,16 +2,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
-#include <csignal>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
 #include "core/error.h"
 #include "core/state.h"
+#include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"
@@ -21,27 +22,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::read_file;
-
-// While it lives, no write to a file succeeds, as on a full disk.
-class ScopedFullDisk {
- public:
-  ScopedFullDisk() {
-    ::getrlimit(RLIMIT_FSIZE, &before_);
-    const rlimit none{.rlim_cur = 0, .rlim_max = before_.rlim_max};
-    handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    ::setrlimit(RLIMIT_FSIZE, &none);
-  }
-  ~ScopedFullDisk() {
-    ::setrlimit(RLIMIT_FSIZE, &before_);
-    std::signal(SIGXFSZ, handler_);
-  }
-  ScopedFullDisk(const ScopedFullDisk&) = delete;
-  ScopedFullDisk& operator=(const ScopedFullDisk&) = delete;
-
- private:
-  rlimit before_{};
-  void (*handler_)(int) = nullptr;
-};
 
 // What this process has given to write(), as the system counts it.
 int64_t num_bytes_written() {
@@ -184,7 +164,7 @@ TEST_F(CSVLoggerTest, AWriteThatFailsLosesAtMostTheRowThatItChanges) {
   logger.on_metrics(trainer, {{"a", 1}, {"b", 1}}, 0);
   logger.on_metrics(trainer, {{"a", 2}}, 1);
   const auto fails = [&](const char* metric) {
-    const ScopedFullDisk full;
+    const testing::FileSizeLimit full_disk(0);
     EXPECT_THROW(logger.on_metrics(trainer, {{metric, 3}}, 1), std::runtime_error);
   };
   fails("b");  // one more cell of the last row
