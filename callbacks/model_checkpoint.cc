@@ -5,12 +5,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
-#include <ranges>
 #include <system_error>
 #include <utility>
 
 #include "core/error.h"
+#include "core/logging.h"
 #include "core/names.h"
 
 namespace fulgur {
@@ -29,7 +30,8 @@ std::vector<std::string> names_of(const Metrics& metrics) {
 // What a filename can have in braces: epoch and step, which are whole numbers, and every metric.
 struct FilenameValues {
   int64_t epoch, step;
-  const Metrics* metrics;  // null: of any name, 0.0; to try a pattern out
+  const Metrics* metrics;       // null: 0.0 for each name, to try a pattern out
+  bool nan_if_unknown = false;  // otherwise a metric that nobody has logged is an error
 };
 
 std::string format_value(std::string_view spec, const std::string& name, const FilenameValues& values) {
@@ -40,6 +42,7 @@ std::string format_value(std::string_view spec, const std::string& name, const F
   if (values.metrics == nullptr) return fmt::format(pattern, 0.0);
   if (const auto value = values.metrics->find(name); value != values.metrics->end())
     return fmt::format(pattern, value->second);
+  if (values.nan_if_unknown) return fmt::format(pattern, kNan);
   std::vector<std::string> known = names_of(*values.metrics);
   known.insert(known.end(), {"epoch", "step"});
   throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, known));
@@ -112,6 +115,12 @@ ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options))
                     "choose another",
                     options_.filename));
   }
+  if (options_.every_n_train_steps > 0 && options_.every_n_epochs != 1) {
+    throw UsageError(
+        fmt::format("ModelCheckpoint: every_n_epochs = {} and every_n_train_steps = {} contradict each other: it saves "
+                    "either by epochs or by steps; leave one of them out",
+                    options_.every_n_epochs, options_.every_n_train_steps));
+  }
   if (options_.monitor.empty() && options_.save_top_k > 1) {
     throw UsageError(
         fmt::format("ModelCheckpoint: save_top_k = {} needs a monitor that tells which are best; set it, or "
@@ -128,33 +137,77 @@ void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) return;
   folder_ = folder(trainer);
   saved_.clear();
-  validated_ = false;
-  last_step_ = 0;
+  validated_ = just_validated_ = due_ = just_due_ = is_over_ = told_nan_ = false;
+  last_step_ = scored_step_ = -1;
 }
 
 void ModelCheckpoint::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
   const int64_t step = trainer.state().global_step;
-  if (options_.every_n_train_steps == 0 || step == last_step_ || step % options_.every_n_train_steps != 0) return;
+  if (options_.every_n_train_steps == 0 || step % options_.every_n_train_steps != 0) return;
+  if (step == 0 || step == last_step_) return;  // amid an accumulation window
   last_step_ = step;
-  save(trainer);
+  due_ = just_due_ = true;
 }
 
-void ModelCheckpoint::on_validation_end(TrainerControl& trainer) { validated_ |= !trainer.state().sanity_checking; }
+void ModelCheckpoint::on_validation_end(TrainerControl& trainer) {
+  if (trainer.state().sanity_checking) return;
+  validated_ = just_validated_ = true;
+}
+
+void ModelCheckpoint::on_step_boundary(TrainerControl& trainer) {
+  const RunState& state = trainer.state();
+  const bool just_validated = std::exchange(just_validated_, false);
+  if (just_validated) {
+    const Metrics& validated = trainer.metrics().epoch_metrics();
+    const bool has_score = validated.contains(options_.monitor) || validated.contains(options_.monitor + "_epoch");
+    if (has_score) scored_step_ = state.global_step;
+    const bool saves_here = saves_in(state.epoch) && !state.is_last_batch;  // the end of the epoch saves for itself
+    due_ = due_ || (saves_here && (has_score || options_.monitor.empty()));
+  }
+  const bool just_due = std::exchange(just_due_, false);
+  if (!due_ || (!just_due && !just_validated)) return;  // to read metrics may make a device wait
+  const Metrics metrics = metrics_now(trainer);
+  const bool may_wait = state.has_validation && !just_validated && !options_.monitor.empty();
+  if (!may_wait || metrics.contains(options_.monitor)) save(trainer, metrics);
+}
 
 void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   const RunState& state = trainer.state();
   const bool validated = std::exchange(validated_, false);
-  const bool due = options_.every_n_train_steps == 0 && (state.epoch + 1) % options_.every_n_epochs == 0;
-  if (due && (validated || !state.has_validation)) save(trainer);
+  const bool is_due = saves_in(state.epoch) && (validated || !state.has_validation);
+  if (is_due && state.global_step != last_step_) save(trainer, metrics_now(trainer));
 }
 
-void ModelCheckpoint::save(TrainerControl& trainer) {
+// A save that still waits for a validation waits no longer.
+void ModelCheckpoint::on_train_end(TrainerControl& trainer) {
+  const int64_t step = trainer.state().global_step;
+  if (step == 0 || (step == last_step_ && !due_)) return;
+  is_over_ = true;
+  save(trainer, metrics_now(trainer));
+}
+
+// Whether the epoch is one of those that every_n_epochs picks.
+bool ModelCheckpoint::saves_in(int64_t epoch) const {
+  return options_.every_n_train_steps == 0 && (epoch + 1) % options_.every_n_epochs == 0;
+}
+
+// A monitor that belongs to older weights is NaN, and at the end of fit one that nobody has logged.
+Metrics ModelCheckpoint::metrics_now(TrainerControl& trainer) const {
+  Metrics metrics = trainer.metrics().callback_metrics();
+  if (scored_step_ >= 0 && scored_step_ != trainer.state().global_step) metrics[options_.monitor] = kNan;
+  if (is_over_) metrics.try_emplace(options_.monitor, kNan);
+  return metrics;
+}
+
+void ModelCheckpoint::save(TrainerControl& trainer, const Metrics& metrics) {
+  due_ = false;
+  last_step_ = trainer.state().global_step;
   if (options_.save_top_k == 0) return;
-  const double new_score = score(trainer);
-  const Saved saved{path_for(trainer), new_score, false};
+  const double new_score = score_of(trainer, metrics);
+  const Saved saved{path_for(trainer, metrics), new_score, false};
   std::erase_if(saved_, [&](const Saved& other) { return other.path == saved.path; });  // somebody has removed it
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
-  const bool is_best = place == saved_.begin();
+  const bool is_best = place == saved_.begin() && is_ranked(saved);
   saved_.insert(place, saved);
   SaveOptions how{.weights_only = options_.save_weights_only, .async = options_.async, .links = {"last"}};
   if (is_best && !options_.monitor.empty()) how.links.emplace_back("best");
@@ -170,7 +223,7 @@ void ModelCheckpoint::on_checkpoint_saved(TrainerControl& trainer, const fs::pat
   std::vector<Saved> kept, surplus;
   int64_t num_best = 0;
   for (const Saved& saved : saved_) {
-    const bool is_best = saved.whole && num_best++ < options_.save_top_k;
+    const bool is_best = saved.whole && is_ranked(saved) && num_best++ < options_.save_top_k;
     (is_best || !saved.whole || saved.path == folder ? kept : surplus).push_back(saved);
   }
   saved_ = std::move(kept);
@@ -180,7 +233,10 @@ void ModelCheckpoint::on_checkpoint_saved(TrainerControl& trainer, const fs::pat
 State ModelCheckpoint::state() const {
   State state;
   state.set("validated", validated_);
+  state.set("just_validated", just_validated_);
+  state.set("due", due_);
   state.set("last_step", last_step_);
+  state.set("scored_step", scored_step_);
   state.set("monitor", options_.monitor);
   state.set("mode", options_.mode);
   state.set("num_saved", static_cast<int64_t>(saved_.size()));
@@ -191,21 +247,33 @@ State ModelCheckpoint::state() const {
   return state;
 }
 
-// Those that are still there, in the folder of this run: it may be a copy of another, or follow it. A score of another
-// monitor says nothing.
+// Keeps those that are still there, in the folder of this run: it may be a copy of another, or follow it; and, where a
+// validation was cut short, those that are being written. A score of another monitor says nothing.
 void ModelCheckpoint::load_state(const State& state) {
   validated_ = state.get<bool>("validated");
   last_step_ = state.get<int64_t>("last_step");
+  const auto is_set = [&](std::string_view name) {  // an older state has none of them
+    const auto* value = state.find<bool>(name);
+    return value != nullptr && *value;
+  };
+  just_validated_ = is_set("just_validated");
+  due_ = is_set("due");
   const auto is_as_now = [&](std::string_view what, const std::string& now) {
     const auto* before = state.find<std::string>(what);
     return before == nullptr || *before == now;
   };
   const bool same_scores = is_as_now("monitor", options_.monitor) && is_as_now("mode", options_.mode);
-  saved_.clear();
+  const auto* scored_step = state.find<int64_t>("scored_step");
+  scored_step_ = scored_step != nullptr && same_scores ? *scored_step : -1;
+  const std::vector<Saved> before = std::exchange(saved_, {});
   for (int64_t i = 0; i < state.get<int64_t>("num_saved"); ++i) {
     const std::optional<fs::path> path = path_of_saved(state.child(fmt::format("saved/{}", i)));
     const auto score = state.get<double>(fmt::format("saved/{}/score", i));
-    if (path && fs::exists(*path)) saved_.push_back({*path, same_scores ? score : kNan, true});
+    if (!path) continue;
+    const bool whole = fs::exists(*path);
+    if (whole || std::ranges::count(before, *path, &Saved::path) > 0) {
+      saved_.push_back({*path, same_scores ? score : kNan, whole});
+    }
   }
 }
 
@@ -228,20 +296,41 @@ bool ModelCheckpoint::better(double a, double b) const {
   return options_.mode == "min" ? a < b : a > b;
 }
 
-double ModelCheckpoint::score(TrainerControl& trainer) const {
-  if (options_.monitor.empty()) return kNan;
-  const Metrics metrics = trainer.metrics().callback_metrics();
-  const auto metric = metrics.find(options_.monitor);
-  if (metric != metrics.end()) return trainer.from_rank_zero(metric->second);
-  throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
+// Without a monitor each checkpoint is, otherwise each one that was scored.
+bool ModelCheckpoint::is_ranked(const Saved& saved) const {
+  return options_.monitor.empty() || !std::isnan(saved.score);
 }
 
-fs::path ModelCheckpoint::path_for(TrainerControl& trainer) const {
-  const Metrics metrics = trainer.metrics().callback_metrics();
+double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics) {
+  if (options_.monitor.empty()) return kNan;
+  const auto metric = metrics.find(options_.monitor);
+  if (metric == metrics.end()) {
+    throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
+  }
+  const double score = trainer.from_rank_zero(metric->second);
+  const bool is_measured = scored_step_ == trainer.state().global_step || (scored_step_ < 0 && !is_over_);
+  if (std::isnan(score) && is_measured && trainer.is_global_zero() && !std::exchange(told_nan_, true)) {
+    log_warning("ModelCheckpoint: the monitor '{}' is NaN at step {}; no checkpoint is marked as best by it",
+                options_.monitor, trainer.state().global_step);
+  }
+  return score;
+}
+
+fs::path ModelCheckpoint::path_for(TrainerControl& trainer, const Metrics& metrics) const {
   const RunState& state = trainer.state();
-  const std::string name =
-      format_filename(options_.filename, {.epoch = state.epoch, .step = state.global_step, .metrics = &metrics});
+  const int64_t epoch = is_over_ ? state.epoch - 1 : state.epoch;  // the last one is counted by then
+  const std::string name = format_filename(
+      options_.filename, {.epoch = epoch, .step = state.global_step, .metrics = &metrics, .nan_if_unknown = is_over_});
   return trainer.free_checkpoint_path(folder(trainer) / name);
+}
+
+std::map<fs::path, double> ModelCheckpoint::best_k_models() const {
+  std::map<fs::path, double> models;
+  for (const Saved& saved : saved_) {
+    const bool is_among_best = options_.save_top_k < 0 || std::ssize(models) < options_.save_top_k;
+    if (saved.whole && is_ranked(saved) && is_among_best) models.emplace(saved.path, saved.score);
+  }
+  return models;
 }
 
 const ModelCheckpoint::Saved& ModelCheckpoint::best() const {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "core/callback.h"
 #include "core/describe.h"
+#include "core/metric_log.h"
 
 namespace fulgur {
 
@@ -16,23 +18,29 @@ struct ModelCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: checkpoints/ in the run's folder
   // {epoch}, {step} or a metric, with a format if you like, as in {val_acc:.3f}. This one becomes epoch=3-step=120.
   std::string filename = "{epoch}-{step}";
-  std::string monitor{};            // the metric that tells which are best; empty: the newest
+  std::string monitor{};            // the metric that tells which are best; empty: the newest is
   std::string mode = "min";         // min or max: which value of it is better
   int64_t save_top_k = 1;           // how many of the best to keep; -1: all, 0: save none
-  int64_t every_n_epochs = 1;       // epochs from one save to the next
-  int64_t every_n_train_steps = 0;  // optimizer steps from one save to the next, and not at ends of epochs; 0: off
+  int64_t every_n_epochs = 1;       // saves in every n-th epoch: at its validations, and where it ends
+  int64_t every_n_train_steps = 0;  // optimizer steps from one save to the next, instead of by epochs; 0: off
   bool save_weights_only = false;   // no run can go on from them
   bool async = false;               // write beside the training
   void describe(FieldVisitor& visit);
 };
 
-// Saves checkpoints at the end of training epochs (of those that validated, if fit validates), or every so many steps,
-// and keeps the best of them, and the newest too. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside
-// them `last` points to the newest one and, with a monitor, `best` to the best. Of equals the older one stays; NaN is
-// worse than everything. An older one is removed once the newer one is whole; never the one that the run went on from,
-// nor one outside folder(). Options are checked in the constructor: UsageError. Which metrics there are is known only
-// once an epoch has logged them: a monitor or filename field that nobody logged ends the run at its first save:
-// SetupError.
+// Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and at the validations in
+// the middle of them, or every so many steps; and the last step of fit, if it is in none of them. Keeps the best of
+// them, and the newest too. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside them `last` points to the
+// newest one and, with a monitor, `best` to the best.
+//   A score belongs to the weights that it was measured on: name and score are taken once the validation that is due
+// after the same step has run. A save by steps that is due before the first validation has given the monitor waits for
+// it. If validations log the monitor, what is saved at another step has the score NaN, and is kept only while it is the
+// newest. (A validation within an accumulation window scores the step that the window ends in.) A monitor that is NaN
+// makes no checkpoint the best, and is told once. Of equals the older one stays.
+//   An older checkpoint is removed once a newer one is whole; never the one that TrainerOptions::ckpt_path names, nor
+// one outside folder(). Options are checked in the constructor: UsageError. Which metrics there are is known only when
+// something has been logged: a monitor that a validation has not logged by then, or a filename field that nobody has,
+// ends the run at the save: SetupError.
 class ModelCheckpoint final : public Callback {
  public:
   using Options = ModelCheckpointOptions;
@@ -46,15 +54,24 @@ class ModelCheckpoint final : public Callback {
                           int64_t batch_idx) override;
   void on_validation_end(TrainerControl& trainer) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
+  void on_train_end(TrainerControl& trainer) override;
   void on_checkpoint_saved(TrainerControl& trainer, const std::filesystem::path& folder) override;
   State state() const override;
   void load_state(const State& state) override;
 
-  // Where they are.
+  // The Trainer calls it between two optimizer steps, after the validation that is due there. What is saved here is
+  // written at once.
+  void on_step_boundary(TrainerControl& trainer);
+
+  // Where the checkpoints are.
   std::filesystem::path folder(TrainerControl& trainer) const;
+  const std::filesystem::path& dirpath() const { return options_.dirpath; }  // as given; empty: in the run's folder
 
   const std::filesystem::path& best_model_path() const { return best().path; }  // empty before the first save
   double best_model_score() const { return best().score; }                      // NaN without monitor
+
+  // The save_top_k best that are kept, with their scores; without monitor the newest, with NaN.
+  std::map<std::filesystem::path, double> best_k_models() const;
 
  private:
   struct Saved {
@@ -64,15 +81,24 @@ class ModelCheckpoint final : public Callback {
   };
 
   bool better(double a, double b) const;
-  double score(TrainerControl& trainer) const;
-  void save(TrainerControl& trainer);
-  std::filesystem::path path_for(TrainerControl& trainer) const;
+  bool is_ranked(const Saved& saved) const;
+  bool saves_in(int64_t epoch) const;
+  Metrics metrics_now(TrainerControl& trainer) const;
+  double score_of(TrainerControl& trainer, const Metrics& metrics);
+  void save(TrainerControl& trainer, const Metrics& metrics);
+  std::filesystem::path path_for(TrainerControl& trainer, const Metrics& metrics) const;
   std::optional<std::filesystem::path> path_of_saved(const State& saved) const;  // nothing: it is another run's
   const Saved& best() const;
 
   Options options_;
   bool validated_ = false;        // in this epoch
-  int64_t last_step_ = 0;         // of the last save by every_n_train_steps
+  bool just_validated_ = false;   // a validation has ended since the last step boundary
+  bool due_ = false;              // the next step boundary is to save, or the first one that has the monitor
+  bool just_due_ = false;         // due since the last step boundary
+  int64_t last_step_ = -1;        // the step of the last save, or of the one that is due
+  int64_t scored_step_ = -1;      // the last step for which a validation gave the monitor
+  bool is_over_ = false;          // training has ended: what has not been logged yet never will be
+  bool told_nan_ = false;         // the warning of a monitor that is NaN is given once
   std::filesystem::path folder_;  // of the running fit
   std::vector<Saved> saved_;      // best first; without monitor, newest first
 };

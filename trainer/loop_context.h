@@ -37,6 +37,7 @@ struct LoopContext {
   CheckpointSaver& saver;
   const SignalWatch& signals;
   const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
+  const std::function<void()>& on_step_boundary;     // asks ModelCheckpoint, between two steps
   const std::atomic<bool>& stop_requested;
   int64_t& accumulate_grad_batches;  // from the next epoch on
 

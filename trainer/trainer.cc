@@ -321,6 +321,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   const SignalWatch signals(watches_signals);
   int late_signal = 0;
   const std::function<void(int)> on_signal = [this](int signal) { interrupt(signal); };
+  const std::function<void()> on_step_boundary = [this] { save_at_boundary(); };
   saver_ = std::make_unique<CheckpointSaver>(
       world_->control(), [this](bool weights_only) { return checkpoint_content(weights_only); },
       [this](const std::filesystem::path& folder) {
@@ -343,6 +344,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
                         .saver = *saver_,
                         .signals = signals,
                         .interrupt = on_signal,
+                        .on_step_boundary = on_step_boundary,
                         .stop_requested = stop_requested_,
                         .accumulate_grad_batches = accumulate_grad_batches_};
     body(context);

@@ -132,6 +132,7 @@ class Trainer final : private TrainerControl {
   void tell_of_resume() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;
   CheckpointContent checkpoint_content(bool weights_only);
+  void save_at_boundary();
   std::optional<std::filesystem::path> checkpoints_dir();
   std::vector<std::filesystem::path> folders_of_checkpoints();
   void interrupt(int signal);

@@ -86,6 +86,12 @@ CheckpointContent Trainer::checkpoint_content(bool weights_only) {
   return content;
 }
 
+void Trainer::save_at_boundary() {
+  for (const auto& callback : callbacks_) {
+    if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) saving->on_step_boundary(*this);
+  }
+}
+
 // Where ModelCheckpoint has its checkpoints; nothing if there is none.
 std::optional<std::filesystem::path> Trainer::checkpoints_dir() {
   for (const auto& callback : callbacks_) {

@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
 #include "core/state.h"
@@ -38,6 +41,8 @@ class ModelCheckpointTest : public ::testing::Test {
       ++trainer.run_state.epoch;
     }
   }
+
+  fs::path folder() const { return dir.path() / "checkpoints"; }
 
   std::vector<std::string> kept() const {
     std::vector<std::string> names;
@@ -129,6 +134,8 @@ TEST_F(ModelCheckpointTest, KeepsTheBestKAndOfEqualsTheOlder) {
   run_epochs(checkpoint, {0.5, 0.9, 0.9, 0.9, 0.4});
   EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30", "epoch=4-step=50"));
   EXPECT_EQ(checkpoint.best_model_path().filename(), "epoch=1-step=20");
+  EXPECT_EQ(checkpoint.best_k_models(),
+            (std::map<fs::path, double>{{folder() / "epoch=1-step=20", 0.9}, {folder() / "epoch=2-step=30", 0.9}}));
 }
 
 TEST_F(ModelCheckpointTest, NaNIsWorseThanEverything) {
@@ -201,6 +208,8 @@ TEST_F(ModelCheckpointTest, RefusesBadOptions) {
   for (const char* filename : {"a/b", "..", "../{epoch}", "{epoch:/>3}", ""}) {
     EXPECT_THAT(message_of<UsageError>([&] { ModelCheckpoint c({.filename = filename}); }), HasSubstr("as dirpath"));
   }
+  EXPECT_THAT(message_of<UsageError>([] { ModelCheckpoint c({.every_n_epochs = 2, .every_n_train_steps = 5}); }),
+              HasSubstr("every_n_epochs = 2 and every_n_train_steps = 5"));
   ModelCheckpoint unknown({.filename = "{epohc}"});
   EXPECT_THAT(message_of<SetupError>([&] { run_epochs(unknown, {0.1}); }), HasSubstr("did you mean 'epoch'?"));
 }
