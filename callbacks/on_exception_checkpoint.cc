@@ -1,6 +1,9 @@
 #include "callbacks/on_exception_checkpoint.h"
 
+#include <filesystem>
 #include <utility>
+
+#include "core/error.h"
 
 namespace fulgur {
 
@@ -10,10 +13,14 @@ std::shared_ptr<OnExceptionCheckpoint> OnExceptionCheckpoint::make(Options optio
   return std::make_shared<OnExceptionCheckpoint>(std::move(options));
 }
 
-void OnExceptionCheckpoint::on_exception(TrainerControl& trainer, const std::exception&) {
+void OnExceptionCheckpoint::on_exception(TrainerControl& trainer, const std::exception& error) {
   if (trainer.state().entry_point != EntryPoint::fit) return;
-  const std::filesystem::path folder = options_.dirpath.empty() ? trainer.run_dir() / "checkpoints" : options_.dirpath;
-  trainer.save_checkpoint(trainer.free_checkpoint_path(folder / options_.filename));
+  const bool was_saved = model_checkpoint_ && dynamic_cast<const InterruptedError*>(&error) != nullptr;
+  if (was_saved) return;
+  std::filesystem::path folder = options_.dirpath;
+  if (folder.empty() && model_checkpoint_) folder = *model_checkpoint_;
+  if (folder.empty()) folder = trainer.run_dir() / "checkpoints";
+  trainer.save_checkpoint(trainer.free_checkpoint_path(folder / options_.filename), {.links = {"last"}});
 }
 
 }  // namespace fulgur

@@ -35,14 +35,14 @@ class CheckpointSaver::FirstError {
   std::exception_ptr first_;
 };
 
-CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, std::function<void(const Path&)> saved)
+CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, Saved saved)
     : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
 
 CheckpointSaver::~CheckpointSaver() {
   try {
     if (writing_) writing_->done.get();
   } catch (...) {
-    log_warning("the checkpoint '{}' was not written: {}", writing_->folder.string(),
+    log_warning("the checkpoint '{}' was not written: {}", writing_->request.folder.string(),
                 text_of(std::current_exception()));
   }
 }
@@ -56,7 +56,8 @@ void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {
 }
 
 bool CheckpointSaver::is_asked_for(const Path& folder) const {
-  return (writing_ && writing_->folder == folder) || std::ranges::count(requests_, folder, &Request::folder) > 0;
+  return (writing_ && writing_->request.folder == folder) ||
+         std::ranges::count(requests_, folder, &Request::folder) > 0;
 }
 
 void CheckpointSaver::at_boundary() {
@@ -92,7 +93,7 @@ void CheckpointSaver::write(const Request& request) {
   const trace::Span span("save checkpoint");
   if (request.options.async) return write_beside(request);
   write_checkpoint(request.folder, content_(request.options.weights_only), group_, request.options.links);
-  saved_(request.folder);
+  saved_(request.folder, request.options);
 }
 
 void CheckpointSaver::write_beside(const Request& request) {
@@ -106,7 +107,7 @@ void CheckpointSaver::write_beside(const Request& request) {
   // The rest is rank 0's to write.
   if (group_.rank() > 0) *content = {.rank = std::move(content->rank), .ranges = std::move(content->ranges)};
   make_independent(*content);
-  writing_ = {request.folder, thread_->run([this, content, request] {
+  writing_ = {request, thread_->run([this, content, request] {
                 const trace::Span span("write checkpoint");
                 write_checkpoint(request.folder, *content, *own_group_, request.options.links);
               })};
@@ -116,7 +117,7 @@ void CheckpointSaver::end_writing() {
   if (!writing_) return;
   const Writing ended = *std::exchange(writing_, std::nullopt);
   ended.done.get();
-  saved_(ended.folder);
+  saved_(ended.request.folder, ended.request.options);
 }
 
 }  // namespace fulgur

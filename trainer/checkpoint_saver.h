@@ -23,9 +23,10 @@ class CheckpointSaver {
  public:
   using Path = std::filesystem::path;
   using MakeContent = std::function<CheckpointContent(bool weights_only)>;
+  using Saved = std::function<void(const Path& folder, const SaveOptions& options)>;
 
   // `group` is borrowed. `saved` is called on every rank, once a checkpoint is whole.
-  CheckpointSaver(Collective& group, MakeContent content, std::function<void(const Path&)> saved);
+  CheckpointSaver(Collective& group, MakeContent content, Saved saved);
   ~CheckpointSaver();  // waits for the thread; its errors are logged
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -47,7 +48,7 @@ class CheckpointSaver {
     SaveOptions options;
   };
   struct Writing {
-    Path folder;
+    Request request;
     std::shared_future<void> done;
   };
   class FirstError;
@@ -58,7 +59,7 @@ class CheckpointSaver {
 
   Collective& group_;
   MakeContent content_;
-  std::function<void(const Path&)> saved_;
+  Saved saved_;
   bool in_training_ = false;
   std::vector<Request> requests_;
   std::shared_ptr<Collective> own_group_;  // of the thread

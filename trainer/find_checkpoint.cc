@@ -32,9 +32,17 @@ std::optional<fs::path> last_in(const fs::path& folder) {
   return newest == found.end() ? std::nullopt : std::optional(*newest);
 }
 
+[[noreturn]] void throw_no_run(const std::string& name) {
+  throw UsageError(
+      fmt::format("ckpt_path = '{}', but this Trainer has no run in whose folder to look for it; write the folder of a "
+                  "checkpoint, or set name, or dirpath of ModelCheckpoint",
+                  name));
+}
+
 }  // namespace
 
-std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std::vector<fs::path>& folders) {
+std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std::vector<fs::path>& folders,
+                                        bool is_needed) {
   if (ckpt_path.empty()) return std::nullopt;
   if (is_checkpoint(ckpt_path)) return fs::canonical(ckpt_path);  // `last` may move
   const std::string name = canonical_name(ckpt_path);
@@ -42,16 +50,20 @@ std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std:
     for (const fs::path& folder : folders) {
       if (const auto last = last_in(folder)) return last;
     }
-    return std::nullopt;
+    if (!is_needed) return std::nullopt;
+    if (folders.empty()) throw_no_run(name);
+    throw UsageError(fmt::format("ckpt_path = 'last', but there is no checkpoint in '{}'; write the folder of one",
+                                 folders.front().string()));
   }
   if (name == "best") {
     for (const fs::path& folder : folders) {
       if (is_checkpoint(folder / "best")) return fs::canonical(folder / "best");
     }
+    if (folders.empty()) throw_no_run(name);
     throw UsageError(
-        fmt::format("ckpt_path = 'best', but no checkpoint is marked as best in {}; give ModelCheckpoint a monitor, or "
-                    "write 'last' or a folder",
-                    folders.empty() ? "any run" : "'" + folders.front().string() + "'"));
+        fmt::format("ckpt_path = 'best', but no checkpoint is marked as best in '{}'; give ModelCheckpoint a monitor, "
+                    "or write 'last' or a folder",
+                    folders.front().string()));
   }
   const fs::path path(ckpt_path);
   std::vector<std::string> siblings;

@@ -324,10 +324,8 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   const std::function<void()> on_step_boundary = [this] { save_at_boundary(); };
   saver_ = std::make_unique<CheckpointSaver>(
       world_->control(), [this](bool weights_only) { return checkpoint_content(weights_only); },
-      [this](const std::filesystem::path& folder) {
-        hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
-      });
-  failing_ = false;
+      [this](const std::filesystem::path& folder, const SaveOptions& options) { tell_of_checkpoint(folder, options); });
+  failing_ = interrupted_ = false;
   try {
     setup(data, ckpt_path);
     LoopContext context{.options = options_,
@@ -471,6 +469,7 @@ void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
     callbacks_ = hooks_.located("configure_callbacks", kRun, [&] { return with_module_callbacks(options_, module); });
   }
   if (rank_ > 0) std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
+  tell_where_checkpoints_are();
   module.attach(link_);
   running_ = true;
   share_run_dir();

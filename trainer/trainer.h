@@ -31,6 +31,8 @@
 
 namespace fulgur {
 
+class ModelCheckpoint;
+
 // Runs a Module over data: the loops, the strategy and the callbacks. May be used for several runs, one after the
 // other.
 //   Trainer trainer({.strategy = "single_device", .max_epochs = 10});
@@ -58,7 +60,8 @@ class Trainer final : private TrainerControl {
   void fit(ModuleHandle module, Loaders loaders);
 
   // One pass of validation_step, or of test_step; the metrics that it logged, reduced. Of several loaders, metrics have
-  // /dataloader_idx_N behind their names. The weights are those of the module, or of the checkpoint `ckpt_path`.
+  // /dataloader_idx_N behind their names. The weights are those of the module, or of the checkpoint `ckpt_path`: a
+  // folder, or "best" or "last" of this Trainer's run, or of the run of its name. UsageError if there is no such one.
   Metrics validate(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
   Metrics validate(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
   Metrics test(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
@@ -132,10 +135,13 @@ class Trainer final : private TrainerControl {
   void tell_of_resume() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;
   CheckpointContent checkpoint_content(bool weights_only);
+  void tell_of_checkpoint(const std::filesystem::path& folder, const SaveOptions& options);
   void save_at_boundary();
-  std::optional<std::filesystem::path> checkpoints_dir();
+  void tell_where_checkpoints_are();
+  ModelCheckpoint* model_checkpoint() const;
   std::vector<std::filesystem::path> folders_of_checkpoints();
   void interrupt(int signal);
+  void requeue() const;
   void meet_ranks();
   void give_up(const std::string& reason);
   void leave_ranks(std::exception_ptr failure = nullptr);
@@ -168,9 +174,12 @@ class Trainer final : private TrainerControl {
   RunLink link_;                                // what the module reaches of the run
   std::optional<CheckpointReader> checkpoint_;  // that the running entry point began with
   std::filesystem::path resumed_from_;          // by the running fit; empty: it began anew, or with weights only
+  bool names_origin_ = false;                   // ckpt_path is the path of that folder, and not "last" or a link
+  bool origin_was_left_ = false;                // the run that saved it ended early: a signal, an exception
   const FitState* fit_state_ = nullptr;         // of the running fit, once there is something to save
   std::unique_ptr<CheckpointSaver> saver_;      // of the running entry point
   bool failing_ = false;                        // it has thrown
+  bool interrupted_ = false;                    // a signal ends the run
   bool running_ = false;
   std::atomic<bool> stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;

@@ -1,34 +1,42 @@
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <system_error>
 
 #include "callbacks/model_checkpoint.h"
+#include "callbacks/on_exception_checkpoint.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/remove_checkpoint.h"
 #include "core/error.h"
 #include "core/logging.h"
 #include "core/module_state.h"
+#include "core/names.h"
 #include "distributed/exchange.h"
 #include "distributed/local_collective.h"
 #include "trainer/find_checkpoint.h"
 #include "trainer/run_dir.h"
+#include "trainer/signal_watch.h"
 #include "trainer/trainer.h"
 
 // The part of Trainer that finds checkpoints and writes them.
 namespace fulgur {
 namespace {
 
-// Of saves that were killed. A folder that cannot be looked into is none of this run's.
-void remove_left_overs(const std::vector<std::filesystem::path>& folders) {
-  for (const auto& folder : folders) {
-    try {
-      remove_temporary_folders(folder);
-    } catch (const std::exception&) {
-    }
+// Removes what killed saves have left in the folder. One that cannot be looked into is none of this run's.
+void remove_left_overs(const std::filesystem::path& folder) {
+  try {
+    remove_temporary_folders(folder);
+  } catch (const std::exception&) {
   }
+}
+
+// Whether the path is that of a checkpoint, and neither "last" nor that of a link.
+bool names_itself(std::filesystem::path ckpt_path) {
+  if (!ckpt_path.has_filename()) ckpt_path = ckpt_path.parent_path();  // "a/" is a
+  return is_checkpoint(ckpt_path) && !std::filesystem::is_symlink(ckpt_path);
 }
 
 }  // namespace
@@ -70,7 +78,8 @@ double Trainer::from_rank_zero(double value) {
 
 void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
-  if (rank_ > 0 || !is_checkpoint(folder) || std::filesystem::equivalent(folder, resumed_from_, error)) return;
+  if (rank_ > 0 || !is_checkpoint(folder)) return;
+  if (names_origin_ && std::filesystem::equivalent(folder, resumed_from_, error)) return;  // for the same command again
   try {
     fulgur::remove_checkpoint(folder);
   } catch (const CheckpointError& damaged) {  // by no fault of this run
@@ -83,7 +92,19 @@ CheckpointContent Trainer::checkpoint_content(bool weights_only) {
   content.run.set_child("hyper_parameters", (*module_)->hyper_parameters());
   const bool is_whole = fit_state_ != nullptr && !weights_only;
   is_whole ? fit_state_->add_to(content) : content.run.set("weights_only", true);
+  if (interrupted_ || failing_) content.run.set("ended_early", true);
   return content;
+}
+
+// Once `last` points to a newer one to go on from, nobody needs what was saved only because a run ended.
+void Trainer::tell_of_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
+  hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
+  const bool is_last = std::ranges::count(options.links, "last") > 0 && !options.weights_only;
+  std::error_code error;
+  if (!is_last || !origin_was_left_) return;
+  if (!std::filesystem::equivalent(folder.parent_path(), resumed_from_.parent_path(), error)) return;
+  origin_was_left_ = false;
+  remove_checkpoint(resumed_from_);
 }
 
 void Trainer::save_at_boundary() {
@@ -92,23 +113,36 @@ void Trainer::save_at_boundary() {
   }
 }
 
-// Where ModelCheckpoint has its checkpoints; nothing if there is none.
-std::optional<std::filesystem::path> Trainer::checkpoints_dir() {
+void Trainer::tell_where_checkpoints_are() {
+  const ModelCheckpoint* saving = model_checkpoint();
   for (const auto& callback : callbacks_) {
-    if (const auto* saving = dynamic_cast<const ModelCheckpoint*>(callback.get())) return saving->folder(*this);
+    auto* on_exception = dynamic_cast<OnExceptionCheckpoint*>(callback.get());
+    if (on_exception == nullptr) continue;
+    on_exception->set_model_checkpoint(saving == nullptr ? std::nullopt : std::optional(saving->dirpath()));
   }
-  return std::nullopt;
 }
 
-// Where there may be checkpoints to go on from; those to look at first come first.
+// The first ModelCheckpoint of the run; null: it has none.
+ModelCheckpoint* Trainer::model_checkpoint() const {
+  for (const auto& callback : callbacks_) {
+    if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) return saving;
+  }
+  return nullptr;
+}
+
+// Where there may be checkpoints to begin with; those to look at first come first. Only fit takes one of another run.
 std::vector<std::filesystem::path> Trainer::folders_of_checkpoints() {
   std::vector<std::filesystem::path> folders;
-  const bool has_folder = state_.entry_point == EntryPoint::fit || !run_dir_.empty();
-  if (const auto own = has_folder ? checkpoints_dir() : std::nullopt) folders.push_back(*own);
-  if (options_.name.empty()) {
-    for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
-  } else {
+  const bool is_fit = state_.entry_point == EntryPoint::fit;
+  const ModelCheckpoint* saving = model_checkpoint();
+  const bool has_folder = saving != nullptr && (is_fit || !saving->dirpath().empty() || !run_dir_.empty());
+  if (has_folder) folders.push_back(saving->folder(*this));
+  if (!options_.name.empty()) {
     folders.push_back(named_run_dir(options_.default_root_dir, options_.name) / "checkpoints");
+  } else if (is_fit) {
+    for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
+  } else if (!run_dir_.empty()) {
+    folders.push_back(run_dir_ / "checkpoints");
   }
   return folders;
 }
@@ -116,11 +150,14 @@ std::vector<std::filesystem::path> Trainer::folders_of_checkpoints() {
 // Rank 0 looks, so that all ranks read the same.
 void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   resumed_from_.clear();
+  names_origin_ = origin_was_left_ = false;
+  const bool is_fit = state_.entry_point == EntryPoint::fit;
   std::string found;
-  if (rank_ == 0 && (!ckpt_path.empty() || state_.entry_point == EntryPoint::fit)) {
-    const auto folders = folders_of_checkpoints();
-    remove_left_overs(folders);
-    if (const auto path = find_checkpoint(ckpt_path, folders)) found = path->string();
+  if (rank_ == 0 && (!ckpt_path.empty() || is_fit)) {
+    const auto path = find_checkpoint(ckpt_path, folders_of_checkpoints(), /*is_needed=*/!is_fit);
+    if (path) found = path->string();
+    if (is_fit && model_checkpoint() != nullptr) remove_left_overs(model_checkpoint()->folder(*this));
+    if (is_fit && path && canonical_name(ckpt_path) == "last") remove_left_overs(path->parent_path());
   }
   if (ckpt_path.empty()) return;
   found = all_gather_bytes(world_->control(), found).front();
@@ -129,12 +166,17 @@ void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
     return;
   }
   checkpoint_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
-  if (state_.entry_point != EntryPoint::fit || options_.ckpt_weights_only) return;
+  if (!is_fit || options_.ckpt_weights_only) {
+    if (rank_ == 0) log_info("weights of '{}'", found);
+    return;
+  }
   if (!checkpoint_->has_optimizer_state()) {
     throw UsageError(fmt::format(
         "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
   }
   resumed_from_ = found;
+  names_origin_ = names_itself(ckpt_path);
+  origin_was_left_ = checkpoint_->run().find<bool>("ended_early") != nullptr;
   load_requires_grad(hooks_.module(), *checkpoint_);
   data.load_state(checkpoint_->run().child("data"));
   tell_of_resume();
@@ -163,17 +205,26 @@ void Trainer::tell_of_resume() const {
            run.get<int64_t>("loops/global_step"), changed);
 }
 
+// SLURM starts the same command line again, which must lead to the checkpoint.
+void Trainer::requeue() const {
+  if (canonical_name(options_.ckpt_path) == "last") return requeue_slurm_job();
+  log_warning(
+      "the job is not queued again: its command line would start over. Queue it with --ckpt_path=last, and with --name "
+      "if other runs write into the same folder; then it also queues itself again the next time");
+}
+
 void Trainer::interrupt(int signal) {
   const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
   std::string message = fmt::format("{} ended the run after {} steps", name, state_.global_step);
-  if (const auto folder = checkpoints_dir()) {
-    const auto path =
-        free_checkpoint_path(*folder / fmt::format("epoch={}-step={}-{}", state_.epoch, state_.global_step, name));
+  interrupted_ = true;
+  if (const ModelCheckpoint* saving = model_checkpoint()) {
+    const auto path = free_checkpoint_path(saving->folder(*this) /
+                                           fmt::format("epoch={}-step={}-{}", state_.epoch, state_.global_step, name));
     saver_->save(path, {.links = {"last"}});
     saver_->finish();
     message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
   }
-  if (signal == SIGUSR1 && rank_ == 0) requeue_slurm_job();
+  if (signal == SIGUSR1 && rank_ == 0) requeue();
   throw InterruptedError(message, signal);
 }
 

@@ -2,10 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/on_exception_checkpoint.h"
@@ -54,6 +60,33 @@ class CheckpointPathTest : public ::testing::Test {
   fs::path checkpoints(const std::string& run) const { return dir.path() / "runs" / run / "checkpoints"; }
 };
 
+// A score that says how many steps the weights have seen, in whichever process.
+struct CountsSteps : TinyModule {
+  at::Tensor steps;
+  CountsSteps() { steps = register_buffer("steps", at::zeros({})); }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    steps.add_(1);
+    return TinyModule::training_step(batch, batch_idx);
+  }
+  void validation_step(const Batch& batch, int64_t batch_idx) override {
+    TinyModule::validation_step(batch, batch_idx);
+    log("seen", steps);
+  }
+  void test_step(const Batch&, int64_t) override { log("seen", steps); }
+};
+
+std::shared_ptr<Callback> ends_at_third(int signal) {
+  return at_batch_end([signal, count = 0](TrainerControl&) mutable {
+    if (++count == 3) std::raise(signal);
+  });
+}
+
+std::shared_ptr<Callback> throws_at(int batch) {
+  return at_batch_end([batch, count = 0](TrainerControl&) mutable {
+    if (++count == batch) throw std::runtime_error("the test wants it");
+  });
+}
+
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
@@ -86,16 +119,67 @@ TEST_F(CheckpointPathTest, BestIsTheOneThatTheMonitorChose) {
   EXPECT_NEAR(metrics.at("test_loss"), checkpoint->best_model_score(), 1e-6);
 }
 
-TEST_F(CheckpointPathTest, KeepsTheOneThatTheRunWentOnFrom) {
-  steps_of({.max_epochs = 1, .name = "run"});
-  steps_of({.max_epochs = 3, .ckpt_path = "last", .name = "run"});
-  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+// A run that is started again and again keeps no more than one that was never interrupted.
+TEST_F(CheckpointPathTest, FiveResumesLeaveTheBestAndTheNewest) {
+  const auto run = [&](int64_t max_epochs) {
+    steps_of({.max_epochs = max_epochs,
+              .ckpt_path = "last",
+              .name = "run",
+              .callbacks = {ModelCheckpoint::make({.monitor = "seen"})}},
+             make_module<CountsSteps>());
+  };
+  for (int64_t max_epochs = 1; max_epochs <= 6; ++max_epochs) run(max_epochs);
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("best", "epoch=0-step=5", "epoch=5-step=30", "last"));
+  EXPECT_EQ(fs::canonical(checkpoints("run") / "best").filename(), "epoch=0-step=5");
 }
 
-TEST_F(CheckpointPathTest, KeepsItTooWhereTheLinkToItWasGiven) {
+TEST_F(CheckpointPathTest, FiveInterruptedRunsLeaveNoMoreThanOne) {
+  for (int count = 0; count < 5; ++count) {
+    EXPECT_THROW(steps_of({.max_epochs = 4, .ckpt_path = "last", .name = "run", .callbacks = {ends_at_third(SIGTERM)}}),
+                 InterruptedError);
+    EXPECT_EQ(
+        std::ranges::count_if(names_in(checkpoints("run")), [](const auto& n) { return n.ends_with("-SIGTERM"); }), 1);
+  }
+  EXPECT_EQ(steps_of({.max_epochs = 4, .ckpt_path = "last", .name = "run"}), 5);
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=3-step=20", "last"));
+}
+
+TEST_F(CheckpointPathTest, TheOneThatASignalLeftStaysUntilThereIsANewerOne) {
+  EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {ends_at_third(SIGINT)}}), InterruptedError);
+  EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {throws_at(1)}}), std::runtime_error);
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=3-SIGINT", "last"));
+  // Weights alone are nothing to go on from.
+  steps_of({.max_epochs = 1,
+            .ckpt_path = "last",
+            .name = "run",
+            .callbacks = {ModelCheckpoint::make({.save_weights_only = true})}});
+  EXPECT_TRUE(fs::exists(checkpoints("run") / "epoch=0-step=3-SIGINT"));
+}
+
+// So that the same command can be given again.
+TEST_F(CheckpointPathTest, TheOneThatCkptPathNamesStays) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  const std::string path = checkpoints("run") / "epoch=0-step=5";
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(steps_of({.max_epochs = 2, .ckpt_path = path, .name = "run"}), 5);
+    EXPECT_TRUE(fs::exists(path));
+  }
+}
+
+TEST_F(CheckpointPathTest, OneSavedByHandStays) {
+  const auto saves = at_batch_end([&](TrainerControl& trainer) {
+    if (trainer.state().global_step == 2) trainer.save_checkpoint(checkpoints("run") / "mine", {.links = {"last"}});
+    if (trainer.state().global_step == 3) throw std::runtime_error("the test wants it");
+  });
+  EXPECT_THROW(steps_of({.name = "run", .callbacks = {saves}}), std::runtime_error);
+  EXPECT_EQ(steps_of({.ckpt_path = "last", .name = "run"}), 8);
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=1-step=10", "last", "mine"));
+}
+
+TEST_F(CheckpointPathTest, TheOneThatALinkLedToGoesOnceThereIsANewerOne) {
   steps_of({.max_epochs = 1, .name = "run"});
   steps_of({.max_epochs = 3, .ckpt_path = (checkpoints("run") / "last").string(), .name = "run"});
-  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+  EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=2-step=15", "last"));
 }
 
 TEST_F(CheckpointPathTest, KeepsThoseOfOtherRuns) {
@@ -103,7 +187,7 @@ TEST_F(CheckpointPathTest, KeepsThoseOfOtherRuns) {
   fs::copy(dir.path() / "runs/a", dir.path() / "runs/b", fs::copy_options::recursive | fs::copy_options::copy_symlinks);
   steps_of({.max_epochs = 3, .ckpt_path = "last", .name = "b"});
   EXPECT_THAT(names_in(checkpoints("a")), ElementsAre("epoch=0-step=5", "last"));
-  EXPECT_THAT(names_in(checkpoints("b")), ElementsAre("epoch=0-step=5", "epoch=2-step=15", "last"));
+  EXPECT_THAT(names_in(checkpoints("b")), ElementsAre("epoch=2-step=15", "last"));
   for (const int64_t max_epochs : {1, 2, 3}) steps_of({.max_epochs = max_epochs, .ckpt_path = "last"});
   EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
   EXPECT_THAT(names_in(checkpoints("version_1")), ElementsAre("epoch=1-step=10", "last"));
@@ -132,6 +216,65 @@ TEST_F(CheckpointPathTest, AnOldOneThatIsDamagedStaysAndTheRunGoesOn) {
   EXPECT_EQ(steps_of({.name = "run", .callbacks = {damages}}), 10);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("an old checkpoint stays"));
   EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=1-step=10", "last"));
+}
+
+// What `body` writes to the terminal.
+template <class Body>
+std::string said(const Body& body) {
+  ::testing::internal::CaptureStderr();
+  body();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+// The score of the wrong model is worse than none.
+TEST_F(CheckpointPathTest, EvaluationLooksForLinksInNoOtherRun) {
+  steps_of({.max_epochs = 1, .callbacks = {ModelCheckpoint::make({.monitor = "val_loss"})}});
+  Trainer trainer(options({.max_epochs = 1}));
+  const auto module = make_module<TinyModule>();
+  const auto refusal = [&](const std::string& ckpt_path) {
+    return message_of<UsageError>([&] { trainer.test(module, {.test = tiny_loader()}, ckpt_path); });
+  };
+  for (const char* link : {"best", "last"}) {
+    EXPECT_THAT(refusal(link), AllOf(HasSubstr(std::string("ckpt_path = '") + link), HasSubstr("write the folder")));
+  }
+  trainer.fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_THAT(refusal("best"), AllOf(HasSubstr("no checkpoint is marked as best"), HasSubstr("version_1")));
+  trainer.test(module, {.test = tiny_loader()}, "last");
+}
+
+TEST_F(CheckpointPathTest, EvaluationFindsTheRunOfItsName) {
+  steps_of({.max_epochs = 3, .name = "run", .callbacks = {ModelCheckpoint::make({.monitor = "seen"})}},
+           make_module<CountsSteps>());
+  Trainer trainer(options({.name = "run"}));
+  for (const auto& [link, steps] : {std::pair("best", 5.0), std::pair("last", 15.0)}) {
+    Metrics metrics;
+    const std::string text =
+        said([&] { metrics = trainer.test(make_module<CountsSteps>(), {.test = tiny_loader()}, link); });
+    EXPECT_EQ(metrics.at("seen"), steps);
+    EXPECT_THAT(text, HasSubstr("'" + fs::canonical(checkpoints("run") / link).string() + "'"));
+  }
+  Trainer other(options({.name = "other"}));
+  EXPECT_THAT(message_of<UsageError>([&] { other.test(make_module<CountsSteps>(), {.test = tiny_loader()}, "last"); }),
+              HasSubstr(checkpoints("other").string()));
+}
+
+TEST_F(CheckpointPathTest, EvaluationFindsTheFolderThatModelCheckpointWasGiven) {
+  const ModelCheckpointOptions saved{.dirpath = dir.path() / "elsewhere", .monitor = "seen"};
+  Trainer trainer(options({.max_epochs = 3, .callbacks = {ModelCheckpoint::make(saved)}}));
+  trainer.fit(make_module<CountsSteps>(), {.train = tiny_loader(), .val = tiny_loader()});
+  Trainer later(options({.callbacks = {ModelCheckpoint::make(saved)}}));
+  for (Trainer* tested : {&trainer, &later}) {
+    EXPECT_EQ(tested->test(make_module<CountsSteps>(), {.test = tiny_loader()}, "best").at("seen"), 5);
+    EXPECT_EQ(tested->test(make_module<CountsSteps>(), {.test = tiny_loader()}, "last").at("seen"), 15);
+  }
+  EXPECT_FALSE(fs::exists(dir.path() / "runs"));
+}
+
+TEST_F(CheckpointPathTest, SaysWhichWeightsItTook) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  const std::string path = checkpoints("run") / "epoch=0-step=5";
+  EXPECT_THAT(said([&] { steps_of({.max_epochs = 1, .ckpt_path = path, .ckpt_weights_only = true}); }),
+              HasSubstr("weights of '" + path + "'"));
 }
 
 TEST_F(CheckpointPathTest, WhatIsNoCheckpointIsRefusedWithWhatThereIs) {
@@ -225,9 +368,7 @@ TEST_F(CheckpointPathTest, ADamagedFileIsFoundUnlessNobodyLooks) {
 TEST_F(CheckpointPathTest, ASignalEndsTheRunAfterTheStepAndItGoesOnFromThere) {
   for (const int signal : {SIGTERM, SIGINT}) {
     const std::string name = signal == SIGTERM ? "term" : "int";
-    const auto raise_at_third = at_batch_end([signal, count = 0](TrainerControl&) mutable {
-      if (++count == 3) std::raise(signal);
-    });
+    const auto raise_at_third = ends_at_third(signal);
     const auto module = make_module<TinyModule>();
     int exit_code = 0;
     try {
@@ -254,7 +395,12 @@ TEST_F(CheckpointPathTest, UnderSlurmItAsksToBeQueuedAgain) {
   const auto announce = at_batch_end([](TrainerControl& trainer) {
     if (trainer.state().global_step == 2) std::raise(SIGUSR1);
   });
-  EXPECT_THROW(steps_of({.name = "run", .callbacks = {announce}}), InterruptedError);
+  const std::string text = said([&] {  // the same command would start over
+    EXPECT_THROW(steps_of({.name = "forgotten", .callbacks = {announce}}), InterruptedError);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("not queued again"), HasSubstr("--ckpt_path=last")));
+  EXPECT_FALSE(fs::exists(dir.path() / "asked"));
+  EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {announce}}), InterruptedError);
   ::unsetenv("SLURM_JOB_ID");
   ::setenv("PATH", path.c_str(), 1);
   EXPECT_EQ(testing::read_file(dir.path() / "asked"), "requeue 4711\n");
@@ -262,12 +408,23 @@ TEST_F(CheckpointPathTest, UnderSlurmItAsksToBeQueuedAgain) {
 }
 
 TEST_F(CheckpointPathTest, SavesWhatAnExceptionWouldLose) {
-  const auto throws_at_fourth = at_batch_end([count = 0](TrainerControl&) mutable {
-    if (++count == 4) throw std::runtime_error("the test wants it");
-  });
-  EXPECT_THROW(steps_of({.name = "run", .callbacks = {throws_at_fourth, OnExceptionCheckpoint::make()}}),
-               std::runtime_error);
-  EXPECT_EQ(steps_of({.ckpt_path = (checkpoints("run") / "on_exception").string()}), 6);
+  for (const fs::path& folder : {checkpoints("run"), dir.path() / "elsewhere"}) {
+    SCOPED_TRACE(folder);
+    const bool is_usual = folder == checkpoints("run");
+    const auto run = [&](const std::vector<std::shared_ptr<Callback>>& callbacks) {
+      TrainerOptions given{.ckpt_path = "last", .name = is_usual ? "run" : "other", .callbacks = callbacks};
+      given.callbacks.push_back(OnExceptionCheckpoint::make());
+      given.callbacks.push_back(
+          ModelCheckpoint::make({.dirpath = is_usual ? fs::path() : folder, .every_n_train_steps = 3}));
+      return steps_of(given);
+    };
+    EXPECT_THROW(run({throws_at(4)}), std::runtime_error);
+    EXPECT_THAT(names_in(folder), ElementsAre("epoch=0-step=3", "last", "on_exception"));
+    EXPECT_THROW(run({throws_at(2)}), std::runtime_error);
+    EXPECT_THAT(names_in(folder), ElementsAre("epoch=0-step=3", "last", "on_exception-v1"));
+    EXPECT_EQ(run({}), 4);
+    EXPECT_THAT(names_in(folder), ElementsAre("epoch=1-step=10", "last"));
+  }
 }
 
 TEST_F(CheckpointPathTest, WrittenBesideTheTrainingItIsTheSame) {
@@ -322,12 +479,23 @@ TEST_F(CheckpointPathTest, RankZeroDecidesForAllRanks) {
 }
 
 TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneAtTheNextStart) {
+  for (const char* name : {"run", ""}) {
+    steps_of({.max_epochs = 1, .name = name});
+    const fs::path folder = checkpoints(*name == '\0' ? "version_0" : name);
+    const fs::path left_over = folder / ".fulgur-tmp-0123456789abcdef";
+    fs::create_directories(left_over);
+    steps_of({.max_epochs = 1, .ckpt_path = "last", .name = name});
+    EXPECT_FALSE(fs::exists(left_over));
+    EXPECT_THAT(names_in(folder), ElementsAre("epoch=0-step=5", "last"));
+  }
+}
+
+// It may be one under way, on another machine whose locks are not seen here.
+TEST_F(CheckpointPathTest, WhatASaveOfAnotherRunHasLeftStays) {
+  const fs::path other = checkpoints("version_0") / ".fulgur-tmp-0123456789abcdef";
+  fs::create_directories(other);
   steps_of({.max_epochs = 1});
-  const fs::path left_over = checkpoints("version_0") / ".fulgur-tmp-0123456789abcdef";
-  fs::create_directories(left_over);
-  steps_of({.max_epochs = 1});
-  EXPECT_FALSE(fs::exists(left_over));
-  EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
+  EXPECT_TRUE(fs::exists(other));
 }
 
 TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneWhereverTheNextIsWritten) {

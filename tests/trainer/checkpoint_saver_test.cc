@@ -32,7 +32,7 @@ TEST_P(EarlierFailure, KeepsNoLaterOneFromBeingWritten) {
   LocalCollective alone;
   CheckpointSaver saver(
       alone, [](bool) { return CheckpointContent{.weights = {{"w", torch::ones({2})}}}; },
-      [&](const fs::path& folder) { saved.push_back(folder); });
+      [&](const fs::path& folder, const SaveOptions&) { saved.push_back(folder); });
   saver.save(dir.path() / "taken", {.async = true});
   const bool in_training = GetParam();
   saver.set_in_training(in_training);
@@ -57,7 +57,7 @@ TEST(CheckpointSaver, OnlyRankZeroCopiesWhatOnlyRankZeroWrites) {
       made.run.set("of_the_run", tensor);
       return made;
     };
-    CheckpointSaver saver(world.control(), content, [](const fs::path&) {});
+    CheckpointSaver saver(world.control(), content, [](const fs::path&, const SaveOptions&) {});
     saver.save(dir.path() / "a", {.async = true});
     saver.finish();
   });
