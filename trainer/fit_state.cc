@@ -2,8 +2,11 @@
 
 #include <c10/util/Type.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <cstddef>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <typeinfo>
@@ -11,9 +14,23 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/logging.h"
 
 namespace fulgur {
 namespace {
+
+// "Keeps<std::string>" of "mine::Keeps<std::string>".
+std::string without_namespace(const std::string& type) {
+  size_t end = type.size();
+  int depth = 0;
+  do {
+    --end;
+    if (type[end] == '>') ++depth;
+    if (type[end] == '<') --depth;
+  } while (end > 0 && depth > 0);
+  const size_t colons = type.rfind("::", end);
+  return colons == std::string::npos ? type : type.substr(colons + 2);
+}
 
 // "ModelCheckpoint"; of several the second is "ModelCheckpoint-2".
 std::vector<std::string> keys_of(const std::vector<std::shared_ptr<Callback>>& callbacks) {
@@ -21,12 +38,30 @@ std::vector<std::string> keys_of(const std::vector<std::shared_ptr<Callback>>& c
   std::vector<std::string> keys;
   for (const auto& callback : callbacks) {
     const Callback& own = *callback;
-    std::string name = c10::demangle(typeid(own).name());
-    name.erase(0, name.rfind("::") == std::string::npos ? 0 : name.rfind("::") + 2);
+    const std::string name = without_namespace(c10::demangle(typeid(own).name()));
     const int number = ++seen[name];
     keys.push_back(number == 1 ? name : fmt::format("{}-{}", name, number));
   }
   return keys;
+}
+
+void check_num_schedules(const State& run, size_t num_schedules) {
+  size_t num_saved = 0;
+  while (!run.child(fmt::format("lr_schedules/{}", num_saved)).empty()) ++num_saved;
+  if (num_saved <= num_schedules) return;
+  throw CheckpointError(
+      fmt::format("the checkpoint has the state of {} learning-rate schedule{}, but configure_optimizers returns {} "
+                  "now; return as many, or load the weights only",
+                  num_saved, num_saved == 1 ? "" : "s", num_schedules));
+}
+
+void warn_of_unclaimed(const State& saved, const std::vector<std::string>& keys) {
+  std::set<std::string> unclaimed;
+  for (const auto& [name, value] : saved.values()) unclaimed.insert(name.substr(0, name.find('/')));
+  for (const std::string& key : keys) unclaimed.erase(key);
+  if (unclaimed.empty()) return;
+  log_warning("the checkpoint has the state of {}, which no callback of this run takes; it is lost with the next save",
+              fmt::join(unclaimed, ", "));
 }
 
 }  // namespace
@@ -90,6 +125,7 @@ void FitState::load(const CheckpointReader& checkpoint) const try {
   context.strategy.load_state(run.child("strategy/state"), [&](const std::string& name, int64_t begin, int64_t end) {
     return checkpoint.read(name, begin, end);
   });
+  check_num_schedules(run, steps.lr_schedules().size());
   for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
     steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
   }
@@ -100,6 +136,7 @@ void FitState::load(const CheckpointReader& checkpoint) const try {
     const State state = run.child("callbacks/" + keys[i]);
     if (!state.empty()) callbacks[i]->load_state(state);
   }
+  if (context.world.rank() == 0) warn_of_unclaimed(run.child("callbacks"), keys);
   const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
   loop.load_state(run.child("loops"), run.child("metrics"),
                   same_ranks ? checkpoint.rank(context.world.rank()) : State());

@@ -344,6 +344,51 @@ TEST_F(CheckpointPathTest, AStateOfASchedulerThatCannotBeReadIsRefusedWithTheFol
               AllOf(HasSubstr("epoch=0-step=5: the state of StepLR cannot be read"), HasSubstr("parse error")));
 }
 
+TEST_F(CheckpointPathTest, AScheduleThatTheRunDoesNotHaveIsRefused) {
+  struct WithSchedule : TinyModule {
+    Optimizers configure_optimizers() override {
+      return {optim::AdamW(parameters(), {.lr = 1e-2}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+  };
+  steps_of({.max_epochs = 1, .name = "run"}, make_module<WithSchedule>());
+  EXPECT_THAT(message_of<CheckpointError>([&] { steps_of({.ckpt_path = "last", .name = "run"}); }),
+              AllOf(HasSubstr("epoch=0-step=5: "), HasSubstr("1 learning-rate schedule"), HasSubstr("returns 0")));
+}
+
+// Keeps a number over a resume.
+template <class Kind>
+struct Keeps : Callback {
+  explicit Keeps(int64_t number) : kept(number) {}
+  State state() const override {
+    State state;
+    state.set("kept", kept);
+    return state;
+  }
+  void load_state(const State& state) override { kept = state.get<int64_t>("kept"); }
+  int64_t kept;
+};
+template <class Kind>
+struct AlsoKeeps : Keeps<Kind> {
+  using Keeps<Kind>::Keeps;
+};
+
+TEST_F(CheckpointPathTest, CallbacksOfTwoTemplatesKeepTheirOwn) {
+  using A = Keeps<std::string>;
+  using B = AlsoKeeps<std::string>;
+  steps_of({.max_epochs = 1, .name = "run", .callbacks = {std::make_shared<A>(1), std::make_shared<B>(2)}});
+  const auto a = std::make_shared<A>(0);
+  const auto b = std::make_shared<B>(0);
+  steps_of({.ckpt_path = "last", .name = "run", .callbacks = {b, a}});
+  EXPECT_EQ(a->kept, 1);
+  EXPECT_EQ(b->kept, 2);
+}
+
+TEST_F(CheckpointPathTest, TellsOfACallbackThatIsNotThereAnyMore) {
+  steps_of({.max_epochs = 1, .name = "run", .callbacks = {std::make_shared<Keeps<int>>(1)}});
+  EXPECT_THAT(said([&] { steps_of({.ckpt_path = "last", .name = "run"}); }),
+              AllOf(HasSubstr("Keeps<int>"), HasSubstr("no callback")));
+}
+
 TEST_F(CheckpointPathTest, WeightsOnlyBeginARunAndCannotGoOn) {
   steps_of({.max_epochs = 1, .name = "run", .callbacks = {ModelCheckpoint::make({.save_weights_only = true})}});
   const std::string path = checkpoints("run") / "last";
