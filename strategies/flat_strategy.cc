@@ -65,7 +65,6 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   deterministic_ = setup.deterministic;
   local_world_size_ = setup.local_world_size;
   sends_ahead_ = setup.sends_ahead;
-  resting_states_.clear();
   precision_ = setup.precision;
   converted_.emplace(module, precision_);
   devices_ = setup.devices;
@@ -111,9 +110,6 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   if (num_update_threads_ > 0) {
     log_info("{}: {} thread{} a rank for the update", name(), num_update_threads_, num_update_threads_ == 1 ? "" : "s");
   }
-  has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
-    return optim::is_16_bit(bucket.flat.scalar_type());
-  });
   if (devices_.size() > 1) replicas_.emplace(*module_, devices_);
   if (!precision_.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
@@ -143,6 +139,9 @@ void FlatStrategy::flatten() {
   for (const auto& optimizer : optimizers_) {
     for (const at::Tensor& param : optimizer->params()) members_.insert(param.unsafeGetTensorImpl());
   }
+  has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
+    return optim::is_16_bit(bucket.flat.scalar_type());
+  });
   if (!alone()) {
     check_same_buckets(*flat_, added, world_->control());
     std::vector<at::Tensor> tensors;
@@ -336,7 +335,8 @@ void FlatStrategy::manual_backward(const at::Tensor& loss) {
     for (const at::Tensor& param : optimizer->params()) {
       params.push_back(param);
       const at::Tensor grad = std::exchange(param.mutable_grad(), {});
-      if (grad.defined()) earlier.emplace_back(param, grad.clone());
+      if (grad.defined())
+        earlier.emplace_back(param, grad.to(optim::widened(grad.scalar_type()), false, /*copy=*/true));
     }
   }
   backward(loss, /*is_last=*/true);
@@ -592,6 +592,7 @@ void FlatStrategy::teardown() noexcept {
   buffers_.clear();
   members_.clear();
   known_.clear();
+  resting_states_.clear();
   window_is_open_ = told_gathered_ = wants_norms_ = false;
   optimizers_ = {};
   loss_scaling_.reset();

@@ -239,6 +239,48 @@ TEST(DdpShardedTest, GradientsOf16BitsAddUpIn32) {
   }
 }
 
+struct CountsManually : Counts {
+  CountsManually() { automatic_optimization = false; }
+  at::Tensor training_step(const Batch&, int64_t) override {
+    ManualOptimizer opt = optimizer();
+    opt.zero_grad();
+    for (int64_t i = 0; i < 4; ++i) manual_backward(Counts::training_step({}, i));
+    opt.step();
+    return {};
+  }
+};
+
+TEST(DdpTest, GradientsOf16BitsAddUpIn32InManualOptimisation) {
+  const at::Tensor expected = torch::full({40}, -kSum, at::kDouble);
+  for (const int64_t world_size : {1, 2}) {
+    run_ranks(world_size, [&](World&) {
+      const auto module = make_module<CountsManually>();
+      Trainer(testing::quiet({.strategy = "ddp", .devices = world_size, .max_steps = 1, .precision = "bf16-true"}))
+          .fit(module, {.train = testing::tiny_loader()});
+      EXPECT_TRUE(testing::flat_weights(*module).equal(expected)) << world_size << module->weight[0];
+    });
+  }
+}
+
+// A part of the module that has 16 bits, and is frozen at first.
+struct ThawsIn16Bits : Module {
+  at::Tensor single = register_parameter("single", torch::zeros({8}));
+  at::Tensor half = register_parameter("half", torch::zeros({8}, at::kBFloat16));
+  ThawsIn16Bits() { half.set_requires_grad(false); }
+  void on_train_epoch_start() override { half.set_requires_grad(current_epoch() == 1); }
+  at::Tensor training_step(const Batch&, int64_t batch_idx) override {
+    return single.sum() + (half * kGradients.at(static_cast<size_t>(batch_idx))).sum().to(at::kFloat);
+  }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+};
+
+TEST(SingleDeviceTest, GradientsOf16BitsThatComeLaterAddUpIn32) {
+  const auto module = make_module<ThawsIn16Bits>();
+  Trainer(testing::quiet({.strategy = "single_device", .max_epochs = 2, .accumulate_grad_batches = 4}))
+      .fit(module, {.train = testing::tiny_loader(16, 4)});
+  EXPECT_TRUE(module->half.equal(torch::full({8}, -kSum / 4, at::kBFloat16))) << module->half[0];
+}
+
 TEST(DdpShardedTest, SaysThatOneRankSavesNoMemory) {
   ::testing::internal::CaptureStderr();
   run_ranks(1, [](World& world) { train<TinyModule>(world, {}, "ddp_sharded"); });

@@ -180,6 +180,30 @@ TEST(ModelStateOfOneDevice, IsSixteenBytes) {
   EXPECT_NEAR(bytes.model_state, 16, 0.03 * 16);  // the gradients stay until the next zero_grad
 }
 
+// The Trainer keeps its strategy, for another fit.
+TEST(Teardown, LeavesNoStateOfFrozenParametersBehind) {
+  testing::CountingAllocator memory;
+  const auto module = make_module<Mlp>("AdamW");
+  const int64_t before = memory.live();
+  World alone;
+  const auto strategy = StrategyChoice("zero_offload").make("auto");
+  strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone});
+  strategy->setup_optimizers(module->configure_optimizers());
+  const auto step = [&] {
+    const at::Tensor loss = strategy->training_step({{"x", torch::ones({2, kWidth})}}, 0);
+    strategy->zero_grad(0);
+    strategy->backward(loss, /*is_last=*/true);
+    strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
+    strategy->optimizer_step(0, {});
+  };
+  step();
+  at::Tensor(module->parameters()[0]).set_requires_grad(false);
+  step();
+  EXPECT_GT(memory.live() - before, int64_t{7} * kWidth * kWidth);  // the state of the frozen one, 8 bytes for each
+  strategy->teardown();
+  EXPECT_NEAR(static_cast<double>(memory.live() - before), 0, 1 << 16);
+}
+
 class EstimatedMemory : public ::testing::TestWithParam<Plan> {};
 
 TEST_P(EstimatedMemory, IsWhatStaysAllocated) {
