@@ -404,18 +404,27 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   const GradientClipping& clipping = request.clipping;
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
     wants_norms_ = wants_norms_ || keeps_sums();
-    at::Tensor norm = norm_here(index);
-    if (engine_.shard && !alone()) {
-      const at::Tensor squares = norm.square().reshape({1});
-      (squares.is_cpu() ? world_->control() : world_->data()).all_reduce(squares).wait();
-      norm = squares.sqrt().squeeze();
-    }
+    const at::Tensor norm = alone() ? norm_here(index) : norm_of_all_ranks(norm_here(index));
     transform.factor = clip_coefficient(norm.mul(mean), clipping.value).mul(mean);
   } else if (mean != 1.0) {
     transform.factor = at::scalar_tensor(mean, at::device(device_).dtype(at::kDouble));
   }
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
   return transform;
+}
+
+// Where every rank has all gradients, rank 0 says what their norm is: with another number of threads its last bit could
+// be another one, and with it the parameters of a rank.
+at::Tensor FlatStrategy::norm_of_all_ranks(const at::Tensor& norm) const {
+  Collective& group = norm.is_cpu() ? world_->control() : world_->data();
+  if (engine_.shard) {
+    const at::Tensor squares = norm.square().reshape({1});
+    group.all_reduce(squares).wait();
+    return squares.sqrt().squeeze();
+  }
+  const at::Tensor of_rank_0 = norm.clone().reshape({1});
+  group.broadcast(of_rank_0, /*root=*/0).wait();
+  return of_rank_0.squeeze();
 }
 
 // Over the sections on the host and on the device.

@@ -74,6 +74,7 @@ class FlatStrategy final : public Strategy {
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
   std::vector<at::Tensor> gradients_here(size_t optimizer) const;
   at::Tensor norm_here(size_t optimizer) const;
+  at::Tensor norm_of_all_ranks(const at::Tensor& norm_here) const;
   std::optional<at::Tensor> norm_taken_on_the_way(size_t optimizer) const;
   bool any_non_finite(size_t optimizer);
   void open_window();

@@ -534,6 +534,35 @@ TEST(ParametersThatChange, ANewLayerThatDoesNotFitIsRefused) {
   });
 }
 
+// Whatever a rank computes itself: the threads of a sum decide about its last bit.
+TEST(DdpTest, ClipsByTheNormOfRank0) {
+  struct NormOfRank0 : testing::OthersHaveTheSame {
+    using OthersHaveTheSame::OthersHaveTheSame;
+    Work broadcast(at::Tensor flat, int64_t root) override {
+      if (root == 0 && flat.scalar_type() == at::kDouble && flat.numel() == 1) flat.fill_(2.0);
+      return {};
+    }
+  };
+  struct One : Module {
+    at::Tensor weight = register_parameter("weight", torch::zeros({1}));
+    at::Tensor training_step(const Batch&, int64_t) override { return weight.sum(); }
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+  };
+  const auto group = std::make_shared<NormOfRank0>(2);
+  World world(group, group);
+  const auto module = make_module<One>();
+  const auto strategy = StrategyChoice("ddp").make("auto");
+  strategy->setup(*module, {.devices = {c10::kCPU}, .world = world});
+  strategy->setup_optimizers(module->configure_optimizers());
+  const at::Tensor loss = strategy->training_step({}, 0);
+  strategy->zero_grad(0);
+  strategy->backward(loss, /*is_last=*/true);
+  strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
+  strategy->optimizer_step(0, {.micro_batches = 1, .clipping = {.value = 1.0}});
+  EXPECT_NEAR(module->weight.item<double>(), -0.5, 1e-6);
+  strategy->teardown();
+}
+
 TEST(PiecesIn, CoverEveryElementOnceForAnyNumberOfRanks) {
   Net<optim::SGD> net;
   const Optimizers optimizers = net.configure_optimizers();
