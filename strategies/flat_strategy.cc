@@ -368,6 +368,7 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
   flat_->check_in_place();
   if (loss_scaling_) return scaled_step(index, request);
   if (needs_closure) {
+    ++num_steps_;
     optimizers_[index].step(request.closure);
   } else {
     update(index, transform_for(index, request, /*unscale=*/1.0));
@@ -388,8 +389,9 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
 }
 
 void FlatStrategy::update(size_t index, const GradientTransform& transform) {
+  const bool is_warm = num_steps_++ >= engine_.warmup_steps;
   if (!schedule_) return optimizers_[index].step(transform);
-  schedule_->step(index, transform, /*late=*/engine_.delayed && num_steps_++ >= engine_.warmup_steps);
+  schedule_->step(index, transform, /*late=*/engine_.delayed && is_warm);
 }
 
 void FlatStrategy::drain() {

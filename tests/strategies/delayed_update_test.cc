@@ -12,10 +12,12 @@
 #include "core/autocast.h"
 #include "core/error.h"
 #include "core/gradient_clipping.h"
+#include "distributed/world.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
 #include "strategies/presets.h"
+#include "strategies/strategy_choice.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
@@ -334,6 +336,25 @@ TEST(DelayedUpdateTest, WithMomentumConvergesUpToAFarSmallerLearningRate) {
   EXPECT_GT(where_it_ends(0.11, delayed, 0.9), 1e2);
   EXPECT_LT(where_it_ends(3.795, "single_device", 0.9), 1e-2);
   EXPECT_GT(where_it_ends(3.805, "single_device", 0.9), 1e2);
+}
+
+TEST(DelayedUpdateTest, TheWarmUpCountsTheStepsOfStrategiesThatARunResumesFrom) {
+  for (const char* name : {"single_device", "zero_offload"}) {
+    const auto module = make_module<Quadratic>(/*its_lr=*/0.1, /*its_momentum=*/0.0);
+    World alone;
+    const auto strategy = StrategyChoice(name).make("auto");
+    strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone});
+    strategy->setup_optimizers(module->configure_optimizers());
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor loss = strategy->training_step({}, step);
+      strategy->zero_grad(0);
+      strategy->backward(loss, /*is_last=*/true);
+      strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
+      strategy->optimizer_step(0, {});
+    }
+    EXPECT_EQ(strategy->state().shared.get<int64_t>("num_steps"), 3) << name;
+    strategy->teardown();
+  }
 }
 
 // SGD whose updates take their time, or fail.
