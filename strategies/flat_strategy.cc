@@ -110,6 +110,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   if (num_update_threads_ > 0) {
     log_info("{}: {} thread{} a rank for the update", name(), num_update_threads_, num_update_threads_ == 1 ? "" : "s");
   }
+  warn_of_missing_masters();
   if (devices_.size() > 1) replicas_.emplace(*module_, devices_);
   if (!precision_.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
@@ -120,6 +121,19 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
                     optimizer->name(), precision_.name()));
   }
   loss_scaling_.emplace(optimizers_.size());
+}
+
+// Refusing would take from others what torch's own optimizers do, so that it is said only.
+void FlatStrategy::warn_of_missing_masters() const {
+  for (const auto& bucket : flat_->buckets()) {
+    const Optimizer& optimizer = optimizers_[bucket.optimizer];
+    if (!optim::is_16_bit(bucket.flat.scalar_type()) || optimizer.element_wise()) continue;
+    return log_warning(
+        "{} keeps no fp32 masters of 16-bit parameters, as AdamW, Adam, SGD, Adagrad, RMSprop and Lion do: of an "
+        "update what is smaller than half a unit of a weight is lost; use one of those, or a precision with fp32 "
+        "weights (bf16-mixed, 16-mixed, 32)",
+        optimizer.name());
+  }
 }
 
 // Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.

@@ -84,6 +84,7 @@ class FlatStrategy final : public Strategy {
   void rebuild_if_changed();
   void check_unchanged() const;
   void check_newcomers() const;
+  void warn_of_missing_masters() const;
   ElementRange written_range(size_t bucket) const;
   void add_shard_state(StrategyState& state) const;
   void add_own_state(StrategyState& state) const;

@@ -281,6 +281,23 @@ TEST(SingleDeviceTest, GradientsOf16BitsThatComeLaterAddUpIn32) {
   EXPECT_TRUE(module->half.equal(torch::full({8}, -kSum / 4, at::kBFloat16))) << module->half[0];
 }
 
+TEST(SingleDeviceTest, SaysThatAnOptimizerKeepsNoMastersOf16Bits) {
+  struct Lamb : TinyModule {
+    Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.1}); }
+  };
+  const auto said = [](const auto& train_it) {
+    ::testing::internal::CaptureStderr();
+    run_ranks(1, train_it);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const Case bf16{.precision = "bf16-true"};
+  const auto warning = HasSubstr("LAMB keeps no fp32 masters of 16-bit parameters");
+  EXPECT_THAT(said([&](World& world) { train<Lamb>(world, bf16, "single_device"); }), warning);
+  EXPECT_THAT(said([&](World& world) { train<Lamb>(world, {}, "single_device"); }), ::testing::Not(warning));
+  EXPECT_THAT(said([&](World& world) { train<TinyModule>(world, bf16, "single_device"); }),
+              ::testing::Not(HasSubstr("masters")));
+}
+
 TEST(DdpShardedTest, SaysThatOneRankSavesNoMemory) {
   ::testing::internal::CaptureStderr();
   run_ranks(1, [](World& world) { train<TinyModule>(world, {}, "ddp_sharded"); });
