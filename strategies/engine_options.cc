@@ -50,6 +50,32 @@ EngineOptions offloaded(const Options& options) {
   return engine;
 }
 
+// Throws UsageError if a setting that has no effect differs from what it is unless it is set.
+template <class Options, class Value>
+void check_unset(const Options& options, Value Options::* setting, std::string_view name, std::string_view because) {
+  const Value unset = Options().*setting;
+  if (options.*setting == unset) return;
+  throw UsageError(fmt::format("strategy '{}': {} = {} would have no effect with {}; leave it at {}", Options::kName,
+                               name, options.*setting, because, unset));
+}
+
+void check_settings(const ZeroOffload& preset) {
+  if (preset.ratio > 0) return;
+  check_unset(preset, &ZeroOffload::update_threads, "update_threads", "ratio = 0, which leaves nothing on the host");
+}
+
+void check_settings(const DelayedUpdate& preset) {
+  using D = DelayedUpdate;
+  const std::string base = canonical_name(preset.base);
+  const std::string because = fmt::format("base = '{}'", base);
+  if (base != ZeroOffload::kName) check_unset(preset, &D::ratio, "ratio", because);
+  if (base != ZeroOffload::kName && base != DdpSharded::kName) check_unset(preset, &D::reduce, "reduce", because);
+  if (base != SingleDevice::kName) return;
+  check_unset(preset, &D::broadcast_buffers, "broadcast_buffers", because);
+  check_unset(preset, &D::timeout_s, "timeout_s", because);
+  check_unset(preset, &D::connect_timeout_s, "connect_timeout_s", because);
+}
+
 EngineOptions options_of(const SingleDevice&) { return {}; }
 EngineOptions options_of(const Dp&) { return {}; }
 EngineOptions options_of(const Ddp& preset) { return with_ranks(preset); }
@@ -60,10 +86,14 @@ EngineOptions options_of(const DdpSharded& preset) {
   return engine;
 }
 
-EngineOptions options_of(const ZeroOffload& preset) { return offloaded(preset); }
+EngineOptions options_of(const ZeroOffload& preset) {
+  check_settings(preset);
+  return offloaded(preset);
+}
 
 EngineOptions options_of(const DelayedUpdate& preset) {
   check_base(preset.base);
+  check_settings(preset);
   const std::string base = canonical_name(preset.base);
   EngineOptions engine = base == ZeroOffload::kName  ? offloaded(preset)
                          : base == DdpSharded::kName ? sharded(preset)

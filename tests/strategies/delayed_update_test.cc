@@ -478,6 +478,17 @@ TEST(DelayedUpdateTest, BadInputIsRefused) {
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device"}, 2), HasSubstr("strategy.base = 'ddp'"));
 }
 
+TEST(DelayedUpdateTest, SettingsThatItsBaseDoesNotHaveAreRefused) {
+  EXPECT_THAT(
+      why_refused(DelayedUpdate{.base = "ddp", .ratio = 0.5}),
+      HasSubstr("strategy 'delayed_update': ratio = 0.5 would have no effect with base = 'ddp'; leave it at 1"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp_sharded", .ratio = 0.5}), HasSubstr("ratio = 0.5"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp", .reduce = "at_boundary"}), HasSubstr("reduce = at_boundary"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .timeout_s = 5}), HasSubstr("timeout_s = 5"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .broadcast_buffers = false}),
+              HasSubstr("broadcast_buffers = false"));
+}
+
 TEST(DelayedUpdateTest, OptimizersWithClosuresAreRefused) {
   struct WithLbfgs : TinyModule {
     Optimizers configure_optimizers() override { return optim::TorchOptimizer(torch::optim::LBFGS(parameters())); }

@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(, ZeroOffloadTest,
                                            Offload{"bf16Mixed", {.precision = "bf16-mixed"}},
                                            Offload{"fp16Mixed", {.precision = "16-mixed"}},
                                            Offload{"fp64", {.precision = "64"}},
-                                           Offload{"half", {.clip = 0.05}, 0.5, 2}, Offload{"none", {}, 0}),
+                                           Offload{"half", {.clip = 0.05}, 0.5, 2}, Offload{"none", {}, 0, 0}),
                          [](const auto& test) { return test.param.name; });
 
 TEST(ZeroOffload, AHookSeesAndChangesTheMeanGradients) {
@@ -159,6 +159,8 @@ TEST(ZeroOffload, BadInputIsRefused) {
   };
   EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.ratio = 1.5}), HasSubstr("ratio"));
   EXPECT_THAT(why_refused<Lamb>("zero_offload"), HasSubstr("LAMB needs whole tensors"));
+  EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.ratio = 0, .update_threads = 2}),
+              HasSubstr("strategy 'zero_offload': update_threads = 2 would have no effect with ratio = 0"));
 }
 
 TEST(HostArenaTest, RefusesMoreThanThereIs) {
