@@ -9,8 +9,10 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <numeric>
@@ -216,13 +218,13 @@ int64_t FlatStrategy::wanted_update_threads() const {
 }
 
 // How many ranks of this host may run on these cores, this one included: all of them, or the cores were dealt out.
+// Ranks of a host need not be neighbours.
 int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
   if (alone()) return 1;
-  const std::string own = fmt::format("{}", fmt::join(cores, " "));
-  const std::vector<std::string> all = all_gather_bytes(world_->control(), own);
-  const int64_t begin = world_->rank() / local_world_size_ * local_world_size_;
-  const int64_t end = std::min(begin + local_world_size_, world_->world_size());
-  return std::count(all.begin() + begin, all.begin() + end, own);
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string own = fmt::format("{}: {}", host.data(), fmt::join(cores, " "));
+  return std::ranges::count(all_gather_bytes(world_->control(), own), own);
 }
 
 // A parameter was frozen or unfrozen, or a group was added.
