@@ -65,7 +65,9 @@ Batch Batch::to(c10::Device device, bool non_blocking) const {
 
 Batch Batch::pin() const {
   Batch pinned = *this;
-  for (Entry& entry : pinned.entries_) entry.second = entry.second.pin_memory();
+  for (auto& [name, tensor] : pinned.entries_) {
+    if (tensor.is_cpu() && tensor.layout() == at::kStrided) tensor = tensor.pin_memory();  // shared if it is pinned
+  }
   return pinned;
 }
 

@@ -72,7 +72,10 @@ class Module : public torch::nn::Module {
 
   // On the way of every batch, of all stages, to the device.
   virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
-  virtual Batch transfer_batch_to_device(const Batch& batch, c10::Device device) { return batch.to(device); }
+  // The default copies to a GPU from pinned memory, for which the host does not wait.
+  virtual Batch transfer_batch_to_device(const Batch& batch, c10::Device device) {
+    return device.is_cpu() ? batch.to(device) : batch.pin().to(device, /*non_blocking=*/true);
+  }
   virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
 
   virtual BatchAction on_train_batch_start(const Batch&, int64_t /*batch_idx*/) { return BatchAction::run; }

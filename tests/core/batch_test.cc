@@ -79,5 +79,11 @@ TEST(Batch, ToTheSameDeviceSharesTheTensors) {
   EXPECT_TRUE(batch.to(c10::kCPU)["image"].is_same(batch["image"]));
 }
 
+TEST(Batch, PinsOnlyWhatIsInOrdinaryMemory) {
+  const Batch elsewhere{{"x", torch::zeros({2}, at::kMeta)}, {"indices", torch::eye(3).to_sparse()}};
+  EXPECT_TRUE(elsewhere.pin()["x"].is_same(elsewhere["x"]));
+  EXPECT_TRUE(elsewhere.pin()["indices"].is_same(elsewhere["indices"]));
+}
+
 }  // namespace
 }  // namespace fulgur
