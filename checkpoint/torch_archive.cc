@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string_view>
@@ -18,6 +19,7 @@
 
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/pickle.h"
+#include "checkpoint/zip_directory.h"
 #include "core/error.h"
 
 namespace fulgur {
@@ -209,15 +211,25 @@ std::string_view as_text(const std::tuple<at::DataPtr, size_t>& record) {
   return {static_cast<const char*>(std::get<0>(record).get()), std::get<1>(record)};
 }
 
+// The path itself, once its file may be given to libtorch's reader.
+const fs::path& checked(const fs::path& path, uint64_t file_bytes) {
+  std::ifstream file(path, std::ios::binary);
+  const auto read = [&](uint64_t begin, uint64_t num_bytes) {
+    std::string bytes(num_bytes, '\0');
+    file.seekg(static_cast<std::streamoff>(begin));
+    if (!file.read(bytes.data(), static_cast<std::streamsize>(num_bytes))) fail(path, "it cannot be read");
+    return bytes;
+  };
+  check_zip_directory(read, file_bytes, path.string());
+  return path;
+}
+
 // A zip file of torch.save().
 class Archive {
  public:
-  explicit Archive(const fs::path& path) : path_(path), file_bytes_(fs::file_size(path)), reader_(path.string()) {
+  explicit Archive(const fs::path& path)
+      : path_(path), unread_bytes_(fs::file_size(path)), reader_(checked(path, unread_bytes_).string()) {
     if (!reader_.hasRecord("data.pkl")) fail(path_, "there is no data.pkl in it: it is not from torch.save()");
-    if (reader_.hasRecord("constants.pkl")) {
-      fail(path_,
-           "it is a TorchScript module (torch.jit.save() or C++'s torch::save()), not a state dict of torch.save()");
-    }
     if (reader_.hasRecord("byteorder") && as_text(record("byteorder")) != "little") fail(path_, "it is big-endian");
   }
 
@@ -258,12 +270,13 @@ class Archive {
   std::tuple<at::DataPtr, size_t> record(const std::string& name) {
     if (!reader_.hasRecord(name)) fail(path_, fmt::format("there is no '{}' in it", name));
     const size_t num_bytes = reader_.getRecordSize(name);
-    if (num_bytes > file_bytes_) fail(path_, fmt::format("its '{}' has {} bytes, more than the file", name, num_bytes));
+    if (num_bytes > unread_bytes_) fail(path_, "it names more bytes than it has");  // the same ones by several names
+    unread_bytes_ -= num_bytes;
     return reader_.getRecord(name);
   }
 
   fs::path path_;
-  uint64_t file_bytes_;
+  uint64_t unread_bytes_;
   PyTorchStreamReader reader_;
   std::map<std::string, c10::Storage> storages_;
 };

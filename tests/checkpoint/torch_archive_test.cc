@@ -1,11 +1,15 @@
 #include "checkpoint/torch_archive.h"
 
+#include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <cstring>
 #include <filesystem>
+#include <string>
 
+#include "checkpoint/pickle.h"
 #include "core/error.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
@@ -70,6 +74,77 @@ TEST(TorchArchive, SaysThatThereIsNoRoomAndLeavesNothing) {
   EXPECT_THAT(message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {}); }),
               HasSubstr("/m.pt': File exists"));
   EXPECT_EQ(testing::read_file(dir.path() / "m.pt"), "mine");
+}
+
+// The bytes of a small file. `central` is where the directory begins to describe the entry of that name.
+struct SmallFile {
+  explicit SmallFile(const std::filesystem::path& folder) {
+    write_torch_file(folder / "small.pt", {{"w", torch::ones({2})}});
+    bytes = testing::read_file(folder / "small.pt");
+  }
+  size_t central(const std::string& name) const { return bytes.rfind(name) - 46; }
+  void put(size_t at, uint32_t number) { std::memcpy(&bytes[at], &number, sizeof(number)); }
+  std::string bytes;
+};
+
+std::string refusal(const std::filesystem::path& folder, const std::string& bytes) {
+  std::filesystem::remove(folder / "bad.pt");
+  write_file(folder / "bad.pt", bytes);
+  return message_of<CheckpointError>([&] { read_torch_file(folder / "bad.pt"); });
+}
+
+TEST(TorchArchive, RefusesACompressedEntryBeforeAnythingIsUnpacked) {
+  const TempDir dir;
+  for (const std::string name : {"version", "data.pkl", "data/0", "byteorder"}) {
+    SmallFile file(dir.path());
+    std::filesystem::remove(dir.path() / "small.pt");
+    file.bytes[file.central("archive/" + name) + 10] = 8;  // deflate
+    EXPECT_THAT(refusal(dir.path(), file.bytes), HasSubstr("its entry 'archive/" + name + "' is compressed"));
+  }
+  SmallFile file(dir.path());
+  file.put(file.central("archive/version") + 24, 0x7fffffff);
+  EXPECT_THAT(refusal(dir.path(), file.bytes), HasSubstr("its entry 'archive/version' is compressed"));
+}
+
+TEST(TorchArchive, RefusesEntriesThatOverlap) {
+  const TempDir dir;
+  SmallFile file(dir.path());
+  const auto size = static_cast<uint32_t>(file.bytes.size() / 2);
+  for (const std::string name : {"version", "data.pkl", "data/0"}) {
+    for (const size_t field : {20, 24}) file.put(file.central("archive/" + name) + field, size);
+  }
+  EXPECT_THAT(refusal(dir.path(), file.bytes), HasSubstr("its entries have more bytes together than the file"));
+}
+
+// libtorch finds a record whatever case its name is written in.
+TEST(TorchArchive, RefusesOneRecordUnderManyNames) {
+  const TempDir dir;
+  PickleWriter pickle;
+  pickle.begin_dict();
+  for (const std::string key : {"aa", "aA", "Aa", "AA"}) {
+    pickle.text(key);
+    pickle.tensor({"ByteStorage", key, 4096, 0, {4096}, {1}});
+  }
+  pickle.end_dict();
+  const std::string bytes = pickle.finish(), data(4096, 'x');
+  caffe2::serialize::PyTorchStreamWriter archive((dir.path() / "m.pt").string());
+  archive.writeRecord("data.pkl", bytes.data(), bytes.size());
+  archive.writeRecord("data/aa", data.data(), data.size());
+  archive.writeEndOfFile();
+  EXPECT_THAT(message_of<CheckpointError>([&] { read_torch_file(dir.path() / "m.pt"); }),
+              HasSubstr("it names more bytes than it has"));
+}
+
+TEST(TorchArchive, SaysWhatIsNoFileOfTorchSave) {
+  const TempDir dir;
+  EXPECT_THAT(refusal(dir.path(), "text"), HasSubstr("/bad.pt: it is no zip file, as torch.save() of torch 1.6"));
+  SmallFile file(dir.path());
+  EXPECT_THAT(refusal(dir.path(), file.bytes + "abc"), HasSubstr("/bad.pt: it is no zip file"));
+  std::string with_comment = file.bytes;
+  with_comment[with_comment.size() - 2] = 3;
+  EXPECT_THAT(refusal(dir.path(), with_comment), HasSubstr("/bad.pt: it is a zip file with a comment"));
+  file.bytes[file.bytes.rfind("PK\x06\x07") + 8 + 6] = 1;
+  EXPECT_THAT(refusal(dir.path(), file.bytes), HasSubstr("/bad.pt: its directory is outside of it"));
 }
 
 TEST(TorchArchive, RefusesAFileThatIsCutAnywhere) {
