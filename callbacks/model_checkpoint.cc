@@ -296,7 +296,7 @@ bool ModelCheckpoint::better(double a, double b) const {
   return options_.mode == "min" ? a < b : a > b;
 }
 
-// Without a monitor each checkpoint is, otherwise each one that was scored.
+// A checkpoint has a rank if it was scored, or if there is no monitor.
 bool ModelCheckpoint::is_ranked(const Saved& saved) const {
   return options_.monitor.empty() || !std::isnan(saved.score);
 }

@@ -15,8 +15,8 @@ struct OnExceptionCheckpointOptions {
   std::string filename = "on_exception";  // of the checkpoint; "-v1" and so on are appended where it is taken
 };
 
-// Saves when fit throws, with what the weights had learned by then, so that a run with ckpt_path = "last" goes on from
-// there; that run removes the checkpoint once it has a newer one. It begins with the batch that failed, or, where
+// Saves when fit throws, with what the weights had learned by then, so that a run with ckpt_path = "last" resumes from
+// there; that run removes the checkpoint when it has a newer one. It begins with the batch that failed, or, where
 // gradients are accumulated, with the first batch of that batch's window, whose metrics then count twice. Its random
 // numbers are not those of a run that did not fail. With several ranks nothing is saved: one of them has failed, and
 // they write together. Nothing is saved either where a signal ends the run and ModelCheckpoint saves. What the failed

@@ -108,7 +108,7 @@ void TrainEpochLoop::go_on(const Resumed& resumed) {
 
 void TrainEpochLoop::at_boundary() {
   if (!progress_.due)
-    context_.on_step_boundary();  // a validation that is still due comes first, in the run that goes on
+    context_.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();
   if (context_.ranks.world_size() == 1) bounds_.agree();  // of a signal since the step; ranks look once a step
   if (bounds_.signal() != 0) context_.interrupt(bounds_.signal());

@@ -9,6 +9,7 @@
 #include "callbacks/on_exception_checkpoint.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/remove_checkpoint.h"
 #include "core/error.h"
 #include "core/logging.h"
@@ -79,7 +80,8 @@ double Trainer::from_rank_zero(double value) {
 void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
   if (rank_ > 0 || !is_checkpoint(folder)) return;
-  if (names_origin_ && std::filesystem::equivalent(folder, resumed_from_, error)) return;  // for the same command again
+  if (names_origin_ && std::filesystem::equivalent(folder, resumed_from_, error))
+    return;  // the same command may come again
   try {
     fulgur::remove_checkpoint(folder);
   } catch (const CheckpointError& damaged) {  // by no fault of this run
@@ -96,7 +98,8 @@ CheckpointContent Trainer::checkpoint_content(bool weights_only) {
   return content;
 }
 
-// Once `last` points to a newer one to go on from, nobody needs what was saved only because a run ended.
+// Tells the callbacks. What was saved only because a run ended is removed when `last` points to a newer checkpoint that
+// a run can resume from.
 void Trainer::tell_of_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
   hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
   const bool is_last = std::ranges::count(options.links, "last") > 0 && !options.weights_only;
