@@ -11,6 +11,8 @@
 #include <array>
 #include <limits>
 
+#include "core/error.h"
+
 namespace fulgur {
 namespace {
 
@@ -101,10 +103,15 @@ void MetricLog::Scalar::save(State& state, const std::string& name) const {
 
 MetricLog::Scalar MetricLog::Scalar::saved(const State& state, const std::string& name) {
   const auto value = state.values().find(name);
-  if (value != state.values().end() && std::holds_alternative<at::Tensor>(value->second)) {
-    return {.device = std::get<at::Tensor>(value->second)};
+  const bool is_tensor = value != state.values().end() && std::holds_alternative<at::Tensor>(value->second);
+  if (!is_tensor) return {.host = state.get<double>(name)};
+  const auto& tensor = std::get<at::Tensor>(value->second);
+  if (tensor.numel() != 1) {
+    throw CheckpointError(fmt::format("'{}' is one number, but has {} elements here", name, tensor.numel()));
   }
-  return {.host = state.get<double>(name)};
+  // A checkpoint's tensors are on the CPU; as a number it goes to where the next value is.
+  if (tensor.is_cpu()) return {.host = tensor.item().toDouble()};
+  return {.device = tensor};
 }
 
 State MetricLog::Entry::state() const {
@@ -190,7 +197,7 @@ void MetricLog::load_state(const State& state) {
   const auto load = [&](const std::string& what, Metrics& metrics) {
     metrics.clear();
     const State saved = state.child(what);
-    for (const auto& [name, value] : saved.values()) metrics[name] = std::get<double>(value);
+    for (const auto& [name, value] : saved.values()) metrics[name] = saved.get<double>(name);
   };
   load("callback_metrics", callback_metrics_);
   load("progress_bar_metrics", progress_bar_metrics_);

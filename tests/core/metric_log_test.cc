@@ -371,5 +371,35 @@ TEST_F(MetricLogTest, OneLoadersValueMayBeLoggedInTwoHooks) {
   EXPECT_THAT(log.end_epoch(Stage::validate), ElementsAre(Pair("a", 2.0)));
 }
 
+// The meta device takes the place of an accelerator: what a checkpoint has on the CPU comes to it, not the other way.
+TEST_F(MetricLogTest, AfterAResumeValuesStayOnTheirDevice) {
+  State saved;
+  {
+    MetricLog before;
+    before.begin_epoch(Stage::train);
+    before.enter(Stage::train, kTrainingStep);
+    before.log("m", 2.0, {.on_epoch = true, .batch_size = 2});
+    saved = before.state();
+    for (const char* name : {"entries/0/reduced", "entries/0/step_sum"})
+      saved.set(name, torch::tensor(4.0, at::kDouble));
+  }
+  log.load_state(saved);
+  log.enter(Stage::train, kTrainingStep);
+  log.log("m", torch::empty({}, at::kMeta), {.on_epoch = true, .batch_size = 1});
+  EXPECT_TRUE(log.state().get<at::Tensor>("entries/0/reduced").is_meta());
+}
+
+TEST_F(MetricLogTest, WhatACheckpointHasOfTheWrongKindIsNamed) {
+  log.begin_epoch(Stage::train);
+  step(Stage::train, 2, 1.0);
+  const auto message = [&](const std::string& name, const State::Value& value) {
+    State changed = log.state();
+    changed.set(name, value);
+    return message_of<CheckpointError>([&] { MetricLog().load_state(changed); });
+  };
+  EXPECT_THAT(message("callback_metrics/loss", std::string("low")), HasSubstr("loss"));
+  EXPECT_THAT(message("entries/0/reduced", torch::zeros({2})), HasSubstr("reduced"));
+}
+
 }  // namespace
 }  // namespace fulgur
