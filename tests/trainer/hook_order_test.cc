@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -10,8 +11,12 @@
 #include <vector>
 
 #include "core/callback.h"
+#include "core/state.h"
+#include "data/data_module.h"
 #include "optim/lr_schedulers.h"
+#include "tests/testing/at_batch_end.h"
 #include "tests/testing/reporting_hooks.h"
+#include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "trainer/trainer.h"
 
@@ -23,8 +28,11 @@ using testing::tiny_loader;
 using Calls = std::vector<std::string>;
 
 struct RecordingModule : testing::ReportingModule {
-  explicit RecordingModule(Calls* calls)
-      : ReportingModule([calls](const std::string& hook) { calls->push_back("M." + hook); }) {}
+  explicit RecordingModule(Calls* given)
+      : ReportingModule([given](const std::string& hook) { given->push_back("M." + hook); }), calls(given) {}
+  Calls* calls;
+  void on_save_checkpoint(State&) override { reached("on_save_checkpoint"); }
+  void on_load_checkpoint(const State&) override { reached("on_load_checkpoint"); }
 };
 
 // What loggers are sent is not part of the order.
@@ -33,9 +41,58 @@ struct RecordingCallback : testing::ReportingCallback {
       : ReportingCallback([calls, name](const std::string& hook) {
           if (hook != "on_metrics") calls->push_back(name + "." + hook);
         }),
+        loaded(calls),
+        load(name + ".load_state"),
         last(runs_last) {}
   bool runs_last() const override { return last; }
+  State state() const override {
+    State state;
+    state.set("name", load);
+    return state;
+  }
+  void load_state(const State& state) override {
+    EXPECT_EQ(state.get<std::string>("name"), load);
+    loaded->push_back(load);
+  }
+  Calls* loaded;
+  std::string load;
   bool last;
+};
+
+// What a DataModule is asked, among the calls of the others.
+struct RecordingData : DataModule {
+  explicit RecordingData(Calls* calls) : calls_(calls) {}
+  void prepare_data() override { calls_->push_back("D.prepare_data"); }
+  void setup(EntryPoint) override { calls_->push_back("D.setup"); }
+  std::shared_ptr<Loader> train_dataloader() override { return loader("D.train_dataloader"); }
+  LoaderList val_dataloader() override { return loader("D.val_dataloader"); }
+  Batch on_before_batch_transfer(Batch batch) override {
+    calls_->push_back("D.on_before_batch_transfer");
+    return batch;
+  }
+  Batch on_after_batch_transfer(Batch batch) override {
+    calls_->push_back("D.on_after_batch_transfer");
+    return batch;
+  }
+  State state() const override {
+    calls_->push_back("D.state");
+    State state;
+    state.set("split", int64_t{7});
+    return state;
+  }
+  void load_state(const State& state) override {
+    EXPECT_EQ(state.get<int64_t>("split"), 7);
+    calls_->push_back("D.load_state");
+  }
+  void on_exception(const std::exception&) override { calls_->push_back("D.on_exception"); }
+  void teardown(EntryPoint) override { calls_->push_back("D.teardown"); }
+
+ private:
+  std::shared_ptr<Loader> loader(const char* hook) const {
+    calls_->push_back(hook);
+    return tiny_loader(8, 4);  // 2 batches
+  }
+  Calls* calls_;
 };
 
 // A list of calls. "X.hook" stands for that hook of every callback in order, then of the Module; "C.hook" for the
@@ -71,16 +128,24 @@ const Calls kEpochEnd{"A.on_train_epoch_end", "B.on_train_epoch_end", "M.on_trai
                       "last.on_train_epoch_end"};
 
 // Runs an entry point with three callbacks, one of which wants to be last but is listed first.
-template <class Body>
+// Callbacks that the options have already are not recorded.
+template <class M = RecordingModule, class Body>
 Calls record(TrainerOptions options, const Body& body) {
   Calls calls;
   options = testing::quiet(std::move(options));
-  options.callbacks = {std::make_shared<RecordingCallback>(&calls, "last", true),
-                       std::make_shared<RecordingCallback>(&calls, "A"),
-                       std::make_shared<RecordingCallback>(&calls, "B")};
+  options.callbacks.insert(options.callbacks.end(), {std::make_shared<RecordingCallback>(&calls, "last", true),
+                                                     std::make_shared<RecordingCallback>(&calls, "A"),
+                                                     std::make_shared<RecordingCallback>(&calls, "B")});
   Trainer trainer(std::move(options));
-  body(trainer, make_module<RecordingModule>(&calls));
+  body(trainer, make_module<M>(&calls));
   return calls;
+}
+
+Calls record_with_data(TrainerOptions options) {
+  return record(std::move(options), [](Trainer& trainer, const std::shared_ptr<RecordingModule>& module) {
+    RecordingData data(module->calls);
+    trainer.fit(module, data);
+  });
 }
 
 TEST(HookOrder, FitOfTwoEpochsWithSanityCheckAccumulationAndValidation) {
@@ -152,6 +217,75 @@ TEST(HookOrder, SchedulesMoveBeforeTheirBatchEndsAndPlateausAfterValidation) {
   EXPECT_THAT(moves({.scheduler = plateau, .interval = "step", .monitor = "train_loss"}),
               ElementsAreArray({"M.on_train_batch_end", "M.on_validation_model_train"}));
   EXPECT_THAT(moves({.scheduler = plateau, .monitor = "val_loss"}), ElementsAreArray({"M.on_train_epoch_end"}));
+}
+
+const Calls kFetchOfData{"D.on_before_batch_transfer", "M.on_before_batch_transfer", "M.transfer_batch_to_device",
+                         "D.on_after_batch_transfer", "M.on_after_batch_transfer"};
+const Calls kStepOfData = written({kFetchOfData,
+                                   {"X.on_train_batch_start", "M.training_step", "X.on_before_zero_grad"},
+                                   kForwardBackward,
+                                   kUpdate,
+                                   kBatchEnd});
+const Calls kSetupOfData{"M.configure_callbacks", "D.prepare_data", "M.prepare_data", "D.setup", "X.setup",
+                         "M.configure_model"};
+const Calls kTeardownOfData{"X.on_train_end", "X.on_fit_end", "D.teardown", "X.teardown"};
+
+// Its checkpoint is written behind the first of two batches.
+TEST(HookOrder, FitWithADataModuleThatSavesAndTheRunThatGoesOn) {
+  const testing::TempDir dir;
+  const auto saves = testing::at_batch_end([&](TrainerControl& trainer) {
+    if (trainer.state().batch_idx == 0) trainer.save_checkpoint(dir.path() / "saved");
+  });
+  const Calls first = record_with_data({.limit_val_batches = Batches(0), .callbacks = {saves}});
+  EXPECT_THAT(first, ElementsAreArray(written({kSetupOfData,
+                                               {"D.train_dataloader", "M.configure_optimizers", "X.on_fit_start",
+                                                "X.on_train_start", "X.on_train_epoch_start"},
+                                               kStepOfData,
+                                               {"M.on_save_checkpoint", "D.state"},
+                                               kStepOfData,
+                                               kEpochEnd,
+                                               kTeardownOfData})));
+  const Calls second =
+      record_with_data({.limit_val_batches = Batches(0), .ckpt_path = (dir.path() / "saved").string()});
+  EXPECT_THAT(
+      second,
+      ElementsAreArray(written({kSetupOfData,
+                                {"D.load_state", "D.train_dataloader", "M.configure_optimizers", "M.on_load_checkpoint",
+                                 "C.load_state", "X.on_fit_start", "X.on_train_start", "X.on_train_epoch_start"},
+                                kStepOfData,
+                                kEpochEnd,
+                                kTeardownOfData})));
+}
+
+TEST(HookOrder, ADataModuleIsAskedForTrainingAndThenForValidation) {
+  const Calls calls = record_with_data({.limit_train_batches = Batches(1), .limit_val_batches = Batches(1)});
+  const Calls asked{"D.train_dataloader", "D.val_dataloader", "M.configure_optimizers"};
+  EXPECT_NE(std::ranges::search(calls, asked).begin(), calls.end());
+}
+
+TEST(HookOrder, ManualOptimisation) {
+  struct Manual : RecordingModule {
+    explicit Manual(Calls* recorded) : RecordingModule(recorded) { automatic_optimization = false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      reached("training_step");
+      optimizer().zero_grad();
+      manual_backward(loss(batch));
+      optimizer().step();
+      reached("training_step ends");
+      return {};
+    }
+  };
+  const Calls calls = record<Manual>(
+      {}, [](Trainer& trainer, const auto& module) { trainer.fit(module, {.train = tiny_loader(4, 4)}); });
+  EXPECT_THAT(calls, ElementsAreArray(written(
+                         {kSetup,
+                          {"M.configure_optimizers", "X.on_fit_start", "X.on_train_start", "X.on_train_epoch_start"},
+                          kFirstOfWindow,
+                          kUpdate,
+                          {"M.training_step ends"},
+                          kBatchEnd,
+                          kEpochEnd,
+                          {"X.on_train_end", "X.on_fit_end", "X.teardown"}})));
 }
 
 TEST(HookOrder, Validate) {

@@ -93,14 +93,23 @@ TEST(Trainer, ValidatesEveryNEpochs) {
 
 TEST(Trainer, EvaluationHasNoGradientsAndRestoresModes) {
   struct Modes : TinyModule {
+    int64_t validated = 0, epochs = 0;
     void on_train_epoch_start() override { hidden->eval(); }  // a part that the user froze in eval mode
     void validation_step(const Batch& batch, int64_t) override {
+      ++validated;
       EXPECT_FALSE(is_training() || hidden->is_training() || out->is_training());
       EXPECT_FALSE(loss(batch).requires_grad());
     }
-    void on_train_epoch_end() override { EXPECT_TRUE(is_training() && !hidden->is_training() && out->is_training()); }
+    void on_train_epoch_end() override {
+      ++epochs;
+      EXPECT_TRUE(is_training() && !hidden->is_training() && out->is_training());
+    }
   };
-  Trainer(quiet({.max_epochs = 2})).fit(make_module<Modes>(), {.train = tiny_loader(), .val = tiny_loader()});
+  const auto module = make_module<Modes>();
+  Trainer(quiet({.max_epochs = 2, .num_sanity_val_steps = 1}))
+      .fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_EQ(module->validated, 1 + 2 * 5);
+  EXPECT_EQ(module->epochs, 2);
 }
 
 TEST(Trainer, TestReturnsTheMeanOverSamples) {
