@@ -1,13 +1,11 @@
 #include "trainer/trainer.h"
 
 #include <ATen/Parallel.h>
-#include <c10/core/GradMode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <csignal>
-#include <map>
 #include <stdexcept>
 #include <system_error>
 #include <typeinfo>
@@ -16,7 +14,6 @@
 #include "checkpoint/load_weights.h"
 #include "core/error.h"
 #include "core/logging.h"
-#include "core/module_state.h"
 #include "core/seed.h"
 #include "distributed/exchange.h"
 #include "distributed/thread_world.h"
@@ -96,23 +93,6 @@ Metrics evaluate(LoopContext& context, Stage stage, EvaluationLoaders loaders) {
   EvaluationLoop loop(context, stage, std::move(loaders));
   return loop.empty() ? Metrics{} : loop.run();
 }
-
-// Gives the module its parameters and buffers back when fit is over.
-class WeightsRestored final : public Callback {
- public:
-  void on_fit_start(TrainerControl& trainer) override {
-    for (const auto& [name, tensor] : named_state(trainer.module()))
-      before_[name] = tensor.detach().to(c10::kCPU).clone();
-  }
-  void teardown(TrainerControl& trainer, EntryPoint) override {
-    if (before_.empty()) return;
-    const c10::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : named_state(trainer.module())) at::Tensor(tensor).copy_(before_.at(name));
-  }
-
- private:
-  std::map<std::string, at::Tensor> before_;
-};
 
 // One that came when no step was left to look for it. Every rank has the same.
 int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
@@ -281,7 +261,7 @@ void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::share
                         int64_t num_steps) {
   const RandomStateRestored random_state;
   TrainerOptions options = options_;
-  options.callbacks = {std::make_shared<WeightsRestored>(), std::move(callback)};
+  options.callbacks = {std::move(callback)};
   options.max_epochs = -1;
   options.max_steps = num_steps;
   options.min_epochs = options.min_steps = 0;
@@ -477,6 +457,7 @@ void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
   hooks_.within(hooks::setup, [&] { data.setup(state_.entry_point); });
   hooks_(hooks::setup, state_.entry_point);
   hooks_.within(hooks::configure_model, [&] { module.configure_model(); });
+  if (is_trial_) restored_.emplace(module);
   if (!is_trial_) open_checkpoint(ckpt_path, data);
   if (!is_trial_ && !std::exchange(told_slow_, true)) precision_.warn_if_slow_on(own_devices_.front().type());
   if (options_.sync_batchnorm) check_sync_batch_norm(module);

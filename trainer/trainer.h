@@ -26,6 +26,7 @@
 #include "trainer/fit_state.h"
 #include "trainer/hook_caller.h"
 #include "trainer/loop_context.h"
+#include "trainer/module_restored.h"
 #include "trainer/trainer_options.h"
 #include "trainer/tuner.h"
 
@@ -74,9 +75,9 @@ class Trainer final : private TrainerControl {
 
   // Trains for a few steps, each with a larger learning rate than the one before, and says how the loss took it:
   //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
-  // Learning-rate schedules and all callbacks are left out. The module's parameters and buffers and the random
-  // generators are afterwards as they were; what the module's hooks do elsewhere stays done. In fast_dev_run it warns
-  // and tries nothing. Errors: those of fit; UsageError for options.
+  // Learning-rate schedules and all callbacks are left out. The module's parameters, buffers and gradients and the
+  // random generators are afterwards as they were; what the module's hooks do elsewhere stays done. In fast_dev_run it
+  // warns and tries nothing. Errors: those of fit; UsageError for options.
   LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 
@@ -186,6 +187,7 @@ class Trainer final : private TrainerControl {
   bool told_slow_ = false;                  // of the precision
   bool told_no_shard_ = false;              // of a loader that cannot be shared out
   bool is_trial_ = false;                   // of find_*: without schedules and the module's callbacks
+  std::optional<ModuleRestored> restored_;  // puts the module back when a trial goes
   std::filesystem::path run_dir_;
 };
 

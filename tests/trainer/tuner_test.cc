@@ -1,11 +1,13 @@
 #include "trainer/tuner.h"
 
+#include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <cmath>
 #include <new>
+#include <vector>
 
 #include "core/error.h"
 #include "core/module_state.h"
@@ -65,6 +67,51 @@ TEST(FindLearningRate, TriesRatesAndLeavesEverythingAsItWas) {
     average = 0.98 * average + 0.02 * module->train_losses[i];
     EXPECT_NEAR(curve.losses[i], average / (1.0 - std::pow(0.98, i + 1)), 1e-9);
   }
+}
+
+// Weights that have no exact form in 16 bits, and a gradient that the program has computed.
+TEST(Tuner, LeavesWeightsAndGradientsInEveryPrecisionAndOnTheHost) {
+  for (const char* strategy : {"single_device", "zero_offload"}) {
+    for (const char* precision : {"32", "64", "bf16-true", "16-true"}) {
+      SCOPED_TRACE(c10::str(strategy, " ", precision));
+      const auto module = make_module<TinyModule>();
+      const auto before = copy_of(*module);
+      module->out->bias.mutable_grad() = torch::full({1}, 0.1);
+      const auto expect_unchanged = [&] {
+        expect_same(copy_of(*module), before);
+        for (const at::Tensor& parameter : module->parameters()) {
+          EXPECT_EQ(parameter.grad().defined(), parameter.is_same(module->out->bias));
+        }
+        EXPECT_TRUE(module->out->bias.grad().equal(torch::full({1}, 0.1)));
+      };
+      Trainer trainer(quiet({.strategy = strategy, .precision = precision}));
+      const auto curve = trainer.find_learning_rate(module, {.train = tiny_loader()}, {.num_steps = 5});
+      EXPECT_EQ(curve.lrs.size(), 5U);
+      expect_unchanged();
+      const auto loaders_of = [](int64_t size) { return Loaders{.train = tiny_loader(40, size)}; };
+      EXPECT_EQ(trainer.find_batch_size(module, loaders_of, {.max_size = 8}), 8);
+      expect_unchanged();
+    }
+  }
+}
+
+// What configure_model builds stays, as it was built.
+TEST(Tuner, LeavesWhatConfigureModelBuilds) {
+  struct Late : TinyModule {
+    torch::nn::Linear late{nullptr};
+    at::Tensor built;
+    void configure_model() override {
+      if (late) return;
+      late = register_module("late", torch::nn::Linear(4, 4));
+      built = late->weight.detach().clone();
+    }
+    at::Tensor training_step(const Batch& batch, int64_t i) override {
+      return TinyModule::training_step({{"x", late->forward(batch["x"])}, {"y", batch["y"]}}, i);
+    }
+  };
+  const auto module = make_module<Late>();
+  Trainer(quiet({.precision = "bf16-true"})).find_learning_rate(module, {.train = tiny_loader()}, {.num_steps = 3});
+  EXPECT_TRUE(module->late->weight.equal(module->built));
 }
 
 TEST(FindLearningRate, AccumulatedStepsHaveTheMeanLoss) {

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+
+#include "core/module.h"
+
+namespace fulgur {
+
+// Keeps a copy of a module's parameters, buffers and gradients, and puts them back at the end of its life. The module
+// is borrowed.
+class ModuleRestored {
+ public:
+  explicit ModuleRestored(Module& module);
+  ~ModuleRestored();
+  ModuleRestored(const ModuleRestored&) = delete;
+  ModuleRestored& operator=(const ModuleRestored&) = delete;
+
+ private:
+  Module& module_;
+  std::map<std::string, at::Tensor> state_, gradients_;  // by name
+};
+
+}  // namespace fulgur
