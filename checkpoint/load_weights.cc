@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "core/error.h"
 #include "core/logging.h"
 #include "core/module_state.h"
+#include "core/type_name.h"
 
 namespace fulgur {
 namespace {
@@ -47,6 +49,7 @@ std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names_in(co
 
 void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::string_view source, bool strict) {
   const c10::NoGradGuard no_grad;
+  const std::string type = type_name(typeid(module));
   std::map<std::string, at::Tensor> unused(weights.begin(), weights.end());
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   std::vector<std::string> missing;
@@ -63,12 +66,11 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
     }
     if (saved.sizes() != tensor.sizes()) {
       throw CheckpointError(fmt::format("{}: '{}' has shape {}, but that of {} has shape {}", source, first_name,
-                                        fmt::join(saved.sizes(), "x"), module.name(), fmt::join(tensor.sizes(), "x")));
+                                        fmt::join(saved.sizes(), "x"), type, fmt::join(tensor.sizes(), "x")));
     }
     if (!converts(saved, tensor)) {
       throw CheckpointError(fmt::format("{}: '{}' has dtype {}, but that of {} has dtype {}", source, first_name,
-                                        c10::toString(saved.scalar_type()), module.name(),
-                                        c10::toString(tensor.scalar_type())));
+                                        c10::toString(saved.scalar_type()), type, c10::toString(tensor.scalar_type())));
     }
     copies.emplace_back(tensor, saved);
   }
@@ -77,10 +79,11 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
   if (!unused.empty()) {
     std::vector<std::string> unexpected;
     for (const auto& [name, tensor] : unused) unexpected.push_back(name);
-    what += fmt::format("; it has {}, which {} has not", listed(std::move(unexpected)), module.name());
+    what += fmt::format("; it has {}, which {} has not", listed(std::move(unexpected)), type);
   }
-  const std::string message = fmt::format("{} is not of this {}{}", source, module.name(), what);
-  if (!what.empty() && strict) throw CheckpointError(message + "; without `strict` what there is is loaded");
+  const std::string message = fmt::format("{} is not of this {}{}", source, type, what);
+  if (!what.empty() && strict)
+    throw CheckpointError(message + "; to load what there is, set ckpt_strict (of load_weights: strict) to false");
   if (!what.empty()) log_warning("{}", message);
   for (auto& [tensor, saved] : copies) tensor.copy_(saved);
 }

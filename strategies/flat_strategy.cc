@@ -534,9 +534,9 @@ void FlatStrategy::gather_gradients(size_t index) {
   are_gathered_[index] = true;
   if (std::exchange(told_gathered_, true)) return;
   log_warning(
-      "a hook looks at the gradients before each step, so that every rank gathers {:.1f} MB of them, which {} "
+      "a hook looks at the gradients before each step, so that every rank gathers all of them ({} bytes), which {} "
       "otherwise never holds",
-      static_cast<double>(num_bytes) / 1e6, name());
+      num_bytes, name());
 }
 
 // What the hook has made of them.

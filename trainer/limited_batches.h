@@ -26,6 +26,7 @@ class LimitedBatches {
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together, const Behind& behind)
       : loader_(loader),
+        limit_(limit),
         left_(limit),
         looks_ahead_(together != nullptr || !limit || !loader.num_batches() ||
                      behind.samples != behind.batches * loader.batch_size()),
@@ -40,12 +41,14 @@ class LimitedBatches {
 
   bool empty() const { return looks_ahead_ ? !next_ : *left_ <= 0; }
 
-  // Only if it is not empty. Throws SetupError if the loader has fewer batches than it said.
+  // Only if it is not empty. Throws SetupError if the loader has fewer batches than it promised.
   Batch take() {
     if (!looks_ahead_) fetch();
     if (!next_) {
-      throw SetupError(c10::str("a loader ended ", *left_ + 1, " batches before the end that its num_batches() tells; ",
-                                "can it be read only once? If the number is not known, return std::nullopt"));
+      const int64_t given = *limit_ - (*left_ + 1);
+      throw SetupError(c10::str("the loader promised ", loader_.num_batches().value_or(*limit_),
+                                " batches (num_batches()) and gave ", given,
+                                "; can it be read only once? If the number is not known, return std::nullopt"));
     }
     Batch batch = *std::exchange(next_, std::nullopt);
     if (looks_ahead_) fetch();
@@ -60,6 +63,7 @@ class LimitedBatches {
   }
 
   Loader& loader_;
+  const std::optional<int64_t> limit_;
   std::optional<int64_t> left_;
   const bool looks_ahead_;
   Ranks* together_;

@@ -32,6 +32,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
@@ -540,6 +541,17 @@ void run_failing_ranks(int64_t world_size, const std::function<void(World&)>& bo
   };
   EXPECT_THROW(run_ranks(world_size, counted), DistributedError);
   EXPECT_EQ(ended, world_size);
+}
+
+TEST(RanksThatShard, SayHowManyBytesAHookMakesThemGather) {
+  struct Looks : TinyModule {
+    void on_before_optimizer_step(Optimizer&) override {}
+  };
+  ::testing::internal::CaptureStderr();
+  run_ranks(2, [](World& world) {
+    Trainer(ddp(world, {.strategy = "ddp_sharded"})).fit(seeded<Looks>(), {.train = testing::tiny_loader(8, 2)});
+  });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ContainsRegex("gathers all of them \\([1-9][0-9]+ bytes\\)"));
 }
 
 TEST(RanksThatFail, AnExceptionOnOneRankEndsAll) {
