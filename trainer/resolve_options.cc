@@ -102,6 +102,13 @@ void add_default(TrainerOptions& options, std::optional<bool>& option_value, std
 
 void add_default_callbacks(TrainerOptions& options) {
   add_default<ModelSummary>(options, options.enable_model_summary, "enable_model_summary", "ModelSummary");
+  const auto is_progress_bar = [](const auto& callback) {
+    return dynamic_cast<ProgressBar*>(callback.get()) != nullptr;
+  };
+  if (std::ranges::count_if(options.callbacks, is_progress_bar) > 1) {
+    throw UsageError(
+        "Trainer: callbacks has two ProgressBars, which would draw over each other; leave one of them out");
+  }
   add_default<ProgressBar>(options, options.enable_progress_bar, "enable_progress_bar", "ProgressBar");
   add_default<EvaluationTable>(options, options.enable_progress_bar, "enable_progress_bar", "EvaluationTable");
   add_default<CSVLogger>(options, options.logger, "logger", "CSVLogger");
