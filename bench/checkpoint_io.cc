@@ -23,6 +23,7 @@
 #include "bench/side_by_side.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/file_system.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "core/module_state.h"
@@ -83,17 +84,17 @@ void write_raw(const fs::path& path, const std::vector<NamedTensors>& files) {
 }
 
 void write_checkpoint(const fs::path& folder, const std::vector<NamedTensors>& files) {
-  create_folder_atomically(folder, [&](const fs::path& temporary) {
-    Manifest manifest;
-    for (size_t i = 0; i < files.size(); ++i) {
-      const std::string name = fmt::format("{}.safetensors", i);
-      FileWriter file(temporary / name);
-      write_safetensors(file, files[i]);
-      const FileDigest digest = file.sync_and_close();
-      manifest.files.push_back({name, digest.num_bytes, digest.xxh3});
-    }
-    write_manifest(temporary, manifest);
-  });
+  TemporaryFolder temporary(folder);
+  Manifest manifest;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const std::string name = fmt::format("{}.safetensors", i);
+    FileWriter file(temporary.path() / name);
+    write_safetensors(file, files[i]);
+    const FileDigest digest = file.sync_and_close();
+    manifest.files.push_back({name, digest.num_bytes, digest.xxh3});
+  }
+  write_manifest(temporary.path(), manifest);
+  temporary.commit();
 }
 
 void compare_writing(const fs::path& folder, const std::string& title, const std::vector<NamedTensors>& files) {
@@ -145,9 +146,8 @@ void compare_reading(const fs::path& folder) {
                            {"mapped, copied", [&] { copy_into(*loaded, SafetensorsFile(path)); }},
                            {"hash checked, mapped, copied",
                             [&] {
-                              const SafetensorsFile file(path);
-                              check(file.digest() == digest, "digest");
-                              copy_into(*loaded, file);
+                              check(digest_of(path) == digest, "digest");
+                              copy_into(*loaded, SafetensorsFile(path));
                             }},
                            {"mapped, pages touched", [&] { sum += touch_pages(SafetensorsFile(path)); }}},
                           kRounds);

@@ -185,12 +185,6 @@ FileDigest TemporaryFile::commit() {
   return digest;
 }
 
-void create_folder_atomically(const fs::path& folder, const std::function<void(const fs::path&)>& fill) {
-  TemporaryFolder temporary(folder);
-  fill(temporary.path());
-  temporary.commit();
-}
-
 void replace_file_atomically(const fs::path& path, const std::function<void(FileWriter&)>& fill) {
   const fs::path target = absolute_target(path);
   if (!fs::exists(target.parent_path())) throw_system_error("write", path, ENOENT);

@@ -58,10 +58,6 @@ class TemporaryFolder {
   TemporaryName name_;
 };
 
-// TemporaryFolder for one writer: `fill` writes into `temporary`.
-void create_folder_atomically(const std::filesystem::path& folder,
-                              const std::function<void(const std::filesystem::path& temporary)>& fill);
-
 // TemporaryFolder for a file, in a folder that is there.
 class TemporaryFile {
  public:

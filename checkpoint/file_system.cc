@@ -143,10 +143,6 @@ FileDigest digest_of(const fs::path& path, const std::function<void(int64_t)>& o
   return {num_bytes, hash.value()};
 }
 
-FileDigest digest_of_bytes(std::string_view bytes) {
-  return {static_cast<int64_t>(bytes.size()), XXH3_64bits(bytes.data(), bytes.size())};
-}
-
 std::string read_text_file(const fs::path& path, int64_t max_bytes) {
   const Descriptor file(path, O_RDONLY);
   struct stat status{};

@@ -49,7 +49,6 @@ FileDigest write_file(const std::filesystem::path& path, std::string_view bytes)
 
 // Reads the whole file, and tells `on_read` how many of its bytes it has read so far.
 FileDigest digest_of(const std::filesystem::path& path, const std::function<void(int64_t)>& on_read = {});
-FileDigest digest_of_bytes(std::string_view bytes);  // of a file that has these
 
 // The whole file; one above `max_bytes` is refused before there is room made for it.
 std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes);

@@ -182,20 +182,14 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 
 at::Tensor SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsEntry& found = entry(name);
-  return view(found, found.begin, found.shape);
-}
-
-at::Tensor SafetensorsFile::elements(std::string_view name, int64_t begin, int64_t end) const {
-  const SafetensorsEntry& found = entry(name);
-  if (begin < 0 || begin > end || end > found.numel()) {
-    fail(name, fmt::format("has {} elements, not [{}, {})", found.numel(), begin, end));
+  const at::ScalarType dtype = *dtype_of(found.dtype);
+  char* const data = mapping_->bytes().data() + header_.data_begin + found.begin;
+  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(dtype) == 0) {
+    return at::from_blob(data, found.shape, [mapping = mapping_](void*) {}, dtype);
   }
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(*dtype_of(found.dtype)));
-  return view(found, found.begin + begin * element_bytes, {end - begin});
-}
-
-FileDigest SafetensorsFile::digest() const {
-  return digest_of_bytes({mapping_->bytes().data(), mapping_->bytes().size()});
+  at::Tensor copy = at::empty(found.shape, dtype);
+  std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
+  return copy;
 }
 
 const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {
@@ -203,17 +197,6 @@ const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {
   if (found == nullptr) fail(name, "is not there");
   if (dtype_of(found->dtype) == nullptr) fail(name, fmt::format("has dtype {}, which is not supported", found->dtype));
   return *found;
-}
-
-at::Tensor SafetensorsFile::view(const SafetensorsEntry& entry, int64_t first_byte, c10::IntArrayRef shape) const {
-  const at::ScalarType dtype = *dtype_of(entry.dtype);
-  char* const data = mapping_->bytes().data() + header_.data_begin + first_byte;
-  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(dtype) == 0) {
-    return at::from_blob(data, shape, [mapping = mapping_](void*) {}, dtype);
-  }
-  at::Tensor copy = at::empty(shape, dtype);
-  std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
-  return copy;
 }
 
 void SafetensorsFile::fail(std::string_view name, std::string_view reason) const {

@@ -49,18 +49,10 @@ class SafetensorsFile {
   // Writing to it never changes the file. Throws if there is none of that name, or its dtype is unknown.
   at::Tensor tensor(std::string_view name) const;
 
-  // Elements [begin, end) of the tensor as it lies in the file, row by row: 1-d, otherwise as tensor().
-  at::Tensor elements(std::string_view name, int64_t begin, int64_t end) const;
-
-  // Of the whole file, as it is mapped: reads all of it, twice as fast as digest_of(), which copies. A tensor that was
-  // written to changes it.
-  FileDigest digest() const;
-
  private:
   class Mapping;
 
   const SafetensorsEntry& entry(std::string_view name) const;
-  at::Tensor view(const SafetensorsEntry& entry, int64_t first_byte, c10::IntArrayRef shape) const;
   [[noreturn]] void fail(std::string_view name, std::string_view reason) const;
 
   std::filesystem::path path_;

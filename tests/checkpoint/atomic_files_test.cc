@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,6 +36,13 @@ auto writes(const std::string& text) {
   return [text](FileWriter& file) { file.write(text.data(), text.size()); };
 }
 
+// `fill` writes into `temporary`.
+void create_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill) {
+  TemporaryFolder temporary(folder);
+  fill(temporary.path());
+  temporary.commit();
+}
+
 // In a child process: makes a temporary folder with a file in it, and is killed.
 void be_killed_while_filling(const fs::path& target) {
   EXPECT_EXIT(
@@ -46,61 +54,59 @@ void be_killed_while_filling(const fs::path& target) {
       KilledBySignal(SIGKILL), "");
 }
 
-TEST(CreateFolderAtomically, AppearsUnderItsNameWithParents) {
+TEST(TemporaryFolder, AppearsUnderItsNameWithParents) {
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a/b", [](const fs::path& temporary) { write_file(temporary / "f", "text"); });
+  create_folder(dir.path() / "a/b", [](const fs::path& temporary) { write_file(temporary / "f", "text"); });
   EXPECT_EQ(testing::read_file(dir.path() / "a/b/f"), "text");
   EXPECT_THAT(names_in(dir.path() / "a"), ElementsAre("b"));
   EXPECT_THAT(names_in(dir.path() / "a/b"), ElementsAre("f"));
 }
 
-TEST(CreateFolderAtomically, TakesANameWithASlashAtTheEnd) {
+TEST(TemporaryFolder, TakesANameWithASlashAtTheEnd) {
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a/", [](const fs::path& temporary) { write_file(temporary / "f", "text"); });
+  create_folder(dir.path() / "a/", [](const fs::path& temporary) { write_file(temporary / "f", "text"); });
   EXPECT_EQ(testing::read_file(dir.path() / "a/f"), "text");
 }
 
-TEST(CreateFolderAtomically, IsNotThereWhileItIsFilled) {
+TEST(TemporaryFolder, IsNotThereWhileItIsFilled) {
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a", [&](const fs::path& temporary) {
+  create_folder(dir.path() / "a", [&](const fs::path& temporary) {
     write_file(temporary / "f", "text");
     EXPECT_FALSE(fs::exists(dir.path() / "a"));
   });
 }
 
-TEST(CreateFolderAtomically, LeavesNothingBehindAFailure) {
+TEST(TemporaryFolder, LeavesNothingBehindAFailure) {
   const TempDir dir;
-  EXPECT_THROW(create_folder_atomically(dir.path() / "a",
-                                        [](const fs::path& temporary) {
-                                          write_file(temporary / "f", "half");
-                                          throw std::runtime_error("disk full");
-                                        }),
+  EXPECT_THROW(create_folder(dir.path() / "a",
+                             [](const fs::path& temporary) {
+                               write_file(temporary / "f", "half");
+                               throw std::runtime_error("disk full");
+                             }),
                std::runtime_error);
   EXPECT_THAT(names_in(dir.path()), IsEmpty());
 }
 
-TEST(CreateFolderAtomically, RefusesAFolderThatExists) {
+TEST(TemporaryFolder, RefusesAFolderThatExists) {
   const TempDir dir;
   fs::create_directory(dir.path() / "a");
-  EXPECT_THAT(message_of<CheckpointError>([&] { create_folder_atomically(dir.path() / "a", [](const fs::path&) {}); }),
+  EXPECT_THAT(message_of<CheckpointError>([&] { create_folder(dir.path() / "a", [](const fs::path&) {}); }),
               HasSubstr("File exists"));
 }
 
-TEST(CreateFolderAtomically, ReplacesNothingThatAppearsMeanwhile) {
+TEST(TemporaryFolder, ReplacesNothingThatAppearsMeanwhile) {
   const TempDir dir;
   EXPECT_THAT(message_of<CheckpointError>([&] {
-                create_folder_atomically(dir.path() / "a",
-                                         [&](const fs::path&) { fs::create_directory(dir.path() / "a"); });
+                create_folder(dir.path() / "a", [&](const fs::path&) { fs::create_directory(dir.path() / "a"); });
               }),
               HasSubstr("/a': File exists"));
   EXPECT_THAT(names_in(dir.path()), ElementsAre("a"));
 }
 
-TEST(CreateFolderAtomically, SaysThatItsFolderHasVanished) {
+TEST(TemporaryFolder, SaysThatItsFolderHasVanished) {
   const TempDir dir;
   EXPECT_THAT(message_of<CheckpointError>([&] {
-                create_folder_atomically(dir.path() / "a/b",
-                                         [&](const fs::path&) { fs::remove_all(dir.path() / "a"); });
+                create_folder(dir.path() / "a/b", [&](const fs::path&) { fs::remove_all(dir.path() / "a"); });
               }),
               HasSubstr("No such file or directory"));
   EXPECT_THAT(names_in(dir.path()), IsEmpty());
@@ -117,7 +123,7 @@ TEST(RemoveTemporaryFolders, ClearsAwayWhatAKilledSaveHasLeft) {
 TEST(RemoveTemporaryFolders, IsDoneByTheNextSave) {
   const TempDir dir;
   be_killed_while_filling(dir.path() / "a");
-  create_folder_atomically(dir.path() / "b", [](const fs::path&) {});
+  create_folder(dir.path() / "b", [](const fs::path&) {});
   EXPECT_THAT(names_in(dir.path()), ElementsAre("b"));
   be_killed_while_filling(dir.path() / "a");
   TemporaryFile(dir.path() / "c").commit();
@@ -138,7 +144,7 @@ TEST(TemporaryFile, IsThereOnceItIsWholeAndReplacesNothing) {
 
 TEST(RemoveTemporaryFolders, LeavesASaveThatIsUnderWay) {
   const TempDir dir;
-  create_folder_atomically(dir.path() / "a", [&](const fs::path& temporary) {
+  create_folder(dir.path() / "a", [&](const fs::path& temporary) {
     remove_temporary_folders(dir.path());
     write_file(temporary / "f", "text");
   });
