@@ -9,13 +9,12 @@
 #include <utility>
 
 #include "checkpoint/layout.h"
+#include "checkpoint/limits.h"
 #include "checkpoint/state_json.h"
 #include "core/error.h"
 
 namespace fulgur {
 namespace {
-
-constexpr int64_t kMaxStateBytes = int64_t{256} << 20;
 
 std::string range_key(std::string_view parameter, int64_t begin, int64_t end) {
   return fmt::format("{}[{}:{}]", parameter, begin, end);
@@ -31,7 +30,7 @@ CheckpointReader::CheckpointReader(std::filesystem::path folder, VerifyOptions v
   }
   for (auto& [parameter, parts] : parts_) std::ranges::sort(parts, {}, &Part::begin);
   check(layout::kRunState);
-  run_ = state_from_json(read_text_file(folder_ / layout::kRunState, kMaxStateBytes), layout::kRunState,
+  run_ = state_from_json(read_text_file(folder_ / layout::kRunState, limits::kRunStateBytes), layout::kRunState,
                          [&](const std::string& name) { return file(layout::kRunTensors).tensor(name); });
 }
 

@@ -12,6 +12,7 @@
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/layout.h"
+#include "checkpoint/limits.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/state_json.h"
 #include "core/error.h"
@@ -76,8 +77,9 @@ std::vector<Manifest::File> write_shared_files(const fs::path& folder, const Che
   std::vector<Manifest::File> files;
   files.push_back(write_tensors(folder, layout::kWeights, content.weights, {{"format", "pt"}}));
   NamedTensors tensors;
+  const std::string state = state_to_json(content.run, tensors);
   files.push_back(
-      described(layout::kRunState, write_file(folder / layout::kRunState, state_to_json(content.run, tensors))));
+      described(layout::kRunState, write_text_file(folder / layout::kRunState, state, limits::kRunStateBytes)));
   if (!tensors.empty()) files.push_back(write_tensors(folder, layout::kRunTensors, tensors, {}));
   return files;
 }

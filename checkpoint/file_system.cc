@@ -25,6 +25,8 @@ constexpr size_t kChunkBytes = 256 << 10;
 // So much is written before the disk is told to begin with it, instead of with all at the end.
 constexpr int64_t kWriteBackBytes = 4 << 20;
 
+constexpr int kReadOnly = O_RDONLY | O_NONBLOCK;  // a pipe that nobody writes into is opened at once
+
 // An open file, closed at the end of the scope.
 class Descriptor {
  public:
@@ -59,6 +61,12 @@ class Hash {
  private:
   XXH3_state_t state_;
 };
+
+void check_size(const fs::path& path, int64_t num_bytes, int64_t max_bytes) {
+  if (num_bytes <= max_bytes) return;
+  throw CheckpointError(
+      fmt::format("'{}' has {} bytes; such a file has at most {}", path.string(), num_bytes, max_bytes));
+}
 
 }  // namespace
 
@@ -130,8 +138,13 @@ FileDigest write_file(const fs::path& path, std::string_view bytes) {
   return file.sync_and_close();
 }
 
+FileDigest write_text_file(const fs::path& path, std::string_view text, int64_t max_bytes) {
+  check_size(path, static_cast<int64_t>(text.size()), max_bytes);
+  return write_file(path, text);
+}
+
 FileDigest digest_of(const fs::path& path, const std::function<void(int64_t)>& on_read) {
-  const Descriptor file(path, O_RDONLY);
+  const Descriptor file(path, kReadOnly);
   const auto buffer = std::make_unique<char[]>(kChunkBytes);
   Hash hash;
   int64_t num_bytes = 0;
@@ -144,14 +157,11 @@ FileDigest digest_of(const fs::path& path, const std::function<void(int64_t)>& o
 }
 
 std::string read_text_file(const fs::path& path, int64_t max_bytes) {
-  const Descriptor file(path, O_RDONLY);
+  const Descriptor file(path, kReadOnly);
   struct stat status{};
   if (::fstat(file.number(), &status) != 0) throw_system_error("look at", path, errno);
   if (!S_ISREG(status.st_mode)) throw CheckpointError(fmt::format("'{}' is not a file", path.string()));
-  if (status.st_size > max_bytes) {
-    throw CheckpointError(fmt::format("'{}' has {} bytes; such a file has at most {}", path.string(),
-                                      static_cast<int64_t>(status.st_size), max_bytes));
-  }
+  check_size(path, status.st_size, max_bytes);
   std::string text(static_cast<size_t>(status.st_size), '\0');
   size_t filled = 0;
   while (filled < text.size()) {

@@ -47,10 +47,13 @@ class FileWriter {
 // A new file with these bytes, synced. The folder that it is in is not.
 FileDigest write_file(const std::filesystem::path& path, std::string_view bytes);
 
+// The same of at most `max_bytes`: what read_text_file() of that limit takes.
+FileDigest write_text_file(const std::filesystem::path& path, std::string_view text, int64_t max_bytes);
+
 // Reads the whole file, and tells `on_read` how many of its bytes it has read so far.
 FileDigest digest_of(const std::filesystem::path& path, const std::function<void(int64_t)>& on_read = {});
 
-// The whole file; one above `max_bytes` is refused before there is room made for it.
+// The whole file; one above `max_bytes` is refused before there is room made for it, and what is no file at once.
 std::string read_text_file(const std::filesystem::path& path, int64_t max_bytes);
 
 // And its parents, so that what is new survives a power cut; fine if it is there.

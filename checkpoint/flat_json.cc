@@ -69,7 +69,7 @@ FlatValue special_value(std::string_view kind, const std::string& text) {
 
 class FlatReader : public JsonEvents {
  public:
-  explicit FlatReader(FlatValues& values) : values_(values) {}
+  FlatReader(FlatValues& values, int64_t max_values) : values_(values), max_values_(max_values) {}
 
   bool boolean(bool value) override { return add(value); }
   bool number_integer(number_integer_t value) override { return add(int64_t{value}); }
@@ -100,6 +100,9 @@ class FlatReader : public JsonEvents {
     } else if (place_ == Place::kName) {
       name_ = name;
       if (values_.contains(name)) return unexpected("a second value");
+      if (static_cast<int64_t>(values_.size()) == max_values_) {
+        throw BadJson(fmt::format("more than {} values", max_values_));
+      }
       place_ = Place::kValue;
     } else {
       return unexpected("the name " + quote(name));
@@ -127,6 +130,7 @@ class FlatReader : public JsonEvents {
   }
 
   FlatValues& values_;
+  int64_t max_values_;
   Place place_ = Place::kStart;
   std::string name_;
   std::string kind_;  // of the special value that is open
@@ -134,7 +138,12 @@ class FlatReader : public JsonEvents {
 
 }  // namespace
 
-std::string to_flat_json(const FlatValues& values) try {
+std::string to_flat_json(const FlatValues& values, int64_t max_values) try {
+  if (static_cast<int64_t>(values.size()) > max_values) {
+    throw CheckpointError(
+        fmt::format("the state has {} values; a checkpoint can hold {}: put many numbers into a tensor", values.size(),
+                    max_values));
+  }
   std::string text = "{";
   for (const auto& [name, value] : values) {
     text += text.size() == 1 ? "\n  " : ",\n  ";
@@ -145,9 +154,9 @@ std::string to_flat_json(const FlatValues& values) try {
   throw CheckpointError(fmt::format("a name in the state is not UTF-8: {}", error.what()));
 }
 
-FlatValues parse_flat_json(std::string_view text, std::string_view file) {
+FlatValues parse_flat_json(std::string_view text, std::string_view file, int64_t max_values) {
   FlatValues values;
-  FlatReader reader(values);
+  FlatReader reader(values, max_values);
   read_json(text, file, reader);
   return values;
 }

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <variant>
 
+#include "checkpoint/limits.h"
+
 namespace fulgur {
 
 // A tensor that stands elsewhere under this name.
@@ -21,10 +23,11 @@ using FlatValues = std::map<std::string, FlatValue, std::less<>>;
 
 // A JSON object with one name per line, sorted. Numbers keep their type (2.0 is a double, 2 is not) and every bit, but
 // for the payload of a NaN. What JSON cannot say is an object: {"double": "nan"}, {"double": "-inf"}, {"hex": "ff00"}
-// for a string that is not UTF-8, {"tensor": "name"}. Throws CheckpointError for a name that is not UTF-8.
-std::string to_flat_json(const FlatValues& values);
+// for a string that is not UTF-8, {"tensor": "name"}. Throws CheckpointError for a name that is not UTF-8, or more than
+// `max_values`.
+std::string to_flat_json(const FlatValues& values, int64_t max_values = limits::kJsonValues);
 
 // Throws CheckpointError, naming `file`, the value and the reason, for anything that to_flat_json() would not write.
-FlatValues parse_flat_json(std::string_view text, std::string_view file);
+FlatValues parse_flat_json(std::string_view text, std::string_view file, int64_t max_values = limits::kJsonValues);
 
 }  // namespace fulgur

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/limits.h"
 #include "checkpoint/migrations.h"
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
@@ -18,8 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // keeps the order of fields
-
-constexpr int64_t kMaxManifestBytes = 256 << 20;
 
 // Reads one object: each field once, all fields known.
 class Fields {
@@ -288,11 +287,11 @@ bool is_checkpoint(const fs::path& folder) {
 
 Manifest read_manifest(const fs::path& folder) {
   const fs::path file = folder / kManifestName;
-  return parse_manifest(read_text_file(file, kMaxManifestBytes), file.string());
+  return parse_manifest(read_text_file(file, limits::kManifestBytes), file.string());
 }
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {
-  write_file(folder / kManifestName, to_json(manifest));
+  write_text_file(folder / kManifestName, to_json(manifest), limits::kManifestBytes);
 }
 
 std::optional<std::string> find_damage(const fs::path& folder, const Manifest::File& file, VerifyOptions options) {

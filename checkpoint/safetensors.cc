@@ -18,6 +18,7 @@
 #include <span>
 
 #include "checkpoint/atomic_files.h"
+#include "checkpoint/limits.h"
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 
@@ -88,6 +89,10 @@ std::string make_header(const NamedTensors& tensors, const std::map<std::string,
   }
   text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  if (text.size() > limits::kSafetensorsHeaderBytes) {
+    throw BadJson(fmt::format("the names and the metadata make a header of {} bytes; a safetensors file can have {}",
+                              text.size(), limits::kSafetensorsHeaderBytes));
+  }
   return text;
 }
 
@@ -134,7 +139,7 @@ void write_safetensors(FileWriter& file, const NamedTensors& tensors,
 class SafetensorsFile::Mapping {
  public:
   explicit Mapping(const std::filesystem::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (descriptor < 0) throw_system_error("open", path, errno);
     const int error = map(descriptor);
     ::close(descriptor);

@@ -11,14 +11,14 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/limits.h"
 #include "checkpoint/strict_json.h"
 #include "core/error.h"
 
 namespace fulgur {
 namespace {
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // as upstream
-constexpr size_t kMaxDimensions = 64;              // as torch
+constexpr size_t kMaxDimensions = 64;  // as torch
 constexpr std::string_view kMetadataName = "__metadata__";
 
 constexpr std::pair<std::string_view, int> kBitsOfDtype[] = {
@@ -196,7 +196,9 @@ std::string_view header_text(std::span<const char> bytes, int64_t file_bytes) {
   uint64_t size = 0;
   if (bytes.size() < sizeof(size)) throw BadJson(fmt::format("{} bytes are too few for a header", bytes.size()));
   std::memcpy(&size, bytes.data(), sizeof(size));
-  if (size > kMaxHeaderBytes) throw BadJson(fmt::format("a header of {} bytes is more than {}", size, kMaxHeaderBytes));
+  if (size > limits::kSafetensorsHeaderBytes) {
+    throw BadJson(fmt::format("a header of {} bytes is more than {}", size, limits::kSafetensorsHeaderBytes));
+  }
   if (size > bytes.size() - sizeof(size)) {
     throw BadJson(fmt::format("the header has {} bytes, the file {}", size, file_bytes));
   }

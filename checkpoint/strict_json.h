@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "checkpoint/limits.h"
+
 namespace fulgur {
 
 // A text is not what its reader expects; the message is the reason, without the file.
@@ -42,7 +44,7 @@ void read_json(std::string_view text, std::string_view file, JsonEvents& events)
 // Throws CheckpointError.
 struct JsonLimits {
   int max_depth = 4;
-  int64_t max_values = 1 << 22;  // numbers, texts, objects, arrays; a tree takes up to 100 bytes for each
+  int64_t max_values = limits::kJsonValues;  // a tree takes up to 100 bytes for each
 };
 nlohmann::json parse_json(std::string_view text, std::string_view file, JsonLimits limits = {});
 

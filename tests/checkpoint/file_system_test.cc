@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -92,6 +93,22 @@ TEST(ReadTextFile, ReadsUpToTheLimit) {
   EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path(), 4); }), HasSubstr("is not a file"));
   EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path() / "g", 4); }),
               HasSubstr("cannot open '" + (dir.path() / "g").string() + "': No such file or directory"));
+}
+
+TEST(ReadTextFile, DoesNotWaitForAPipeThatNobodyWritesInto) {
+  const TempDir dir;
+  ASSERT_EQ(::mkfifo((dir.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(message_of<CheckpointError>([&] { read_text_file(dir.path() / "pipe", 4); }), HasSubstr("is not a file"));
+  EXPECT_EQ(digest_of(dir.path() / "pipe").num_bytes, 0);
+}
+
+TEST(WriteTextFile, RefusesWhatCouldNotBeRead) {
+  const TempDir dir;
+  write_text_file(dir.path() / "f", "12345", 5);
+  EXPECT_EQ(read_text_file(dir.path() / "f", 5), "12345");
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_text_file(dir.path() / "g", "12345", 4); }),
+              HasSubstr("/g' has 5 bytes; such a file has at most 4"));
+  EXPECT_FALSE(fs::exists(dir.path() / "g"));
 }
 
 }  // namespace

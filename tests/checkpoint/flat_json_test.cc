@@ -103,6 +103,15 @@ TEST(FlatJson, RefusesBombsBeforeItMakesRoomForThem) {
   }
 }
 
+TEST(FlatJson, WritesAndReadsNoMoreValuesThanItsLimit) {
+  const std::string text = to_flat_json(small(), 7);
+  EXPECT_EQ(parse_flat_json(text, "state.json", 7), small());
+  EXPECT_THAT(message_of<CheckpointError>([&] { parse_flat_json(text, "state.json", 6); }),
+              "state.json: more than 6 values");
+  EXPECT_THAT(message_of<CheckpointError>([&] { to_flat_json(small(), 6); }),
+              HasSubstr("the state has 7 values; a checkpoint can hold 6"));
+}
+
 TEST(FlatJson, EveryCutAndEveryFlippedBitIsRefusedOrLeavesValidValues) {
   const std::string text = to_flat_json(small());
   for (size_t size = 0; size + 2 < text.size(); ++size) {

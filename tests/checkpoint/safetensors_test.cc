@@ -2,11 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/types.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/limits.h"
 #include "core/error.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
@@ -84,6 +86,10 @@ TEST(Safetensors, RefusesWhatTheFormatCannotExpress) {
   EXPECT_THAT(refusal({{"x", torch::zeros(1)}, {"x", torch::zeros(1)}}), HasSubstr("'x' is taken"));
   EXPECT_THAT(refusal({{"__metadata__", torch::zeros(1)}}), HasSubstr("is taken"));
   EXPECT_THAT(refusal({{"\xff", torch::zeros(1)}}), HasSubstr("not UTF-8"));
+  EXPECT_THAT(message_of<CheckpointError>([&] {
+                write_safetensors(dir.path() / "f", {}, {{"k", std::string(limits::kSafetensorsHeaderBytes, 'v')}});
+              }),
+              HasSubstr("/f: the names and the metadata make a header of 100000"));
   EXPECT_FALSE(std::filesystem::exists(dir.path() / "f"));
 }
 
@@ -161,6 +167,8 @@ TEST(SafetensorsFile, RefusesWhatItCannotMap) {
   EXPECT_THAT(refusal(dir.path() / "empty"), HasSubstr("/empty: 0 bytes are too few for a header"));
   EXPECT_THAT(refusal(dir.path()), HasSubstr("Is a directory"));
   EXPECT_THAT(refusal(dir.path() / "none"), HasSubstr("No such file or directory"));
+  ASSERT_EQ(::mkfifo((dir.path() / "pipe").c_str(), 0600), 0);
+  EXPECT_THAT(refusal(dir.path() / "pipe"), HasSubstr("/pipe: 0 bytes are too few for a header"));
 }
 
 TEST(SafetensorsFile, RefusesAFileThatIsCutAnywhere) {
