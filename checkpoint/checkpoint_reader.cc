@@ -2,15 +2,19 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <sstream>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/layout.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/state_json.h"
+#include "checkpoint/strict_json.h"
 #include "core/error.h"
 
 namespace fulgur {
@@ -18,6 +22,34 @@ namespace {
 
 std::string range_key(std::string_view parameter, int64_t begin, int64_t end) {
   return fmt::format("{}[{}:{}]", parameter, begin, end);
+}
+
+// "3,1"; nothing if it is no list of numbers.
+std::optional<std::vector<int64_t>> parse_strides(std::string_view text) {
+  std::vector<int64_t> strides;
+  const char *next = text.data(), *const end = text.data() + text.size();
+  while (true) {
+    const auto [rest, error] = std::from_chars(next, end, strides.emplace_back());
+    if (error != std::errc()) return std::nullopt;
+    if (rest == end) return strides;
+    if (*rest != ',') return std::nullopt;
+    next = rest + 1;
+  }
+}
+
+// Whether each element of a tensor that has as many as `sizes` say lies in it.
+bool fit(c10::IntArrayRef sizes, const std::vector<int64_t>& strides) {
+  if (sizes.size() != strides.size()) return false;
+  int64_t numel = 1, last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    int64_t distance = 0;
+    numel *= sizes[i];
+    if (strides[i] < 0 || __builtin_mul_overflow(std::max<int64_t>(sizes[i] - 1, 0), strides[i], &distance) ||
+        __builtin_add_overflow(last, distance, &last)) {
+      return false;
+    }
+  }
+  return numel == 0 || last < numel;
 }
 
 }  // namespace
@@ -64,15 +96,14 @@ NamedTensors CheckpointReader::finished_weights() const {
   return weights;
 }
 
-// In which its optimizer state stands in the files.
+// The memory order of the parameter's optimizer state in the files.
 std::vector<int64_t> CheckpointReader::strides_of(const std::string& parameter, const at::Tensor& weight) const {
   const auto* saved = run_.find<std::string>("strategy/state/strides/" + parameter);
   if (saved == nullptr) return weight.strides().vec();
-  std::vector<int64_t> strides;
-  std::istringstream text(*saved);
-  for (std::string stride; std::getline(text, stride, ',');) strides.push_back(std::atoll(stride.c_str()));
-  if (strides.size() == static_cast<size_t>(weight.dim())) return strides;
-  throw CheckpointError(fmt::format("{}: the strides of '{}' are '{}'", folder_.string(), parameter, *saved));
+  const auto strides = parse_strides(*saved);
+  if (strides && fit(weight.sizes(), *strides)) return *strides;
+  throw CheckpointError(fmt::format("{}: the strides of '{}', of shape [{}], are {}", folder_.string(), parameter,
+                                    fmt::join(weight.sizes(), ","), quote(*saved)));
 }
 
 StateTensors CheckpointReader::read(const std::string& parameter, int64_t begin, int64_t end) const {

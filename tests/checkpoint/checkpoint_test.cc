@@ -24,6 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
+using ::testing::ThrowsMessage;
 
 constexpr int64_t kSize = 96;
 
@@ -115,6 +116,30 @@ TEST(Checkpoint, FindsDamageInWhatIsRead) {
   EXPECT_EQ(reader.read("w", 0, 10).size(), 1U);
   EXPECT_THAT(message_of<CheckpointError>([&] { reader.read("w", 0, kSize); }),
               AllOf(HasSubstr("is damaged"), HasSubstr("optimizer-1-of-2.safetensors")));
+}
+
+// The memory order of a parameter whose state does not lie row by row: a text in state.json.
+TEST(Checkpoint, RefusesStridesThatLeadOutOfTheState) {
+  const testing::TempDir dir;
+  LocalCollective alone;
+  const auto finished = [&](const std::string& strides) {
+    CheckpointContent content = content_of(0, 1);
+    content.ranges = {{"w", 0, kSize, {{"master", moment()}}}};
+    content.run.set("strategy/state/strides/w", strides);
+    fs::remove_all(dir.path() / "c");
+    write_checkpoint(dir.path() / "c", content, alone);
+    return CheckpointReader(dir.path() / "c").finished_weights();
+  };
+  const NamedTensors weights = finished("1,8");
+  const auto found = std::ranges::find(weights, "w", &NamedTensors::value_type::first);
+  EXPECT_TRUE(found->second.equal(moment().view({12, 8}).t()));
+  for (const char* bad : {"", "12", "12,1,1", "13,1", "12,2", "-12,1", "12,", "12;1", "12,x", " 12,1", "12,1 ",
+                          "9223372036854775807,9223372036854775807", "99999999999999999999,1"}) {
+    EXPECT_THAT([&] { finished(bad); },
+                ThrowsMessage<CheckpointError>(AllOf(HasSubstr((dir.path() / "c").string()),
+                                                     HasSubstr(std::string("of shape [8,12], are '") + bad + "'"))))
+        << bad;
+  }
 }
 
 TEST(RangeName, IsReadBackWhateverTheParameterIsCalled) {
