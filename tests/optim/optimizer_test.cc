@@ -41,9 +41,10 @@ void set_gradients(const std::vector<at::Tensor>& params, int step) {
   for (const at::Tensor& param : params) param.mutable_grad() = torch::randn(param.sizes(), generator);
 }
 
+// Fewer elements than torch's kernels share out to threads.
 std::vector<at::Tensor> many_parameters() {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(12);
-  return {torch::randn({4000}, generator).requires_grad_()};
+  return {torch::randn({32'000}, generator).requires_grad_()};
 }
 
 // ---- Our optimizers with a counterpart in torch, which is the oracle.
@@ -79,12 +80,13 @@ std::vector<at::Tensor> doubles(const std::vector<at::Tensor>& params) {
   return result;
 }
 
-double mean_error(const std::vector<at::Tensor>& params, const std::vector<at::Tensor>& exact) {
-  double sum = 0.0;
+// The distance of each element from the exact one: fp64, as one vector.
+at::Tensor errors(const std::vector<at::Tensor>& params, const std::vector<at::Tensor>& exact) {
+  std::vector<at::Tensor> result;
   for (size_t i = 0; i < params.size(); ++i) {
-    sum += (params[i].detach().to(at::kDouble) - exact[i].detach()).abs().sum().item<double>();
+    result.push_back((params[i].detach().to(at::kDouble) - exact[i].detach()).abs());
   }
-  return sum;
+  return torch::cat(result);
 }
 
 void expect_close(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs, double tolerance) {
@@ -104,12 +106,21 @@ TEST_P(OptimizerOfTorch, TakesTheSamePathInDoublePrecision) {
                trained(doubles(parameters()), 100, GetParam().make_theirs), 1e-13);
 }
 
+// Where the formula is short (Adagrad, RMSprop), most of either error is the rounding of the parameter at the end of
+// each step, which both have in common. The means over finitely many elements then differ by chance, and by another
+// chance on every instruction set, because torch's kernels round differently there: 4,000 elements of Adagrad
+// had 1.0015 times torch's error with AVX-512, 40,000 have 0.998 times. So an excess counts from three of its standard
+// errors on.
 TEST_P(OptimizerOfTorch, IsNoLessExactOver100Steps) {
   const auto exact = trained(doubles(many_parameters()), 100, GetParam().make_theirs);
-  const double ours = mean_error(trained(many_parameters(), 100, GetParam().make_ours), exact);
-  const double theirs = mean_error(trained(many_parameters(), 100, GetParam().make_theirs), exact);
-  RecordProperty("error_to_torchs", std::to_string(ours / theirs));
-  EXPECT_LE(ours, theirs) << "ours / theirs: " << ours / theirs;
+  const at::Tensor ours = errors(trained(many_parameters(), 100, GetParam().make_ours), exact);
+  const at::Tensor theirs = errors(trained(many_parameters(), 100, GetParam().make_theirs), exact);
+  const at::Tensor excess = ours - theirs;
+  const double mean = excess.mean().item<double>();
+  const double standard_error = excess.std().item<double>() / std::sqrt(static_cast<double>(excess.numel()));
+  const std::string ratio = std::to_string(ours.sum().item<double>() / theirs.sum().item<double>());
+  RecordProperty("error_to_torchs", ratio);
+  EXPECT_LE(mean, 3 * standard_error) << "ours / theirs: " << ratio;
 }
 
 INSTANTIATE_TEST_SUITE_P(
