@@ -37,7 +37,8 @@ class Digits : public Module {
   at::Tensor forward(const at::Tensor& image) { return head_->forward(conv_->forward(image)); }
 
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    const auto loss = F::cross_entropy(forward(batch["image"]), batch["label"]);
+    const auto options = F::CrossEntropyFuncOptions().label_smoothing(0.1);  // few samples: it must not grow too sure
+    const auto loss = F::cross_entropy(forward(batch["image"]), batch["label"], options);
     log("train_loss", loss, {.prog_bar = true});
     return loss;
   }
@@ -66,7 +67,7 @@ void train(DigitsOptions options) {
 
   Trainer trainer(options.trainer);
   trainer.fit(digits, data);
-  trainer.test(digits, data);
+  trainer.test(digits, data, checkpoint->best_model_path().string());
 
   fmt::print("checkpoint: {}\nnext: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n",
              checkpoint->best_model_path().string());

@@ -22,8 +22,12 @@ def run(*flags, folder):
 
 
 def figures(output):
-    """All that must be the same for the same seed: everything but the speed and the folder of the run."""
+    """All that must be the same for the same seed on the same machine: everything but the speed and the folder of the run."""
     return re.sub(r"[\d.]+ it/s|version_\d+", "", output)
+
+
+def test_accuracy(output):
+    return float(re.search(r"^test_acc +([\d.]+)", output, re.M)[1])
 
 
 def mix(x):
@@ -59,18 +63,22 @@ class DigitsTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
 
-    def test_reaches_98_percent_and_repeats_to_the_last_digit(self):
-        first, second = (run(folder=self.folder) for _ in range(2))
+    def test_reaches_98_percent_from_several_seeds(self):
+        for seed in (1, 2, 3):  # all ten: digits_seeds_test.py
+            with self.subTest(seed=seed):
+                done = run(f"--seed={seed}", folder=self.folder)
+                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                self.assertGreaterEqual(test_accuracy(done.stdout), 0.98)
+                self.assertRegex(done.stdout, r"(?m)^next: \./bazelw run //examples/digits")
+
+    def test_repeats_to_the_last_digit_on_this_machine(self):
+        first, second = (run("--max_epochs=3", folder=self.folder) for _ in range(2))
         self.assertEqual((first.returncode, first.stderr), (0, ""))
-        accuracy = float(re.search(r"^test_acc +([\d.]+)", first.stdout, re.M)[1])
-        self.assertGreaterEqual(accuracy, 0.98)
         self.assertEqual(figures(first.stdout), figures(second.stdout))
-        self.assertRegex(first.stdout, r"(?m)^next: \./bazelw run //examples/digits")
 
     def train(self, name, *flags):
-        """Of two epochs: the losses of validation, every ten steps, that of the test, and the last weights."""
-        done = run("--accelerator=cpu", "--max_epochs=2", "--val_check_interval=10", f"--name={name}", *flags,
-                   folder=self.folder)
+        """The losses of validation and test in the order of the rows of metrics.csv, and the last weights."""
+        done = run("--accelerator=cpu", f"--name={name}", *flags, folder=self.folder)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         folder = pathlib.Path(self.folder, "runs", name)
         with open(folder / "metrics.csv") as file:
@@ -78,15 +86,32 @@ class DigitsTest(unittest.TestCase):
                       if row[column]]
         return losses, safetensors.torch.load_file(folder / "checkpoints/last/model.safetensors")
 
-    def test_two_devices_train_as_one_with_their_batches_together(self):
-        expected_losses, expected_weights = self.train("single", "--strategy=single_device", "--batch_size=32")
-        self.assertEqual(len(expected_losses), 7)
+    def expect_two_devices_train_as_one(self, *flags, num_losses, rtol, weights_atol=None):
+        expected_losses, expected_weights = self.train("single", "--strategy=single_device", "--batch_size=32", *flags)
+        self.assertEqual(len(expected_losses), num_losses)
         for strategy, batch_size in [("ddp", 16), ("dp", 32)]:
             with self.subTest(strategy=strategy):
                 losses, weights = self.train(strategy, f"--strategy={strategy}", "--devices=2",
-                                             f"--batch_size={batch_size}")
-                torch.testing.assert_close(losses, expected_losses, rtol=1e-3, atol=0)
-                torch.testing.assert_close(weights, expected_weights, rtol=1e-3, atol=1e-3)
+                                             f"--batch_size={batch_size}", *flags)
+                torch.testing.assert_close(losses, expected_losses, rtol=rtol, atol=0)
+                if weights_atol is not None:
+                    torch.testing.assert_close(weights, expected_weights, rtol=0, atol=weights_atol)
+
+    def test_two_devices_train_as_one_with_their_batches_together(self):
+        """Over two epochs only fp64 can show it: ReLU and max pooling have kinks, and rounding grows where it crosses one.
+
+        Measured in fp32 with seed 1, cross entropy without smoothing and AVX-512: for 19 steps the weights stay within
+        1e-5 of those in fp64, and the gradients within 1e-6. In step 20 the input of the second ReLU at one pixel of one
+        sample (channel 48) is -6.1e-6 in fp64 and +2.5e-7 in fp32. The gradient of that channel's weights is then off by
+        1.9e-4, about a tenth of its size, and AdamW moves them apart by 4.5e-5 in that step and by 2.0e-4 until step 28,
+        when more pixels have changed sides. With SSE4.1 the first sign differs in step 43. Gradients of zero play no
+        part: where AdamW meets one near its eps (-2.4e-8, off by 6e-10), a weight is off by 1e-5 and stays so.
+        """
+        self.expect_two_devices_train_as_one("--precision=64", "--max_epochs=2", "--val_check_interval=10", num_losses=7,
+                                             rtol=1e-8, weights_atol=1e-9)  # metrics.csv has nine digits
+
+    def test_two_devices_begin_to_train_as_one_in_single_precision(self):
+        self.expect_two_devices_train_as_one("--max_steps=3", "--val_check_interval=1", num_losses=4, rtol=1e-4)
 
     def test_python_reads_the_weights_and_gets_the_same_accuracy(self):
         done = run("--seed=3", "--max_epochs=1", folder=self.folder)
@@ -95,9 +120,8 @@ class DigitsTest(unittest.TestCase):
         module = network()
         module.load_state_dict(safetensors.torch.load_file(weights))  # names and shapes match, none is missing
         images, labels = samples_for_test(seed=3)
-        accuracy = float(re.search(r"^test_acc +([\d.]+)", done.stdout, re.M)[1])
         in_python = module["head"](module["conv"](images)).argmax(1).eq(labels).float().mean().item()
-        self.assertAlmostEqual(in_python, accuracy, places=6)
+        self.assertAlmostEqual(in_python, test_accuracy(done.stdout), places=6)
 
     def test_bad_input_is_refused_before_training(self):
         for flags, exit_code, message in [

@@ -34,7 +34,7 @@ def run(*flags, folder):
 
 
 def figures(output):
-    """All that must be the same for the same seed: everything but the speed and the folder of the run."""
+    """All that must be the same for the same seed on the same machine: everything but the speed and the folder of the run."""
     return re.sub(r"[\d.]+k? it/s|\d+ tokens/s|version_\d+", "", output)
 
 
