@@ -262,6 +262,12 @@ std::string kind_name(const torch::optim::Optimizer& optimizer) {
   return name;
 }
 
+// "TorchOptimizer(Adam)"
+std::string name_of(const torch::optim::Optimizer& optimizer) {
+  const std::string kind = kind_name(optimizer);
+  return fmt::format("TorchOptimizer({})", std::string_view(kind).substr(kind.rfind(':') + 1));
+}
+
 // Older checkpoints have what torch::optim writes itself.
 void check_origin(const torch::optim::Optimizer& optimizer, const State& state) {
   if (state.values().contains("torch")) {
@@ -281,13 +287,13 @@ void check_origin(const torch::optim::Optimizer& optimizer, const State& state) 
 }  // namespace
 
 TorchOptimizer::TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer)
-    : Optimizer("TorchOptimizer", groups_of(*optimizer), /*lr=*/0.0, /*weight_decay=*/0.0),
+    : Optimizer(name_of(*optimizer), groups_of(*optimizer), /*lr=*/0.0, /*weight_decay=*/0.0),
       optimizer_(std::move(optimizer)),
       needs_closure_(dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()) != nullptr) {}
 
 void TorchOptimizer::add_param_group(ParamGroup) {
-  throw UsageError(
-      "TorchOptimizer cannot be given a further group; make it with all groups, those to be trained later too");
+  throw UsageError(fmt::format(
+      "{} cannot be given a further group; make it with all groups, those to be trained later too", name()));
 }
 
 void TorchOptimizer::step(const GradientTransform& transform) {
