@@ -377,7 +377,7 @@ HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Stream
 
 template <class Copy, class Grad, class Step, class Number>
 HWY_INLINE void update_typed(const Step& step, const KernelCall<Number>& call) {
-  using D = hn::ScalableTag<Number>;
+  using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   const D d;
   const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
   Streams<Number, Grad, Copy> streams{
@@ -414,7 +414,7 @@ HWY_INLINE void with_types(const Step& step, const KernelCall<double>& call) {
 
 template <class Number>
 HWY_INLINE void with_rule(const KernelCall<Number>& call) {
-  using D = hn::ScalableTag<Number>;
+  using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   switch (call.rule_index) {
     case kIndexOf<AdamRule>:
       return with_types(AdamStep<D>(*static_cast<const AdamRule*>(call.rule)), call);
