@@ -47,7 +47,7 @@ void expect_equal_to_ddp(int64_t world_size, const Case& c, const DdpSharded& sh
 
 class EqualsDdp : public ::testing::TestWithParam<Case> {};
 
-// design.md, numerics, rule 2.
+// Shards change where sums and updates are made, and no bit of them.
 TEST_P(EqualsDdp, BitForBitOnTwoRanks) {
   const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = GetParam().bucket_mib};
   expect_equal_to_ddp<Net<optim::AdamW>>(2, GetParam(), sharded);

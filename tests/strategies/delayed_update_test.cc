@@ -227,7 +227,7 @@ void expect_recurrence(const Plan& plan) {
   }
 }
 
-// design.md, numerics, rule 3.
+// The oracle is recurrence(), which is written out above.
 TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
   for (const std::string& base : kBases) {
     for (const int64_t accumulate : {1, 2}) {

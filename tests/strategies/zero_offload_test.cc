@@ -48,7 +48,7 @@ void expect_equal(int64_t world_size, const Case& c, const StrategyChoice& expec
   });
 }
 
-// design.md, numerics, rule 2.
+// Where state lies, and where updates run, changes no bit.
 TEST_P(ZeroOffloadTest, EqualsSingleDeviceBitForBit) {
   expect_equal<Net<optim::AdamW>>(1, GetParam().c, "single_device", strategy());
   expect_equal<Net<optim::SGD>>(1, GetParam().c, "single_device", strategy());

@@ -145,7 +145,7 @@ class Ranks : public ::testing::TestWithParam<Case> {
 
 class RanksWithWholeGradients : public Ranks {};  // what needs them
 
-// design.md, numerics, rule 1.
+// Gradients are averaged over ranks, whose batches together are the large one.
 TEST_P(Ranks, OneStepEqualsOneProcessWithTheWholeBatch) {
   const TrainerOptions options{.max_steps = 1};
   const Outcome expected = train_alone<SgdModule>(options, loaders_alone());
