@@ -34,7 +34,7 @@ struct EngineOptions {
   }
 };
 
-// Throws UsageError for a base that there cannot be.
+// Throws UsageError for a base that there cannot be, and for settings that would have no effect.
 EngineOptions engine_options(const Preset& preset);
 
 // Throws UsageError if the preset cannot train on as many.

@@ -15,17 +15,17 @@
 namespace fulgur {
 
 struct BucketOptions {
-  int64_t first_bucket_bytes =
-      1 << 20;  // the first one that backward fills is small, so that its reduction starts early
-  int64_t bucket_cap_bytes = 25 << 20;  // of the others; a larger parameter has a bucket to itself
-  int64_t world_size = 1;               // a bucket's length is a multiple of world_size * 64 elements
+  int64_t first_bucket_bytes = 1 << 20;  // the first one that backward fills is small: its reduction starts early
+  int64_t bucket_cap_bytes = 25 << 20;   // all others hold up to that much; a larger parameter has a bucket to itself
+  int64_t world_size = 1;                // a bucket's length is a multiple of world_size * 64 elements
 };
 
 // The trainable parameters of a module in a few contiguous buffers, so that an update, a reduction or a copy is one
 // call over much memory. The parameters stay the tensors that they were: they are views of a bucket now, whoever holds
 // one sees every update, and names, order and state dict do not change.
 //   A bucket holds parameters of one optimizer, one group and one dtype, in reverse registration order, which is about
-//   the order in which backward finishes them. A tied parameter is there once; frozen ones stay outside.
+//   the order in which backward finishes them. Buckets come in the order in which backward then fills them, whatever
+//   the groups. A tied parameter is there once; frozen ones stay outside.
 // Buckets are filled one by one: memory beyond the model is that of the largest bucket.
 // Ownership: shares the parameters and owns the buckets. Threading: one thread at a time.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Li et al. 2020, arXiv:2006.15704.
@@ -52,7 +52,7 @@ class FlatParameters {
                                   const BucketOptions& options, std::optional<c10::ScalarType> dtype = {});
 
   // Moves the parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a parameter is
-  // not the module's or its elements do not lie densely in memory.
+  // not the module's, is in two optimizers, or its elements do not lie densely in memory.
   FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {});
 
   // Gives every parameter memory of its own again; gradients stay.
