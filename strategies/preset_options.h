@@ -34,9 +34,9 @@ struct Ddp {
 };
 
 // ddp with gradients and optimizer state sharded: each rank keeps and updates 1/world_size of them, and gathers the
-// parameters. The bytes on the wire are those of ddp. Only for element-wise optimizers, and not for manual
-// optimisation. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (ZeRO, stages 1 and 2); Baines et al. 2021
-// (FairScale).
+// parameters. The bytes on the wire are those of ddp; where each of k micro-batches is reduced they are (k+1)/2 times
+// as many. Only for element-wise optimizers, and not for manual optimisation. Source: Rajbhandari et al. 2020,
+// arXiv:1910.02054 (ZeRO, stages 1 and 2); Baines et al. 2021 (FairScale).
 struct DdpSharded {
   static constexpr std::string_view kName = "ddp_sharded";
   int64_t stage = 2;                        // 2: gradients and state; 1: state alone
