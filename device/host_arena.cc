@@ -9,15 +9,19 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "core/error.h"
 #include "core/logging.h"
+#include "device/side_worker.h"
 
 namespace fulgur {
 namespace {
@@ -52,6 +56,37 @@ int64_t available_in_container() {
   return *limit - *used + read_field("/sys/fs/cgroup/memory.stat", "inactive_file ").value_or(0);  // a cache of files
 }
 
+// What the user says, for a machine whose memory grows as it is used, so that the system tells of less.
+std::optional<int64_t> available_as_told() {
+  const char* const text = std::getenv("FULGUR_HOST_MEMORY_GIB");
+  if (text == nullptr) return std::nullopt;
+  char* end = nullptr;
+  const double told = std::strtod(text, &end);
+  if (end == text || *end != '\0' || !(told > 0.0 && told < 1e9)) {
+    throw UsageError(fmt::format(
+        "FULGUR_HOST_MEMORY_GIB is '{}'; set it to the GiB of this machine's memory that may be used, such as 96, or "
+        "leave it unset",
+        text));
+  }
+  return static_cast<int64_t>(told * (1 << 30));
+}
+
+// To pin pages that nobody has touched, the system would make them on one thread.
+void touch(std::byte* address, size_t num_bytes, int64_t num_threads) {
+  constexpr size_t kPageBytes = 4096;
+  const size_t num_pages = (num_bytes + kPageBytes - 1) / kPageBytes;
+  std::vector<std::jthread> threads;
+  for (int64_t t = 0; t < num_threads; ++t) {
+    const size_t begin = num_pages * static_cast<size_t>(t) / static_cast<size_t>(num_threads);
+    const size_t end = num_pages * static_cast<size_t>(t + 1) / static_cast<size_t>(num_threads);
+    threads.emplace_back([=] {
+      for (size_t page = begin; page < end; ++page) {
+        *static_cast<volatile std::byte*>(address + page * kPageBytes) = std::byte{0};
+      }
+    });
+  }
+}
+
 // Found in the process if libtorch came with CUDA.
 template <class Function>
 Function* cuda_function(const char* name) {
@@ -82,7 +117,8 @@ struct HostArena::Memory {
 
   explicit Memory(size_t size) : num_bytes(size) {
     if (size == 0) return;
-    void* const mapped = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapped =
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) {
       throw UsageError(fmt::format("{:.2f} GiB of host memory are refused: {}", gib(static_cast<int64_t>(size)),
                                    std::strerror(errno)));
@@ -103,11 +139,15 @@ HostArena::HostArena(int64_t num_bytes, const HostArenaOptions& options) {
   if (num_bytes > available) {
     throw UsageError(
         fmt::format("the optimizer's state needs {:.2f} GiB of host memory, but {:.2f} GiB are available; "
-                    "use more devices, a smaller model or a smaller ratio",
+                    "use more devices, a smaller model or a smaller ratio; where the system has more than it tells "
+                    "of, set FULGUR_HOST_MEMORY_GIB to the memory of this machine that may be used",
                     gib(num_bytes), gib(available)));
   }
   memory_ = std::make_shared<Memory>(static_cast<size_t>(num_bytes));
-  memory_->pinned = options.pinned && num_bytes > 0 && pin(memory_->address, memory_->num_bytes);
+  if (!options.pinned || num_bytes == 0) return;
+  const auto num_cores = static_cast<int64_t>(cores_of_process().size());
+  touch(memory_->address, memory_->num_bytes, std::max<int64_t>(1, num_cores / options.processes));
+  memory_->pinned = pin(memory_->address, memory_->num_bytes);
 }
 
 at::Tensor HostArena::take(int64_t num_elements, c10::ScalarType dtype) {
@@ -126,6 +166,9 @@ int64_t HostArena::bytes_for(int64_t num_elements, c10::ScalarType dtype) {
   return (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-int64_t HostArena::available_bytes() { return std::min(available_in_machine(), available_in_container()); }
+int64_t HostArena::available_bytes() {
+  const auto told = available_as_told();
+  return told ? *told : std::min(available_in_machine(), available_in_container());
+}
 
 }  // namespace fulgur

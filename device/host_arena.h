@@ -29,7 +29,8 @@ class HostArena {
 
   static int64_t bytes_for(int64_t num_elements, c10::ScalarType dtype);  // what take() uses up
 
-  // Bytes that this process may still allocate.
+  // Bytes that this process may still allocate. FULGUR_HOST_MEMORY_GIB in the environment takes the place of what the
+  // system says. Throws UsageError if that is no number above 0.
   static int64_t available_bytes();
 
  private:
