@@ -214,7 +214,8 @@ int64_t FlatStrategy::wanted_update_threads() const {
   if (engine_.host_ratio == 0 && !(engine_.delayed && device_.is_cpu())) return 0;
   if (engine_.update_threads > 0) return engine_.update_threads;
   const std::vector<int> cores = cores_of_process();
-  return std::max<int64_t>(1, static_cast<int64_t>(cores.size()) / ranks_that_share(cores));
+  return UpdateSchedule::default_workers(static_cast<int64_t>(cores.size()), ranks_that_share(cores),
+                                         /*on_gpu=*/!device_.is_cpu());
 }
 
 // How many ranks of this host may run on these cores, this one included: all of them, or the cores were dealt out.

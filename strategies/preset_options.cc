@@ -22,7 +22,9 @@ void describe_reduce(std::string& reduce, FieldVisitor& visit) {
 template <class Options>
 void describe_host(Options& options, FieldVisitor& visit) {
   visit({.name = "ratio", .help = "of the optimizer's state that is on the host", .min = 0, .max = 1}, &options.ratio);
-  visit({.name = "update_threads", .help = "for the update on the host; 0: cores / local ranks", .min = 0},
+  visit({.name = "update_threads",
+         .help = "for the update on the host; 0: cores / local ranks, less 4 with a GPU",
+         .min = 0},
         &options.update_threads);
 }
 

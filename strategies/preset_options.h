@@ -57,7 +57,8 @@ struct DdpSharded {
 struct ZeroOffload {
   static constexpr std::string_view kName = "zero_offload";
   double ratio = 1;                         // of the elements: these have their state on the host; 0 is ddp_sharded
-  int64_t update_threads = 0;               // of a rank, for the update on the host; 0: cores / ranks of the machine
+  int64_t update_threads = 0;               // of a rank, for the update on the host; 0: cores / ranks of the machine,
+                                            // less 4 with a GPU
   std::string reduce = "each_micro_batch";  // as in DdpSharded, all of these
   double bucket_cap_mib = 25;
   double first_bucket_mib = 1;

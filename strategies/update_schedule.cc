@@ -12,6 +12,7 @@ namespace fulgur {
 namespace {
 
 constexpr size_t kFewCores = 8;  // not worth binding threads to
+constexpr int64_t kThreadsThatFeedGpu = 4;
 
 }  // namespace
 
@@ -49,6 +50,10 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
 }
 
 UpdateSchedule::~UpdateSchedule() = default;
+
+int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bool on_gpu) {
+  return std::max<int64_t>(1, num_cores / num_ranks - (on_gpu ? kThreadsThatFeedGpu : 0));
+}
 
 void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, bool late) {
   drain();

@@ -48,6 +48,10 @@ class UpdateSchedule {
   // An update is under way that is computed, and lies in the shard's copies, as it was when a checkpoint was taken.
   void resume_late();
 
+  // How many workers each of num_ranks that share num_cores has. Threads that feed a GPU keep cores to themselves: the
+  // training thread, that of backward, the one that copies gradients down and the one that publishes.
+  static int64_t default_workers(int64_t num_cores, int64_t num_ranks, bool on_gpu);
+
   bool updates(size_t bucket) const;  // with the update under way
 
   bool is_late() const { return late_ != nullptr; }  // an update is under way beside the step

@@ -113,5 +113,16 @@ INSTANTIATE_TEST_SUITE_P(, UpdateScheduleTest,
                                               test.param.num_workers, static_cast<int>(100 * test.param.host_ratio));
                          });
 
+TEST(UpdateSchedule, WorkersLeaveCoresToThreadsThatFeedAGpu) {
+  EXPECT_EQ(UpdateSchedule::default_workers(16, 1, /*on_gpu=*/false), 16);
+  EXPECT_EQ(UpdateSchedule::default_workers(16, 1, /*on_gpu=*/true), 12);
+  EXPECT_EQ(UpdateSchedule::default_workers(192, 8, /*on_gpu=*/true), 20);
+  EXPECT_EQ(UpdateSchedule::default_workers(8, 3, /*on_gpu=*/false), 2);
+  for (const bool on_gpu : {false, true}) {
+    EXPECT_EQ(UpdateSchedule::default_workers(1, 1, on_gpu), 1);
+    EXPECT_EQ(UpdateSchedule::default_workers(2, 4, on_gpu), 1);
+  }
+}
+
 }  // namespace
 }  // namespace fulgur
