@@ -460,14 +460,15 @@ at::Tensor FlatStrategy::norm_here(size_t index) const {
 
 std::optional<at::Tensor> FlatStrategy::norm_taken_on_the_way(size_t index) const {
   if (!keeps_sums() || !norms_are_known_) return std::nullopt;
-  std::vector<at::Tensor> norms;
+  std::vector<at::Tensor> norms, norms_on_host;
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     if (flat_->buckets()[b].optimizer != index) continue;
     if (reducer_->norms(b).size() != reducer_->sums(b).size()) return std::nullopt;
-    for (const at::Tensor& norm : reducer_->norms(b)) norms.push_back(norm.to(device_));
+    for (const at::Tensor& norm : reducer_->norms(b)) (norm.is_cpu() ? norms_on_host : norms).push_back(norm);
   }
+  if (!norms_on_host.empty()) norms.push_back(at::linalg_vector_norm(at::stack(norms_on_host), 2).to(device_));
   if (norms.empty()) return std::nullopt;
-  return at::linalg_vector_norm(at::stack(norms), 2);
+  return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
 }
 
 // The summed gradients of an optimizer that this rank has: all of them, or its ranges.
