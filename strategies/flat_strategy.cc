@@ -6,6 +6,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,6 +27,7 @@
 #include "core/module_state.h"
 #include "core/names.h"
 #include "core/trace.h"
+#include "distributed/c10d_collective.h"
 #include "distributed/exchange.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/fused_update.h"
@@ -617,7 +619,6 @@ void FlatStrategy::teardown() noexcept {
   reducer_.reset();
   keeper_.reset();
   shard_.reset();
-  flat_.reset();
   buffers_.clear();
   members_.clear();
   known_.clear();
@@ -626,17 +627,38 @@ void FlatStrategy::teardown() noexcept {
   optimizers_ = {};
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);
-  if (module == nullptr) return;
-  nn::attach_sync_batch_norm(*module, nullptr);
-  statistics_.reset();
+  if (module != nullptr) bring_back(*module);
+  flat_.reset();
+}
+
+void FlatStrategy::bring_back(Module& module) noexcept {
+  nn::attach_sync_batch_norm(module, nullptr);
+  leave_statistics();
   try {
-    if (!device_.is_cpu()) module->zero_grad();  // Module::to leaves gradients behind
-    module->to(c10::kCPU);
+    if (!device_.is_cpu()) {
+      module.zero_grad();  // Module::to leaves gradients behind
+      module.to(c10::kCPU);
+    }
+    flat_.reset();  // only now: parameters that are still in buckets would be copied on the device
     if (converted_) converted_->give_back();
     current_device_.reset();
   } catch (const std::exception& error) {
     log_warning("the module could not be brought back to the CPU: {}", error.what());
   }
+}
+
+// The group of SyncBatchNorm on GPUs goes when every rank's device has done all that it was asked in it: a kernel that
+// is broken off leaves garbage in the last update, and others may still read this device's memory.
+void FlatStrategy::leave_statistics() noexcept {
+  if (statistics_ == nullptr) return;
+  try {
+    world_->control().barrier();  // throws where a rank has failed, and then the device might wait for ever
+    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    world_->control().barrier();
+  } catch (const std::exception& error) {
+    if (auto* group = dynamic_cast<C10dCollective*>(statistics_.get())) group->abort(error.what());
+  }
+  statistics_.reset();
 }
 
 }  // namespace fulgur

@@ -94,6 +94,8 @@ class FlatStrategy final : public Strategy {
   void gather_gradients(size_t optimizer);
   void take_gathered_gradients(size_t optimizer);
   void broadcast_buffers();
+  void bring_back(Module& module) noexcept;
+  void leave_statistics() noexcept;
   bool alone() const { return world_->world_size() == 1; }
   bool keeps_sums() const { return shard_.has_value(); }
   bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine_.each_micro_batch); }
