@@ -1,5 +1,6 @@
 #include "strategies/replicas.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/autocast_mode.h>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <future>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -79,6 +81,18 @@ void add_gradient(const at::Tensor& param, const at::Tensor& grad) {
   }
   sum = sum.to(optim::widened(sum.scalar_type()));
   sum.add_(grad.to(param.device(), /*non_blocking=*/true));
+}
+
+// GPUs that were seeded together would draw the same masks for different parts of a batch.
+void seed_apart(const std::vector<c10::Device>& devices) {
+  if (devices.front().is_cpu()) return;
+  at::Context& context = at::globalContext();
+  const uint64_t seed = context.defaultGenerator(devices.front()).current_seed();
+  for (size_t i = 1; i < devices.size(); ++i) {
+    at::Generator generator = context.defaultGenerator(devices[i]);
+    const std::lock_guard lock(generator.mutex());
+    if (generator.current_seed() == seed) generator.set_current_seed(seed + i);
+  }
 }
 
 // After a parallel loop libgomp's threads spin for some milliseconds, on CPUs that the replicas need, unless it has
@@ -168,6 +182,7 @@ Replicas::Replicas(Module& module, const std::vector<c10::Device>& devices) : mo
                     "the same weights; leave automatic_optimization true, or use strategy 'ddp'",
                     module.name()));
   }
+  seed_apart(devices);
   const RandomStateRestored random_state;
   replicas_.push_back(std::make_unique<Replica>(module, devices.front()));
   for (size_t i = 1; i < devices.size(); ++i) {

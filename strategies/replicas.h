@@ -32,7 +32,8 @@ namespace fulgur {
 // parameters see the gradients of the first part only.
 //   Each thread has an equal share of the intra-op threads of the one that makes this. On the CPU all draw from one
 // random generator, in no particular order: dropout differs from run to run, and gradients are wrong where fn of
-// checkpoint(fn) draws random numbers, for it cannot draw the same ones again.
+// checkpoint(fn) draws random numbers, for it cannot draw the same ones again. GPUs have a generator each; where all
+// have one seed, as after seed_everything, the i-th device gets that seed + i, so that their dropout differs.
 // Ownership: borrows the module, whose link() is another one during training_step. Threading: the training thread.
 // Errors: what a step throws reaches the caller as it is, the first device's first, once all have ended.
 class Replicas {
