@@ -1,9 +1,19 @@
 // Every strategy of one process on a GPU, beside the CPU. Without a GPU the error says so.
 #include <ATen/Context.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
+#include "core/seed.h"
 #include "optim/adam.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
@@ -58,6 +68,90 @@ TEST(Gpu, EveryStrategyTrainsAsOnTheCpu) {
       EXPECT_LT(((on_gpu - on_cpu).norm() / on_cpu.norm()).item<double>(), tolerance);
     }
   }
+}
+
+constexpr int64_t kWidth = 1024;
+constexpr int64_t kLayers = 16;  // of 2 MiB in 16 bits
+
+struct Deep : Module {
+  torch::nn::Sequential layers;
+  Deep() {
+    for (int64_t i = 0; i < kLayers; ++i)
+      layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    register_module("layers", layers);
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return layers->forward(batch["x"]).to(at::kFloat).square().mean();
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
+};
+
+// The parameters, and a window: two buckets, the gradient that is on its way into one, and what a step makes beside.
+TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  constexpr int64_t kLayerBytes = kWidth * kWidth * 2;
+  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(c10::kCUDA);
+  for (const double clip : {0.0, 0.1}) {
+    TrainerOptions options = testing::quiet({.strategy = ZeroOffload{.bucket_cap_mib = 2, .first_bucket_mib = 2},
+                                             .max_steps = 3,
+                                             .precision = "bf16-true",
+                                             .gradient_clip_val = clip});
+    options.accelerator = "cuda";
+    options.devices = 1;
+    const auto module = make_module<Deep>();
+    const int64_t before = allocator.getDeviceStats(0).allocated_bytes[0].current;
+    allocator.resetPeakStats(0);
+    Trainer(options).fit(module, {.train = DataLoader::make(TensorDataset::make({{"x", torch::ones({12, kWidth})}}),
+                                                            {.batch_size = 4})});
+    const int64_t peak = allocator.getDeviceStats(0).allocated_bytes[0].peak - before;
+    // cuBLAS has a workspace of its own, of some 32 MiB.
+    EXPECT_LE(peak, (kLayers + 4) * kLayerBytes + (34 << 20)) << clip;
+    RecordProperty(clip > 0 ? "peak_clipped" : "peak", std::to_string(peak));
+  }
+}
+
+// A pinned batch goes back to the pool of pinned memory while its copy is still to come.
+TEST(Gpu, BatchesArriveAsTheyWereTaken) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  const c10::Device gpu(c10::kCUDA, 0);
+  at::Tensor product = torch::eye(4096, gpu);
+  for (int i = 0; i < 40; ++i) product = product.mm(product);  // what comes now waits
+  std::vector<Batch> moved;
+  for (int i = 0; i < 20; ++i) {
+    const Batch batch{{"x", torch::full({1 << 18}, i)}};
+    moved.push_back(batch.pin().to(gpu, /*non_blocking=*/true));
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(moved[static_cast<size_t>(i)]["x"].eq(i).all().item<bool>()) << i;
+}
+
+struct Drawing : testing::TinyModule {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor drawn = torch::rand({16}, batch["x"].device()).cpu();
+    {
+      const std::lock_guard lock(mutex());
+      by_device()[batch["x"].device().str()] = drawn;
+    }
+    return testing::TinyModule::training_step(batch, batch_idx);
+  }
+  static std::map<std::string, at::Tensor>& by_device() {
+    static std::map<std::string, at::Tensor> drawn;
+    return drawn;
+  }
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+};
+
+TEST(Gpu, PartsOfADpBatchDrawDifferentNumbers) {
+  if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() < 2) GTEST_SKIP() << "there are no two GPUs";
+  TrainerOptions options = testing::quiet({.strategy = "dp", .max_steps = 1});
+  options.accelerator = "cuda";
+  options.devices = 2;
+  seed_everything(5);
+  Trainer(options).fit(make_module<Drawing>(), {.train = testing::tiny_loader()});
+  ASSERT_EQ(Drawing::by_device().size(), 2U);
+  EXPECT_FALSE(Drawing::by_device().at("cuda:0").equal(Drawing::by_device().at("cuda:1")));
 }
 
 }  // namespace
