@@ -1,5 +1,4 @@
 // Collectives on a GPU, by NCCL: every rank needs one to itself, so here a rank is alone, and gets what it gave.
-// Without a GPU the error says so.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -38,14 +37,16 @@ void expect_what_was_given(World& world, at::ScalarType dtype) {
   }
 }
 
-TEST(Nccl, RunsEveryCollectiveWhereThereIsAGpu) {
-  if (at::hasCUDA()) {
-    World world = one_rank();
-    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong}) {
-      expect_what_was_given(world, dtype);
-    }
-    return;
+TEST(Nccl, RunsEveryCollective) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  World world = one_rank();
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf, at::kInt, at::kLong}) {
+    expect_what_was_given(world, dtype);
   }
+}
+
+TEST(Nccl, WithoutAGpuTheErrorSaysSo) {
+  if (at::hasCUDA()) GTEST_SKIP() << "this machine has a GPU";
   std::string why;
   try {
     one_rank();
