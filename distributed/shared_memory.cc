@@ -12,11 +12,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <fstream>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <utility>
+
+#include "core/logging.h"
 
 namespace fulgur {
 namespace {
@@ -46,16 +50,17 @@ void set_and_wake(uint32_t& word, uint32_t value) {
   futex(word, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-void sleep_while(uint32_t& word, uint32_t value, milliseconds at_most) {
+// Whether it was woken, or the word has changed; false if the time is over.
+bool sleep_while(uint32_t& word, uint32_t value, milliseconds at_most) {
   const timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(at_most).count()};
-  futex(word, FUTEX_WAIT, value, &timeout);
+  return futex(word, FUTEX_WAIT, value, &timeout) == 0 || errno == EAGAIN;
 }
 
 // Counters go around.
 bool is_at_least(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
-// The same for two processes that run on one host and count processes alike. Network namespaces stand for hosts, too,
-// where somebody tries several of them out on one.
+// The same for two processes that run on one host and count processes alike: the host, and its namespaces. Network
+// namespaces stand for hosts, too, where somebody tries several of them out on one.
 std::optional<std::string> host_identity() {
   std::string identity;
   if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> identity)) return std::nullopt;
@@ -65,6 +70,19 @@ std::optional<std::string> host_identity() {
     identity += fmt::format(" {}", link.data());
   }
   return identity;
+}
+
+std::string_view first_word(std::string_view text) { return text.substr(0, text.find(' ')); }
+
+// Once for all groups.
+void warn_of_network() {
+  static std::atomic<bool> warned = false;
+  if (warned.exchange(true)) return;
+  log_warning(
+      "the ranks are on one host, but exchange over the network, which is slower: they are in several namespaces of "
+      "processes or networks, or may not look at each other (pidfd_open, /proc/PID/fd), so that they cannot share "
+      "memory; "
+      "set FULGUR_SHARED_MEMORY=0 if that is wanted");
 }
 
 class Descriptor {
@@ -121,7 +139,12 @@ size_t SharedMemory::Channel::num_bytes(int64_t world_size, ChannelOptions optio
 }
 
 SharedMemory::Channel::Channel(SharedMemory& shared, std::byte* memory, ChannelOptions options)
-    : shared_(shared), memory_(memory), options_(options), num_sent_(kFirstRound), num_done_(kFirstRound) {
+    : shared_(shared),
+      memory_(memory),
+      options_(options),
+      num_sent_(kFirstRound),
+      num_done_(kFirstRound),
+      spun_for_(kFirstRound - 1) {
   counters(shared_.rank()) = {.sent = kFirstRound, .done = kFirstRound};
 }
 
@@ -146,8 +169,9 @@ bool SharedMemory::Channel::opens_at_once() const {
 }
 
 std::byte* SharedMemory::Channel::open(Clock::time_point deadline) {
+  const Clock::time_point end_of_spin = Clock::now() + options_.spin;  // for all of them
   for (int64_t peer = 0; peer < shared_.world_size(); ++peer) {
-    shared_.wait_until(counters(peer).done, rounds_to_be_done(), deadline, options_.spin);
+    shared_.wait_until(counters(peer).done, rounds_to_be_done(), deadline, end_of_spin);
   }
   return outbox(shared_.rank(), num_sent_).content();
 }
@@ -161,7 +185,8 @@ void SharedMemory::Channel::send(const Call& call) {
 }
 
 std::byte* SharedMemory::Channel::receive(int64_t peer, const Call& call, Clock::time_point deadline) {
-  shared_.wait_until(counters(peer).sent, num_done_ + 1, deadline, options_.spin);
+  if (std::exchange(spun_for_, num_done_) != num_done_) end_of_spin_ = Clock::now() + options_.spin;
+  shared_.wait_until(counters(peer).sent, num_done_ + 1, deadline, end_of_spin_);
   Outbox& theirs = outbox(peer, num_done_);
   if (theirs.call.data() != call.name || theirs.num_bytes != call.num_bytes) {
     throw std::runtime_error(fmt::format("rank {} calls {} of {} bytes, and this one {} of {} bytes",
@@ -190,36 +215,43 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const st
 
   std::shared_ptr<SharedMemory> shared(new SharedMemory(group));
   std::string path;
-  bool works = willing;
-  for (int64_t rank = 0; works && rank < group.world_size(); ++rank) {
+  bool works = willing, is_expected_to = willing;  // where all are on one host, and none is unwilling
+  for (int64_t rank = 0; is_expected_to && rank < group.world_size(); ++rank) {
     std::istringstream words(others[static_cast<size_t>(rank)]);
     std::string its_place;
     int process = 0, descriptor = 0;
     std::getline(words, its_place);
     words >> process >> descriptor;
     if (rank == 0) path = fmt::format("/proc/{}/fd/{}", process, descriptor);
-    works = its_place == place && shared->watch(process);
+    is_expected_to = first_word(its_place) == first_word(place);
+    works = works && its_place == place && shared->watch(process);
   }
-  if (works) {
+  if (works && is_expected_to) {
     const Descriptor opened(::open(path.c_str(), O_RDWR | O_CLOEXEC));
     works = shared->map(opened.get(), num_bytes, channels);
   }
+  works = works && is_expected_to;
   const std::vector<std::string> answers = exchange(store, group, "works", works ? "yes" : "no");
-  return std::ranges::count(answers, "yes") == group.world_size() ? shared : nullptr;
+  if (std::ranges::count(answers, "yes") == group.world_size()) return shared;
+  if (is_expected_to && group.rank == 0) warn_of_network();
+  return nullptr;
 }
 
 SharedMemory::SharedMemory(const Group& group) : rank_(group.rank), ranks_(group.ranks) {}
 
 SharedMemory::~SharedMemory() {
   if (memory_ != nullptr) ::munmap(memory_, num_bytes_);
-  for (const int process : processes_) ::close(process);
+  for (const pollfd& process : processes_) {
+    if (process.fd >= 0) ::close(process.fd);
+  }
 }
 
+// This process needs no watching; poll() passes over a negative descriptor.
 bool SharedMemory::watch(int process) {
-  const auto descriptor = static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
-  if (descriptor < 0) return false;
-  processes_.push_back(descriptor);
-  return true;
+  const bool is_own = process == ::getpid();
+  const auto descriptor = is_own ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
+  processes_.push_back({.fd = descriptor, .events = POLLIN, .revents = 0});
+  return is_own || descriptor >= 0;
 }
 
 bool SharedMemory::map(int descriptor, size_t num_bytes, const std::vector<ChannelOptions>& channels) {
@@ -241,27 +273,27 @@ void SharedMemory::abort() { std::atomic_ref(reinterpret_cast<Header*>(memory_)-
 
 std::optional<std::string> SharedMemory::trouble(Clock::time_point deadline) const {
   if (load(reinterpret_cast<Header*>(memory_)->aborted) != 0) return "a rank has given up";
-  for (size_t rank = 0; rank < processes_.size(); ++rank) {
-    pollfd process{.fd = processes_[rank], .events = POLLIN, .revents = 0};
-    if (::poll(&process, 1, 0) == 1) return fmt::format("the process of rank {} has ended", ranks_[rank]);
+  std::vector<pollfd> processes = processes_;  // several threads may wait
+  if (::poll(processes.data(), processes.size(), 0) > 0) {
+    const auto ended = std::ranges::find_if(processes, [](const pollfd& process) { return process.revents != 0; });
+    return fmt::format("the process of rank {} has ended", ranks_[static_cast<size_t>(ended - processes.begin())]);
   }
   if (Clock::now() > deadline) return "timed out";
   return std::nullopt;
 }
 
 void SharedMemory::wait_until(uint32_t& counter, uint32_t least, Clock::time_point deadline,
-                              std::chrono::microseconds spin) const {
-  const Clock::time_point end_of_spin = Clock::now() + spin;
+                              Clock::time_point end_of_spin) const {
   do {
     if (is_at_least(load(counter), least)) return;
     relax();
   } while (Clock::now() < end_of_spin);
-  for (;;) {
-    const std::optional<std::string> why = trouble(deadline);
+  for (bool is_time_to_look = false;;) {
+    const std::optional<std::string> why = is_time_to_look ? trouble(deadline) : std::nullopt;
     const uint32_t value = load(counter);  // after the look around: one that has ended may have sent before
     if (is_at_least(value, least)) return;
     if (why) throw std::runtime_error(*why);
-    sleep_while(counter, value, kLookAround);
+    is_time_to_look = !sleep_while(counter, value, kLookAround);
   }
 }
 

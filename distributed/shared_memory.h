@@ -1,5 +1,7 @@
 #pragma once
 
+#include <poll.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +25,15 @@ class SharedMemory {
 
   struct ChannelOptions {
     int64_t outbox_bytes = 0;
-    std::chrono::microseconds spin{};  // how long one waits before it gives its core away
+    std::chrono::microseconds spin{};  // how long one waits in a round before it gives its core away
   };
 
   using Clock = std::chrono::steady_clock;
   class Channel;
 
   // Every rank of the group calls this. Null, on every rank, if they are on several hosts, if one may not see another's
-  // memory, or if one is not `willing`. Throws what the store does if a rank does not come within the group's timeout.
+  // memory (of which rank 0 warns), or if one is not `willing`. Throws what the store does if a rank does not come
+  // within the group's timeout.
   static std::shared_ptr<SharedMemory> connect(const Group& group, const std::vector<ChannelOptions>& channels,
                                                bool willing);
 
@@ -51,14 +54,14 @@ class SharedMemory {
   explicit SharedMemory(const Group& group);
   bool map(int descriptor, size_t num_bytes, const std::vector<ChannelOptions>& channels);
   bool watch(int process);
-  void wait_until(uint32_t& counter, uint32_t least, Clock::time_point deadline, std::chrono::microseconds spin) const;
+  void wait_until(uint32_t& counter, uint32_t least, Clock::time_point deadline, Clock::time_point end_of_spin) const;
   std::optional<std::string> trouble(Clock::time_point deadline) const;
 
   const int64_t rank_;
   const std::vector<int64_t> ranks_;  // numbers in the run
   size_t num_bytes_ = 0;
   std::byte* memory_ = nullptr;
-  std::vector<int> processes_;  // by rank: a file descriptor that tells when its process has ended
+  std::vector<pollfd> processes_;  // by rank: becomes readable when its process has ended
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
@@ -100,6 +103,8 @@ class SharedMemory::Channel {
   const ChannelOptions options_;
   uint32_t num_sent_;  // rounds
   uint32_t num_done_;
+  uint32_t spun_for_;  // the round that end_of_spin_ belongs to
+  Clock::time_point end_of_spin_{};
 };
 
 }  // namespace fulgur

@@ -18,6 +18,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using ::testing::HasSubstr;
 using testing::message_of;
 using Memory = std::shared_ptr<SharedMemory>;
 
@@ -63,10 +64,16 @@ TEST(SharedMemory, IsUsedOnlyIfAllRanksCanAndAskForTheSame) {
   for (const Memory& memory : connect({{}, {}, {}})) EXPECT_NE(memory, nullptr);
   const Asked unwilling{.willing = false};
   const Asked larger{.channels = {{.outbox_bytes = 128, .spin = {}}}};
-  for (const Asked& other : {unwilling, larger}) {
+  const auto said_without = [](const Asked& other) {
+    ::testing::internal::CaptureStderr();
     for (const Memory& memory : connect({{}, {}, other})) EXPECT_EQ(memory, nullptr);
     for (const Memory& memory : connect({other, {}, {}})) EXPECT_EQ(memory, nullptr);
-  }
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_EQ(said_without(unwilling), "");
+  const std::string said = said_without(larger), warning = "the ranks are on one host, but exchange over the network";
+  EXPECT_THAT(said, HasSubstr(warning));
+  EXPECT_EQ(said.find(warning), said.rfind(warning));  // once
 }
 
 // Of many rounds, in which the counters go around, with ranks that run ahead of each other.
