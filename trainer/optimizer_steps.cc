@@ -90,7 +90,7 @@ bool OptimizerSteps::step(const Closure& closure) {
   StepRequest request;
   request.closure = [&] {
     at::Tensor loss = closure();
-    StepRequest evaluated{.micro_batches = context_.strategy.end_micro_batch({.micro_batches = 1}, true).micro_batches,
+    StepRequest evaluated{.micro_batches = end_evaluation({.micro_batches = 1}).micro_batches,
                           .clipping = trainer_clipping()};
     if (evaluated.micro_batches > 1) {  // ranks
       context_.strategy.materialize_gradients(0, std::exchange(evaluated.micro_batches, 1));
@@ -103,6 +103,18 @@ bool OptimizerSteps::step(const Closure& closure) {
     return loss;
   };
   return update(0, request);
+}
+
+void OptimizerSteps::skip_closure() { end_evaluation({.ends_epoch = true}); }
+
+// How often an optimizer evaluates the loss depends on what it finds, so that all ranks take part or none.
+Window OptimizerSteps::end_evaluation(const Window& mine) {
+  const Window all = context_.strategy.end_micro_batch(mine, /*is_last=*/true);
+  if (!all.ends_epoch || all.micro_batches == 0) return all;
+  throw SetupError(
+      fmt::format("on_train_batch_start returned skip_epoch on some of the ranks, but {} evaluates the loss on all of "
+                  "them, as often as it needs; return skip_epoch on every rank or on none",
+                  optimizers()[0].name()));
 }
 
 void OptimizerSteps::check_accumulation(int64_t accumulate_grad_batches) const {
@@ -166,7 +178,9 @@ void OptimizerSteps::move(LRSchedule& schedule) {
       const std::string message = fmt::format("{}: {}", config.scheduler->name(),
                                               unknown_name_message("monitor", config.monitor, names_of(metrics)));
       if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
-      log_warning("{}; the learning rate stays", message);
+      if (told_missing_.insert(&schedule).second) {
+        log_warning("{}; the learning rate stays until it is there", message);
+      }
       return;
     }
     metric = found->second;

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "core/lr_schedule.h"
@@ -32,6 +34,9 @@ class OptimizerSteps final : public ManualOptimization {
   bool needs_closure() const { return optimizers()[0].needs_closure(); }
   bool step(const Closure& closure);
 
+  // With several ranks: this one skips the epoch. Throws SetupError on every rank if another computes a loss meanwhile.
+  void skip_closure();
+
   // Throws SetupError if the optimizer cannot take a step of so many micro-batches.
   void check_accumulation(int64_t accumulate_grad_batches) const;
 
@@ -45,10 +50,12 @@ class OptimizerSteps final : public ManualOptimization {
   bool update(size_t optimizer, const StepRequest& request);
   void tell_of_skipped(const StepReport& report);
   void move(LRSchedule& schedule);
+  Window end_evaluation(const Window& mine);
 
   LoopContext& context_;
   bool wants_gradients_;
   bool told_skipped_ = false;
+  std::set<const LRSchedule*> told_missing_;  // schedules whose metric was not there, of which that was said
   std::vector<LRSchedule> schedules_;
 };
 

@@ -81,7 +81,9 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   }
   context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
-  if (window_batches_ > 0 || others_wait) {  // the epoch was skipped in the middle of a window
+  if (others_wait && steps_.needs_closure()) {
+    steps_.skip_closure();
+  } else if (window_batches_ > 0 || others_wait) {  // the epoch was skipped in the middle of a window
     end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }

@@ -32,6 +32,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -359,6 +360,32 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
     trainer.fit(module, loaders()());
     const bool others_step = world.world_size() > 1;  // those that were in the middle of it
     EXPECT_EQ(trainer.state().global_step, others_step ? 4 : 2);
+  });
+}
+
+struct SkipsWithAClosure : SkipsTheEpoch {
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(0.1).max_iter(2)));
+  }
+};
+
+// The others are in the middle of an update, in which each evaluation of the loss is one of all ranks.
+TEST(RanksWithAClosure, RefuseThatOnlySomeSkipAnEpoch) {
+  EXPECT_THAT(message_of<SetupError>([] {
+                run_ranks(2, [](World& world) {
+                  const auto module = seeded<SkipsWithAClosure>();
+                  module->rank = world.rank();
+                  Trainer(ddp(world)).fit(module, {.train = testing::tiny_loader(48, 4)});
+                });
+              }),
+              AllOf(HasSubstr("skip_epoch"), HasSubstr("on every rank")));
+}
+
+TEST(RanksWithAClosure, SkipAnEpochTogether) {
+  run_ranks(2, [](World& world) {
+    Trainer trainer(ddp(world, {.max_epochs = 2}));
+    trainer.fit(seeded<SkipsWithAClosure>(), {.train = testing::tiny_loader(48, 4)});
+    EXPECT_EQ(trainer.state().global_step, 2);
   });
 }
 
