@@ -241,14 +241,14 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
         (hooks.module().*phase.step_member)(batch, batch_idx);
       });
       hooks(phase.batch_end, batch, batch_idx);
-      if (++num_batches_run_ % *context_.options.log_every_n_steps == 0)
-        send(metric_log.take_step_metrics(), num_batches_run_ - 1);
+      if (context_.is_logged(num_batches_run_++)) send(metric_log.take_step_metrics(), num_batches_run_ - 1);
       metric_log.begin_step(stage_);
     });
     if (!is_whole) return leave();
-    Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
+    Metrics of_steps = metric_log.end_epoch(stage_, &context_.ranks);
     hooks(phase.epoch_end);
-    for_loggers.merge(metric_log.end_epoch(stage_, &context_.ranks));
+    Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
+    for_loggers.merge(of_steps);  // of a name that both have, the later value stays, as in callback_metrics()
     metrics = metric_log.epoch_metrics();
     send(for_loggers, state.last_step());
     hooks(phase.end);
@@ -290,7 +290,7 @@ std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoader
 }
 
 void EvaluationLoop::send(const Metrics& metrics, int64_t step) {
-  if (!context_.state.sanity_checking) context_.hooks.send(metrics, step);
+  if (!context_.state.sanity_checking) context_.send(metrics, step);
 }
 
 void EvaluationLoop::run_sanity_check(int64_t num_steps) {

@@ -218,6 +218,7 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   }
   start_ -= elapsed_of(state);
   if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
+    if (*accumulation < 1) throw CheckpointError(c10::str("'accumulate_grad_batches' is ", *accumulation));
     context_.accumulate_grad_batches = *accumulation;
   }
   train_->load_state(state.child("train_loader"));
@@ -256,15 +257,16 @@ void FitLoop::restore() {
 void FitLoop::end_epoch(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   const auto runs_last = [](const Callback& callback) { return callback.runs_last(); };
-  Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.ranks);
+  Metrics of_steps = context_.metrics.end_epoch(Stage::train, &context_.ranks);
   hooks.callbacks_where(std::not_fn(runs_last), hooks::on_train_epoch_end, &Callback::on_train_epoch_end);
   hooks.within(hooks::on_train_epoch_end, [&] { hooks.module().on_train_epoch_end(); });
-  metrics.merge(context_.metrics.end_epoch(Stage::train, &context_.ranks));
+  Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.ranks);
+  metrics.merge(of_steps);  // of a name that both have, the later value stays, as in callback_metrics()
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);
   if (hooks.module().automatic_optimization && progress_.epoch_is_complete)
     steps.move_schedules("epoch", OptimizerSteps::Kind::plateau);
-  hooks.send(metrics, context_.state.last_step());
+  context_.send(metrics, context_.state.last_step());
 }
 
 }  // namespace fulgur

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <utility>
 
@@ -16,6 +17,7 @@
 #include "strategies/strategy.h"
 #include "trainer/checkpoint_saver.h"
 #include "trainer/hook_caller.h"
+#include "trainer/non_finite.h"
 #include "trainer/signal_watch.h"
 #include "trainer/trainer_options.h"
 
@@ -39,10 +41,22 @@ struct LoopContext {
   const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
   const std::function<void()>& on_step_boundary;     // asks ModelCheckpoint, between two steps
   const std::atomic<bool>& stop_requested;
+  NonFinite& non_finite;
   int64_t& accumulate_grad_batches;  // from the next epoch on
 
   // What evaluation steps run in; training steps run in the strategy's.
   PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
+
+  // Whether loggers get the values of a step, counted from 0. In barebones mode there are none.
+  bool is_logged(int64_t step) const {
+    return options.log_every_n_steps && (step + 1) % *options.log_every_n_steps == 0;
+  }
+
+  // Sends metrics to the loggers.
+  void send(const Metrics& values, int64_t step) const {
+    non_finite.look_at(values, step, state);
+    hooks.send(values, step);
+  }
 
   // The batch as steps see it: on its device, after the transfer hooks.
   Batch to_device(Batch batch) const {

@@ -12,6 +12,7 @@
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"
 #include "core/error.h"
+#include "core/logging.h"
 #include "strategies/precision.h"
 
 namespace fulgur {
@@ -64,6 +65,7 @@ void resolve_barebones(TrainerOptions& options) {
   options.num_sanity_val_steps = 0;
 }
 
+// A checkpoint's place in training has no meaning under the bounds of fast_dev_run.
 void resolve_fast_dev_run(TrainerOptions& options) {
   if (options.fast_dev_run == 0) return;
   const Batches batches(options.fast_dev_run);
@@ -78,7 +80,13 @@ void resolve_fast_dev_run(TrainerOptions& options) {
   options.limit_train_batches = options.limit_val_batches = options.limit_test_batches = options.limit_predict_batches =
       batches;
   options.logger = options.enable_checkpointing = false;
-  options.ckpt_path.clear();
+  if (!options.ckpt_path.empty()) {
+    log_warning(
+        "ckpt_path = '{}' is left out in fast_dev_run, which trains from the start; to try out how a run "
+        "resumes, set max_steps to a little more than the checkpoint's in its place",
+        options.ckpt_path);
+    options.ckpt_path.clear();
+  }
   std::erase_if(options.callbacks, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
 }
 
@@ -127,7 +135,7 @@ TrainerOptions resolve(TrainerOptions options) {
   resolve_fast_dev_run(options);
   if (options.overfit_batches) options.limit_train_batches = options.limit_val_batches = *options.overfit_batches;
   options.num_sanity_val_steps = options.num_sanity_val_steps.value_or(2);
-  options.log_every_n_steps = options.log_every_n_steps.value_or(50);
+  if (!options.barebones) options.log_every_n_steps = options.log_every_n_steps.value_or(50);
   add_default_callbacks(options);
   return options;
 }

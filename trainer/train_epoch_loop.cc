@@ -3,7 +3,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <utility>
 
@@ -27,12 +26,14 @@ void check_loss(const Module& module, const at::Tensor& loss) {
   }
 }
 
+// In manual optimisation the step may return any tensor.
 void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_idx) {
   if (!loss.defined()) return;
-  const auto value = loss.item<double>();
-  TORCH_CHECK(std::isfinite(value), "detect_anomaly: ", module.name(), "::training_step returned a loss of ", value,
-              " for batch ", batch_idx,
-              "; is there a division by 0 or a log(0) in it, or is the learning rate too high?");
+  const at::Tensor is_wrong = loss.detach().isfinite().logical_not();
+  if (!is_wrong.any().item<bool>()) return;
+  const auto value = loss.detach().masked_select(is_wrong)[0].item<double>();
+  TORCH_CHECK(false, "detect_anomaly: ", module.name(), "::training_step returned a loss of ", value, " for batch ",
+              batch_idx, "; is there a division by 0 or a log(0) in it, or is the learning rate too high?");
 }
 
 }  // namespace
@@ -123,6 +124,7 @@ bool TrainEpochLoop::ends_here() {
 void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
+  context_.non_finite.look_at_loss(loss, context_.state);
   ++progress_.total;
   if (window_batches_ == 0) progress_.of_epoch = context_.state.batch_idx + 1;
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
@@ -205,8 +207,8 @@ void TrainEpochLoop::count_step() {
 
 void TrainEpochLoop::log_step_metrics() {
   const int64_t step = context_.state.batches_that_stepped;
-  if ((step + 1) % *context_.options.log_every_n_steps != 0 && !bounds_.should_stop()) return;
-  context_.hooks.send(context_.metrics.take_step_metrics(), step);
+  if (!context_.is_logged(step) && !bounds_.should_stop()) return;
+  context_.send(context_.metrics.take_step_metrics(), step);
 }
 
 // No step follows, beside which a late update could land: the last validation and checkpoint are to see it.

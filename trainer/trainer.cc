@@ -299,6 +299,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   GroupRanks ranks(world_->control());
   const bool watches_signals = entry_point == EntryPoint::fit && !is_trial_;
   const SignalWatch signals(watches_signals);
+  NonFinite non_finite(/*active=*/rank_ == 0 && !is_trial_ && !options_.barebones);
   int late_signal = 0;
   const std::function<void(int)> on_signal = [this](int signal) { interrupt(signal); };
   const std::function<void()> on_step_boundary = [this] { save_at_boundary(); };
@@ -324,6 +325,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
                         .interrupt = on_signal,
                         .on_step_boundary = on_step_boundary,
                         .stop_requested = stop_requested_,
+                        .non_finite = non_finite,
                         .accumulate_grad_batches = accumulate_grad_batches_};
     body(context);
     saver_->finish();

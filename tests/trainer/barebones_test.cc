@@ -29,6 +29,11 @@ TEST(Barebones, TakesExtrasThatAreTurnedOffAnyway) {
       Trainer({.max_epochs = 1, .num_sanity_val_steps = 0, .enable_progress_bar = false, .barebones = true}));
 }
 
+TEST(Barebones, OptionsAsResolvedMakeAnother) {
+  const Trainer trainer({.accelerator = "cpu", .max_epochs = 1, .barebones = true});
+  EXPECT_NO_THROW(Trainer(trainer.options()));
+}
+
 TEST(Barebones, LogDoesNothingAndSaysSoOnce) {
   const testing::TempDir dir;
   Trainer trainer({.accelerator = "cpu", .max_epochs = 1, .default_root_dir = dir.path().string(), .barebones = true});

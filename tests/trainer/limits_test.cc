@@ -24,6 +24,7 @@ namespace {
 using testing::CountingModule;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::quiet;
 using testing::tiny_loader;
 using testing::UnsizedLoader;
@@ -148,6 +149,14 @@ TEST(FastDevRun, RunsOneEpochOfSoManyBatchesOfEveryStage) {
   EXPECT_THAT((std::vector{module->trained, module->validated, module->tested, module->predicted}), Each(2));
   EXPECT_EQ(module->sanity_checked, 0);
   EXPECT_EQ(trainer.state().epoch, 1);
+}
+
+TEST(FastDevRun, BeginsAnewAndSaysSo) {
+  ::testing::internal::CaptureStderr();
+  const Trainer trainer(quiet({.fast_dev_run = 1, .ckpt_path = "runs/mine/checkpoints/last"}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("ckpt_path = 'runs/mine/checkpoints/last' is left out in fast_dev_run"));
+  EXPECT_EQ(trainer.options().ckpt_path, "");
 }
 
 TEST(FastDevRun, WritesNothingWhoeverAsksForIt) {

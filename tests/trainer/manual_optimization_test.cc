@@ -164,6 +164,21 @@ TEST(ManualOptimization, AnomaliesAreDetectedInWhatTheStepReturns) {
               HasSubstr("nan for batch 0"));
 }
 
+TEST(ManualOptimization, WhatTheStepReturnsMayBeAVector) {
+  struct Vector : TinyModule {
+    explicit Vector(double given) : divisor(given) { automatic_optimization = false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      return loss(batch).reshape({1}).expand({3}) / divisor;
+    }
+    double divisor;
+  };
+  const auto fit = [](double divisor) {
+    Trainer(quiet({.detect_anomaly = true})).fit(make_module<Vector>(divisor), {.train = tiny_loader()});
+  };
+  EXPECT_NO_THROW(fit(1.0));
+  EXPECT_THAT(message_of<c10::Error>([&] { fit(0.0); }), HasSubstr("inf for batch 0"));
+}
+
 TEST(ManualOptimization, SeveralOptimizersNeedIt) {
   struct Two : TinyModule {
     Optimizers configure_optimizers() override {

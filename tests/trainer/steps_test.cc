@@ -7,7 +7,9 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -276,6 +278,73 @@ TEST(StepMetrics, AMetricNamedStepTakesThePlaceOfTheStep) {
       .fit(make_module<Logging>(), {.train = loader_of({1, 2})});
   ASSERT_EQ(sent->metrics.size(), 2U);
   EXPECT_EQ(sent->metrics[1], (std::pair(Metrics{{"a", 1}}, int64_t{101})));
+}
+
+// The later one, which callback_metrics() has too.
+TEST(EpochMetrics, OfANameThatTwoHooksLogLoggersGetWhatCallbacksRead) {
+  struct Logging : Line {
+    at::Tensor training_step(const Batch& batch, int64_t i) override {
+      log("trained", 1, {.on_step = false, .on_epoch = true});
+      return Line::training_step(batch, i);
+    }
+    void on_train_epoch_end() override { log("trained", 2); }
+    void validation_step(const Batch&, int64_t) override { log("validated", 3); }
+    void on_validation_epoch_end() override { log("validated", 4); }
+  };
+  const auto sent = std::make_shared<Sent>();
+  Trainer trainer(quiet({.num_sanity_val_steps = 0, .callbacks = {sent}}));
+  trainer.fit(make_module<Logging>(), {.train = loader_of({1, 2}), .val = loader_of({1})});
+  ASSERT_EQ(sent->metrics.size(), 2U);
+  EXPECT_EQ(sent->metrics[0].first, (Metrics{{"validated", 4}}));
+  EXPECT_EQ(sent->metrics[1].first, (Metrics{{"trained", 2}}));
+  EXPECT_EQ(trainer.callback_metrics(), (Metrics{{"trained", 2}, {"validated", 4}}));
+}
+
+size_t count_of(const std::string& what, const std::string& text) {
+  size_t count = 0;
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++count;
+  return count;
+}
+
+template <class M>
+std::string told_by(TrainerOptions options, Loaders loaders) {
+  ::testing::internal::CaptureStderr();
+  Trainer(quiet(std::move(options))).fit(make_module<M>(), std::move(loaders));
+  return ::testing::internal::GetCapturedStderr();
+}
+
+TEST(Steps, AScheduleWhoseMetricIsNotThereYetSaysSoOnce) {
+  struct Waiting : Line {
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = kLr}),
+              {.scheduler = optim::ReduceLROnPlateau::make({}),
+               .interval = "step",
+               .monitor = "val_loss",
+               .strict = false}};
+    }
+  };
+  EXPECT_EQ(count_of("the learning rate stays", told_by<Waiting>({}, {.train = loader_of({1, 2, 3, 4})})), 1U);
+}
+
+// The loss is finite up to the third batch.
+struct Diverges : Line {
+  at::Tensor training_step(const Batch& batch, int64_t i) override {
+    const at::Tensor loss = Line::training_step(batch, i);
+    log("train_loss", loss);
+    return loss;
+  }
+  void validation_step(const Batch& batch, int64_t) override { log("val_loss", (w * batch["x"]).mean()); }
+};
+
+TEST(NonFinite, IsSaidOnceWithNameAndStep) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const auto loaders = [&] { return Loaders{.train = loader_of({1, 2, inf, 3, 4}), .val = loader_of({1})}; };
+  const std::string told = told_by<Diverges>({.max_epochs = 2, .log_every_n_steps = 2}, loaders());
+  EXPECT_EQ(count_of("the loss is -inf at step 2 (epoch 0)", told), 1U) << told;
+  EXPECT_EQ(count_of("train_loss is -inf at step 3 (epoch 0)", told), 1U) << told;
+  EXPECT_EQ(count_of("val_loss is NaN at step 4 (epoch 0)", told), 1U) << told;
+  EXPECT_EQ(count_of("detect_anomaly = true", told), 3U) << told;
+  EXPECT_EQ(count_of("detect_anomaly", told_by<Diverges>({}, {.train = loader_of({1, 2}), .val = loader_of({1})})), 0U);
 }
 
 }  // namespace

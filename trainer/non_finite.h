@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "core/metric_log.h"
+#include "core/run_state.h"
+
+namespace fulgur {
+
+// Warns of the loss and of metrics that are NaN or infinite: once in a run for each name. It looks only at numbers that
+// are on the host anyway, so that no accelerator is waited for: metrics on their way to the loggers, and losses on the
+// CPU. Threading: the training thread.
+class NonFinite {
+ public:
+  explicit NonFinite(bool active) : active_(active) {}
+
+  void look_at(const Metrics& metrics, int64_t step, const RunState& state);
+  void look_at_loss(const at::Tensor& loss, const RunState& state);  // as training_step returned it; may be undefined
+
+ private:
+  void warn(std::string_view name, double value, int64_t step, const RunState& state);
+
+  const bool active_;
+  std::set<std::string, std::less<>> told_;
+};
+
+}  // namespace fulgur
