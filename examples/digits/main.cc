@@ -63,14 +63,15 @@ void train(DigitsOptions options) {
   digits::DigitsData data(options.data, options.batch_size, options.seed);
   const auto digits = make_module<Digits>(options.lr);
   const auto checkpoint = ModelCheckpoint::make({.monitor = "val_loss"});
-  options.trainer.callbacks = {checkpoint};
+  const bool saves = options.trainer.enable_checkpointing.value_or(!options.trainer.barebones);
+  if (saves) options.trainer.callbacks = {checkpoint};
 
   Trainer trainer(options.trainer);
   trainer.fit(digits, data);
   trainer.test(digits, data, checkpoint->best_model_path().string());
 
-  fmt::print("checkpoint: {}\nnext: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n",
-             checkpoint->best_model_path().string());
+  if (saves) fmt::print("checkpoint: {}\n", checkpoint->best_model_path().string());
+  fmt::print("next: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n");
 }
 
 }  // namespace

@@ -41,7 +41,10 @@ void train(Options options) {
   const auto model = make_module<LanguageModel>(options.model);
   const auto checkpoint = ModelCheckpoint::make({.monitor = "val_bpc"});
   const auto throughput = std::make_shared<Throughput>();
-  options.trainer.callbacks = {throughput, checkpoint};
+  const bool is_bare = options.trainer.barebones;  // then the Trainer takes no callbacks
+  const bool saves = options.trainer.enable_checkpointing.value_or(!is_bare);
+  if (!is_bare) options.trainer.callbacks.push_back(throughput);
+  if (saves) options.trainer.callbacks.push_back(checkpoint);
 
   Trainer trainer(options.trainer);
   trainer.fit(model, data);
@@ -49,9 +52,9 @@ void train(Options options) {
 
   write_sample(*model, options.sample, options.seed);
   fmt::print("order 0: {:.3f} bits per character, from how often each byte comes\n", order_0_bpc(data.text()));
-  fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());
-  fmt::print("checkpoint: {}\nnext: ./bazelw run //examples/transformer_lm -- --max_epochs=30 --dropout=0.1\n",
-             checkpoint->best_model_path().string());
+  if (!is_bare) fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());
+  if (saves) fmt::print("checkpoint: {}\n", checkpoint->best_model_path().string());
+  fmt::print("next: ./bazelw run //examples/transformer_lm -- --max_epochs=30 --dropout=0.1\n");
 }
 
 }  // namespace

@@ -123,6 +123,13 @@ class DigitsTest(unittest.TestCase):
         in_python = module["head"](module["conv"](images)).argmax(1).eq(labels).float().mean().item()
         self.assertAlmostEqual(in_python, test_accuracy(done.stdout), places=6)
 
+    def test_nothing_is_saved_where_that_is_asked_for(self):
+        for flag in ("--enable_checkpointing=false", "--barebones"):
+            done = run("--max_epochs=1", flag, folder=self.folder)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertNotIn("checkpoint:", done.stdout)
+            self.assertEqual(list(pathlib.Path(self.folder).rglob("checkpoints")), [])
+
     def test_bad_input_is_refused_before_training(self):
         for flags, exit_code, message in [
             (["--max_epohcs=3"], 2, "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'? known: "),
