@@ -78,8 +78,8 @@ class TrainerControl {
   // Rank 0's, on every rank: each calls it. For what decides whether all of them do something, such as save.
   virtual double from_rank_zero(double value) = 0;
 
-  // Removes one that fulgur has written, and nothing else that lies in its folder; not the one that the run went on
-  // from. Only rank 0 does something.
+  // Removes one that fulgur has written, and nothing else that lies in its folder; not the one that the run resumed
+  // from if TrainerOptions::ckpt_path is its path. Only rank 0 does something.
   virtual void remove_checkpoint(const std::filesystem::path& folder) = 0;
 };
 
