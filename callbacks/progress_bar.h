@@ -67,8 +67,8 @@ class ProgressBar final : public Callback {
   Clock::time_point validation_start_{};
   Clock::time_point pass_start_{};  // over the running evaluation loader
   Clock::time_point last_drawn_{};
-  std::mutex mutex_{};                               // of what follows and of the stream: other threads may log
-  size_t width_ = 0;                                 // of the line that stands there
+  std::mutex mutex_{};                               // guards the stream and what follows: other threads may log
+  size_t width_ = 0;                                 // letters of the line that stands there; 0: there is none
   std::optional<ScopedBeforeLogLine> makes_room_{};  // on a terminal
 };
 

@@ -32,7 +32,7 @@ struct Field {
   std::string_view help{};                                // one clause; shapes and units here
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices{};  // of a string (empty: any); of an enum the names of its values 0, 1, ...
+  std::vector<std::string> choices{};  // what a string may be (empty: anything); an enum's names, from its value 0 on
 };
 
 // Walks over the fields of an options struct. The struct names each field once:
