@@ -345,4 +345,6 @@ std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>
 
 void C10dCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
 
+void C10dCollective::interrupt() { impl_->break_connections(); }
+
 }  // namespace fulgur

@@ -41,6 +41,9 @@ class C10dCollective final : public Collective {
   // Ends what runs and what is called later, here and on the other ranks, with a DistributedError. From any thread.
   void abort(std::string_view reason);
 
+  // The same where the Heartbeat knows the reason: the error is what it finds.
+  void interrupt();
+
  private:
   class Impl;
   std::unique_ptr<Impl> impl_;

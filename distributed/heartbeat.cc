@@ -175,6 +175,30 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
   return {std::nullopt, "every rank is alive and has started it; the network between them may have failed"};
 }
 
+// How long a number has stayed as it is. Time in which this process itself did not run (Ctrl-Z, a busy machine) does
+// not count.
+class Silence {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Silence(std::chrono::milliseconds interval) : interval_(interval) {}
+
+  // To be called once per interval. Whether the number has stayed so for kSilentIntervals.
+  bool is_too_long(int64_t number) {
+    const auto now = Clock::now();
+    silent_ = number == number_ ? silent_ + std::min<Clock::duration>(now - looked_, 2 * interval_) : Clock::duration();
+    number_ = number;
+    looked_ = now;
+    return silent_ > Heartbeat::kSilentIntervals * interval_;
+  }
+
+ private:
+  const std::chrono::milliseconds interval_;
+  Clock::time_point looked_ = Clock::now();
+  Clock::duration silent_{};
+  int64_t number_ = -1;  // none yet
+};
+
 }  // namespace
 
 // The thread runs `jobs` against the store between beats; it alone uses the store.
@@ -185,6 +209,7 @@ struct Heartbeat::Shared {
   const std::chrono::milliseconds interval;
   std::atomic<int64_t> step{0};
   std::atomic<bool> at_end{false};
+  std::atomic<int64_t> num_beats{0};
 
   std::mutex mutex{};
   std::condition_variable changed{};
@@ -193,6 +218,9 @@ struct Heartbeat::Shared {
   bool stop = false;
   bool answers = true;  // the store, the last time that it was asked
   std::promise<void> ended{};
+  std::optional<int64_t> watched{};  // the rank whose heart this one looks at
+  Silence silence{interval};         // of that one
+  std::function<void()> on_failure{};
 
   Beat beat_now(int64_t number) {
     const std::lock_guard lock(mutex);
@@ -213,17 +241,60 @@ struct Heartbeat::Shared {
     try {
       for (int64_t number = 1; !is_stopped(); ++number) {
         write(number);
+        look();
+        num_beats = number;
         for (const auto& job : wait_for_jobs()) job();
         const std::lock_guard lock(mutex);
         answers = true;
       }
       write(-1);
     } catch (const std::exception&) {  // the store has gone: jobs that nobody runs tell so
-      const std::lock_guard lock(mutex);
-      jobs.clear();
-      stop = true;
+      {
+        const std::lock_guard lock(mutex);
+        jobs.clear();
+        stop = true;
+      }
+      changed.notify_all();
+      tell_of_failure();
     }
     ended.set_value();
+  }
+
+  // For what others have recorded, and whether the heart of the next rank beats.
+  void look() {
+    {
+      const std::lock_guard lock(mutex);
+      if (!watched || !on_failure || at_end) return;
+    }
+    const std::string key = rank_key(*watched);
+    if (store->check({kFailureKey})) return tell_of_failure();
+    const Beat beat = to_beat(store->get_to_str(key));
+    if (beat.beat < 0 || beat.at_end || !silence.is_too_long(beat.beat)) return;
+    record({*watched, fmt::format("rank {} gives no sign of life (its host has gone, or it hangs); last seen {}",
+                                  *watched, place_of(beat, "data"))});
+    tell_of_failure();
+  }
+
+  // Once, and not where the run is over.
+  void tell_of_failure() {
+    std::function<void()> tell;
+    {
+      const std::lock_guard lock(mutex);
+      tell = std::exchange(on_failure, nullptr);
+    }
+    if (tell && !at_end) tell();
+  }
+
+  // A call to a store whose host has gone does not return, so that a thread of its own looks whether run() goes on.
+  void look_at_store() {
+    Silence of_store(interval);
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, interval, [&] { return stop || !on_failure; })) {
+      if (!of_store.is_too_long(num_beats)) continue;
+      answers = false;
+      lock.unlock();
+      return tell_of_failure();
+    }
   }
 
   bool is_stopped() {
@@ -289,6 +360,15 @@ Heartbeat::~Heartbeat() {
 void Heartbeat::set_step(int64_t global_step) { shared_->step = global_step; }
 
 void Heartbeat::set_at_end() { shared_->at_end = true; }
+
+void Heartbeat::watch(int64_t num_ranks, std::function<void()> on_failure) {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->watched = (shared_->rank + 1) % num_ranks;
+    shared_->on_failure = std::move(on_failure);
+  }
+  std::thread([shared = shared_] { shared->look_at_store(); }).detach();
+}
 
 Progress& Heartbeat::progress(const std::string& group) {
   const std::lock_guard lock(shared_->mutex);

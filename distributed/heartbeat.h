@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,6 +30,8 @@ struct Progress {
 // Writes to the store, at intervals and from a thread of its own, that this rank is alive, its step, and which
 // collectives it has started in each group; so that, when one fails, the others can name the rank that is missing.
 // The first rank to fail leaves a record there, which every other rank then reports: all name the same cause.
+// A rank that watches learns of a failure even while nothing here fails or returns, as where the host waits for a GPU
+// that waits for a rank which is gone.
 // Any thread may call it. No call waits longer than a few intervals, even if the store does not answer; once it has not
 // answered, none waits.
 class Heartbeat {
@@ -45,6 +48,12 @@ class Heartbeat {
 
   // This rank has done its work, and waits for the others.
   void set_at_end();
+
+  // From now on, once per interval, looks for a record of failure, and at the heart of the next of `num_ranks` ranks:
+  // of one that has stood still for kSilentIntervals it leaves a record itself. Calls `on_failure` then, or when the
+  // store does not answer for so long, once, from a thread of its own. Not after set_at_end().
+  void watch(int64_t num_ranks, std::function<void()> on_failure);
+  static constexpr int64_t kSilentIntervals = 150;  // a minute, at the default interval
 
   // Of this rank; valid as long as the Heartbeat.
   Progress& progress(const std::string& group);

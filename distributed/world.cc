@@ -48,6 +48,17 @@ void turn_flight_recorder_off() {
   static_cast<void>(done);
 }
 
+// c10d's watchdog of NCCL is to clean up after an error, and leave the process to report it (2); nor is it to write
+// dumps, or to end a process whose watchdog seems to hang.
+void leave_errors_of_nccl_to_us() {
+  static const int done = [] {
+    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+    ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+    return ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  }();
+  static_cast<void>(done);
+}
+
 // Hosts of a cluster start at different times, so that the master's name may be unknown for a while, but not on its own
 // host.
 void wait_for_name(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline) {
@@ -204,6 +215,16 @@ struct World::Parts {
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
 
+  // What waits for another rank ends when one fails, though nothing of this rank's does.
+  void watch() const {
+    const std::vector<std::weak_ptr<Collective>> groups{data, control};
+    heartbeat->watch(static_cast<int64_t>(ranks.size()), [groups] {
+      for (const auto& group : groups) {
+        if (const auto there = group.lock()) static_cast<C10dCollective&>(*there).interrupt();
+      }
+    });
+  }
+
   void abort(std::string_view reason) {
     if (!heartbeat) return;
     heartbeat->report_failure(std::string(reason));
@@ -244,6 +265,7 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
   turn_flight_recorder_off();
+  leave_errors_of_nccl_to_us();
   parts_->heartbeat = std::make_shared<Heartbeat>(stores.for_heartbeat, rank, store_rank,
                                                   to_milliseconds(options.heartbeat_interval_s));
   parts_->ranks.resize(static_cast<size_t>(world_size));
@@ -261,6 +283,7 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
   group.name = "control";
   group.device = c10::kCPU;
   parts_->control = std::make_shared<C10dCollective>(group, gloo, parts_->heartbeat, options.collectives);
+  if (world_size > 1) parts_->watch();
 }
 
 World::~World() = default;

@@ -21,7 +21,8 @@ struct WorldOptions {
   c10::Device device = c10::kCPU;         // of this rank: see C10dCollective
   double timeout_s = 1800;                // of every collective
   double connect_timeout_s = 300;         // until every rank has come; again, until they are connected
-  double heartbeat_interval_s = 0.4;      // a rank whose heartbeat stops is found dead after two
+  double heartbeat_interval_s = 0.4;      // a rank whose heartbeat stops is found dead after two where a collective
+                                          // fails, and ends the run after Heartbeat::kSilentIntervals of them
   std::function<void()> while_meeting{};  // called now and then until every rank has come; may throw to end that
   C10dOptions collectives{};
 };

@@ -23,8 +23,10 @@
 namespace fulgur {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::message_of;
+using ::testing::Not;
 using testing::run_ranks;
 
 // What exchanges bytes between ranks.
@@ -473,6 +475,56 @@ TEST_P(Collectives, ARankThatThrowsStopsTheOthersWithItsReason) {
     EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(3, over(GetParam(), patient()), body); }), "boom");
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   }
+}
+
+// A store that loses the heartbeats of rank 1, as where its host has gone without a word, or answers nobody.
+class FailingStore final : public c10d::HashStore {
+ public:
+  std::atomic<bool> loses_rank_1 = false, hangs = false;
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    hangs.wait(true);
+    if (!loses_rank_1 || key != "heartbeat/1") HashStore::set(key, value);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    hangs.wait(true);
+    return HashStore::check(keys);
+  }
+};
+
+// What rank 0 hears, which waits for a rank 1 that does not come, when the store fails.
+std::string heard_when(Through through, std::atomic<bool> FailingStore::* failure) {
+  const auto store = c10::make_intrusive<FailingStore>();
+  std::latch both_are_there(2), is_over(1);
+  std::string heard;
+  const auto run_rank = [&](int64_t rank) {
+    WorldOptions options = over(through, patient());
+    options.heartbeat_interval_s = 0.02;
+    World world(store, rank, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
+    both_are_there.arrive_and_wait();
+    if (rank == 1) return is_over.wait();
+    (*store).*failure = true;
+    heard = message_of<DistributedError>([&] { world.data().barrier(); });
+    (*store).*failure = false;
+    ((*store).*failure).notify_all();
+    is_over.count_down();
+  };
+  std::thread other(run_rank, 1);
+  run_rank(0);
+  other.join();
+  return heard;
+}
+
+TEST_P(Collectives, ARankWhoseHostVanishesIsNamedLongBeforeTheTimeout) {
+  const std::string heard = heard_when(GetParam(), &FailingStore::loses_rank_1);
+  EXPECT_THAT(heard, HasSubstr("rank 1 gives no sign of life (its host has gone, or it hangs); last seen at step 0"));
+  EXPECT_THAT(heard, Not(ContainsRegex("timed out|waiting 20000ms")));
+}
+
+TEST_P(Collectives, AStoreWhoseHostVanishesEndsTheRunLongBeforeTheTimeout) {
+  const std::string heard = heard_when(GetParam(), &FailingStore::hangs);
+  EXPECT_THAT(heard, HasSubstr("the store that the launcher keeps does not answer"));
+  EXPECT_THAT(heard, Not(ContainsRegex("timed out|waiting 20000ms")));
 }
 
 TEST_P(Collectives, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
