@@ -193,8 +193,8 @@ void FlatStrategy::flatten() {
   are_gathered_.assign(optimizers_.size(), false);
 }
 
-// Those that the module was given since setup(), which has converted and moved all others. Throws SetupError if they
-// are not like those.
+// Tensors that the module was given since setup(), which has converted and moved all others. Throws SetupError for one
+// of another dtype or on another device.
 NamedTensors FlatStrategy::take_new_tensors() {
   NamedTensors added;
   for (const auto& [name, tensor] : named_state(*module_)) {
@@ -268,8 +268,8 @@ void FlatStrategy::check_newcomers() const {
   }
 }
 
-// Where every rank comes with the same batch, and no graph holds parameters, is the place to look for changes. Those
-// that training_step itself makes are seen next.
+// Where every rank comes with the same batch, and no graph holds parameters, is the place to look for changes. Changes
+// that training_step itself makes are seen right after it.
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const bool starts_window = module_->automatic_optimization && !window_is_open_;
   if (starts_window) {

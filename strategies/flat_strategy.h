@@ -116,8 +116,8 @@ class FlatStrategy final : public Strategy {
   std::vector<at::Tensor> buffers_;         // of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // of SyncBatchNorm on GPUs
   std::optional<FlatParameters> flat_;
-  std::unordered_set<const c10::TensorImpl*> members_;  // of the optimizers, frozen ones too, when flat_ was made
-  // Parameters and buffers that are the same on every rank. What goes leaves its address taken.
+  std::unordered_set<const c10::TensorImpl*> members_;  // what optimizers had when flat_ was made, frozen ones too
+  // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of one that goes taken.
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> known_;
   std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
   bool window_is_open_ = false;               // in automatic optimisation: a step's gradients are being made

@@ -152,8 +152,9 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
 // The last bucket may have to wait for the message that it carries.
 size_t GradientReducer::num_early() const { return buckets_.size() - (message_room_ > 0 ? 1 : 0); }
 
-// Launches happen in the order in which the first backward of rank 0 filled the buckets, then those that it did not.
-// What a bucket holds stays, and so do the bits of its sums. A bucket that carries the message stays the last.
+// Launches then happen in the order in which the first backward of rank 0 filled the buckets; what it did not fill
+// comes last. What a bucket holds stays, and so do the bits of its sums. A bucket that carries the message stays the
+// last.
 void GradientReducer::learn_order() {
   if (buckets_.empty()) return;
   const auto num_buckets = static_cast<int64_t>(buckets_.size());

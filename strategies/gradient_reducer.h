@@ -137,8 +137,8 @@ class GradientReducer {
   std::vector<at::Tensor> pool_;  // memory that no bucket has now, the shortest first
   bool reducing_ = false;
   bool measures_ = false;
-  std::vector<size_t> order_;    // of launches: buckets
-  std::vector<size_t> places_;   // by bucket, in order_
+  std::vector<size_t> order_;    // buckets in the order of launches
+  std::vector<size_t> places_;   // each bucket's place in order_
   size_t next_ = 0;              // place of the bucket that is launched next
   bool learns_order_;            // order_ is not that of a backward yet
   std::vector<int64_t> filled_;  // buckets, in the order in which this backward filled them

@@ -207,8 +207,9 @@ TEST(DdpShardedTest, TiedWeightsAndGroupsAddedLaterTrainAsWithDdp) {
   expect_equal_to_ddp<AddsAGroup>(2, {.name = "added"}, {});
 }
 
-// In 16 bits 256 + 1 is 256, so that this comes to 258; so does 512 + 2 + 2 + 4, twice as much, to 516.
-constexpr std::array kGradients{256.0, 1.0, 1.0, 2.0};  // of micro-batches
+// Gradients of four micro-batches. In 16 bits 256 + 1 is 256, so that they add up to 258, and those of two ranks to
+// 516.
+constexpr std::array kGradients{256.0, 1.0, 1.0, 2.0};
 constexpr double kSum = 256 + 1 + 1 + 2;
 
 struct Counts : Module {
@@ -551,7 +552,7 @@ TEST(ParametersThatChange, ANewLayerThatDoesNotFitIsRefused) {
   });
 }
 
-// Whatever a rank computes itself: the threads of a sum decide about its last bit.
+// The last bit of a norm depends on the number of threads, which ranks need not have in common.
 TEST(DdpTest, ClipsByTheNormOfRank0) {
   struct NormOfRank0 : testing::OthersHaveTheSame {
     using OthersHaveTheSame::OthersHaveTheSame;

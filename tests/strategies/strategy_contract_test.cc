@@ -144,7 +144,7 @@ TEST_P(StrategyContract, LeavesUnusedAndFrozenParametersAlone) {
   });
 }
 
-// As a filter may leave it, of a model of biases say.
+// A filter that finds no parameter leaves an empty group.
 struct WithAnEmptyGroup : TinyModule {
   Optimizers configure_optimizers() override {
     return optim::AdamW(std::vector<ParamGroup>{{.params = {}}, {.params = parameters()}}, {.lr = 1e-2});
