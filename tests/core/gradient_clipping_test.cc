@@ -1,10 +1,16 @@
 #include "core/gradient_clipping.h"
 
+#include <ATen/Context.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <vector>
 
 #include "tests/testing/counting_allocator.h"
 
@@ -49,6 +55,25 @@ TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
   const at::Tensor expanded = at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // its elements share their memory
   EXPECT_DOUBLE_EQ(joint_norm({expanded}).item<double>(), std::sqrt(4.0 * (1 << 21)));
   EXPECT_EQ(joint_norm({}).item<double>(), 0.0);
+}
+
+TEST(GradientClipping, OnAGpuTheNormIsThatOfTheCpuAndMakesNoCopy) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  const at::Tensor values = at::arange((5 << 18) + 3, at::kDouble).remainder(251);
+  std::vector<at::Tensor> on_cpu, on_gpu;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+    on_cpu.push_back(values.to(dtype));
+    on_gpu.push_back(on_cpu.back().to(at::kCUDA));
+  }
+  on_cpu.push_back(at::full({3, 5}, 2.0F).t());
+  on_gpu.push_back(on_cpu.back().to(at::kCUDA));
+  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(at::kCUDA);
+  allocator.resetPeakStats(0);
+  const int64_t before = allocator.getDeviceStats(0).allocated_bytes[0].current;
+  const at::Tensor norm = joint_norm(on_gpu);
+  EXPECT_LE(allocator.getDeviceStats(0).allocated_bytes[0].peak - before, 1 << 20);
+  EXPECT_TRUE(norm.is_cuda());
+  EXPECT_NEAR(norm.item<double>(), joint_norm(on_cpu).item<double>(), 1e-9 * norm.item<double>());
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "optim/loss_scaler.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -103,6 +104,18 @@ TEST(AnyNonFinite, FindsInfinitiesAndNaNsAndChangesNothing) {
     }
   }
   EXPECT_FALSE(any_non_finite({}));
+}
+
+TEST(AnyNonFinite, IsTheSameOnAGpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    const at::Tensor fine = torch::full({100}, 6e4, at::device(at::kCUDA).dtype(dtype)), bad = fine.clone();
+    const at::Tensor large = torch::full({2}, 3e38, at::device(at::kCUDA).dtype(at::kFloat));
+    bad[67] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_FALSE(any_non_finite({fine, at::Tensor(), torch::zeros({0}, at::kCUDA), large})) << dtype;
+    EXPECT_TRUE(any_non_finite({large, fine, bad})) << dtype;
+    EXPECT_TRUE(fine.eq(fine[0]).all().item<bool>()) << dtype;
+  }
 }
 
 }  // namespace
