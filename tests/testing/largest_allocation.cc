@@ -7,19 +7,26 @@
 namespace fulgur::testing {
 namespace {
 
-thread_local size_t largest = 0;
+thread_local size_t largest = 0, sum = 0;
 
 }  // namespace
 
-LargestAllocation::LargestAllocation() { largest = 0; }
+LargestAllocation::LargestAllocation() { largest = sum = 0; }
 
 size_t LargestAllocation::num_bytes() const { return largest; }
 
+size_t LargestAllocation::sum_of_all() const { return sum; }
+
 }  // namespace fulgur::testing
 
-void* operator new(size_t num_bytes) {
+void* operator new(size_t num_bytes, const std::nothrow_t&) noexcept {
   fulgur::testing::largest = std::max(fulgur::testing::largest, num_bytes);
-  if (void* block = std::malloc(std::max<size_t>(num_bytes, 1))) return block;
+  fulgur::testing::sum += num_bytes;
+  return std::malloc(std::max<size_t>(num_bytes, 1));
+}
+
+void* operator new(size_t num_bytes) {
+  if (void* block = operator new(num_bytes, std::nothrow)) return block;
   throw std::bad_alloc();
 }
 

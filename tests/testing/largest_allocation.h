@@ -4,12 +4,13 @@
 
 namespace fulgur::testing {
 
-// Asks for the largest block that this thread has asked `new` for since this was made. A program that uses it has an
+// Knows the largest block that this thread has asked `new` for since this was made. A program that uses it has an
 // operator new of ours.
 class LargestAllocation {
  public:
   LargestAllocation();
   size_t num_bytes() const;
+  size_t sum_of_all() const;  // all blocks together, also those that were freed again
 };
 
 }  // namespace fulgur::testing

@@ -6,12 +6,14 @@
 // Values are refused, or come back from their own text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
+  constexpr int64_t kMaxValues = 1000;
   FlatValues values;
   try {
-    values = parse_flat_json({reinterpret_cast<const char*>(data), size}, "file");
+    values = parse_flat_json({reinterpret_cast<const char*>(data), size}, "file", kMaxValues);
   } catch (const CheckpointError&) {
     return 0;
   }
+  testing::require(values.size() <= kMaxValues);
   const std::string text = to_flat_json(values);
   testing::require(to_flat_json(parse_flat_json(text, "file")) == text);  // NaN is not equal to itself
   return 0;

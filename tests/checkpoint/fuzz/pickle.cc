@@ -2,12 +2,17 @@
 
 #include "core/error.h"
 #include "tests/checkpoint/fuzz/require.h"
+#include "tests/testing/largest_allocation.h"
 
-// A pickle is refused, or its tensors lie in their storages.
+// A pickle is refused, or its tensors lie in their storages; in either case it makes no more of its bytes than the
+// limits allow, which are small here, so that short files come up to them.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
+  constexpr PickleLimits kLimits{.max_values = 1 << 13, .max_copied_bytes = 1 << 18};
+  const testing::LargestAllocation allocated;
   try {
-    for (const auto& [name, tensor] : read_pickled_state_dict({reinterpret_cast<const char*>(data), size}, "file")) {
+    for (const auto& [name, tensor] :
+         read_pickled_state_dict({reinterpret_cast<const char*>(data), size}, "file", kLimits)) {
       testing::require(tensor.shape.size() == tensor.strides.size());
       int64_t last = tensor.offset, is_empty = false;
       for (size_t i = 0; i < tensor.shape.size(); ++i) {
@@ -18,5 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   } catch (const CheckpointError&) {
   }
+  testing::require(allocated.sum_of_all() <= 300 * kLimits.max_values + 4 * kLimits.max_copied_bytes + 64 * size);
   return 0;
 }

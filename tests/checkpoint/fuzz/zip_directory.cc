@@ -1,0 +1,21 @@
+#include "checkpoint/zip_directory.h"
+
+#include "core/error.h"
+#include "tests/checkpoint/fuzz/require.h"
+#include "tests/testing/largest_allocation.h"
+
+// Nothing outside the file is read, and little more than the directory is held.
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace fulgur;
+  const auto read = [&](uint64_t begin, uint64_t num_bytes) {
+    testing::require(begin <= size && num_bytes <= size - begin);
+    return std::string(reinterpret_cast<const char*>(data) + begin, num_bytes);
+  };
+  const testing::LargestAllocation allocated;
+  try {
+    check_zip_directory(read, size, "file");
+  } catch (const CheckpointError&) {
+  }
+  testing::require(allocated.sum_of_all() <= 10'000 + 10 * size);
+  return 0;
+}
