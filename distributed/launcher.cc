@@ -45,6 +45,8 @@ struct Child {
   pid_t pid = -1;
   int output = -1;  // the read end of a pipe; -1: closed
   std::string kept{};
+  bool is_shown = false;  // what it prints
+  std::string to_show{};  // what has not been shown yet; from the beginning of a line
   bool ended = false;
   std::optional<int> exit_code{};  // of one that ended: 128 + signal if it was killed; nothing if it cannot be known
   bool killed_by_us = false;
@@ -115,15 +117,49 @@ void keep_exit_codes() {
 
 int exit_code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-std::string prefixed(int64_t rank, std::string_view output) {
+// Takes the first line off `output`.
+std::string_view next_line(std::string_view& output) {
+  const std::string_view line = output.substr(0, output.find('\n'));
+  output.remove_prefix(std::min(line.size() + 1, output.size()));
+  return line;
+}
+
+std::string prefix_of(int64_t rank) { return fmt::format("[rank {}] ", rank); }
+
+std::string prefixed(int64_t rank, std::string_view line) {
+  const std::string prefix = prefix_of(rank);
+  return fmt::format("{}{}", line.starts_with(prefix) ? "" : prefix, line);
+}
+
+// Each line with its rank, behind a line break.
+std::string output_of(const Child& child) {
   std::string lines;
-  const std::string prefix = fmt::format("[rank {}] ", rank);
-  while (!output.empty()) {
-    const std::string_view line = output.substr(0, output.find('\n'));
-    lines += fmt::format("\n{}{}", line.starts_with(prefix) ? "" : prefix, line);
-    output.remove_prefix(std::min(line.size() + 1, output.size()));
-  }
+  for (std::string_view rest = child.kept; !rest.empty();) lines += "\n" + prefixed(child.rank, next_line(rest));
   return lines;
+}
+
+// What the rank itself said last of why it ends: "boom" of "[rank 1] error: boom". Empty if it said nothing.
+std::string_view cause_of(const Child& child) {
+  constexpr std::string_view kError = "error: ";
+  const std::string prefix = prefix_of(child.rank);
+  std::string_view cause;
+  for (std::string_view rest = child.kept; !rest.empty();) {
+    std::string_view line = next_line(rest);
+    if (line.starts_with(prefix)) line.remove_prefix(prefix.size());
+    if (line.starts_with(kError)) cause = line.substr(kError.size());
+  }
+  return cause;
+}
+
+// Whether what the other ranks print is shown as it comes.
+bool shows_all(const EnvironmentVariables& variables) {
+  const auto value = find_variable(variables, "FULGUR_RANK_OUTPUT");
+  if (!value) return false;
+  if (*value == "all") return true;
+  throw UsageError(fmt::format(
+      "FULGUR_RANK_OUTPUT={}: write all, which shows what every rank prints as it comes, or unset it, which "
+      "shows what a rank has printed if it fails",
+      *value));
 }
 
 // Another thread may hold a stream, or nobody read what it is connected to: that is waited for a second.
@@ -139,10 +175,14 @@ void print_and_flush(const std::string& message) {
 
 DistributedError error_of(const Child& child) {
   const int code = *child.exit_code;
+  const std::string_view cause = cause_of(child);
   const std::string how = code > 128 ? fmt::format("was ended by signal {} ({})", code - 128, ::strsignal(code - 128))
-                                     : fmt::format("ended with exit code {}", code);
-  return DistributedError(fmt::format("rank {} {}{}", child.rank, how, prefixed(child.rank, child.kept)), child.rank,
-                          code);
+                          : cause.empty() ? fmt::format("ended with exit code {}", code)
+                                          : fmt::format("failed: {} (exit code {})", cause, code);
+  const std::string self = fmt::format("rank {}", child.rank);
+  const bool names_itself = cause.starts_with(self + " ") || cause.starts_with(self + ":");
+  const std::string what = code <= 128 && names_itself ? std::string(cause) : self + " " + how;
+  return DistributedError(what + (child.is_shown ? "" : output_of(child)), child.rank, code);
 }
 
 ClusterEnvironment environment_of_node(const LauncherOptions& options, const EnvironmentVariables& variables) {
@@ -194,9 +234,10 @@ class Launcher::Impl {
       environment_.listening_descriptor = listener.release();
     }
     const int64_t num_threads = threads_per_rank(options.local_world_size);
+    const bool is_shown = shows_all(variables);
     if (!find_variable(variables, "OMP_NUM_THREADS")) at::set_num_threads(static_cast<int>(num_threads));
     for (int64_t local_rank = 1; local_rank < options.local_world_size; ++local_rank) {
-      children_.push_back({.rank = environment_.rank + local_rank});
+      children_.push_back({.rank = environment_.rank + local_rank, .is_shown = is_shown});
       child_variables_.push_back(as_strings(child_variables(variables, environment_, local_rank, num_threads)));
     }
     monitor_ = std::thread([this] { watch(); });
@@ -220,7 +261,7 @@ class Launcher::Impl {
       if (!child.ended) continue;
       throw DistributedError(
           fmt::format("rank {} ended with {} before the ranks had met{}", child.rank,
-                      child.exit_code ? "exit code 0" : "an unknown exit code", prefixed(child.rank, child.kept)),
+                      child.exit_code ? "exit code 0" : "an unknown exit code", child.is_shown ? "" : output_of(child)),
           child.rank);
     }
   }
@@ -333,8 +374,12 @@ class Launcher::Impl {
     changed_.notify_all();
     while (true) {
       read_output();
+      {
+        const std::lock_guard lock(mutex_);
+        reap();
+      }
+      show_output();
       const std::lock_guard lock(mutex_);
-      reap();
       changed_.notify_all();
       if (stop_ && std::ranges::all_of(children_, [](const Child& child) { return child.ended; })) return;
       if (first_failed_ && !main_has_ended_ && main_is_late()) end_process();
@@ -376,7 +421,7 @@ class Launcher::Impl {
     std::erase_if(children_, [](const Child& child) { return child.pid < 0; });
   }
 
-  // Waits a little for output. Only this thread changes `output` and `kept` of a child.
+  // Waits a little for output. Only this thread changes `output`, `kept` and `to_show` of a child.
   void read_output() {
     std::vector<pollfd> polled;
     for (const Child& child : children_) polled.push_back({.fd = child.output, .events = POLLIN, .revents = 0});
@@ -387,11 +432,28 @@ class Launcher::Impl {
     }
   }
 
+  // Whole lines of each child, and what it ends with. Not under the lock: whoever reads stderr may take his time.
+  void show_output() {
+    for (Child& child : children_) {
+      std::string_view rest = child.to_show;
+      std::string lines;
+      while (rest.find('\n') != std::string_view::npos || (child.output < 0 && !rest.empty()))
+        lines += prefixed(child.rank, next_line(rest)) + "\n";
+      child.to_show = std::string(rest);
+      for (std::string_view left = lines; !left.empty();) {
+        const ssize_t size = ::write(STDERR_FILENO, left.data(), left.size());
+        if (size < 0 && errno != EINTR) break;
+        left.remove_prefix(static_cast<size_t>(std::max<ssize_t>(size, 0)));
+      }
+    }
+  }
+
   static void read_some(Child& child) {
     char buffer[16 << 10];
     const ssize_t size = ::read(child.output, buffer, sizeof buffer);
     if (size > 0) {
       child.kept.append(buffer, static_cast<size_t>(size));
+      if (child.is_shown) child.to_show.append(buffer, static_cast<size_t>(size));
       if (child.kept.size() > 2 * kKeptBytes) child.kept.erase(0, child.kept.size() - kKeptBytes);
     } else if (size == 0 || errno != EINTR) {
       close_output(child);

@@ -20,7 +20,8 @@ struct LauncherOptions {
 // Starts the other ranks of this host as processes with this one's own command line, so what the program does around
 // its training it does on every rank. They get RANK, LOCAL_RANK, WORLD_SIZE and so on (torchrun's variables), no stdin,
 // and OMP_NUM_THREADS = cores / ranks on this host, which this process takes over too, unless OMP_NUM_THREADS is set.
-// What they print is kept, and shown with the error if they fail: every line with "[rank 1] " in front.
+// What they print is kept, and shown with the error if they fail: every line with "[rank 1] " in front. With
+// FULGUR_RANK_OUTPUT=all it is shown on stderr as it comes.
 // A rank that fails stops all: the others have grace_s to notice (their collectives fail), then they are killed. That
 // goes for this process too: a thread that computes can be stopped by nothing else, so if nobody calls finish(), fail()
 // or expect_failure() in that time it prints the failed rank's error and ends with its exit code. The children never
@@ -29,8 +30,8 @@ struct LauncherOptions {
 // by one thread at a time.
 class Launcher {
  public:
-  // Throws UsageError if num_nodes asks for variables that are missing, DistributedError if a process cannot be
-  // started.
+  // Throws UsageError if num_nodes asks for variables that are missing or FULGUR_RANK_OUTPUT is another word,
+  // DistributedError if a process cannot be started.
   Launcher(const LauncherOptions& options, const EnvironmentVariables& variables);
   ~Launcher();  // kills and reaps the ranks that still run
   Launcher(const Launcher&) = delete;

@@ -70,6 +70,7 @@ void train(DigitsOptions options) {
   trainer.fit(digits, data);
   trainer.test(digits, data, checkpoint->best_model_path().string());
 
+  if (!trainer.is_global_zero()) return;
   if (saves) fmt::print("checkpoint: {}\n", checkpoint->best_model_path().string());
   fmt::print("next: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n");
 }

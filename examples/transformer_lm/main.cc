@@ -50,6 +50,7 @@ void train(Options options) {
   trainer.fit(model, data);
   trainer.validate(model, data);
 
+  if (!trainer.is_global_zero()) return;
   write_sample(*model, options.sample, options.seed);
   fmt::print("order 0: {:.3f} bits per character, from how often each byte comes\n", order_0_bpc(data.text()));
   if (!is_bare) fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());

@@ -87,7 +87,7 @@ class LauncherTest(unittest.TestCase):
         run = Run("throw", before=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
         code, _, err = run.end()
         self.assertEqual(code, 1)
-        self.assertIn("error: rank 1 ended with exit code 1\n", err)
+        self.assertIn("error: rank 1 failed: boom (exit code 1)\n", err)
         self.assert_gone(run)
 
     def test_a_program_that_ignores_its_children(self):
@@ -101,9 +101,20 @@ class LauncherTest(unittest.TestCase):
         run = Run("throw", "devices=3", "victim=2")
         code, _, err = run.end()
         self.assertEqual(code, 1)
-        self.assertEqual(err, "error: rank 2 ended with exit code 1\n[rank 2] about to misbehave\n[rank 2] at step 3\n"
+        self.assertEqual(err, "error: rank 2 failed: boom (exit code 1)\n[rank 2] about to misbehave\n[rank 2] at step 3\n"
                               "[rank 2] error: boom\n")
         self.assert_gone(run)
+
+    def test_what_all_ranks_print_is_shown_where_asked_for(self):
+        code, out, err = Run("ok", "devices=3", env={**CLEAN, "FULGUR_RANK_OUTPUT": "all", "OMP_NUM_THREADS": "1"}).end()
+        self.assertEqual((code, out), (0, "rank 0 of 3, sum 6, 1 threads\n"))
+        self.assertEqual(sorted(err.splitlines()), [f"[rank {rank}] rank {rank} of 3, sum 6, 1 threads" for rank in (1, 2)])
+        code, _, err = Run("throw", env={**CLEAN, "FULGUR_RANK_OUTPUT": "all"}).end()
+        self.assertEqual((code, err), (1, "[rank 1] about to misbehave\n[rank 1] at step 3\n[rank 1] error: boom\n"
+                                          "error: rank 1 failed: boom (exit code 1)\n"))
+        code, _, err = Run("ok", env={**CLEAN, "FULGUR_RANK_OUTPUT": "some"}).end()
+        self.assertEqual(code, 2)
+        self.assertIn("FULGUR_RANK_OUTPUT=some: write all, which shows", err)
 
     def test_an_exception_of_rank_0_is_its_own(self):
         run = Run("throw", "devices=3", "victim=0")

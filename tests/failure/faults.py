@@ -100,7 +100,7 @@ def throws(places, fault="throw", code=1):
         if victim == 0:
             return Plan(arguments, [code], [[rf"^\[rank 0\] error: (in .*: )?boom in {place}$"]])
         return Plan(arguments, [code],
-                    [[rf"^error: rank {victim} ended with exit code {code}$",
+                    [[rf"^error: rank {victim} failed: (in .*: )?boom in {place} \(exit code {code}\)$",
                       rf"^\[rank {victim}\] error: (in .*: )?boom in {place}$"]])
     return draw
 
