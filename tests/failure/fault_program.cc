@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -35,6 +36,7 @@ struct FaultOptions {
   bool sized = true;
   int64_t fits = 1;
   bool swallow = false;
+  bool in_thread = false;
   bool saves = false;
   double busy_s = 0;
   double ending_s = 0;
@@ -56,6 +58,7 @@ struct FaultOptions {
     visit({.name = "sized", .help = "the loaders know their lengths"}, &sized);
     visit({.name = "fits", .help = "one after the other, each with a Trainer of its own", .min = 1}, &fits);
     visit({.name = "swallow", .help = "an exception of a fit does not end the program"}, &swallow);
+    visit({.name = "in_thread", .help = "every fit runs on a thread of its own"}, &in_thread);
     visit({.name = "saves", .help = "a checkpoint after every step"}, &saves);
     visit({.name = "busy_s", .help = "for how long the other ranks compute where the victim misbehaves", .min = 0},
           &busy_s);
@@ -240,7 +243,12 @@ void fit(const FaultOptions& options, Saboteur& saboteur, int64_t number) {
   TrainerOptions trainer_options = options.trainer;
   trainer_options.callbacks = {std::make_shared<InCallbacks>(saboteur)};
   Trainer trainer(trainer_options);
-  trainer.fit(module, {.train = loader("train_loader"), .val = loader("val_loader")});
+  const auto fit = [&] { trainer.fit(module, {.train = loader("train_loader"), .val = loader("val_loader")}); };
+  if (options.in_thread) {
+    std::async(std::launch::async, fit).get();
+  } else {
+    fit();
+  }
   saboteur.note(fmt::format("{}.losses{}", saboteur.rank(), number), module->losses());
 }
 
