@@ -37,7 +37,8 @@ class Digits : public Module {
   at::Tensor forward(const at::Tensor& image) { return head_->forward(conv_->forward(image)); }
 
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    const auto options = F::CrossEntropyFuncOptions().label_smoothing(0.1);  // few samples: it must not grow too sure
+    // Smoothing keeps the model from growing too sure of so few samples.
+    const auto options = F::CrossEntropyFuncOptions().label_smoothing(0.1);
     const auto loss = F::cross_entropy(forward(batch["image"]), batch["label"], options);
     log("train_loss", loss, {.prog_bar = true});
     return loss;
