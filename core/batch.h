@@ -47,8 +47,8 @@ class Batch {
   // The tensors on `device`; those that are there already are shared, not copied.
   Batch to(c10::Device device, bool non_blocking = false) const;
 
-  // The tensors in page-locked memory, from where a copy to a GPU can overlap. Needs an accelerator. A tensor that is on
-  // one already, or sparse, is shared as it is.
+  // The tensors in page-locked memory, from where a copy to a GPU can overlap. Needs an accelerator. A tensor that is
+  // on one already, or sparse, is shared as it is.
   Batch pin() const;
 
   // At most `parts` batches of equal size along dim 0, the last one shorter if it must be; views, not copies. 0-dim
