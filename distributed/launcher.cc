@@ -162,7 +162,7 @@ bool shows_all(const EnvironmentVariables& variables) {
       *value));
 }
 
-// Another thread may hold a stream, or nobody read what it is connected to: that is waited for a second.
+// Another thread may hold the stream, or no program read its other end: after 300 ms the message is given up.
 void print_and_flush(const std::string& message) {
   const auto done = std::make_shared<std::promise<void>>();
   std::thread([message, done] {

@@ -217,7 +217,7 @@ void Trainer::requeue() const {
 }
 
 void Trainer::interrupt(int signal) {
-  const std::string name = signal == SIGINT ? "SIGINT" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
+  const std::string_view name = signal_name(signal);
   std::string message = fmt::format("{} ended the run after {} steps", name, state_.global_step);
   interrupted_ = true;
   if (const ModelCheckpoint* saving = model_checkpoint()) {
