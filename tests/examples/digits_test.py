@@ -26,6 +26,12 @@ def figures(output):
     return re.sub(r"[\d.]+ it/s|version_\d+", "", output)
 
 
+def expect_quiet(test, done):
+    """It has succeeded, and told of nothing but the weights that it tests."""
+    test.assertEqual(done.returncode, 0, done.stderr)
+    test.assertRegex(done.stderr, r"\Aweights of '.*/checkpoints/epoch=\d+-step=\d+'\n\Z")
+
+
 def test_accuracy(output):
     return float(re.search(r"^test_acc +([\d.]+)", output, re.M)[1])
 
@@ -67,19 +73,19 @@ class DigitsTest(unittest.TestCase):
         for seed in (1, 2, 3):  # all ten: digits_seeds_test.py
             with self.subTest(seed=seed):
                 done = run(f"--seed={seed}", folder=self.folder)
-                self.assertEqual((done.returncode, done.stderr), (0, ""))
+                expect_quiet(self, done)
                 self.assertGreaterEqual(test_accuracy(done.stdout), 0.98)
                 self.assertRegex(done.stdout, r"(?m)^next: \./bazelw run //examples/digits")
 
     def test_repeats_to_the_last_digit_on_this_machine(self):
         first, second = (run("--max_epochs=3", folder=self.folder) for _ in range(2))
-        self.assertEqual((first.returncode, first.stderr), (0, ""))
+        expect_quiet(self, first)
         self.assertEqual(figures(first.stdout), figures(second.stdout))
 
     def train(self, name, *flags):
         """The losses of validation and test in the order of the rows of metrics.csv, and the last weights."""
         done = run("--accelerator=cpu", f"--name={name}", *flags, folder=self.folder)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        expect_quiet(self, done)
         folder = pathlib.Path(self.folder, "runs", name)
         with open(folder / "metrics.csv") as file:
             losses = [float(row[column]) for row in csv.DictReader(file) for column in ("val_loss", "test_loss")
@@ -137,7 +143,7 @@ class DigitsTest(unittest.TestCase):
             (["--devices=0"], 2, "error: "),
             (["--devices=2000"], 2, "error: "),
             (["--batch_size=0"], 2, "error: --batch_size must be at least 1; got 0"),
-            (["--data=missing.csv.gz"], 1, "error: there is no data file 'missing.csv.gz'"),
+            (["--data=missing.csv.gz"], 1, "error: in setup: there is no data file 'missing.csv.gz'"),
         ]:
             with self.subTest(flags=flags):
                 done = run(*flags, folder=self.folder)

@@ -95,13 +95,13 @@ class TransformerLmTest(unittest.TestCase):
         os.mkdir(f"{self.folder}/empty")
         before = sorted(os.listdir(self.folder))
         for flags, exit_code, message in [
-            (["--data.path=missing"], 1, "error: there is no file or folder 'missing'; name a text"),
-            (["--data.path=empty"], 1, "error: there is no text in 'empty'"),
-            (["--data.path=short"], 2, "error: a part of the text has 9 characters, but a window of context + 1 needs 65"),
+            (["--data.path=missing"], 1, "error: in setup: there is no file or folder 'missing'; name a text"),
+            (["--data.path=empty"], 1, "error: in setup: there is no text in 'empty'"),
+            (["--data.path=short"], 2, "error: in train_dataloader: a part of the text has 9 characters, but a window of context + 1 needs 65"),
             (["--data.path=text", "--n_head=3"], 2, "error: n_embd (128) must be a multiple of n_head (3)"),
             (["--data.path=text", "--sample.prompt="], 2, "error: sample.prompt must have at least one character"),
             (["--data.paht=text"], 2, "error: unknown flag 'data.paht'; did you mean 'data.path'?"),
-            (["--data.path=text", "--max_epochs=-1", "--max_time=00:00:00:01"], 2, "error: the schedule needs to know"),
+            (["--data.path=text", "--max_epochs=-1", "--max_time=00:00:00:01"], 2, "error: in configure_optimizers: the schedule needs to know"),
         ]:
             with self.subTest(flags=flags):
                 done = run(*flags, folder=self.folder)
