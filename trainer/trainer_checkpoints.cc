@@ -170,7 +170,7 @@ void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   }
   checkpoint_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
   if (!is_fit || options_.ckpt_weights_only) {
-    if (rank_ == 0) log_info("weights of '{}'", found);
+    if (rank_ == 0) log_info("loaded the weights of '{}'", found);
     return;
   }
   if (!checkpoint_->has_optimizer_state()) {
