@@ -29,7 +29,7 @@ def figures(output):
 def expect_quiet(test, done):
     """It has succeeded, and told of nothing but the weights that it tests."""
     test.assertEqual(done.returncode, 0, done.stderr)
-    test.assertRegex(done.stderr, r"\Aloaded the weights of '.*/checkpoints/epoch=\d+-step=\d+'\n\Z")
+    test.assertRegex(done.stderr, r"\A(\[rank 0\] )?loaded the weights of '.*/checkpoints/epoch=\d+-step=\d+'\n\Z")
 
 
 def test_accuracy(output):
