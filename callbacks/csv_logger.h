@@ -60,7 +60,7 @@ class CSVLogger final : public Callback {
   int64_t num_rows_ = 0;
   size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
   std::optional<int64_t> resumed_rows_{};            // until they are read
-  std::string resumed_name_{};                       // of the file that they are in
+  std::string resumed_name_{};                       // the file that has those rows
   bool starts_row_ = false;                          // a new run does not go on in the row of the last one
 };
 

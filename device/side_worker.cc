@@ -72,7 +72,7 @@ std::shared_future<void> SideWorker::run(std::function<void()> job) {
   asked_before->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return worker_.run([this, asked_before = std::move(asked_before), job = std::move(job)]() mutable {
     const c10::StreamGuard on_side_stream(*stream_);
-    const auto event = std::move(asked_before);  // its end is here, where the device is the right one
+    const auto event = std::move(asked_before);  // the event is released here, where the thread has the right device
     run_synchronized(*stream_, [&] {
       event->block(*stream_);
       job();

@@ -219,7 +219,7 @@ struct Heartbeat::Shared {
   bool answers = true;  // the store, the last time that it was asked
   std::promise<void> ended{};
   std::optional<int64_t> watched{};  // the rank whose heart this one looks at
-  Silence silence{interval};         // of that one
+  Silence silence{interval};         // how long the watched rank has been silent
   std::function<void()> on_failure{};
 
   Beat beat_now(int64_t number) {

@@ -129,7 +129,7 @@ class FlatStrategy final : public Strategy {
   std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
   int64_t num_update_threads_ = 0;            // of shard_
   int64_t num_steps_ = 0;                     // updates, all optimizers' together
-  OptimizerShard::States resting_states_;     // of shard_: of parameters that are frozen now
+  OptimizerShard::States resting_states_;     // states of parameters that are frozen now; only with shard_
   bool told_gathered_ = false;
   std::vector<c10::Device> devices_;         // device_ is the first
   std::optional<Replicas> replicas_;         // with several devices, during fit

@@ -248,7 +248,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
     Metrics of_steps = metric_log.end_epoch(stage_, &context_.ranks);
     hooks(phase.epoch_end);
     Metrics for_loggers = metric_log.end_epoch(stage_, &context_.ranks);
-    for_loggers.merge(of_steps);  // of a name that both have, the later value stays, as in callback_metrics()
+    for_loggers.merge(of_steps);  // the later value of a name stays, as in callback_metrics()
     metrics = metric_log.epoch_metrics();
     send(for_loggers, state.last_step());
     hooks(phase.end);

@@ -261,7 +261,7 @@ void FitLoop::end_epoch(OptimizerSteps& steps) {
   hooks.callbacks_where(std::not_fn(runs_last), hooks::on_train_epoch_end, &Callback::on_train_epoch_end);
   hooks.within(hooks::on_train_epoch_end, [&] { hooks.module().on_train_epoch_end(); });
   Metrics metrics = context_.metrics.end_epoch(Stage::train, &context_.ranks);
-  metrics.merge(of_steps);  // of a name that both have, the later value stays, as in callback_metrics()
+  metrics.merge(of_steps);  // the later value of a name stays, as in callback_metrics()
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);
   if (hooks.module().automatic_optimization && progress_.epoch_is_complete)

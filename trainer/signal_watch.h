@@ -21,7 +21,7 @@ class SignalWatch {
   const bool active_;
 };
 
-std::string_view signal_name(int signal);  // of those that it notes: "SIGTERM"
+std::string_view signal_name(int signal);  // "SIGTERM"; for the signals that SignalWatch notes
 
 // SLURM is about to end the job for its time limit.
 void requeue_slurm_job();

@@ -184,9 +184,9 @@ class Trainer final : private TrainerControl {
   bool running_ = false;
   std::atomic<bool> stop_requested_ = false;
   int64_t accumulate_grad_batches_ = 1;
-  bool told_slow_ = false;                  // of the precision
-  bool told_no_shard_ = false;              // of a loader that cannot be shared out
-  bool is_trial_ = false;                   // of find_*: without schedules and the module's callbacks
+  bool told_slow_ = false;                  // the warning that the precision is slow here is given once
+  bool told_no_shard_ = false;              // the warning of a loader that cannot be sharded is given once
+  bool is_trial_ = false;                   // a trial of find_*: no schedules, no callbacks of the module
   std::optional<ModuleRestored> restored_;  // puts the module back when a trial goes
   std::filesystem::path run_dir_;
 };

@@ -162,7 +162,7 @@ TEST(Pickle, ALongShapeThatIsOftenThereIsNoBomb) {
       "cpuK\x01tQq\x04";
   const std::string arguments = std::string("(h\x04K\x00h\x03h\x03tq\x05", 12);
   const std::string made = shape + storage + arguments + "ctorch._utils\n_rebuild_tensor_v2\nq\x06";
-  constexpr int kTensors = 10'000;  // of 1 KB each
+  constexpr int kTensors = 10'000;  // each takes 1 KB
   const PickleLimits limits{.max_copied_bytes = 8 << 20};
   EXPECT_THAT(refusal(made + repeated("h\x06h\x05R", kTensors), limits), HasSubstr("it copies one value too often"));
   const std::string parameter = made + "h\x06h\x05R\x85q\x07" + "ctorch._utils\n_rebuild_parameter\nq\x08";

@@ -52,7 +52,8 @@ TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
   EXPECT_DOUBLE_EQ(joint_norm({gradient}).item<double>(), std::sqrt(squares));
   const at::Tensor transposed = at::full({1 << 10, 1 << 11}, 2.0, at::kFloat).t();
   EXPECT_DOUBLE_EQ(joint_norm({gradient, transposed}).item<double>(), std::sqrt(squares + 4.0 * (1 << 21)));
-  const at::Tensor expanded = at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // its elements share their memory
+  const at::Tensor expanded =
+      at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // all elements share one place in memory
   EXPECT_DOUBLE_EQ(joint_norm({expanded}).item<double>(), std::sqrt(4.0 * (1 << 21)));
   EXPECT_EQ(joint_norm({}).item<double>(), 0.0);
 }

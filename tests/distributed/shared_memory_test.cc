@@ -73,7 +73,7 @@ TEST(SharedMemory, IsUsedOnlyIfAllRanksCanAndAskForTheSame) {
   EXPECT_EQ(said_without(unwilling), "");
   const std::string said = said_without(larger), warning = "the ranks are on one host, but exchange over the network";
   EXPECT_THAT(said, HasSubstr(warning));
-  EXPECT_EQ(said.find(warning), said.rfind(warning));  // once
+  EXPECT_EQ(said.find(warning), said.rfind(warning));  // the warning comes once
 }
 
 // Of many rounds, in which the counters go around, with ranks that run ahead of each other.

@@ -73,7 +73,7 @@ TEST(Gpu, EveryStrategyTrainsAsOnTheCpu) {
 }
 
 constexpr int64_t kWidth = 1024;
-constexpr int64_t kLayers = 16;  // of 2 MiB in 16 bits
+constexpr int64_t kLayers = 16;  // each takes 2 MiB in 16 bits
 
 struct Deep : Module {
   torch::nn::Sequential layers;

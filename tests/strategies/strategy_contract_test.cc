@@ -62,7 +62,7 @@ std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epoch
     exp_avgs.push_back(torch::zeros_like(param));
     exp_avg_sqs.push_back(torch::zeros_like(param));
   }
-  std::vector<double> losses;  // of rank 0
+  std::vector<double> losses;  // as rank 0 saw them
   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
     std::vector<std::vector<Batch>> batches(static_cast<size_t>(world_size));
     for (int64_t rank = 0; rank < world_size; ++rank) {
