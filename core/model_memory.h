@@ -11,7 +11,7 @@ namespace fulgur {
 // Bytes that a rank keeps from step to step. Activations come on top.
 struct ModelMemory {
   int64_t parameters = 0;                      // frozen ones too
-  int64_t gradients = 0;                       // of a step of one micro-batch
+  int64_t gradients = 0;                       // at the end of a window, or while it waits for micro-batches
   std::optional<int64_t> optimizer_state = 0;  // with fp32 masters of 16-bit parameters; unset: not known
   int64_t copies = 0;                          // of parameters, for updates
   int64_t buckets = 0;                         // for gradients on their way, where they do not stay in them

@@ -69,6 +69,7 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   deterministic_ = setup.deterministic;
   local_world_size_ = setup.local_world_size;
   sends_ahead_ = setup.sends_ahead;
+  accumulates_ = setup.accumulates;
   precision_ = setup.precision;
   converted_.emplace(module, precision_);
   devices_ = setup.devices;
@@ -179,6 +180,7 @@ void FlatStrategy::flatten() {
                                 .copies = engine_.delayed,
                                 .num_workers = num_update_threads_,
                                 .gradient_sums = engine_.delayed ? 2 : 1,
+                                .accumulates = accumulates_ && (alone() || engine_.each_micro_batch),
                                 .ranks_on_host = local_world_size_});
     if (engine_.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
     reduce.make_sums = [this](size_t bucket) { return shard_->make_sums(bucket); };
@@ -570,44 +572,50 @@ void FlatStrategy::take_gathered_gradients(size_t index) {
 
 // Source of the formulas: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
 std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
-                                                      const Precision& precision, int64_t num_devices,
-                                                      c10::DeviceType device_type) const {
+                                                      const MemoryRequest& request) const {
   const EngineOptions engine = engine_options(preset_);
-  const int64_t world_size = engine.world ? num_devices : 1;
+  const std::optional<c10::ScalarType> true_dtype = request.precision.true_dtype();
+  const int64_t world_size = engine.world ? request.num_devices : 1;
   const int64_t shards = engine.shard ? world_size : 1;
   const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
-  const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), precision.true_dtype());
+  const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), true_dtype);
+  const bool sums_wait = keeps && (world_size == 1 || engine.each_micro_batch);
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
-  std::vector<int64_t> bucket_bytes;
+  std::vector<int64_t> pooled_bytes;
   for (const FlatParameters::Bucket& bucket : buckets) {
     for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
-    const c10::ScalarType dtype = precision.true_dtype().value_or(bucket.slots.front().param.scalar_type());
+    const c10::ScalarType dtype = true_dtype.value_or(bucket.slots.front().param.scalar_type());
     const auto element_size = static_cast<int64_t>(c10::elementSize(dtype));
     const Optimizer& optimizer = optimizers[bucket.optimizer];
     const int64_t num_elements = bucket.num_bytes / element_size / shards;
     const int64_t on_host = OptimizerShard::elements_on_host(num_elements, engine.host_ratio);
-    const int64_t gradients = element_size * (engine.delayed ? 2 : 1);
+    const auto waiting_size = static_cast<int64_t>(c10::elementSize(optim::widened(dtype)));
+    const bool are_widened = request.accumulates && (sums_wait || world_size == 1);
+    const int64_t gradients = (are_widened ? waiting_size : element_size) * (engine.delayed ? 2 : 1);
     const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
     const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
     memory.parameters += bucket.num_bytes;
     memory.gradients += gradients * num_elements;
+    if (request.accumulates && world_size > 1 && !sums_wait) {  // at the parameters, until the last micro-batch
+      memory.gradients += waiting_size * bucket.num_bytes / element_size;
+    }
     memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
                                  ? std::optional(*memory.optimizer_state + state * num_elements)
                                  : std::nullopt;
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);
     memory.on_host += (gradients + state + element_size) * on_host;
-    bucket_bytes.push_back(bucket.num_bytes);
+    const bool has_padding = bucket.slots.back().num_elements * element_size != bucket.num_bytes;
+    if (bucket.slots.size() > 1 || has_padding) pooled_bytes.push_back(bucket.num_bytes);
   }
-  if (std::holds_alternative<Dp>(preset_) && device_type == c10::kCPU)
-    memory.gradients *= num_devices;  // in one memory
-  const bool in_host_memory = engine.host_ratio == 1 && device_type == c10::kCPU;
+  if (std::holds_alternative<Dp>(preset_) && request.device_type == c10::kCPU)
+    memory.gradients *= request.num_devices;  // in one memory
+  const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
   const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
-  if (keeps && !reduces_in_sums) memory.buckets = GradientReducer::pool_bytes(bucket_bytes);
+  if (keeps && !reduces_in_sums) memory.buckets = GradientReducer::pool_bytes(pooled_bytes);
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
-    const auto dtype =
-        precision.true_dtype() && param.is_floating_point() ? *precision.true_dtype() : param.scalar_type();
+    const auto dtype = true_dtype && param.is_floating_point() ? *true_dtype : param.scalar_type();
     memory.parameters += param.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   }
   return memory;

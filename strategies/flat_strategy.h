@@ -53,8 +53,7 @@ class FlatStrategy final : public Strategy {
   Window end_micro_batch(const Window& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
   std::optional<ModelMemory> model_memory(const Module& module, const Optimizers& optimizers,
-                                          const Precision& precision, int64_t num_devices,
-                                          c10::DeviceType device_type) const override;
+                                          const MemoryRequest& request) const override;
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
@@ -107,6 +106,7 @@ class FlatStrategy final : public Strategy {
   bool deterministic_ = false;
   int64_t local_world_size_ = 1;
   bool sends_ahead_ = true;
+  bool accumulates_ = false;
   LocalCollective alone_;
   c10::Device device_{c10::kCPU};
   std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is

@@ -33,8 +33,6 @@ at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot
   return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
 }
 
-constexpr size_t kPooledBuckets = 2;
-
 // Elements that take a message behind the last bucket's gradients; 0 where that does not go: with one of several
 // optimizers most buckets would be sent for nothing, and 16 bits do not hold its numbers.
 int64_t room_for_message(const FlatParameters& parameters, int64_t world_size) {
@@ -67,8 +65,9 @@ at::Tensor brought_to(c10::Device device, const at::Tensor& part) {
   return at::empty(part.sizes(), part.options().device(device).pinned_memory(device.is_cpu())).copy_(part);
 }
 
-bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.strides() == b.strides();
+// Without padding.
+bool fills_bucket_alone(const FlatParameters::Bucket& bucket) {
+  return bucket.slots.size() == 1 && bucket.slots.front().num_elements == bucket.flat.numel();
 }
 
 }  // namespace
@@ -143,7 +142,8 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
   TORCH_CHECK(!buckets_[b].is_full[slot], "parameter '", parameters_.buckets()[b].slots[slot].name,
               "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
               "backward() once, or override Module::backward, which turns sending ahead off");
-  take_gradient(b, slot);
+  const at::Tensor& gradient = parameters_.buckets()[b].slots[slot].param.grad();
+  becomes_bucket(b, gradient) ? make_bucket_of_gradient(b) : take_gradient(b, slot);
   const auto is_filled = [&](size_t bucket) { return buckets_[bucket].num_full == buckets_[bucket].is_full.size(); };
   if (is_filled(b)) filled_.push_back(static_cast<int64_t>(b));
   while (next_ < num_early() && is_filled(order_[next_])) launch(order_[next_++]);
@@ -186,6 +186,25 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
   ++bucket.num_full;
 }
 
+// A gradient is the bucket where it would fill it alone, and no other tensor has its memory. libtorch itself holds the
+// memory a second time while the hooks of a gradient run; the gradient of another parameter would be a third holder.
+bool GradientReducer::becomes_bucket(size_t b, const at::Tensor& gradient) const {
+  const FlatParameters::Bucket& bucket = parameters_.buckets()[b];
+  return keeps_sums() && !reduces_in_sums(b) && fills_bucket_alone(bucket) && !buckets_[b].gradients.defined() &&
+         gradient.layout() == at::kStrided && gradient.scalar_type() == bucket.flat.scalar_type() &&
+         gradient.strides() == bucket.slots.front().param.strides() && gradient.storage().use_count() <= 2;
+}
+
+void GradientReducer::make_bucket_of_gradient(size_t b) {
+  while (has_to_wait()) finish_oldest();
+  Bucket& bucket = buckets_[b];
+  const at::Tensor gradient = std::exchange(parameters_.buckets()[b].slots.front().param.mutable_grad(), {});
+  bucket.gradients = gradient.as_strided({gradient.numel()}, {1});
+  bucket.is_of_pool = bucket.is_in_sums = bucket.is_added_to = false;
+  bucket.is_full.front() = true;
+  bucket.num_full = 1;
+}
+
 // Nobody else waits for what is in the bucket.
 bool GradientReducer::keeper_fills(size_t b) const {
   return options_.keeper != nullptr && buckets_[b].is_in_sums && data_.world_size() == 1;
@@ -197,7 +216,7 @@ void GradientReducer::put_into_bucket(size_t b, size_t s, const at::Tensor& grad
   const at::Tensor& gradients = buckets_[b].gradients;
   if (buckets_[b].is_added_to) {
     view_in(gradients, slot).add_(grad);
-  } else if (grad.is_cpu() && same_memory_layout(grad, slot.param)) {
+  } else if (grad.is_cpu() && grad.scalar_type() == gradients.scalar_type() && grad.strides() == slot.param.strides()) {
     auto* place = static_cast<std::byte*>(gradients.mutable_data_ptr()) + slot.begin * gradients.itemsize();
     if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
   } else {
@@ -209,14 +228,15 @@ bool GradientReducer::reduces_in_sums(size_t b) const {
   const std::vector<at::Tensor>& memory = buckets_[b].memory;
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   return memory.size() == 1 && memory.front().numel() == flat.numel() && memory.front().device() == flat.device() &&
-         (!buckets_[b].has_sums || data_.world_size() == 1);
+         (data_.world_size() == 1 || (!buckets_[b].has_sums && memory.front().scalar_type() == flat.scalar_type()));
 }
 
 // Without a pass of its own: the first gradients of a window, if their sums are in one piece, and where the bucket is.
 bool GradientReducer::can_reduce_into_sums(size_t b) const {
   const Bucket& bucket = buckets_[b];
   return !bucket.is_in_sums && !bucket.has_sums && bucket.memory.size() == 1 &&
-         bucket.memory.front().device() == bucket.gradients.device();
+         bucket.memory.front().device() == bucket.gradients.device() &&
+         bucket.memory.front().scalar_type() == bucket.gradients.scalar_type();
 }
 
 void GradientReducer::begin_in_sums(size_t b) {
@@ -238,6 +258,7 @@ void GradientReducer::ensure_memory(size_t b) {
     return;
   }
   bucket.is_in_sums = reduces_in_sums(b);
+  bucket.is_of_pool = !bucket.is_in_sums;
   bucket.is_added_to = false;
   if (bucket.is_in_sums) return begin_in_sums(b);
   const auto find = [&] {
@@ -246,7 +267,7 @@ void GradientReducer::ensure_memory(size_t b) {
     });
   };
   auto fits = find();
-  if (fits == pool_.end() && options_.waits_for_memory && in_flight_.size() >= kPooledBuckets) {
+  while (fits == pool_.end() && has_to_wait()) {
     finish_oldest();
     fits = find();
   }
@@ -356,13 +377,13 @@ void GradientReducer::add_to_sums(size_t b) {
   }
 }
 
-// The memory of the bucket goes back to the pool, unless it is that of its sums.
+// Memory of the pool goes back to it.
 void GradientReducer::finish_oldest() {
   const size_t b = in_flight_.front();
   in_flight_.pop_front();
   Bucket& bucket = buckets_[b];
   bucket.kept.valid() ? bucket.kept.get() : add_to_sums(b);
-  if (bucket.is_in_sums) {
+  if (!bucket.is_of_pool) {
     bucket.gradients.reset();
     return;
   }
@@ -395,7 +416,7 @@ std::vector<at::Tensor> GradientReducer::take_sums(size_t b) {
 }
 
 void GradientReducer::give_back(size_t b, std::vector<at::Tensor> sums) {
-  const bool is_widened = sums.front().scalar_type() != parameters_.buckets()[b].flat.scalar_type();
+  const bool is_widened = sums.front().scalar_type() != buckets_[b].memory.front().scalar_type();
   if (!is_widened) buckets_[b].spare = std::move(sums);
 }
 

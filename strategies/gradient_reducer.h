@@ -29,7 +29,8 @@ struct ReduceOptions {
   bool learns_order = true;
 
   // Memory for the sums of a bucket, in sections that make up the rank's range, or with several ranks and without
-  // `shard` the bucket. Sums are kept there, and parameters have no gradients. Must be set with `shard`.
+  // `shard` the bucket, in the parameters' dtype or in fp32. Sums are kept there, and parameters have no gradients.
+  // Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
   SideWorker* keeper = nullptr;  // copies them there while backward goes on; unset: the thread of backward does
 };
@@ -45,12 +46,16 @@ struct ReduceOptions {
 // Afterwards a gradient is a view of its bucket, until zero_grad drops it. A parameter that no rank has a gradient for
 // has none; one that some have counts as zero on the others.
 //   With make_sums the memory of a bucket is taken from a pool, of two buckets if gradients come in their order, and
-// what stays is sums(bucket), to which those of further reductions are added until clear(). Where a rank keeps the
-// whole of a bucket in one section on the same device, the first ones are reduced in the memory of the sums, and with
-// one rank further ones are added there, too: without a pool, and the keeper brings them there. Parameters then have no
-// gradients. 16-bit sums are added in fp32. Ownership: borrows all three, installs hooks on the parameters until it
-// goes. A hook that a parameter has already is called first. Threading: backward's and the training thread, never at
-// once. Source: Li et al. 2020, arXiv:2006.15704.
+// what stays is sums(bucket), to which those of further reductions are added until clear(). A gradient that fills its
+// bucket alone is the bucket itself, so that the pool does not keep as much as the largest parameter. Where a rank
+// keeps the whole of a bucket in one section on the same device, the first gradients are reduced in the memory of the
+// sums, and with one rank further ones are added there, too: without a pool, and the keeper brings them there.
+// Parameters then have no gradients. Sums of 16 bits are widened to fp32 by the second micro-batch, unless make_sums
+// makes fp32 ones.
+//   Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already
+//   is
+// called first. Threading: backward's and the training thread, never at once.
+// Source: Li et al. 2020, arXiv:2006.15704.
 class GradientReducer {
  public:
   GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control, ReduceOptions options = {});
@@ -81,10 +86,13 @@ class GradientReducer {
   void finish(std::vector<double>& extra);
   static constexpr size_t kMaxExtra = 8;
 
-  // Bytes that the pool comes to hold if gradients come in the order of buckets of these bytes.
+  // Bytes that the pool comes to hold if gradients come in the order of buckets of these bytes: of those that take
+  // memory from it.
   static int64_t pool_bytes(const std::vector<int64_t>& bucket_bytes);
 
  private:
+  static constexpr size_t kPooledBuckets = 2;
+
   struct Bucket {
     at::Tensor gradients;       // as the parameters' bucket; made for the first reduction, or from the pool
     std::vector<bool> is_full;  // by slot
@@ -93,6 +101,7 @@ class GradientReducer {
     Work work{};
     std::vector<at::Tensor> memory{};  // from make_sums
     std::vector<at::Tensor> spare{};   // given back
+    bool is_of_pool = false;           // the memory of `gradients`
     bool is_in_sums = false;           // `gradients` are `sums`
     bool is_added_to = false;          // they hold those of further micro-batches already
     bool goes_into_sums = false;       // the reduce_scatter writes `sums`; `gradients` are of the pool
@@ -108,6 +117,9 @@ class GradientReducer {
   void on_gradient(size_t bucket, size_t slot);
   void take_gradient(size_t bucket, size_t slot);
   void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& gradient);
+  bool becomes_bucket(size_t bucket, const at::Tensor& gradient) const;
+  void make_bucket_of_gradient(size_t bucket);
+  bool has_to_wait() const { return options_.waits_for_memory && in_flight_.size() >= kPooledBuckets; }
   bool keeper_fills(size_t bucket) const;
   void ensure_memory(size_t bucket);
   void launch(size_t bucket);

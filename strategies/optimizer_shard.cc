@@ -97,6 +97,11 @@ int64_t OptimizerShard::elements_on_host(int64_t num_elements, double ratio) {
   return std::min(num_elements, round_up(wanted, kPartAlignment));
 }
 
+c10::ScalarType OptimizerShard::sum_dtype(size_t b) const {
+  const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  return options_.accumulates ? optim::widened(dtype) : dtype;
+}
+
 int64_t OptimizerShard::arena_bytes() const {
   int64_t num_bytes = 0;
   for (size_t b = 0; b < buckets_.size(); ++b) {
@@ -106,7 +111,8 @@ int64_t OptimizerShard::arena_bytes() const {
       if (!section.on_host) continue;
       const bool has_master = optim::is_16_bit(dtype);
       const int64_t size = section.range.size();
-      num_bytes += (1 + options_.gradient_sums) * HostArena::bytes_for(size, dtype) +
+      num_bytes += HostArena::bytes_for(size, dtype) +
+                   options_.gradient_sums * HostArena::bytes_for(size, sum_dtype(b)) +
                    (num_states + (has_master ? 1 : 0)) * HostArena::bytes_for(size, has_master ? at::kFloat : dtype);
     }
   }
@@ -165,8 +171,8 @@ std::vector<at::Tensor> OptimizerShard::make_sums(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   std::vector<at::Tensor> sums;
   for (const Section& section : buckets_[b].sections) {
-    sums.push_back(section.on_host ? arena_->take(section.range.size(), flat.scalar_type())
-                                   : at::zeros({section.range.size()}, flat.options()));
+    sums.push_back(section.on_host ? arena_->take(section.range.size(), sum_dtype(b))
+                                   : at::zeros({section.range.size()}, flat.options().dtype(sum_dtype(b))));
   }
   return sums;
 }

@@ -38,6 +38,7 @@ struct ShardOptions {
   bool copies = false;     // so has the rest a copy of its parameters, where it is
   int64_t num_workers = 1;    // threads that share the part on the host
   int64_t gradient_sums = 1;  // how often make_sums() will be called for a bucket
+  bool accumulates = false;   // micro-batches are added up: sums of 16-bit gradients are fp32
   int64_t ranks_on_host = 1;  // that need as much memory of it
 };
 
@@ -69,7 +70,7 @@ class OptimizerShard {
   ElementRange range(size_t bucket) const;
   const std::vector<Section>& sections(size_t bucket) const { return buckets_[bucket].sections; }
 
-  // Memory for a gradient of each section of a bucket, where its state is.
+  // Memory for a gradient of each section of a bucket, where its state is: in its dtype, or for micro-batches in fp32.
   std::vector<at::Tensor> make_sums(size_t bucket);
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used` is
@@ -122,6 +123,7 @@ class OptimizerShard {
   void make_copies(size_t bucket);
   void make_parts(size_t bucket);
   void make_host_states(size_t bucket, Part& part);
+  c10::ScalarType sum_dtype(size_t bucket) const;
   int64_t arena_bytes() const;
   optim::ElementWiseOptimizer& optimizer_of(size_t bucket) const;
   template <class Visit>

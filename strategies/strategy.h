@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -51,6 +52,15 @@ struct StrategySetup {
   bool deterministic = false;    // the same bits however the parameters fall into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
   bool sends_ahead = true;       // gradients may go on their way in backward: nobody looks at them, or calls it twice
+  bool accumulates = false;      // a window has several micro-batches; a callback may ask for that later all the same
+};
+
+// A run whose memory a strategy is asked for.
+struct MemoryRequest {
+  Precision precision{};
+  int64_t num_devices = 1;  // over all machines
+  c10::DeviceType device_type = c10::kCPU;
+  bool accumulates = false;  // a window has several micro-batches
 };
 
 // What a strategy has beside the module, for a checkpoint.
@@ -104,11 +114,10 @@ class Strategy {
   // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
   virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }
 
-  // What a rank would keep of a model that is trained by these optimizers on devices of this type, without making any
-  // of it. dp: what its first device keeps. Unset: not known.
+  // What a rank would keep of a model that is trained by these optimizers, without making any of it. dp: what its first
+  // device keeps. Unset: not known.
   virtual std::optional<ModelMemory> model_memory(const Module& /*module*/, const Optimizers& /*optimizers*/,
-                                                  const Precision& /*precision*/, int64_t /*num_devices*/,
-                                                  c10::DeviceType /*device_type*/) const {
+                                                  const MemoryRequest& /*request*/) const {
     return std::nullopt;
   }
 

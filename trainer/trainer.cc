@@ -469,7 +469,8 @@ void Trainer::setup(DataModule& data, const std::string& ckpt_path) {
                     .world = *world_,
                     .deterministic = options_.deterministic,
                     .local_world_size = strategy_->rank_per_device() ? static_cast<int64_t>(devices_.size()) : 1,
-                    .sends_ahead = !module_->hooks().backward && !module_->hooks().on_after_backward});
+                    .sends_ahead = !module_->hooks().backward && !module_->hooks().on_after_backward,
+                    .accumulates = accumulate_grad_batches_ > 1});
   if (checkpoint_) {  // now that the module has the precision of the run
     load_weights(module, checkpointed_weights(), checkpoint_->folder().string(), options_.ckpt_strict);
   }
@@ -529,9 +530,12 @@ std::string Trainer::device_summary() const {
 
 // Beside that of one device, where the strategy needs another amount.
 std::string Trainer::memory_summary() const {
-  const auto num_devices = static_cast<int64_t>(devices_.size()) * options_.num_nodes;
+  const MemoryRequest request{.precision = precision_,
+                              .num_devices = static_cast<int64_t>(devices_.size()) * options_.num_nodes,
+                              .device_type = devices_.front().type(),
+                              .accumulates = accumulate_grad_batches_ > 1};
   const auto memory_of = [&](const Strategy& strategy) {
-    return strategy.model_memory(**module_, strategy_->optimizers(), precision_, num_devices, devices_.front().type());
+    return strategy.model_memory(**module_, strategy_->optimizers(), request);
   };
   const auto memory = memory_of(*strategy_);
   if (!memory) return "";

@@ -14,6 +14,8 @@
 
 #include "device/side_worker.h"
 #include "optim/sgd.h"
+#include "tests/testing/counting_allocator.h"
+#include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"
 
 namespace fulgur {
@@ -261,6 +263,108 @@ TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
         ASSERT_EQ(reducer.norms(b).size(), 1U) << b;
         EXPECT_DOUBLE_EQ(reducer.norms(b)[0].item<double>(), sum.to(at::kDouble).norm().item<double>()) << b;
       }
+    });
+  }
+}
+
+// Each parameter fills a bucket.
+struct Tables : torch::nn::Module {
+  at::Tensor first, second;
+  explicit Tables(int64_t rows) {
+    first = register_parameter("first", torch::ones({rows * 64}));
+    second = register_parameter("second", torch::ones({rows, 64}));
+  }
+  // The gradients of both lie in the same memory.
+  at::Tensor loss_of_sum(double scale) const { return ((first.view_as(second) + second) * scale).square().sum(); }
+  at::Tensor loss_of_product(double scale) const { return (first.view_as(second) * second * scale).square().sum(); }
+};
+
+// A rank's range of each bucket, in memory made by `make_sums`.
+ReduceOptions sharded_sums(const FlatParameters& flat, int64_t world_size) {
+  return {.shard = true, .make_sums = [&flat, world_size](size_t b) {
+            const at::Tensor& whole = flat.buckets()[b].flat;
+            return std::vector{at::zeros({whole.numel() / world_size}, whole.options())};
+          }};
+}
+
+TEST(GradientReducer, AGradientThatFillsItsBucketTakesNoOtherMemory) {
+  constexpr int64_t kRows = 1000, kWorldSize = 2;
+  testing::CountingAllocator memory;
+  const auto group = std::make_shared<testing::OthersHaveTheSame>(kWorldSize);
+  const Tables tables(kRows);
+  const Optimizers optimizers(optim::SGD(tables.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(tables, optimizers,
+                            {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = kWorldSize});
+  ASSERT_EQ(flat.buckets().size(), 2U);
+  GradientReducer reducer(flat, *group, *group, sharded_sums(flat, kWorldSize));
+  const int64_t before = memory.live();
+  for (int step = 0; step < 2; ++step) {
+    reducer.clear();
+    reducer.begin();
+    tables.loss_of_product(1.0).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    EXPECT_LT(memory.live() - before, 4 * kRows * 64 / 10);  // a bucket that had been copied would stay in the pool
+    EXPECT_EQ(reducer.sums(0).at(0).max().item<float>(), 2.0F);
+    EXPECT_EQ(reducer.sums(0).at(0).min().item<float>(), 2.0F);
+  }
+}
+
+TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
+  for (const bool sends_ahead : {false, true}) {
+    run_ranks(2, [sends_ahead](World& world) {
+      const Tables tables(2);
+      const Optimizers optimizers(optim::SGD(tables.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(tables, optimizers,
+                                {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = 2});
+      ASSERT_EQ(flat.buckets().size(), 2U);
+      GradientReducer reducer(flat, world.data(), world.control(), sharded_sums(flat, 2));
+      for (int step = 0; step < 2; ++step) {
+        reducer.clear();
+        if (sends_ahead) reducer.begin();
+        tables.loss_of_sum(world.rank() == 0 ? 1.0 : 2.0).backward();
+        std::vector<double> extra;
+        reducer.finish(extra);
+        for (size_t b = 0; b < 2; ++b) {
+          EXPECT_EQ(reducer.sums(b).at(0).min().item<float>(), 2 * 2.0F * (1 + 4)) << b;
+          EXPECT_EQ(reducer.sums(b).at(0).max().item<float>(), 2 * 2.0F * (1 + 4)) << b;
+        }
+      }
+    });
+  }
+}
+
+// As for micro-batches that are added up: exactly, also the first, and into the memory that was made for them.
+TEST(GradientReducer, SumsMayBeWiderThanGradients) {
+  for (const int64_t world_size : {1, 2}) {
+    run_ranks(world_size, [](World& world) {
+      Tables tables(2);
+      tables.to(at::kBFloat16);
+      const Optimizers optimizers(optim::SGD(tables.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(tables, optimizers);
+      std::vector<at::Tensor> memory;
+      GradientReducer reducer(flat, world.data(), world.control(), {.make_sums = [&](size_t b) {
+                                const at::Tensor& whole = flat.buckets()[b].flat;
+                                return std::vector{memory.emplace_back(at::zeros({whole.numel()}, at::kFloat))};
+                              }});
+      const auto reduce = [&](double scale) {
+        reducer.begin();
+        tables.loss_of_sum(scale).backward();
+        std::vector<double> extra;
+        reducer.finish(extra);
+      };
+      reduce(16.0);  // gradients of 1024 and 4 a rank: their sum has no place in bfloat16
+      reduce(1.0);
+      const at::Tensor sum = reducer.sums(0).at(0);
+      EXPECT_TRUE(sum.is_same(memory.at(0)));
+      EXPECT_EQ(sum.max().item<float>(), static_cast<float>(1028 * world.world_size()));
+      EXPECT_EQ(sum.min().item<float>(), sum.max().item<float>());
+      for (int step = 0; step < 3; ++step) {
+        const std::vector<at::Tensor> taken = reducer.take_sums(0);
+        reduce(1.0);
+        reducer.give_back(0, taken);
+      }
+      EXPECT_EQ(memory.size(), flat.buckets().size() + 1);  // what was given back is taken, and no third one
     });
   }
 }
