@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <array>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <csignal>
 #include <future>
@@ -204,6 +206,41 @@ TEST(SignalWatch, TheLastOfSeveralPutsTheHandlersBack) {
     EXPECT_TRUE(is_default(SIGTERM));
     EXPECT_TRUE(is_default(SIGINT));
   }
+}
+
+// Each of them waits in its second batch for the other one to come so far.
+TEST(SignalWatch, TwoFitsAtOnceTrainAsAloneAndPutTheHandlersBack) {
+  struct Meets : testing::TinyModule {
+    std::barrier<>* meeting = nullptr;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (meeting != nullptr && batch_idx == 1) meeting->arrive_and_wait();
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  const auto fit = [](const std::shared_ptr<Meets>& module, size_t max_epochs) {
+    Trainer(quiet({.max_epochs = static_cast<int64_t>(max_epochs)})).fit(module, {.train = tiny_loader()});
+  };
+  std::array<std::shared_ptr<Meets>, 2> alone, at_once;
+  for (size_t i = 0; i < 2; ++i) {
+    for (auto* modules : {&alone, &at_once}) {
+      seed_everything(i);
+      (*modules)[i] = make_module<Meets>();
+    }
+    fit(alone[i], 1 + i);  // one of the two ends later
+  }
+  std::barrier meeting(2);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < 2; ++i) {
+    at_once[i]->meeting = &meeting;
+    threads.emplace_back([&, i] {
+      fit(at_once[i], 1 + i);
+      meeting.arrive_and_drop();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (size_t i = 0; i < 2; ++i) EXPECT_EQ(at_once[i]->train_losses, alone[i]->train_losses) << i;
+  EXPECT_TRUE(is_default(SIGTERM));
+  EXPECT_TRUE(is_default(SIGINT));
 }
 
 TEST(SignalWatch, AFurtherOneKeepsWhatCameAndTheNextRunBeginsWithoutIt) {

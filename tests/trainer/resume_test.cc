@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/lbfgs.h>
 
 #include <array>
 #include <csignal>
@@ -22,6 +24,7 @@
 #include "optim/lamb.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
+#include "optim/torch_optimizer.h"
 #include "strategies/preset_options.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
@@ -84,6 +87,17 @@ struct NetWithEpochs : Net {
 
 struct NetWithSgd : Net {
   Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.05, .momentum = 0.9}); }
+};
+struct NetWithTorchAdam : Net {
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(torch::optim::Adam(parameters(), torch::optim::AdamOptions(1e-2).amsgrad(true)));
+  }
+};
+struct NetWithLbfgs : Net {  // several evaluations of the loss in a step, and a history
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(
+        torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(0.05).max_iter(3).history_size(4)));
+  }
 };
 struct NetWithLamb : Net {
   Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
@@ -300,6 +314,8 @@ TEST(Resume, IsExactWithAccumulationClippingAndValidationInTheMiddle) {
 TEST(Resume, IsExactWithEveryKindOfOptimizer) {
   expect_exact_resume({.make = [] { return make_module<NetWithSgd>(); }});
   expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
+  expect_exact_resume({.make = [] { return make_module<NetWithTorchAdam>(); }});
+  expect_exact_resume({.make = [] { return make_module<NetWithLbfgs>(); }});
 }
 
 TEST(Resume, IsExactWithAScheduleOfAccumulation) {
