@@ -21,6 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kFirstColumns = "epoch,step";
+
 // A name with a comma or a quote is quoted (RFC 4180).
 std::string csv_cell(const std::string& text) {
   if (text.find_first_of(",\"\n") == std::string::npos) return text;
@@ -56,7 +58,7 @@ std::vector<std::string> split(const std::string& line) {
 bool next_line(std::istream& stream, std::string& line) { return std::getline(stream, line) && !stream.eof(); }
 
 std::string header_of(const std::vector<std::string>& columns) {
-  std::string text = "epoch,step";
+  std::string text(kFirstColumns);
   for (const std::string& column : columns) text += "," + csv_cell(column);
   return text + "\n";
 }
@@ -85,8 +87,8 @@ void CSVLogger::setup(TrainerControl&, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) check_new();  // fit may go on in it
 }
 
-void CSVLogger::on_fit_start(TrainerControl&) {
-  if (!resumed_rows_) check_new();
+void CSVLogger::on_fit_start(TrainerControl& trainer) {
+  resumed_rows_ ? check_ours(resumed_file(trainer)) : check_new();
 }
 
 void CSVLogger::check_new() const {
@@ -96,6 +98,21 @@ void CSVLogger::check_new() const {
                                  options_.file.string()));
   }
   if (options_.file.has_parent_path()) fs::create_directories(options_.file.parent_path());
+}
+
+// What has no whole header was cut while it was written.
+void CSVLogger::check_ours(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::string line;
+  std::getline(stream, line);
+  const size_t length = std::min(line.size(), kFirstColumns.size());
+  if (line.compare(0, length, kFirstColumns, 0, length) == 0) return;
+  throw SetupError(fmt::format("CSVLogger: '{}' was not written by a CSVLogger, and would be overwritten; move it away",
+                               file.string()));
+}
+
+fs::path CSVLogger::resumed_file(TrainerControl& trainer) const {
+  return options_.file.empty() ? trainer.run_dir() / resumed_name_ : options_.file;
 }
 
 State CSVLogger::state() const {
@@ -120,8 +137,9 @@ void CSVLogger::load_state(const State& state) {
 // Before the first row.
 void CSVLogger::choose_file(TrainerControl& trainer) {
   const fs::path folder = options_.file.empty() ? trainer.run_dir() : fs::path();
-  if (options_.file.empty()) options_.file = folder / (resumed_name_.empty() ? "metrics.csv" : resumed_name_);
+  if (resumed_rows_) options_.file = resumed_file(trainer);
   if (const auto num_rows = std::exchange(resumed_rows_, std::nullopt)) return read_rows(*num_rows);
+  if (options_.file.empty()) options_.file = folder / "metrics.csv";
   for (int version = 1; !folder.empty() && fs::exists(options_.file); ++version) {
     options_.file = folder / fmt::format("metrics-v{}.csv", version);
   }
@@ -129,15 +147,11 @@ void CSVLogger::choose_file(TrainerControl& trainer) {
 
 // What a run wrote after it was saved comes again.
 void CSVLogger::read_rows(int64_t num_rows) {
+  check_ours(options_.file);
   std::ifstream stream(options_.file, std::ios::binary);
   std::string line;
   if (!next_line(stream, line)) return;
   const std::vector<std::string> names = split(line);
-  if (!line.starts_with("epoch,step")) {
-    throw SetupError(
-        fmt::format("CSVLogger: '{}' was not written by a CSVLogger, and would be overwritten; move it away",
-                    options_.file.string()));
-  }
   columns_.assign(names.begin() + 2, names.end());
   rows_begin_ = end_ = line.size() + 1;
   while (num_rows_ < num_rows && next_line(stream, line)) {

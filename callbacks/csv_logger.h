@@ -48,6 +48,8 @@ class CSVLogger final : public Callback {
 
   void choose_file(TrainerControl& trainer);
   void check_new() const;
+  static void check_ours(const std::filesystem::path& file);
+  std::filesystem::path resumed_file(TrainerControl& trainer) const;
   void read_rows(int64_t num_rows);
   std::vector<std::string> columns_with(const Metrics& metrics) const;
   std::string format(const std::vector<std::string>& columns) const;

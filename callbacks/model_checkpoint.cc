@@ -81,6 +81,12 @@ std::string format_filename(std::string_view pattern, const FilenameValues& valu
   return name;
 }
 
+// By which a metric with values of steps, too, is reduced over an epoch.
+std::string epoch_name(const std::string& metric) {
+  const size_t end = std::min(metric.find("/dataloader_idx_"), metric.size());
+  return metric.substr(0, end) + "_epoch" + metric.substr(end);
+}
+
 // Of a folder beside the others, whatever the fields are.
 void check_filename(const std::string& pattern) {
   const std::string name = format_filename(pattern, {.epoch = 0, .step = 0, .metrics = nullptr});
@@ -137,16 +143,19 @@ void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) return;
   folder_ = folder(trainer);
   saved_.clear();
-  validated_ = just_validated_ = due_ = just_due_ = is_over_ = told_nan_ = false;
-  last_step_ = scored_step_ = -1;
+  validated_ = just_validated_ = due_ = is_over_ = told_nan_ = false;
+  last_step_ = scored_step_ = validated_step_ = epoch_ = -1;
+  validated_metrics_.clear();
 }
+
+void ModelCheckpoint::on_train_epoch_start(TrainerControl& trainer) { epoch_ = trainer.state().epoch; }
 
 void ModelCheckpoint::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
   const int64_t step = trainer.state().global_step;
   if (options_.every_n_train_steps == 0 || step % options_.every_n_train_steps != 0) return;
   if (step == 0 || step == last_step_) return;  // amid an accumulation window
   last_step_ = step;
-  due_ = just_due_ = true;
+  due_ = true;
 }
 
 void ModelCheckpoint::on_validation_end(TrainerControl& trainer) {
@@ -156,19 +165,23 @@ void ModelCheckpoint::on_validation_end(TrainerControl& trainer) {
 
 void ModelCheckpoint::on_step_boundary(TrainerControl& trainer) {
   const RunState& state = trainer.state();
-  const bool just_validated = std::exchange(just_validated_, false);
-  if (just_validated) {
-    const Metrics& validated = trainer.metrics().epoch_metrics();
-    const bool has_score = validated.contains(options_.monitor) || validated.contains(options_.monitor + "_epoch");
-    if (has_score) scored_step_ = state.global_step;
+  if (std::exchange(just_validated_, false)) {
+    note_validation(trainer);
+    const bool has_score = scored_step_ == state.global_step;
     const bool saves_here = saves_in(state.epoch) && !state.is_last_batch;  // the end of the epoch saves for itself
     due_ = due_ || (saves_here && (has_score || options_.monitor.empty()));
   }
-  const bool just_due = std::exchange(just_due_, false);
-  if (!due_ || (!just_due && !just_validated)) return;  // to read metrics may make a device wait
-  const Metrics metrics = metrics_now(trainer);
-  const bool may_wait = state.has_validation && !just_validated && !options_.monitor.empty();
-  if (!may_wait || metrics.contains(options_.monitor)) save(trainer, metrics);
+  if (due_) save(trainer, metrics_now(trainer));
+}
+
+void ModelCheckpoint::note_validation(TrainerControl& trainer) {
+  validated_step_ = trainer.state().global_step;
+  validated_metrics_.clear();
+  const Metrics& of_validation = trainer.metrics().epoch_metrics();
+  for (const auto& [name, value] : trainer.metrics().callback_metrics()) {
+    if (of_validation.contains(name) || of_validation.contains(epoch_name(name))) validated_metrics_[name] = value;
+  }
+  if (validated_metrics_.contains(options_.monitor)) scored_step_ = validated_step_;
 }
 
 void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
@@ -178,7 +191,6 @@ void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {
   if (is_due && state.global_step != last_step_) save(trainer, metrics_now(trainer));
 }
 
-// A save that still waits for a validation waits no longer.
 void ModelCheckpoint::on_train_end(TrainerControl& trainer) {
   const int64_t step = trainer.state().global_step;
   if (step == 0 || (step == last_step_ && !due_)) return;
@@ -191,11 +203,21 @@ bool ModelCheckpoint::saves_in(int64_t epoch) const {
   return options_.every_n_train_steps == 0 && (epoch + 1) % options_.every_n_epochs == 0;
 }
 
-// A monitor that belongs to older weights is NaN, and at the end of fit one that nobody has logged.
+// Whether a metric that is not known may still be one that a validation will log, or would have logged.
+bool ModelCheckpoint::may_lack_metrics(TrainerControl& trainer) const {
+  return is_over_ || (trainer.state().has_validation && validated_step_ < 0);
+}
+
+// What a validation measured on older weights is NaN, unless training has logged another value by the same name.
 Metrics ModelCheckpoint::metrics_now(TrainerControl& trainer) const {
   Metrics metrics = trainer.metrics().callback_metrics();
+  const bool is_validated = validated_step_ == trainer.state().global_step;
+  for (auto& [name, value] : metrics) {
+    const auto old = validated_metrics_.find(name);
+    if (!is_validated && old != validated_metrics_.end() && old->second == value) value = kNan;
+  }
   if (scored_step_ >= 0 && scored_step_ != trainer.state().global_step) metrics[options_.monitor] = kNan;
-  if (is_over_) metrics.try_emplace(options_.monitor, kNan);
+  if (may_lack_metrics(trainer)) metrics.try_emplace(options_.monitor, kNan);
   return metrics;
 }
 
@@ -237,6 +259,8 @@ State ModelCheckpoint::state() const {
   state.set("due", due_);
   state.set("last_step", last_step_);
   state.set("scored_step", scored_step_);
+  state.set("validated_step", validated_step_);
+  for (const auto& [name, value] : validated_metrics_) state.set("validated_metrics/" + name, value);
   state.set("monitor", options_.monitor);
   state.set("mode", options_.mode);
   state.set("num_saved", static_cast<int64_t>(saved_.size()));
@@ -265,6 +289,9 @@ void ModelCheckpoint::load_state(const State& state) {
   const bool same_scores = is_as_now("monitor", options_.monitor) && is_as_now("mode", options_.mode);
   const auto* scored_step = state.find<int64_t>("scored_step");
   scored_step_ = scored_step != nullptr && same_scores ? *scored_step : -1;
+  if (const auto* step = state.find<int64_t>("validated_step")) validated_step_ = *step;
+  const State validated = state.child("validated_metrics");
+  for (const auto& [name, value] : validated.values()) validated_metrics_[name] = validated.get<double>(name);
   const std::vector<Saved> before = std::exchange(saved_, {});
   for (int64_t i = 0; i < state.get<int64_t>("num_saved"); ++i) {
     const std::optional<fs::path> path = path_of_saved(state.child(fmt::format("saved/{}", i)));
@@ -308,7 +335,8 @@ double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics
     throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
   }
   const double score = trainer.from_rank_zero(metric->second);
-  const bool is_measured = scored_step_ == trainer.state().global_step || (scored_step_ < 0 && !is_over_);
+  const bool is_logged = scored_step_ < 0 && trainer.metrics().callback_metrics().contains(options_.monitor);
+  const bool is_measured = is_logged || scored_step_ == trainer.state().global_step;
   if (std::isnan(score) && is_measured && trainer.is_global_zero() && !std::exchange(told_nan_, true)) {
     log_warning("ModelCheckpoint: the monitor '{}' is NaN at step {}; no checkpoint is marked as best by it",
                 options_.monitor, trainer.state().global_step);
@@ -318,9 +346,10 @@ double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics
 
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer, const Metrics& metrics) const {
   const RunState& state = trainer.state();
-  const int64_t epoch = is_over_ ? state.epoch - 1 : state.epoch;  // the last one is counted by then
+  const int64_t epoch = is_over_ && epoch_ >= 0 ? epoch_ : state.epoch;  // which counts the last one, too, by then
   const std::string name = format_filename(
-      options_.filename, {.epoch = epoch, .step = state.global_step, .metrics = &metrics, .nan_if_unknown = is_over_});
+      options_.filename,
+      {.epoch = epoch, .step = state.global_step, .metrics = &metrics, .nan_if_unknown = may_lack_metrics(trainer)});
   return trainer.free_checkpoint_path(folder(trainer) / name);
 }
 

@@ -33,10 +33,10 @@ struct ModelCheckpointOptions {
 // them, and the newest too. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside them `last` points to the
 // newest one and, with a monitor, `best` to the best.
 //   A score belongs to the weights that it was measured on: name and score are taken once the validation that is due
-// after the same step has run. A save by steps that is due before the first validation has given the monitor waits for
-// it. If validations log the monitor, what is saved at another step has the score NaN, and is kept only while it is the
-// newest. (A validation within an accumulation window scores the step that the window ends in.) A monitor that is NaN
-// makes no checkpoint the best, and is told once. Of equals the older one stays.
+// after the same step has run. What a validation logs is NaN, as score and in names, for a step without a validation:
+// before the first one, and between two. A checkpoint whose score is NaN is kept only while it is the newest. (A
+// validation within an accumulation window scores the step that the window ends in.) A monitor that is measured as NaN
+// makes no checkpoint the best, which is logged once. Among equal scores the older checkpoint stays.
 //   An older checkpoint is removed once a newer one is whole; never the one that TrainerOptions::ckpt_path names, nor
 // one outside folder(). Options are checked in the constructor: UsageError. Which metrics there are is known only when
 // something has been logged: a monitor that a validation has not logged by then, or a filename field that nobody has,
@@ -50,6 +50,7 @@ class ModelCheckpoint final : public Callback {
   bool runs_in_fast_dev_run() const override { return false; }
   bool runs_last() const override { return true; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;
+  void on_train_epoch_start(TrainerControl& trainer) override;
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
                           int64_t batch_idx) override;
   void on_validation_end(TrainerControl& trainer) override;
@@ -83,6 +84,8 @@ class ModelCheckpoint final : public Callback {
   bool better(double a, double b) const;
   bool is_ranked(const Saved& saved) const;
   bool saves_in(int64_t epoch) const;
+  void note_validation(TrainerControl& trainer);
+  bool may_lack_metrics(TrainerControl& trainer) const;
   Metrics metrics_now(TrainerControl& trainer) const;
   double score_of(TrainerControl& trainer, const Metrics& metrics);
   void save(TrainerControl& trainer, const Metrics& metrics);
@@ -93,10 +96,12 @@ class ModelCheckpoint final : public Callback {
   Options options_;
   bool validated_ = false;        // in this epoch
   bool just_validated_ = false;   // a validation has ended since the last step boundary
-  bool due_ = false;              // the next step boundary is to save, or the first one that has the monitor
-  bool just_due_ = false;         // due since the last step boundary
+  bool due_ = false;              // the next step boundary is to save
   int64_t last_step_ = -1;        // the step of the last save, or of the one that is due
   int64_t scored_step_ = -1;      // the last step for which a validation gave the monitor
+  int64_t validated_step_ = -1;   // the last step for which a validation ran
+  Metrics validated_metrics_{};   // logged by that validation
+  int64_t epoch_ = -1;            // the last one that began in this fit
   bool is_over_ = false;          // training has ended: what has not been logged yet never will be
   bool told_nan_ = false;         // the warning of a monitor that is NaN is given once
   std::filesystem::path folder_;  // of the running fit

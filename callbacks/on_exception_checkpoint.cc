@@ -14,7 +14,7 @@ std::shared_ptr<OnExceptionCheckpoint> OnExceptionCheckpoint::make(Options optio
 }
 
 void OnExceptionCheckpoint::on_exception(TrainerControl& trainer, const std::exception& error) {
-  if (trainer.state().entry_point != EntryPoint::fit) return;
+  if (trainer.state().entry_point != EntryPoint::fit || trainer.optimizers().empty()) return;  // nothing is trained yet
   const bool was_saved = model_checkpoint_ && dynamic_cast<const InterruptedError*>(&error) != nullptr;
   if (was_saved) return;
   std::filesystem::path folder = options_.dirpath;

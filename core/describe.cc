@@ -142,6 +142,13 @@ std::string enum_name_of(const std::vector<std::string>& choices, size_t value) 
       fmt::format("the value {} has no name; choices must name every value of the enum, from 0 on", value));
 }
 
+std::string text_of_element(const Field& element, const FieldValue& value) {
+  std::string text = field_text(value);
+  if (!text.empty() && text.find(',') == std::string::npos) return text;
+  throw UsageError(
+      fmt::format("{} is '{}', but the elements of a list can neither be empty nor have a comma", element.name, text));
+}
+
 Field element_of(const Field& field, const std::string& name) {
   return {.name = name, .min = field.min, .max = field.max, .choices = field.choices};
 }

@@ -72,6 +72,9 @@ size_t enum_value_of(const std::vector<std::string>& choices, std::string_view n
 std::string enum_name_of(const std::vector<std::string>& choices, size_t value);
 Field element_of(const Field& field, const std::string& name);  // borrows the name
 
+// An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
+std::string text_of_element(const Field& element, const FieldValue& value);
+
 template <class T>
   requires std::is_enum_v<T>
 TextField text_field(const Field& field, T* value) {
@@ -110,14 +113,17 @@ TextField text_field(const Field& field, std::vector<T>* values) {
   };
   const auto get = [on_each, values] {
     std::string text;
-    on_each(*values, [&](size_t i, const Field&, const FieldValue& value) {
+    on_each(*values, [&](size_t i, const Field& element, const FieldValue& value) {
       if (i > 0) text += ',';
-      text += field_text(value);
+      text += text_of_element(element, value);
     });
     return text;
   };
   const auto check = [on_each, values] {
-    on_each(*values, [](size_t, const Field& element, const FieldValue& value) { check_field(element, value); });
+    on_each(*values, [](size_t, const Field& element, const FieldValue& value) {
+      check_field(element, value);
+      static_cast<void>(text_of_element(element, value));
+    });
   };
   return {.set = set, .get = get, .check = check};
 }

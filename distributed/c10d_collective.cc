@@ -7,10 +7,12 @@
 #include <chrono>
 #include <exception>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "core/logging.h"
@@ -148,7 +150,11 @@ class C10dCollective::Impl {
     }
     if (sub.rank < 0) return nullptr;
     sub.connect_timeout = sub.timeout;  // ranks may come here as late as to any collective
-    return std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
+    auto group = std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
+    const std::lock_guard lock(mutex_);
+    std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
+    sub_groups_.push_back(group);
+    return group;
   }
 
   void abort(const std::string& reason) {
@@ -157,6 +163,12 @@ class C10dCollective::Impl {
       if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
     }
     break_connections();
+    for_each_sub_group([&](C10dCollective& group) { group.abort(reason); });
+  }
+
+  void interrupt() {
+    break_connections();
+    for_each_sub_group([](C10dCollective& group) { group.interrupt(); });
   }
 
   void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
@@ -191,6 +203,18 @@ class C10dCollective::Impl {
     if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
     throw std::runtime_error("the store does not answer");
+  }
+
+  template <class Visit>
+  void for_each_sub_group(const Visit& visit) {
+    std::vector<std::weak_ptr<C10dCollective>> groups;
+    {
+      const std::lock_guard lock(mutex_);
+      groups = sub_groups_;
+    }
+    for (const auto& weak : groups) {
+      if (const auto group = weak.lock()) visit(*group);
+    }
   }
 
   // To be called at the end of what begins now.
@@ -251,6 +275,7 @@ class C10dCollective::Impl {
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
+  std::vector<std::weak_ptr<C10dCollective>> sub_groups_{};
   c10::intrusive_ptr<c10d::Backend> backend_;  // this on CUDA, the next on the CPU
   std::shared_ptr<Transfers> transfers_;
   std::optional<SerialWorker> worker_;  // the first to be destroyed: it uses all the others
@@ -345,6 +370,6 @@ std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>
 
 void C10dCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
 
-void C10dCollective::interrupt() { impl_->break_connections(); }
+void C10dCollective::interrupt() { impl_->interrupt(); }
 
 }  // namespace fulgur

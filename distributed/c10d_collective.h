@@ -38,7 +38,8 @@ class C10dCollective final : public Collective {
   void barrier() override;
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
 
-  // Ends what runs and what is called later, here and on the other ranks, with a DistributedError. From any thread.
+  // Ends what runs and what is called later, here and on the other ranks, with a DistributedError; also in the groups
+  // that sub_group() has made. From any thread.
   void abort(std::string_view reason);
 
   // The same where the Heartbeat knows the reason: the error is what it finds.

@@ -275,14 +275,14 @@ struct Heartbeat::Shared {
     tell_of_failure();
   }
 
-  // Once, and not where the run is over.
+  // Once, and not where the run is over. On another thread: to abort NCCL may take long, and others ask this one why.
   void tell_of_failure() {
     std::function<void()> tell;
     {
       const std::lock_guard lock(mutex);
       tell = std::exchange(on_failure, nullptr);
     }
-    if (tell && !at_end) tell();
+    if (tell && !at_end) std::thread(std::move(tell)).detach();
   }
 
   // A call to a store whose host has gone does not return, so that a thread of its own looks whether run() goes on.

@@ -1,5 +1,6 @@
 #include "strategies/flat_strategy.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -116,6 +117,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
     log_info("{}: {} thread{} a rank for the update", name(), num_update_threads_, num_update_threads_ == 1 ? "" : "s");
   }
   warn_of_missing_masters();
+  warn_of_unequal_threads();
   if (devices_.size() > 1) replicas_.emplace(*module_, devices_);
   if (!precision_.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
@@ -139,6 +141,21 @@ void FlatStrategy::warn_of_missing_masters() const {
         "weights (bf16-mixed, 16-mixed, 32)",
         optimizer.name());
   }
+}
+
+// The norms of whole tensors that LAMB, LARS and LBFGS take on each rank are the same to the last bit only if as many
+// threads add them up.
+void FlatStrategy::warn_of_unequal_threads() const {
+  const auto is_element_wise = [](const auto& optimizer) { return optimizer->element_wise(); };
+  if (alone() || !device_.is_cpu() || std::ranges::all_of(optimizers_, is_element_wise)) return;
+  const auto numbers = all_gather_bytes(world_->control(), std::to_string(at::get_num_threads()));
+  const auto other =
+      std::ranges::find_if(numbers, [&](const std::string& number) { return number != numbers.front(); });
+  if (other == numbers.end() || world_->rank() != 0) return;
+  log_warning(
+      "rank 0 computes with {} threads and rank {} with {}, so that the norms of gradients which an optimizer takes "
+      "differ in their last bits, and in time the weights; give every rank as many, by OMP_NUM_THREADS",
+      numbers.front(), other - numbers.begin(), *other);
 }
 
 // Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
@@ -250,6 +267,12 @@ void FlatStrategy::rebuild_if_changed() {
   }
 }
 
+void FlatStrategy::drain_and_rebuild_if_changed() {
+  if (flat_->are_those_of(optimizers_)) return;
+  drain();
+  rebuild_if_changed();
+}
+
 void FlatStrategy::check_unchanged() const {
   TORCH_CHECK(flat_->are_those_of(optimizers_),
               "a parameter was frozen, unfrozen or added in the middle of a step, whose gradients are being summed; do "
@@ -274,10 +297,7 @@ void FlatStrategy::check_newcomers() const {
 // that training_step itself makes are seen right after it.
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const bool starts_window = module_->automatic_optimization && !window_is_open_;
-  if (starts_window) {
-    if (schedule_ && !flat_->are_those_of(optimizers_)) drain();
-    rebuild_if_changed();
-  }
+  if (starts_window) drain_and_rebuild_if_changed();
   const at::Tensor loss = forward(batch, batch_idx);
   if (starts_window && reducer_) rebuild_if_changed();
   return loss;
@@ -327,7 +347,7 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
     if (is_last) window_is_open_ = false;
     return mine;
   }
-  if (!window_is_open_) rebuild_if_changed();  // this rank may skip the epoch, and others have come here by a step
+  if (!window_is_open_) drain_and_rebuild_if_changed();  // a rank that skips the epoch comes here without a step
   open_window();
   check_unchanged();
   if (!is_last && !reduces_each_micro_batch()) return mine;
@@ -606,7 +626,9 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);
     memory.on_host += (gradients + state + element_size) * on_host;
     const bool has_padding = bucket.slots.back().num_elements * element_size != bucket.num_bytes;
-    if (bucket.slots.size() > 1 || has_padding) pooled_bytes.push_back(bucket.num_bytes);
+    const bool are_converted = request.accumulates && !sums_wait && waiting_size != element_size;
+    const bool is_a_gradient = bucket.slots.size() == 1 && !has_padding && !are_converted;
+    if (!is_a_gradient) pooled_bytes.push_back(bucket.num_bytes);
   }
   if (std::holds_alternative<Dp>(preset_) && request.device_type == c10::kCPU)
     memory.gradients *= request.num_devices;  // in one memory

@@ -81,9 +81,11 @@ class FlatStrategy final : public Strategy {
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();
   void attach_to_ranks();
   void rebuild_if_changed();
+  void drain_and_rebuild_if_changed();
   void check_unchanged() const;
   void check_newcomers() const;
   void warn_of_missing_masters() const;
+  void warn_of_unequal_threads() const;
   ElementRange written_range(size_t bucket) const;
   void add_shard_state(StrategyState& state) const;
   void add_own_state(StrategyState& state) const;

@@ -186,13 +186,14 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
   ++bucket.num_full;
 }
 
-// A gradient is the bucket where it would fill it alone, and no other tensor has its memory. libtorch itself holds the
-// memory a second time while the hooks of a gradient run; the gradient of another parameter would be a third holder.
+// A gradient is the bucket where it would fill it alone, and nobody else holds the tensor or its memory. libtorch
+// itself holds the memory a second time while the hooks of a gradient run: the third holder would be another parameter.
 bool GradientReducer::becomes_bucket(size_t b, const at::Tensor& gradient) const {
   const FlatParameters::Bucket& bucket = parameters_.buckets()[b];
   return keeps_sums() && !reduces_in_sums(b) && fills_bucket_alone(bucket) && !buckets_[b].gradients.defined() &&
          gradient.layout() == at::kStrided && gradient.scalar_type() == bucket.flat.scalar_type() &&
-         gradient.strides() == bucket.slots.front().param.strides() && gradient.storage().use_count() <= 2;
+         gradient.strides() == bucket.slots.front().param.strides() && gradient.use_count() == 1 &&
+         gradient.storage().use_count() <= 2;
 }
 
 void GradientReducer::make_bucket_of_gradient(size_t b) {
@@ -218,7 +219,8 @@ void GradientReducer::put_into_bucket(size_t b, size_t s, const at::Tensor& grad
     view_in(gradients, slot).add_(grad);
   } else if (grad.is_cpu() && grad.scalar_type() == gradients.scalar_type() && grad.strides() == slot.param.strides()) {
     auto* place = static_cast<std::byte*>(gradients.mutable_data_ptr()) + slot.begin * gradients.itemsize();
-    if (place != grad.const_data_ptr()) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
+    const bool is_there = place == grad.const_data_ptr() || grad.numel() == 0;
+    if (!is_there) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
   } else {
     view_in(gradients, slot).copy_(grad);
   }
@@ -363,7 +365,9 @@ void GradientReducer::add_to_sums(size_t b) {
     const at::Tensor part = kept.narrow(0, begin, sum.numel());
     begin += sum.numel();
     if (!bucket.has_sums) {
-      sum.copy_(part, /*non_blocking=*/true);
+      // Between devices in one dtype: the conversion would take memory of the device, and more bytes would travel.
+      const bool converts = part.scalar_type() != sum.scalar_type();
+      sum.copy_(converts ? brought_to(sum.device(), part) : part, /*non_blocking=*/true);
       measure(part);
       continue;
     }

@@ -52,9 +52,8 @@ struct ReduceOptions {
 // sums, and with one rank further ones are added there, too: without a pool, and the keeper brings them there.
 // Parameters then have no gradients. Sums of 16 bits are widened to fp32 by the second micro-batch, unless make_sums
 // makes fp32 ones.
-//   Ownership: borrows all three, installs hooks on the parameters until it goes. A hook that a parameter has already
-//   is
-// called first. Threading: backward's and the training thread, never at once.
+//   Ownership: borrows all three, installs hooks on the parameters until it goes. A parameter's own hook is called
+// first. Threading: backward's and the training thread, never at once.
 // Source: Li et al. 2020, arXiv:2006.15704.
 class GradientReducer {
  public:

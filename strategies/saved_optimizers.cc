@@ -43,7 +43,8 @@ State settings_of(const Optimizer& optimizer) {
 
 void load_settings(Optimizer& optimizer, const State& state) {
   const auto& name = state.get<std::string>("name");
-  if (name != optimizer.name()) {
+  const bool is_old = name == "TorchOptimizer";  // which says itself why that cannot be read
+  if (name != optimizer.name() && !(is_old && optimizer.name().starts_with("TorchOptimizer"))) {
     throw CheckpointError(
         fmt::format("the checkpoint has the state of {}, but configure_optimizers returns {} now; "
                     "return the same, or load the weights only",

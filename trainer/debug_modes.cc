@@ -10,23 +10,27 @@ namespace fulgur {
 using torch::autograd::AnomalyMode;
 
 DebugModes::DebugModes(const TrainerOptions& options, EntryPoint entry_point)
-    : was_deterministic_(at::globalContext().deterministicAlgorithms()),
+    : sets_deterministic_(options.deterministic),
+      sets_anomaly_(options.detect_anomaly && entry_point == EntryPoint::fit),
+      was_deterministic_(at::globalContext().deterministicAlgorithms()),
       was_warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
       was_benchmark_(at::globalContext().benchmarkCuDNN()),
       was_detecting_(AnomalyMode::is_enabled()),
       was_checking_nan_(AnomalyMode::should_check_nan()) {
-  if (options.deterministic) {
+  if (sets_deterministic_) {
     if (at::globalContext().hasCUDA()) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     at::globalContext().setBenchmarkCuDNN(false);
   }
-  if (options.detect_anomaly && entry_point == EntryPoint::fit) AnomalyMode::set_enabled(true, /*check_nan=*/true);
+  if (sets_anomaly_) AnomalyMode::set_enabled(true, /*check_nan=*/true);
 }
 
 DebugModes::~DebugModes() {
-  at::globalContext().setDeterministicAlgorithms(was_deterministic_, was_warn_only_);
-  at::globalContext().setBenchmarkCuDNN(was_benchmark_);
-  AnomalyMode::set_enabled(was_detecting_, was_checking_nan_);
+  if (sets_deterministic_) {
+    at::globalContext().setDeterministicAlgorithms(was_deterministic_, was_warn_only_);
+    at::globalContext().setBenchmarkCuDNN(was_benchmark_);
+  }
+  if (sets_anomaly_) AnomalyMode::set_enabled(was_detecting_, was_checking_nan_);
 }
 
 }  // namespace fulgur

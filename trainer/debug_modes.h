@@ -5,9 +5,9 @@
 
 namespace fulgur {
 
-// Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`, and puts them back at the
-// end of its life. Where there is a GPU, deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its
-// first use, if it is unset.
+// Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`, and at the end of its life
+// puts back those that it has set: a Trainer in another thread may want others. Where there is a GPU, deterministic
+// also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
 class DebugModes {
  public:
   DebugModes(const TrainerOptions& options, EntryPoint entry_point);
@@ -16,8 +16,9 @@ class DebugModes {
   DebugModes& operator=(const DebugModes&) = delete;
 
  private:
-  bool was_deterministic_, was_warn_only_, was_benchmark_;
-  bool was_detecting_, was_checking_nan_;
+  const bool sets_deterministic_, sets_anomaly_;
+  const bool was_deterministic_, was_warn_only_, was_benchmark_;
+  const bool was_detecting_, was_checking_nan_;
 };
 
 }  // namespace fulgur

@@ -25,7 +25,7 @@ bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && st
 bool FitBounds::is_last_epoch() const { return state_.max_epochs >= 0 && state_.epoch + 1 >= state_.max_epochs; }
 
 bool FitBounds::should_stop() {
-  if (signal_ != 0 || !(ranks_.world_size() == 1 ? stop_requested_ || time_is_over() : agreed_)) return false;
+  if (signal_ != 0 || !agreed_) return false;
   const bool minimum_reached = state_.epoch >= options_.min_epochs && state_.global_step >= options_.min_steps;
   if (!minimum_reached && !told_minimum_) {
     told_minimum_ = true;
@@ -42,17 +42,20 @@ void FitBounds::agree(bool any_wants_stop) {
   find_signal();
 }
 
-void FitBounds::agree() { agree(ranks_.world_size() > 1 && any_rank(ranks_, wants_stop())); }
+void FitBounds::agree() { agree(ranks_.world_size() > 1 ? any_rank(ranks_, wants_stop()) : wants_stop()); }
 
 // Only those that agreed to stop ask each other why.
 void FitBounds::find_signal() {
-  if (ranks_.world_size() == 1) {
-    signal_ = signals_.pending();
-  } else if (agreed_) {
+  look_for_signal();
+  if (ranks_.world_size() > 1 && agreed_) {
     double pending = signals_.pending();
     ranks_.all_reduce({&pending, 1}, Reduction::max);
     signal_ = static_cast<int>(pending);
   }
+}
+
+void FitBounds::look_for_signal() {
+  if (ranks_.world_size() == 1) signal_ = signals_.pending();
 }
 
 bool FitBounds::time_is_over() {

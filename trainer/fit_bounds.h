@@ -28,11 +28,12 @@ class FitBounds {
   // With several ranks all stop at the same place: where they have last told each other what they want.
   bool wants_stop();  // this rank: somebody asked for it, or the time is over
   void agree(bool any_wants_stop);
-  void agree();  // asks the others, who do the same
+  void agree();  // asks the others, who do the same; alone, a stop that is requested later waits for the next call
 
   // The signal that ends fit between two steps, without a last validation or the end of the epoch; 0: none. On every
   // rank the same, and known since they last agreed.
   int signal() const { return signal_; }
+  void look_for_signal();  // one that has come since; only in a single process, as several exchange what they see
 
   bool done() { return max_epochs_reached() || max_steps_reached() || should_stop(); }
 

@@ -75,6 +75,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
+    if (context_.ranks.world_size() == 1) bounds_.agree();  // several ranks agree within the step
     drain_if_last();
     validate_after_batch(validation_is_due());
     ++state.batch_idx;
@@ -113,7 +114,7 @@ void TrainEpochLoop::at_boundary() {
   if (!progress_.due)
     context_.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();
-  if (context_.ranks.world_size() == 1) bounds_.agree();  // of a signal since the step; ranks look once a step
+  bounds_.look_for_signal();
   if (bounds_.signal() != 0) context_.interrupt(bounds_.signal());
 }
 

@@ -101,12 +101,6 @@ int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   return static_cast<int>(pending);
 }
 
-// What comes after fit in the program is still to do, for which SLURM gives another job.
-[[noreturn]] void interrupt_after_last_step(int signal, int64_t num_steps, bool is_global_zero) {
-  if (signal == SIGUSR1 && is_global_zero) requeue_slurm_job();
-  throw InterruptedError(fmt::format("{} came after the last of {} steps", signal_name(signal), num_steps), signal);
-}
-
 constexpr auto kRun = HookCaller::WhatRuns::run;
 
 constexpr std::string_view kNoOptimizer =
@@ -340,7 +334,7 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   after([&] { teardown(data); });
   if (late_signal == 0 && world_size_ == 1) late_signal = signals.pending();
   if (failure == nullptr && late_signal != 0) {
-    after([&] { interrupt_after_last_step(late_signal, state_.global_step, rank_ == 0); });
+    after([&] { interrupt_after_last_step(late_signal); });
   }
   if (failure == nullptr && after.first() == nullptr) return leave_ranks();
   if (failure != nullptr) after.warn("teardown failed too");

@@ -143,6 +143,7 @@ class Trainer final : private TrainerControl {
   std::vector<std::filesystem::path> folders_of_checkpoints();
   void interrupt(int signal);
   void requeue() const;
+  [[noreturn]] void interrupt_after_last_step(int signal) const;
   void meet_ranks();
   void give_up(const std::string& reason);
   void leave_ranks(std::exception_ptr failure = nullptr);

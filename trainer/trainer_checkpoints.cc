@@ -102,7 +102,8 @@ CheckpointContent Trainer::checkpoint_content(bool weights_only) {
 // a run can resume from.
 void Trainer::tell_of_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
   hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
-  const bool is_last = std::ranges::count(options.links, "last") > 0 && !options.weights_only;
+  const bool has_all = fit_state_ != nullptr && !options.weights_only;
+  const bool is_last = has_all && std::ranges::count(options.links, "last") > 0;
   std::error_code error;
   if (!is_last || !origin_was_left_) return;
   if (!std::filesystem::equivalent(folder.parent_path(), resumed_from_.parent_path(), error)) return;
@@ -229,6 +230,13 @@ void Trainer::interrupt(int signal) {
   }
   if (signal == SIGUSR1 && rank_ == 0) requeue();
   throw InterruptedError(message, signal);
+}
+
+// What the program does after fit is still to be done, for which SLURM gives another job.
+void Trainer::interrupt_after_last_step(int signal) const {
+  if (signal == SIGUSR1 && rank_ == 0) requeue();
+  throw InterruptedError(fmt::format("{} came after the last of {} steps", signal_name(signal), state_.global_step),
+                         signal);
 }
 
 }  // namespace fulgur

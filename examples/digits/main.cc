@@ -72,7 +72,8 @@ void train(DigitsOptions options) {
   trainer.test(digits, data, checkpoint->best_model_path().string());
 
   if (!trainer.is_global_zero()) return;
-  if (saves) fmt::print("checkpoint: {}\n", checkpoint->best_model_path().string());
+  const auto best = checkpoint->best_model_path();
+  if (!best.empty()) fmt::print("checkpoint: {}\n", best.string());
   fmt::print("next: ./bazelw run //examples/digits -- --max_epochs=30 --lr=1e-3\n");
 }
 

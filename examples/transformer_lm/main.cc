@@ -54,7 +54,8 @@ void train(Options options) {
   write_sample(*model, options.sample, options.seed);
   fmt::print("order 0: {:.3f} bits per character, from how often each byte comes\n", order_0_bpc(data.text()));
   if (!is_bare) fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());
-  if (saves) fmt::print("checkpoint: {}\n", checkpoint->best_model_path().string());
+  const auto best = checkpoint->best_model_path();
+  if (!best.empty()) fmt::print("checkpoint: {}\n", best.string());
   fmt::print("next: ./bazelw run //examples/transformer_lm -- --max_epochs=30 --dropout=0.1\n");
 }
 

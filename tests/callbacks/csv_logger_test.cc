@@ -140,12 +140,13 @@ TEST_F(CSVLoggerTest, AStateNamesNoFileOutsideTheRun) {
 }
 
 TEST_F(CSVLoggerTest, OverwritesNoFileThatIsNotItsOwn) {
-  std::ofstream(dir.path() / "metrics.csv") << "mine\n";
-  CSVLogger resumed;
-  resume(resumed, state_of("metrics.csv"));
-  EXPECT_THAT(testing::message_of<SetupError>([&] { resumed.on_metrics(trainer, {{"a", 1}}, 0); }),
-              ::testing::HasSubstr("metrics.csv"));
-  EXPECT_EQ(written(), "mine\n");
+  for (const std::string text : {"mine\n", "mine", "epoch,loss\n"}) {
+    std::ofstream(dir.path() / "metrics.csv") << text;
+    CSVLogger resumed;
+    EXPECT_THAT(testing::message_of<SetupError>([&] { resume(resumed, state_of("metrics.csv")); }),
+                ::testing::HasSubstr("metrics.csv"));
+    EXPECT_EQ(written(), text);
+  }
 }
 
 // The file may be that of an earlier run of this name, which has nothing to do with this one.

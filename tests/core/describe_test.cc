@@ -118,6 +118,15 @@ void set(ManyKinds& options, const std::string& name, const std::string& text) {
   options.describe(writer);
 }
 
+TEST(Describe, RefusesElementsThatAListCouldNotReadBack) {
+  for (const std::vector<std::string>& names : {std::vector<std::string>{"a,b"}, {"a", ""}, {""}}) {
+    ManyKinds options;
+    options.names = names;
+    EXPECT_THAT(message_of<UsageError>([&] { texts_of(options); }),
+                ::testing::HasSubstr("can neither be empty nor have a comma"));
+  }
+}
+
 TEST(Describe, KnowsSmallNumbersEnumsAndVectors) {
   EXPECT_THAT(texts_of({}), ::testing::ElementsAre(Pair("layers", "2"), Pair("mode", "min"), Pair("modes", "max"),
                                                    Pair("momentum", "0.1"), Pair("names", "a,b"), Pair("none", ""),

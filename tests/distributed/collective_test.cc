@@ -492,8 +492,9 @@ class FailingStore final : public c10d::HashStore {
   }
 };
 
-// What rank 0 hears, which waits for a rank 1 that does not come, when the store fails.
-std::string heard_when(Through through, std::atomic<bool> FailingStore::* failure) {
+// What rank 0 hears, which waits for a rank 1 that does not come, when the store fails: in the data group, or in a
+// group that was made from it.
+std::string heard_when(Through through, std::atomic<bool> FailingStore::* failure, bool in_sub_group = false) {
   const auto store = c10::make_intrusive<FailingStore>();
   std::latch both_are_there(2), is_over(1);
   std::string heard;
@@ -501,10 +502,11 @@ std::string heard_when(Through through, std::atomic<bool> FailingStore::* failur
     WorldOptions options = over(through, patient());
     options.heartbeat_interval_s = 0.02;
     World world(store, rank, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
+    const auto sub_group = in_sub_group ? world.data().sub_group({0, 1}) : nullptr;
     both_are_there.arrive_and_wait();
     if (rank == 1) return is_over.wait();
     (*store).*failure = true;
-    heard = message_of<DistributedError>([&] { world.data().barrier(); });
+    heard = message_of<DistributedError>([&] { (sub_group ? *sub_group : world.data()).barrier(); });
     (*store).*failure = false;
     ((*store).*failure).notify_all();
     is_over.count_down();
@@ -517,6 +519,12 @@ std::string heard_when(Through through, std::atomic<bool> FailingStore::* failur
 
 TEST_P(Collectives, ARankWhoseHostVanishesIsNamedLongBeforeTheTimeout) {
   const std::string heard = heard_when(GetParam(), &FailingStore::loses_rank_1);
+  EXPECT_THAT(heard, HasSubstr("rank 1 gives no sign of life (its host has gone, or it hangs); last seen at step 0"));
+  EXPECT_THAT(heard, Not(ContainsRegex("timed out|waiting 20000ms")));
+}
+
+TEST_P(Collectives, ARankWhoseHostVanishesIsNamedInAGroupOfAGroup) {
+  const std::string heard = heard_when(GetParam(), &FailingStore::loses_rank_1, /*in_sub_group=*/true);
   EXPECT_THAT(heard, HasSubstr("rank 1 gives no sign of life (its host has gone, or it hangs); last seen at step 0"));
   EXPECT_THAT(heard, Not(ContainsRegex("timed out|waiting 20000ms")));
 }

@@ -22,6 +22,7 @@
 #include "checkpoint/safetensors.h"
 #include "checkpoint/state_json.h"
 #include "core/error.h"
+#include "strategies/saved_optimizers.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
@@ -179,6 +180,24 @@ TEST(TorchOptimizer, SaysThatAStateIsOfAnotherClass) {
   EXPECT_THAT(message_of<CheckpointError>([&] { sgd.load_state(adam.state()); }),
               AllOf(HasSubstr("the state of torch::optim::Adam"),
                     HasSubstr("configure_optimizers returns torch::optim::SGD now")));
+}
+
+TEST(TorchOptimizer, SaysOfAnOldCheckpointWhyItCannotBeRead) {
+  torch::nn::Module module;
+  const at::Tensor param = module.register_parameter("w", torch::zeros({2}));
+  const Optimizers optimizers = TorchOptimizer(torch::optim::SGD(std::vector{param}, 0.1));
+  State saved;
+  save_optimizers(module, optimizers, saved);
+  State old;
+  for (const auto& [name, value] : saved.values()) old.set(name, value);
+  for (const auto& [name, value] : saved.values()) {
+    if (name.ends_with("/name")) old.set(name, std::string("TorchOptimizer"));
+    if (name.ends_with("own/class")) old.set(name.substr(0, name.size() - 5) + "torch", torch::zeros({1}));
+  }
+  EXPECT_THAT([&] { load_optimizers(module, optimizers, old); },
+              ThrowsMessage<CheckpointError>(HasSubstr("load the weights only")));
+  EXPECT_THAT([&] { load_optimizers(module, optimizers, old); },
+              ThrowsMessage<CheckpointError>(HasSubstr("an archive of TorchScript, which can run code")));
 }
 
 // An archive of TorchScript, as torch::optim writes and reads its states, may have code that runs when it is read.

@@ -274,8 +274,10 @@ struct Tables : torch::nn::Module {
     first = register_parameter("first", torch::ones({rows * 64}));
     second = register_parameter("second", torch::ones({rows, 64}));
   }
-  // The gradients of both lie in the same memory.
-  at::Tensor loss_of_sum(double scale) const { return ((first.view_as(second) + second) * scale).square().sum(); }
+  // The gradients of both are views of the same memory.
+  at::Tensor loss_of_sum(double scale) const {
+    return ((first.view({-1, 32}) + second.view({-1, 32})) * scale).square().sum();
+  }
   at::Tensor loss_of_product(double scale) const { return (first.view_as(second) * second * scale).square().sum(); }
 };
 

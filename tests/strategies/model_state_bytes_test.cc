@@ -251,6 +251,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{.strategy = "ddp", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
                       Plan{.strategy = "ddp_sharded", .num_devices = 4, .micro_batches = 3},
                       Plan{.strategy = "ddp_sharded", .num_devices = 4, .precision = "bf16-true", .micro_batches = 3},
+                      Plan{.strategy = DdpSharded{.reduce = "at_boundary"}, .num_devices = 4, .micro_batches = 3},
+                      Plan{
+                          .strategy = DdpSharded{.reduce = "at_boundary", .bucket_cap_mib = 0.2, .first_bucket_mib = 0},
+                          .num_devices = 4,
+                          .precision = "bf16-true",
+                          .micro_batches = 3},
+                      Plan{.strategy = DelayedUpdate{.base = "ddp_sharded"}, .num_devices = 2, .micro_batches = 3},
                       Plan{.strategy = "zero_offload", .precision = "bf16-true", .micro_batches = 3},
                       Plan{.strategy = "zero_offload", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
                       Plan{.strategy = "delayed_update", .precision = "bf16-true", .micro_batches = 3}));

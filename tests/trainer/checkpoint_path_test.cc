@@ -444,6 +444,14 @@ TEST_F(CheckpointPathTest, UnderSlurmItAsksToBeQueuedAgain) {
     EXPECT_THROW(steps_of({.name = "forgotten", .callbacks = {announce}}), InterruptedError);
   });
   EXPECT_THAT(text, AllOf(HasSubstr("not queued again"), HasSubstr("--ckpt_path=last")));
+  class AnnouncesLate final : public Callback {
+   public:
+    void on_train_end(TrainerControl&) override { std::raise(SIGUSR1); }
+  };
+  const std::string late = said([&] {
+    EXPECT_THROW(steps_of({.name = "late", .callbacks = {std::make_shared<AnnouncesLate>()}}), InterruptedError);
+  });
+  EXPECT_THAT(late, HasSubstr("not queued again"));
   EXPECT_FALSE(fs::exists(dir.path() / "asked"));
   EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {announce}}), InterruptedError);
   ::unsetenv("SLURM_JOB_ID");
@@ -470,6 +478,23 @@ TEST_F(CheckpointPathTest, SavesWhatAnExceptionWouldLose) {
     EXPECT_EQ(run({}), 4);
     EXPECT_THAT(names_in(folder), ElementsAre("epoch=1-step=10", "last"));
   }
+}
+
+// The checkpoint that the run resumes from has what this one could not save.
+TEST_F(CheckpointPathTest, AnExceptionBeforeTrainingLosesNothing) {
+  struct FailsToStart : TinyModule {
+    Optimizers configure_optimizers() override { throw std::runtime_error("the test wants it"); }
+  };
+  const auto run = [&](const std::vector<std::shared_ptr<Callback>>& callbacks, std::shared_ptr<TinyModule> module) {
+    TrainerOptions given{.ckpt_path = "last", .name = "run", .callbacks = callbacks};
+    given.callbacks.push_back(OnExceptionCheckpoint::make());
+    return steps_of(given, std::move(module));
+  };
+  EXPECT_THROW(run({ends_at_third(SIGTERM)}, make_module<TinyModule>()), InterruptedError);
+  const std::vector<std::string> saved = names_in(checkpoints("run"));
+  EXPECT_THROW(run({}, make_module<FailsToStart>()), std::runtime_error);
+  EXPECT_EQ(names_in(checkpoints("run")), saved);
+  EXPECT_EQ(run({}, make_module<TinyModule>()), 7);
 }
 
 TEST_F(CheckpointPathTest, WrittenBesideTheTrainingItIsTheSame) {

@@ -95,9 +95,55 @@ ModelCheckpointOptions by_steps(int64_t every_n_train_steps, int64_t save_top_k 
   return options;
 }
 
-TEST_F(ModelCheckpointInTraining, ASaveThatIsDueBeforeTheFirstValidationWaitsForIt) {
-  fit(with(by_steps(2)));
-  EXPECT_THAT(names(), ElementsAre("best", "last", "step=5-seen=5"));
+TEST_F(ModelCheckpointInTraining, WhatIsSavedBeforeTheFirstValidationHasNoScore) {
+  for (const int64_t save_top_k : {1, -1}) {
+    fs::remove_all(dir.path() / "runs");
+    ::testing::internal::CaptureStderr();
+    fit(with(by_steps(2, save_top_k)));
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("is NaN at step")));
+    const std::vector<std::string> ranked{"best", "last", "step=5-seen=5"};
+    const std::vector<std::string> all{"best", "last", "step=2-seen=nan", "step=4-seen=nan", "step=5-seen=5"};
+    EXPECT_EQ(names(), save_top_k == 1 ? ranked : all);
+  }
+}
+
+// Also where it does not tell which checkpoints are best.
+TEST_F(ModelCheckpointInTraining, NamesHaveNoMetricOfOtherWeights) {
+  for (const char* monitor : {"", "train_loss"}) {
+    fs::remove_all(dir.path() / "runs");
+    fit(with({.filename = "{step}-{seen}", .monitor = monitor, .save_top_k = -1, .every_n_train_steps = 1},
+             {.max_epochs = 1, .val_check_interval = Batches(3)}));
+    std::vector<std::string> found = names();
+    std::erase_if(found, [](const std::string& name) { return !name.starts_with("step"); });
+    EXPECT_THAT(
+        found, ElementsAre("step=1-seen=nan", "step=2-seen=nan", "step=3-seen=3", "step=4-seen=nan", "step=5-seen=nan"))
+        << monitor;
+  }
+}
+
+TEST_F(ModelCheckpointInTraining, NamesOfARunThatResumesHaveNoMetricOfOtherWeights) {
+  const ModelCheckpointOptions options{.filename = "{step}-{seen}", .save_top_k = -1, .every_n_train_steps = 1};
+  const TrainerOptions trainer{.max_epochs = 1, .val_check_interval = Batches(3), .ckpt_path = "last"};
+  TrainerOptions first = trainer;
+  first.max_steps = 4;
+  fit(with(options, first));
+  fit(with(options, trainer));
+  EXPECT_TRUE(fs::exists(folder() / "step=4-seen=4"));  // the last step of a fit is validated
+  EXPECT_TRUE(fs::exists(folder() / "step=5-seen=nan"));
+}
+
+// The score of a metric with values of steps, too, among several loaders.
+TEST_F(ModelCheckpointInTraining, AMonitorOfOneOfSeveralLoadersScoresItsStep) {
+  struct LogsSteps : CountsSteps {
+    void validation_step(const Batch&, int64_t) override { log("seen", steps, {.on_step = true, .on_epoch = true}); }
+  };
+  ModelCheckpointOptions options = by_steps(1, -1);
+  options.monitor = "seen/dataloader_idx_1";
+  options.filename = "{step}-{seen/dataloader_idx_1}";
+  Trainer trainer(with(options, {.max_epochs = 1, .val_check_interval = Batches(3)}));
+  trainer.fit(make_module<LogsSteps>(), {.train = tiny_loader(), .val = {tiny_loader(8), tiny_loader(8)}});
+  EXPECT_EQ(target_of("best"), "step=3-seen_dataloader_idx_1=3");
+  EXPECT_TRUE(fs::exists(folder() / "step=4-seen_dataloader_idx_1=nan"));
 }
 
 TEST_F(ModelCheckpointInTraining, ScoreNameAndWeightsAreThoseOfOneStep) {
@@ -120,7 +166,7 @@ TEST_F(ModelCheckpointInTraining, AScoreOfOlderWeightsMakesNoneTheBest) {
 // Within a window nothing can be saved: the next step is the first that can be.
 TEST_F(ModelCheckpointInTraining, AValidationWithinAWindowScoresTheStepThatEndsIt) {
   fit(with(by_steps(1, -1), {.val_check_interval = Batches(3), .accumulate_grad_batches = 2}));
-  EXPECT_THAT(names(), ElementsAre("best", "last", "step=2-seen=3", "step=3-seen=nan"));
+  EXPECT_THAT(names(), ElementsAre("best", "last", "step=1-seen=nan", "step=2-seen=3", "step=3-seen=nan"));
 }
 
 TEST_F(ModelCheckpointInTraining, AMonitorThatTheFirstValidationDoesNotLogEndsTheRun) {
@@ -169,6 +215,23 @@ TEST_F(ModelCheckpointInTraining, TheLastStepsAreSavedToo) {
 TEST_F(ModelCheckpointInTraining, TheLastStepsAreSavedWhereNoValidationHasBeen) {
   fit(with({.filename = "{step}-{seen}", .monitor = "seen"}, {.max_epochs = 1, .check_val_every_n_epoch = 2}));
   EXPECT_THAT(names(), ElementsAre("last", "step=5-seen=nan"));
+}
+
+// A signal comes in the last step, before it is saved.
+TEST_F(ModelCheckpointInTraining, ARunWithNothingLeftToTrainNamesItsEpoch) {
+  class Ends final : public Callback {
+   public:
+    void on_train_batch_end(TrainerControl&, const at::Tensor&, const Batch&, int64_t batch_idx) override {
+      if (batch_idx == 2) std::raise(SIGTERM);
+    }
+  };
+  TrainerOptions trainer{.max_steps = 3, .ckpt_path = "last"};
+  trainer.callbacks = {std::make_shared<Ends>()};
+  Trainer interrupted(with({}, trainer));
+  EXPECT_THROW(interrupted.fit(make_module<CountsSteps>(), {.train = tiny_loader()}), InterruptedError);
+  Trainer resumed(with({}, {.max_steps = 3, .ckpt_path = "last"}));
+  resumed.fit(make_module<CountsSteps>(), {.train = tiny_loader()});
+  EXPECT_EQ(target_of("last"), "epoch=0-step=3");
 }
 
 TEST_F(ModelCheckpointInTraining, WhereNoneAreSavedTheLastStepsAreNot) {

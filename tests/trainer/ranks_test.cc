@@ -1,4 +1,5 @@
 // Trainers on several ranks: threads that share a World.
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -21,6 +22,7 @@
 #include "nn/sync_batch_norm.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
+#include "strategies/preset_options.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
@@ -381,6 +383,19 @@ TEST(RanksWithAClosure, RefuseThatOnlySomeSkipAnEpoch) {
               AllOf(HasSubstr("skip_epoch"), HasSubstr("on every rank")));
 }
 
+TEST(RanksWithAClosure, AreToldThatTheyHaveOtherNumbersOfThreads) {
+  for (const bool is_equal : {true, false}) {
+    ::testing::internal::CaptureStderr();
+    run_ranks(2, [&](World& world) {
+      at::get_num_threads();  // the first call in a thread sets the number
+      at::set_num_threads(is_equal ? 1 : 1 + static_cast<int>(world.rank()));
+      Trainer(ddp(world)).fit(seeded<SkipsWithAClosure>(), {.train = testing::tiny_loader(8, 4)});
+    });
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(told.find("rank 0 computes with 1 threads and rank 1 with 2") == std::string::npos, is_equal) << told;
+  }
+}
+
 TEST(RanksWithAClosure, SkipAnEpochTogether) {
   run_ranks(2, [](World& world) {
     Trainer trainer(ddp(world, {.max_epochs = 2}));
@@ -456,6 +471,28 @@ TEST_P(Ranks, AGroupThatIsAddedAtTheStartOfAnEpochIsTrainedAsInOneProcess) {
   const Outcome expected = train_alone<ThawsInEpoch1>(options, loaders_alone());
   const Outcome got = train_on_ranks<ThawsInEpoch1>(world_size(), with_strategy(options), loaders());
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
+// A layer that is frozen while an update of it is in progress, in an epoch whose first batch one rank skips.
+struct FreezesInEpoch1AndSkips : TinyModule {
+  int64_t rank = 0;
+  void on_train_epoch_start() override {
+    if (current_epoch() != 1) return;
+    for (at::Tensor& param : hidden->parameters()) param.requires_grad_(false);
+  }
+  BatchAction on_train_batch_start(const Batch&, int64_t) override {
+    return rank == 1 && current_epoch() == 1 ? BatchAction::skip_epoch : BatchAction::run;
+  }
+};
+
+TEST(RanksWithALateUpdate, ALayerMayBeFrozenWhereOneRankSkipsTheEpoch) {
+  run_ranks(2, [](World& world) {
+    const auto module = seeded<FreezesInEpoch1AndSkips>();
+    module->rank = world.rank();
+    Trainer trainer(ddp(world, {.strategy = DelayedUpdate{.base = "ddp", .warmup_steps = 0}, .max_epochs = 3}));
+    trainer.fit(module, {.train = testing::tiny_loader(16, 4)});
+    EXPECT_EQ(trainer.state().epoch, 3);
+  });
 }
 
 TEST_P(Ranks, KnowWhichTheyAreAndMayAskForAStop) {
