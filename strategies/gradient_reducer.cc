@@ -186,14 +186,14 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
   ++bucket.num_full;
 }
 
-// A gradient is the bucket where it would fill it alone, and nobody else holds the tensor or its memory. libtorch
-// itself holds the memory a second time while the hooks of a gradient run: the third holder would be another parameter.
+// A gradient is the bucket where it would fill it alone, and nobody else holds the tensor or its memory: another
+// gradient of the same backward may be a view of it.
 bool GradientReducer::becomes_bucket(size_t b, const at::Tensor& gradient) const {
   const FlatParameters::Bucket& bucket = parameters_.buckets()[b];
   return keeps_sums() && !reduces_in_sums(b) && fills_bucket_alone(bucket) && !buckets_[b].gradients.defined() &&
          gradient.layout() == at::kStrided && gradient.scalar_type() == bucket.flat.scalar_type() &&
          gradient.strides() == bucket.slots.front().param.strides() && gradient.use_count() == 1 &&
-         gradient.storage().use_count() <= 2;
+         gradient.storage().use_count() == 1;
 }
 
 void GradientReducer::make_bucket_of_gradient(size_t b) {
