@@ -1,6 +1,6 @@
 // What activation checkpointing saves and costs: forward and backward of a deep residual MLP with every block
-// checkpointed, with groups of blocks checkpointed, and plainly. Memory is counted at the allocator: the most that was
-// in use at a time, beyond what there was before (weights and gradients).
+// checkpointed, with groups of blocks checkpointed, and without checkpoints. Memory is the allocator's peak above
+// what was allocated before the pass (weights and gradients).
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:activation_checkpoint
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -19,7 +19,7 @@ using namespace fulgur;
 
 constexpr int64_t kBlocks = 16, kWidth = 256, kRows = 512;
 
-// The CPU's allocator, with a count of what is in use.
+// The CPU's allocator, which also counts the bytes in use.
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
@@ -38,12 +38,12 @@ class CountingAllocator final : public c10::Allocator {
   double peak_mib() const { return static_cast<double>(peak_ - before_) / (1 << 20); }
 
   static CountingAllocator& get() {
-    static auto* allocator = new CountingAllocator;  // tensors of static lifetime need it to the end
+    static auto* allocator = new CountingAllocator;  // never freed: tensors of static lifetime use it to the end
     return *allocator;
   }
 
  private:
-  static constexpr size_t kHeader = 64;  // bytes before the data, with its size; keeps the alignment
+  static constexpr size_t kHeader = 64;  // bytes before the data, which hold its size; keeps the alignment
 
   static void free(void* data) {
     auto* block = static_cast<char*>(data) - kHeader;
@@ -71,7 +71,7 @@ std::vector<std::shared_ptr<Block>> make_blocks() {
   return blocks;
 }
 
-// The peak of one pass, in MiB. `group`: blocks to a checkpoint; 0: none.
+// Returns the peak of one pass in MiB. `group`: blocks per checkpoint; 0: no checkpoints.
 double train_step(const std::vector<std::shared_ptr<Block>>& blocks, const at::Tensor& input, int64_t group) {
   CountingAllocator::get().start();
   at::Tensor x = input;
@@ -94,7 +94,7 @@ int main() {
   const auto blocks = make_blocks();
   const at::Tensor input = torch::randn({kRows, kWidth});
   constexpr int64_t kGroups[] = {0, 1, 2, 4};
-  train_step(blocks, input, 0);  // gradients are there from now on
+  train_step(blocks, input, 0);  // allocates the gradients, which stay allocated
   std::vector<double> peaks(std::size(kGroups));
   std::vector<bench::Contender> contenders;
   for (size_t i = 0; i < std::size(kGroups); ++i) {

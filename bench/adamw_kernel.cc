@@ -1,8 +1,8 @@
 // What the fused AdamW kernel costs: against a pass over the same memory without arithmetic, against torch's kernels,
 // with 16-bit gradients and copies against three passes, and with two threads against one.
 //   ./bazelw run //bench:adamw_kernel
-// For bench/python_adamw.py: "adamw_kernel serve <parameters>" reads lines "fp32 <steps>" or "bf16 <steps>", takes so
-// many steps of optim::AdamW on one thread and answers with a line of the seconds that they took.
+// For bench/python_adamw.py: "adamw_kernel serve <parameters>" reads lines "fp32 <steps>" or "bf16 <steps>", takes
+// that number of steps of optim::AdamW on one thread and prints a line with the seconds that they took.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
@@ -33,7 +33,7 @@ namespace {
 using namespace fulgur;
 
 constexpr double kFp32Bytes = 7 * 4;          // per parameter: param, m, v in and out, gradient in
-constexpr double kBf16Bytes = 6 * 4 + 2 * 2;  // gradient in and copy out are shorter
+constexpr double kBf16Bytes = 6 * 4 + 2 * 2;  // gradient in and copy out have 2 bytes
 constexpr double kLr = 1e-3, kWeightDecay = 0.01;
 
 struct Buffers {
@@ -63,8 +63,8 @@ const optim::AdamRule kRule{.step_size = kLr / 0.65, .inv_root_bias_correction2 
 
 typedef uint32_t Line __attribute__((vector_size(64), aligned(4)));
 
-// Reads and writes what the kernel does; `zero` is 0, but the compiler cannot know. kAhead > 0: with software prefetch
-// of so many lines.
+// Reads and writes the same memory as the kernel; `zero` is 0, but the compiler cannot know. kAhead: cache lines of
+// software prefetch; 0: none.
 template <int64_t kAhead>
 FULGUR_BENCH_INLINE void touch(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
   for (int64_t i = 0; i < num_lines; ++i) {
@@ -168,7 +168,7 @@ void serve(int64_t size) {
   at::set_num_threads(1);
   std::map<std::string, optim::AdamW> optimizers;
   optimizers.emplace("fp32", optimizer_of_one(size, at::kFloat));
-  optimizers.emplace("bf16", optimizer_of_one(size, at::kBFloat16));  // with a master in fp32
+  optimizers.emplace("bf16", optimizer_of_one(size, at::kBFloat16));  // with an fp32 master
   std::string type;
   for (int64_t steps; std::cin >> type >> steps;) {
     optim::AdamW& optimizer = optimizers.at(type);

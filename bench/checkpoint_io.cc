@@ -1,7 +1,7 @@
 // Writing a checkpoint against writing the same bytes to one file, both synced; reading its weights into a module
 // against torch::load(). All in the page cache, in a temporary folder (TMPDIR chooses the disk), which takes 10 GB.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:checkpoint_io
-// On a disk that shares its bandwidth with others the times scatter; run it several times.
+// On a disk whose bandwidth is shared the times scatter; run it several times.
 #include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -51,7 +51,7 @@ struct Weights : torch::nn::Module {
   }
 };
 
-// The moments of Adam, as they stand beside weights.
+// Adam's two moments of each weight.
 NamedTensors adam_state(const NamedTensors& weights) {
   NamedTensors state;
   for (const auto& [name, weight] : weights) {
@@ -116,7 +116,7 @@ void copy_into(Weights& module, const SafetensorsFile& file) {
   for (auto& [name, tensor] : named_state(module)) tensor.copy_(file.tensor(name));
 }
 
-// One byte of each page: what a view of the file costs that is read later, or in part.
+// Reads one byte of each page: the cost of a view of the file that is read later, or in part.
 int64_t touch_pages(const SafetensorsFile& file) {
   constexpr int64_t kPageBytes = 4096;
   int64_t sum = 0;
@@ -128,8 +128,8 @@ int64_t touch_pages(const SafetensorsFile& file) {
   return sum;
 }
 
-// torch::load() makes new tensors; the module's own are there already. A program loads once, into memory that it has
-// not had before, so freed memory is not kept for the next round here.
+// torch::load() allocates new tensors; the module's own are allocated already. A program loads once, into memory that
+// is new to the process, so freed memory is not kept for the next round here.
 void compare_reading(const fs::path& folder) {
   ::mallopt(M_MMAP_THRESHOLD, 128 << 10);
   const auto module = std::make_shared<Weights>();
@@ -155,8 +155,8 @@ void compare_reading(const fs::path& folder) {
              1 / timings[1].ratio, 1 / timings[2].ratio, 1 / timings[3].ratio, sum % 10);
 }
 
-// What a checkpoint that is written beside the training costs the training: the copy, and nothing of the files. The
-// thread that writes ends between two rounds.
+// What saving in the background costs the training: the copy, but not the writing of files. The writing thread
+// finishes between two rounds.
 void compare_stall(const fs::path& folder, const std::vector<NamedTensors>& files) {
   CheckpointContent content{.weights = files.front()};
   for (size_t i = 0; i < content.weights.size(); ++i) {

@@ -1,6 +1,6 @@
-// Collectives between processes of this host, through shared memory and over Gloo: time, and bytes on the loopback
-// interface over the least that are needed. c10d's own all_reduce, which is Gloo's, comes first.
-//   OMP_NUM_THREADS=1 ./bazelw run //bench:collectives -- 2     (ranks; then, if wanted, bytes of staging)
+// Collectives between processes of this host, through shared memory and over Gloo: their time, and the bytes on the
+// loopback interface relative to the fewest possible. c10d's own all_reduce, which is Gloo's, comes first.
+//   OMP_NUM_THREADS=1 ./bazelw run //bench:collectives -- 2     (ranks; optionally followed by bytes of staging)
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace fulgur;
 
-// Bytes sent on the loopback interface so far, by anybody on this host.
+// Bytes that all processes of this host have sent on the loopback interface so far.
 double loopback_bytes() {
   double bytes = 0;
   std::ifstream("/sys/class/net/lo/statistics/tx_bytes") >> bytes;
@@ -36,7 +36,7 @@ void print_traffic(World& world, const bench::Contender& contender, double tenso
   if (world.rank() == 0) fmt::print("{:<40} {:>9.3f} bytes over the least\n", contender.name, sent / least);
 }
 
-// The ranks of `world` once more, over Gloo.
+// Returns a second World of the same ranks, over Gloo.
 World over_gloo(World& world, WorldOptions options) {
   c10d::TCPStoreOptions store;
   store.isServer = world.rank() == 0;
@@ -56,7 +56,7 @@ World over_gloo(World& world, WorldOptions options) {
 }
 
 void compare(World& world, World& gloo, int64_t num_megabytes) {
-  const at::Tensor flat = at::zeros({num_megabytes * 1000 * 1000 / 4});  // sums stay zero
+  const at::Tensor flat = at::zeros({num_megabytes * 1000 * 1000 / 4});  // zeros, which sums do not change
   const auto together = [&](auto call) {
     return [&, call] {
       call();

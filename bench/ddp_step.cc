@@ -1,9 +1,9 @@
 // The step of a strategy with ranks on this host's cores, for bench/python_ddp.py and bench/python_sharded.py, which
 // run it side by side with Python's:
 //   ddp_step --devices=2 --width=1152 --steps=40 --strategy=ddp
-// Weights and batches are given by formulas, the same as there. Prints from rank 0 the losses, and then microseconds of
-// a step, seconds from the start of main() to the end of the first step, and MB of memory after the last step (PSS) and
-// at most (RSS).
+// Weights and batches come from the same formulas as there. Rank 0 prints the losses, and then microseconds per step,
+// seconds from the start of the program to the end of the first step, and MB of memory: after the last step (PSS) and
+// at the peak (RSS).
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -23,9 +23,9 @@ using namespace fulgur;
 using Clock = std::chrono::steady_clock;
 
 const Clock::time_point g_start = Clock::now();
-constexpr int64_t kBatchSize = 32;  // of a rank
-constexpr int64_t kWarmUp = 5;      // steps
-constexpr int64_t kPool = 8;        // batches
+constexpr int64_t kBatchSize = 32;  // per rank
+constexpr int64_t kWarmUp = 5;      // steps that are not timed
+constexpr int64_t kPool = 8;        // different batches
 
 struct StepOptions {
   TrainerOptions trainer{.accelerator = "cpu", .max_epochs = 1, .barebones = true};
@@ -35,13 +35,13 @@ struct StepOptions {
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
-    visit({.name = "width", .help = "of each hidden layer", .min = 1}, &width);
-    visit({.name = "depth", .help = "hidden layers", .min = 1}, &depth);
-    visit({.name = "steps", .help = "that are timed", .min = 1}, &steps);
+    visit({.name = "width", .help = "width of each hidden layer", .min = 1}, &width);
+    visit({.name = "depth", .help = "number of hidden layers", .min = 1}, &depth);
+    visit({.name = "steps", .help = "number of timed steps", .min = 1}, &steps);
   }
 };
 
-// MB, from a file of /proc/self in which a line says "<name>: <kB> kB".
+// Reads MB from a file of /proc/self that has a line "<name>: <kB> kB".
 double read_mb(const char* file, std::string_view name) {
   std::ifstream lines(std::string("/proc/self/") + file);
   for (std::string line; std::getline(lines, line);) {
@@ -96,7 +96,7 @@ class Mlp : public Module {
   double first_step_s_ = 0, step_us_ = 0, steady_mb_ = 0, peak_mb_ = 0;
 };
 
-// The same few batches again and again, as Python's loops have them.
+// Yields the same few batches again and again, as Python's loops do.
 class Pool final : public Loader {
  public:
   Pool(int64_t width, int64_t num_batches) : width_(width), num_batches_(num_batches) { make_batches(0); }

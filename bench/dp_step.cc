@@ -13,7 +13,7 @@ namespace {
 
 using namespace fulgur;
 
-constexpr int64_t kSteps = 50;  // of one fit
+constexpr int64_t kSteps = 50;  // per fit
 constexpr int64_t kBatchSize = 256;
 constexpr int64_t kWidth = 1024;
 

@@ -1,8 +1,8 @@
-// Trains a GPT of so many layers for a few steps on a GPU, for bench/largest_model.py, which looks for the most layers
-// that fit:
+// Trains a GPT with --n_layer layers for a few steps on a GPU, for bench/largest_model.py, which searches for the
+// most layers that fit:
 //   largest_model --n_layer=40 --strategy=zero_offload --precision=bf16-true
-// Prints parameters, seconds of a step, TFLOPS (6 per parameter and token; what is computed a second time is not
-// counted) and the device's bytes at most. Without a GPU it says so.
+// Prints parameters, seconds per step, TFLOPS (6 per parameter and token; recomputation is not counted) and the
+// device's peak bytes. Without a GPU it prints that there is none.
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
@@ -23,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kVocabSize = 256;
 constexpr int64_t kHeadSize = 64;
-constexpr int64_t kWarmUp = 2;  // steps
+constexpr int64_t kWarmUp = 2;  // steps that are not timed
 
 struct Options {
   TrainerOptions trainer{.accelerator = "cuda", .devices = 1, .max_epochs = 1, .barebones = true};
@@ -35,18 +35,18 @@ struct Options {
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
-    visit({.name = "n_layer", .help = "blocks, of 12 n_embd^2 parameters", .min = 1}, &n_layer);
-    visit({.name = "n_embd", .help = "width; a multiple of 64", .min = kHeadSize}, &n_embd);
-    visit({.name = "context", .help = "tokens of a sample", .min = 1}, &context);
-    visit({.name = "batch_size", .help = "samples", .min = 1}, &batch_size);
-    visit({.name = "steps", .help = "that are timed", .min = 1}, &steps);
+    visit({.name = "n_layer", .help = "number of blocks, each with 12 n_embd^2 parameters", .min = 1}, &n_layer);
+    visit({.name = "n_embd", .help = "width of a token's vector; a multiple of 64", .min = kHeadSize}, &n_embd);
+    visit({.name = "context", .help = "tokens per sample", .min = 1}, &context);
+    visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
+    visit({.name = "steps", .help = "number of timed steps", .min = 1}, &steps);
   }
 };
 
 struct Block {
   at::Tensor qkv, mix, expand, contract;
 
-  at::Tensor operator()(const at::Tensor& x) const {  // [batch_size, context, n_embd], and so the result
+  at::Tensor operator()(const at::Tensor& x) const {  // x and the result: [batch_size, context, n_embd]
     const auto norm = [](const at::Tensor& values) { return at::layer_norm(values, values.sizes().slice(2)); };
     const auto heads = at::linear(norm(x), qkv).unflatten(2, {3, -1, kHeadSize}).permute({2, 0, 3, 1, 4}).unbind(0);
     const at::Tensor mixed = at::scaled_dot_product_attention(heads[0], heads[1], heads[2], /*attn_mask=*/{},
@@ -96,7 +96,7 @@ class Gpt : public Module {
   }
 
  private:
-  // Rows that are all the same: random numbers for billions of weights would take minutes.
+  // All rows are the same: random numbers for billions of weights would take minutes.
   at::Tensor make(const std::string& name, std::vector<int64_t> sizes) {
     const at::Tensor weight = torch::empty(sizes);
     weight.copy_(torch::randn({sizes.back()}) * 0.02);

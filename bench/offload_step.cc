@@ -1,8 +1,8 @@
 // What a step of zero_offload and of delayed_update costs on a CPU, where one thread computes the step and one the
-// update, for updates that take from 0.03 to 1.2 times as long as forward and backward. Beside them the synchronous
-// step that gives both cores to everything. An MLP of 4 M parameters in 8 buckets, AdamW; large batches make forward
-// and backward longer, tables that enter the loss by their mean make the update longer, most of all in 16 bits, in
-// which backward moves half the bytes and the update nearly as many.
+// update, for updates that take from 0.03 to 1.2 times as long as forward and backward. For comparison, the
+// synchronous step with both cores for everything. An MLP of 4 M parameters in 8 buckets, AdamW. Large batches make
+// forward and backward longer. Tables that enter the loss by their mean make the update longer, most of all in 16-bit
+// precision, where backward moves half the bytes and the update nearly the same number.
 //   ./bazelw run //bench:offload_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -17,10 +17,10 @@ namespace {
 
 using namespace fulgur;
 
-constexpr int64_t kSteps = 10;  // of one turn
+constexpr int64_t kSteps = 10;  // per turn
 constexpr int64_t kWidth = 720;
 constexpr int64_t kLayers = 8;
-constexpr double kBucketMib = 2.1;  // a layer
+constexpr double kBucketMib = 2.1;  // one layer
 
 struct Mlp : Module {
   torch::nn::Sequential layers;
@@ -49,7 +49,7 @@ struct Load {
   const char* precision = "32";
 };
 
-// A strategy with a model of its own, as a Trainer would drive it.
+// Drives a strategy with a model of its own, as a Trainer would.
 class Steps {
  public:
   Steps(const StrategyChoice& choice, int num_threads, const Load& load)
@@ -91,7 +91,7 @@ void compare(const Load& load, int rounds) {
   Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
   Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
   Steps both_cores("single_device", 2, load);
-  one_thread.run();  // so that there are gradients
+  one_thread.run();  // allocates the gradients
   const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(); }},
                                                  {"delayed_update", [&] { delayed.run(); }},
                                                  {"single_device, one thread", [&] { one_thread.run(); }},

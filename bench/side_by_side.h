@@ -10,7 +10,7 @@ namespace fulgur::bench {
 struct Contender {
   std::string name;
   std::function<void()> run;
-  double bytes_per_unit = 0.0;  // that cross the memory bus; above 0: GB/s are printed, too
+  double bytes_per_unit = 0.0;  // traffic on the memory bus; above 0: GB/s are printed, too
 };
 
 struct Timing {
@@ -18,8 +18,8 @@ struct Timing {
   double ratio;    // to the first contender: the median of the ratios within each round
 };
 
-// Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine meets
-// all alike. Prints and returns the timing of each.
+// Runs the contenders in turn (A-B-A-B), once to warm up and then `rounds` times, so that noise of the machine
+// affects all alike. Prints and returns the timing of each.
 std::vector<Timing> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
                                  int rounds = 15);
 

@@ -16,7 +16,7 @@ namespace {
 
 using namespace fulgur;
 
-constexpr int64_t kSteps = 3000;  // of one fit
+constexpr int64_t kSteps = 3000;  // per fit
 constexpr int64_t kPool = 64;     // different batches
 constexpr int64_t kBatchSize = 32;
 constexpr double kLr = 1e-3;
@@ -39,10 +39,10 @@ struct Mlp : Module {
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = kLr}); }
 };
 
-// Next to no work, so that what it logs is seen.
+// A step of next to no work, so that the cost of logging shows.
 struct OneWeight : Module {
   at::Tensor weight;
-  std::vector<std::string> names;  // by which it logs its loss
+  std::vector<std::string> names;  // metrics under which the loss is logged
   explicit OneWeight(int num_logged) : weight(register_parameter("weight", torch::ones({1}))) {
     for (int i = 0; i < num_logged; ++i) names.push_back(fmt::format("train_loss_{}", i));
   }
@@ -62,7 +62,7 @@ std::vector<Batch> make_pool() {
   return pool;
 }
 
-// The pool, over and over, kSteps batches an epoch.
+// Yields the pool over and over, kSteps batches per epoch.
 class PoolLoader : public Loader {
  public:
   explicit PoolLoader(const std::vector<Batch>& pool) : pool_(pool) {}

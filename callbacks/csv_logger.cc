@@ -36,7 +36,7 @@ std::vector<std::string> split(const std::string& line) {
   std::vector<std::string> cells(1);
   bool quoted = false, just_closed = false;
   for (const char c : line) {
-    if (c == '"') {  // two of them are one: the second opens again
+    if (c == '"') {  // "" is one quote: the second reopens the cell
       if (!quoted && just_closed) cells.back() += c;
       just_closed = quoted;
       quoted = !quoted;
@@ -63,7 +63,7 @@ std::string header_of(const std::vector<std::string>& columns) {
   return text + "\n";
 }
 
-// A row of the columns `before`, with an empty cell for each further one.
+// A row of the columns `before`, with an empty cell for each new column.
 std::string widened(const std::string& line, const std::vector<std::string>& before,
                     const std::vector<std::string>& columns) {
   const std::vector<std::string> cells = split(line);
@@ -84,7 +84,7 @@ std::shared_ptr<CSVLogger> CSVLogger::make(Options options) { return std::make_s
 
 void CSVLogger::setup(TrainerControl&, EntryPoint entry_point) {
   starts_row_ = true;
-  if (entry_point != EntryPoint::fit) check_new();  // fit may go on in it
+  if (entry_point != EntryPoint::fit) check_new();  // fit may resume in it
 }
 
 void CSVLogger::on_fit_start(TrainerControl& trainer) {
@@ -122,7 +122,7 @@ State CSVLogger::state() const {
   return state;
 }
 
-// The state may be anybody's, and so may the path in it: the file is in the run's folder, whatever the state says.
+// The state may come from another user, with any path in it: only the name of the file is used, in the run's folder.
 void CSVLogger::load_state(const State& state) {
   const auto saved = state.get<std::string>("file");
   if (num_rows_ > 0 || saved.empty()) return;  // empty: there were no rows yet
@@ -134,7 +134,7 @@ void CSVLogger::load_state(const State& state) {
   resumed_name_ = name;
 }
 
-// Before the first row.
+// Chooses the file before the first row is written.
 void CSVLogger::choose_file(TrainerControl& trainer) {
   const fs::path folder = options_.file.empty() ? trainer.run_dir() : fs::path();
   if (resumed_rows_) options_.file = resumed_file(trainer);
@@ -145,7 +145,7 @@ void CSVLogger::choose_file(TrainerControl& trainer) {
   }
 }
 
-// What a run wrote after it was saved comes again.
+// Keeps the first `num_rows` rows: a resumed run writes the later ones again.
 void CSVLogger::read_rows(int64_t num_rows) {
   check_ours(options_.file);
   std::ifstream stream(options_.file, std::ios::binary);
@@ -156,7 +156,7 @@ void CSVLogger::read_rows(int64_t num_rows) {
   rows_begin_ = end_ = line.size() + 1;
   while (num_rows_ < num_rows && next_line(stream, line)) {
     const std::vector<std::string> cells = split(line);
-    if (cells.size() != names.size()) break;  // not ours
+    if (cells.size() != names.size()) break;  // not written by a CSVLogger
     row_ = {.epoch = std::atoll(cells[0].c_str()), .step = std::atoll(cells[1].c_str()), .metrics = {}};
     for (size_t i = 2; i < cells.size(); ++i) {
       if (!cells[i].empty()) row_.metrics[names[i]] = std::strtod(cells[i].c_str(), nullptr);
@@ -206,7 +206,7 @@ std::string CSVLogger::format(const std::vector<std::string>& columns) const {
   return line + "\n";
 }
 
-// Row by row, so that no more than one is in memory.
+// Copies row by row, so that only one row is in memory.
 void CSVLogger::rewrite(const std::vector<std::string>& columns) {
   std::ifstream old(options_.file, std::ios::binary);
   old.seekg(static_cast<std::streamoff>(rows_begin_));

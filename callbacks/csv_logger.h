@@ -13,15 +13,15 @@
 namespace fulgur {
 
 struct CSVLoggerOptions {
-  std::filesystem::path file{};  // must not exist, unless the run goes on; empty: metrics.csv in the run's folder
+  std::filesystem::path file{};  // must not exist, unless the run resumes; empty: metrics.csv in the run's folder
 };
 
-// Writes metrics as they come to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is empty
-// where a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each row.
-// Only its last row is ever overwritten: a process that is killed loses no other. A metric that turns up later gets a
-// column in a new file, which takes the name of the old one once it is whole. A run that goes on from a checkpoint goes
-// on in the file that it finds in its folder, behind the rows that it had written when it was saved. Another run in the
-// same folder (of the same name) writes metrics-v1.csv.
+// Writes metrics as they are logged to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is
+// empty where a metric has no value. Metrics of the same epoch and step share a row. The file is complete after each
+// row. Only the last row is ever overwritten: a process that is killed loses no other row. A metric that is first
+// logged later gets a column in a new file, which replaces the old one once it is complete. A run that resumes from a
+// checkpoint continues in the file in its folder, after the rows that were written when the checkpoint was saved.
+// Another run in the same folder (of the same name) writes metrics-v1.csv.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;
@@ -33,12 +33,12 @@ class CSVLogger final : public Callback {
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;  // throws SetupError: the file exists
   void on_fit_start(TrainerControl& trainer) override;
 
-  // Throws std::runtime_error if the file cannot be written, SetupError if the one to go on in is not a CSVLogger's.
+  // Throws std::runtime_error if the file cannot be written, SetupError if a resumed file is not a CSVLogger's.
   void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;
   State state() const override;
   void load_state(const State& state) override;  // throws CheckpointError: the state names no file
 
-  const std::filesystem::path& file() const { return options_.file; }  // empty before the first row if it was at first
+  const std::filesystem::path& file() const { return options_.file; }  // may be empty before the first row
 
  private:
   struct Row {
@@ -58,12 +58,12 @@ class CSVLogger final : public Callback {
 
   Options options_;
   std::vector<std::string> columns_;  // sorted
-  Row row_{};                         // the last one
+  Row row_{};                         // the last row, which may still change
   int64_t num_rows_ = 0;
   size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
-  std::optional<int64_t> resumed_rows_{};            // until they are read
-  std::string resumed_name_{};                       // the file that has those rows
-  bool starts_row_ = false;                          // a new run does not go on in the row of the last one
+  std::optional<int64_t> resumed_rows_{};            // rows to keep of a resumed file; nullopt once read
+  std::string resumed_name_{};                       // the file that has the resumed rows
+  bool starts_row_ = false;                          // a new run does not continue the last row of an older run
 };
 
 }  // namespace fulgur

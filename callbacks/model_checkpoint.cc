@@ -27,11 +27,11 @@ std::vector<std::string> names_of(const Metrics& metrics) {
   return names;
 }
 
-// What a filename can have in braces: epoch and step, which are whole numbers, and every metric.
+// The values for fields of a filename: epoch and step, which are integers, and all metrics.
 struct FilenameValues {
   int64_t epoch, step;
-  const Metrics* metrics;       // null: 0.0 for each name, to try a pattern out
-  bool nan_if_unknown = false;  // otherwise a metric that nobody has logged is an error
+  const Metrics* metrics;       // null: 0.0 for each name, to test a pattern
+  bool nan_if_unknown = false;  // otherwise a metric that was not logged is an error
 };
 
 std::string format_value(std::string_view spec, const std::string& name, const FilenameValues& values) {
@@ -87,7 +87,7 @@ std::string epoch_name(const std::string& metric) {
   return metric.substr(0, end) + "_epoch" + metric.substr(end);
 }
 
-// Of a folder beside the others, whatever the fields are.
+// Checks that the name is that of a direct child of the folder, whatever the values of its fields.
 void check_filename(const std::string& pattern) {
   const std::string name = format_filename(pattern, {.epoch = 0, .step = 0, .metrics = nullptr});
   if (!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos) return;
@@ -101,14 +101,16 @@ void check_filename(const std::string& pattern) {
 
 void ModelCheckpointOptions::describe(FieldVisitor& visit) {
   visit({.name = "filename", .help = "pattern of a checkpoint's name"}, &filename);
-  visit({.name = "monitor", .help = "metric that tells which checkpoints are best"}, &monitor);
-  visit({.name = "mode", .help = "which value of it is better", .choices = {"min", "max"}}, &mode);
-  visit({.name = "save_top_k", .help = "how many to keep; -1: all", .min = -1}, &save_top_k);
+  visit({.name = "monitor", .help = "metric that ranks the checkpoints"}, &monitor);
+  visit({.name = "mode", .help = "which value of the monitor is better", .choices = {"min", "max"}}, &mode);
+  visit({.name = "save_top_k", .help = "how many of the best checkpoints to keep; -1: all", .min = -1}, &save_top_k);
   visit({.name = "every_n_epochs", .help = "epochs from one save to the next", .min = 1}, &every_n_epochs);
-  visit({.name = "every_n_train_steps", .help = "steps from one save to the next; 0: at ends of epochs", .min = 0},
-        &every_n_train_steps);
-  visit({.name = "save_weights_only", .help = "leave out what a run needs to go on"}, &save_weights_only);
-  visit({.name = "async", .help = "write checkpoints beside the training"}, &async);
+  visit(
+      {.name = "every_n_train_steps", .help = "optimizer steps from one save to the next; 0: save by epochs", .min = 0},
+      &every_n_train_steps);
+  visit({.name = "save_weights_only", .help = "save only the weights, from which no run can resume"},
+        &save_weights_only);
+  visit({.name = "async", .help = "write checkpoints in the background"}, &async);
 }
 
 ModelCheckpoint::ModelCheckpoint(Options options) : options_(std::move(options)) {
@@ -153,7 +155,7 @@ void ModelCheckpoint::on_train_epoch_start(TrainerControl& trainer) { epoch_ = t
 void ModelCheckpoint::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
   const int64_t step = trainer.state().global_step;
   if (options_.every_n_train_steps == 0 || step % options_.every_n_train_steps != 0) return;
-  if (step == 0 || step == last_step_) return;  // amid an accumulation window
+  if (step == 0 || step == last_step_) return;  // within an accumulation window
   last_step_ = step;
   due_ = true;
 }
@@ -198,7 +200,7 @@ void ModelCheckpoint::on_train_end(TrainerControl& trainer) {
   save(trainer, metrics_now(trainer));
 }
 
-// Whether the epoch is one of those that every_n_epochs picks.
+// Whether every_n_epochs selects the epoch.
 bool ModelCheckpoint::saves_in(int64_t epoch) const {
   return options_.every_n_train_steps == 0 && (epoch + 1) % options_.every_n_epochs == 0;
 }
@@ -227,7 +229,8 @@ void ModelCheckpoint::save(TrainerControl& trainer, const Metrics& metrics) {
   if (options_.save_top_k == 0) return;
   const double new_score = score_of(trainer, metrics);
   const Saved saved{path_for(trainer, metrics), new_score, false};
-  std::erase_if(saved_, [&](const Saved& other) { return other.path == saved.path; });  // somebody has removed it
+  std::erase_if(saved_,
+                [&](const Saved& other) { return other.path == saved.path; });  // the folder was removed meanwhile
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
   const bool is_best = place == saved_.begin() && is_ranked(saved);
   saved_.insert(place, saved);
@@ -236,7 +239,7 @@ void ModelCheckpoint::save(TrainerControl& trainer, const Metrics& metrics) {
   trainer.save_checkpoint(saved.path, how);
 }
 
-// The newest of ours stays, and the best of those that are whole.
+// Keeps the newest checkpoint of this callback and the best of the complete ones, and removes the others.
 void ModelCheckpoint::on_checkpoint_saved(TrainerControl& trainer, const fs::path& folder) {
   const auto newest = std::ranges::find(saved_, folder, &Saved::path);
   if (newest == saved_.end()) return;
@@ -271,12 +274,12 @@ State ModelCheckpoint::state() const {
   return state;
 }
 
-// Keeps those that are still there, in the folder of this run: it may be a copy of another, or follow it; and, where a
-// validation was cut short, those that are being written. A score of another monitor says nothing.
+// Keeps the checkpoints that still exist in the folder of this run, which may be a copy or a continuation of another
+// run; if a validation was cut short, also those that are being written. Scores of another monitor are dropped.
 void ModelCheckpoint::load_state(const State& state) {
   validated_ = state.get<bool>("validated");
   last_step_ = state.get<int64_t>("last_step");
-  const auto is_set = [&](std::string_view name) {  // an older state has none of them
+  const auto is_set = [&](std::string_view name) {  // an older state lacks these values
     const auto* value = state.find<bool>(name);
     return value != nullptr && *value;
   };
@@ -304,7 +307,7 @@ void ModelCheckpoint::load_state(const State& state) {
   }
 }
 
-// Older states have the whole path of each.
+// Older states have the full path of each checkpoint.
 std::optional<fs::path> ModelCheckpoint::path_of_saved(const State& saved) const {
   if (const auto* name = saved.find<std::string>("name")) return folder_ / fs::path(*name).filename();
   const fs::path path = saved.get<std::string>("path");
@@ -318,12 +321,12 @@ fs::path ModelCheckpoint::folder(TrainerControl& trainer) const {
 }
 
 bool ModelCheckpoint::better(double a, double b) const {
-  if (options_.monitor.empty()) return true;  // newer
+  if (options_.monitor.empty()) return true;  // the newer one comes first
   if (std::isnan(a) || std::isnan(b)) return std::isnan(b) && !std::isnan(a);
   return options_.mode == "min" ? a < b : a > b;
 }
 
-// A checkpoint has a rank if it was scored, or if there is no monitor.
+// A checkpoint can be the best if it has a score, or if there is no monitor.
 bool ModelCheckpoint::is_ranked(const Saved& saved) const {
   return options_.monitor.empty() || !std::isnan(saved.score);
 }

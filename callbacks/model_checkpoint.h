@@ -16,31 +16,32 @@ namespace fulgur {
 
 struct ModelCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: checkpoints/ in the run's folder
-  // {epoch}, {step} or a metric, with a format if you like, as in {val_acc:.3f}. This one becomes epoch=3-step=120.
+  // {epoch}, {step} or a metric, with an optional format, as in {val_acc:.3f}. The default becomes epoch=3-step=120.
   std::string filename = "{epoch}-{step}";
-  std::string monitor{};            // the metric that tells which are best; empty: the newest is
-  std::string mode = "min";         // min or max: which value of it is better
+  std::string monitor{};            // the metric that ranks checkpoints; empty: the newest is best
+  std::string mode = "min";         // min or max: which value of the monitor is better
   int64_t save_top_k = 1;           // how many of the best to keep; -1: all, 0: save none
   int64_t every_n_epochs = 1;       // saves in every n-th epoch: at its validations, and where it ends
   int64_t every_n_train_steps = 0;  // optimizer steps from one save to the next, instead of by epochs; 0: off
-  bool save_weights_only = false;   // no run can go on from them
-  bool async = false;               // write beside the training
+  bool save_weights_only = false;   // no run can resume from such checkpoints
+  bool async = false;               // write in the background
   void describe(FieldVisitor& visit);
 };
 
-// Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and at the validations in
-// the middle of them, or every so many steps; and the last step of fit, if it is in none of them. Keeps the best of
-// them, and the newest too. A checkpoint is a folder (checkpoint/checkpoint_writer.h); beside them `last` points to the
-// newest one and, with a monitor, `best` to the best.
-//   A score belongs to the weights that it was measured on: name and score are taken once the validation that is due
-// after the same step has run. What a validation logs is NaN, as score and in names, for a step without a validation:
-// before the first one, and between two. A checkpoint whose score is NaN is kept only while it is the newest. (A
-// validation within an accumulation window scores the step that the window ends in.) A monitor that is measured as NaN
-// makes no checkpoint the best, which is logged once. Among equal scores the older checkpoint stays.
-//   An older checkpoint is removed once a newer one is whole; never the one that TrainerOptions::ckpt_path names, nor
-// one outside folder(). Options are checked in the constructor: UsageError. Which metrics there are is known only when
-// something has been logged: a monitor that a validation has not logged by then, or a filename field that nobody has,
-// ends the run at the save: SetupError.
+// Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and at the validations
+// in the middle of them, or every n steps; and at the last step of fit, if that step is not saved yet. Keeps the best
+// checkpoints, and also the newest. A checkpoint is a folder (checkpoint/checkpoint_writer.h); the link `last` points
+// to the newest one and, with a monitor, `best` to the best.
+//   A score belongs to the weights that it was measured on: name and score are determined once the validation that is
+// due after the same step has run. At a step without a validation the metrics of validations are NaN, as score and in
+// names. A checkpoint whose score is NaN is kept only while it is the newest. (A validation within an accumulation
+// window scores the step at the end of the window.) A monitor that is measured as NaN makes no checkpoint the best; the
+// warning is given once. Of equal checkpoints the older one is the better.
+//   An older checkpoint is removed once a newer one is complete, but never the one that TrainerOptions::ckpt_path
+// names, nor one outside folder().
+// Errors: the constructor throws UsageError for options that cannot be used. The names of metrics are known only once
+// they are logged: a save throws SetupError if the first validation has not logged the monitor, or if a field of the
+// filename is no logged metric.
 class ModelCheckpoint final : public Callback {
  public:
   using Options = ModelCheckpointOptions;
@@ -60,25 +61,25 @@ class ModelCheckpoint final : public Callback {
   State state() const override;
   void load_state(const State& state) override;
 
-  // The Trainer calls it between two optimizer steps, after the validation that is due there. What is saved here is
-  // written at once.
+  // Called by the Trainer at a step boundary, after the validation that is due there. A checkpoint that is saved here
+  // is written at once.
   void on_step_boundary(TrainerControl& trainer);
 
-  // Where the checkpoints are.
+  // The folder that has the checkpoints.
   std::filesystem::path folder(TrainerControl& trainer) const;
   const std::filesystem::path& dirpath() const { return options_.dirpath; }  // as given; empty: in the run's folder
 
   const std::filesystem::path& best_model_path() const { return best().path; }  // empty before the first save
   double best_model_score() const { return best().score; }                      // NaN without monitor
 
-  // The save_top_k best that are kept, with their scores; without monitor the newest, with NaN.
+  // The save_top_k best that are kept, with their scores; without monitor the newest one, with the score NaN.
   std::map<std::filesystem::path, double> best_k_models() const;
 
  private:
   struct Saved {
     std::filesystem::path path;
     double score;
-    bool whole;  // it is on disk
+    bool whole;  // complete and on disk
   };
 
   bool better(double a, double b) const;
@@ -90,11 +91,11 @@ class ModelCheckpoint final : public Callback {
   double score_of(TrainerControl& trainer, const Metrics& metrics);
   void save(TrainerControl& trainer, const Metrics& metrics);
   std::filesystem::path path_for(TrainerControl& trainer, const Metrics& metrics) const;
-  std::optional<std::filesystem::path> path_of_saved(const State& saved) const;  // nothing: it is another run's
+  std::optional<std::filesystem::path> path_of_saved(const State& saved) const;  // nullopt: it belongs to another run
   const Saved& best() const;
 
   Options options_;
-  bool validated_ = false;        // in this epoch
+  bool validated_ = false;        // a validation has run in this epoch
   bool just_validated_ = false;   // a validation has ended since the last step boundary
   bool due_ = false;              // the next step boundary is to save
   int64_t last_step_ = -1;        // the step of the last save, or of the one that is due
@@ -102,9 +103,9 @@ class ModelCheckpoint final : public Callback {
   int64_t validated_step_ = -1;   // the last step for which a validation ran
   Metrics validated_metrics_{};   // logged by that validation
   int64_t epoch_ = -1;            // the last one that began in this fit
-  bool is_over_ = false;          // training has ended: what has not been logged yet never will be
+  bool is_over_ = false;          // training has ended: no further metric will be logged
   bool told_nan_ = false;         // the warning of a monitor that is NaN is given once
-  std::filesystem::path folder_;  // of the running fit
+  std::filesystem::path folder_;  // the checkpoint folder of the running fit
   std::vector<Saved> saved_;      // best first; without monitor, newest first
 };
 

@@ -12,15 +12,15 @@ namespace fulgur {
 
 struct OnExceptionCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: where ModelCheckpoint saves, otherwise checkpoints/ in the run's folder
-  std::string filename = "on_exception";  // of the checkpoint; "-v1" and so on are appended where it is taken
+  std::string filename = "on_exception";  // "-v1" and so on are appended if the name is taken
 };
 
-// Saves when fit throws, with what the weights had learned by then, so that a run with ckpt_path = "last" resumes from
-// there; that run removes the checkpoint when it has a newer one. It begins with the batch that failed, or, where
-// gradients are accumulated, with the first batch of that batch's window, whose metrics then count twice. Its random
-// numbers are not those of a run that did not fail. With several ranks nothing is saved: one of them has failed, and
-// they write together. Nothing is saved either where a signal ends the run and ModelCheckpoint saves. What the failed
-// step left half done in an optimizer stays so.
+// Saves a checkpoint when fit throws, with the weights at that point, so that a run with ckpt_path = "last" resumes
+// from there; the resumed run removes the checkpoint once it has a newer one. The resumed run begins with the batch
+// that failed, or, where gradients are accumulated, with the first batch of the accumulation window, whose metrics
+// then count twice. Random numbers differ from those of a run that did not fail. With several ranks nothing is saved:
+// a checkpoint is written by all ranks, and one of them has failed. Nothing is saved either if a signal ends the run
+// and ModelCheckpoint saves. An optimizer step that failed half-way is saved as it is.
 class OnExceptionCheckpoint final : public Callback {
  public:
   using Options = OnExceptionCheckpointOptions;
@@ -31,7 +31,8 @@ class OnExceptionCheckpoint final : public Callback {
   bool runs_in_fast_dev_run() const override { return false; }
   void on_exception(TrainerControl& trainer, const std::exception& error) override;
 
-  // The Trainer calls it before fit: the dirpath of its ModelCheckpoint, which may be empty; nullopt: it has none.
+  // Called by the Trainer before fit, with the dirpath of the ModelCheckpoint, which may be empty; nullopt: there is
+  // none.
   void set_model_checkpoint(const std::optional<std::filesystem::path>& dirpath) { model_checkpoint_ = dirpath; }
 
  private:

@@ -20,7 +20,7 @@ std::string clock_time(double seconds) {
   return fmt::format("{}:{:02}", total / 60, total % 60);
 }
 
-// " 42% 3/7 | 12.0 it/s | ETA 0:03"
+// The progress as text: " 42% 3/7 | 12.0 it/s | ETA 0:03".
 std::string amount_done(int64_t batches, std::optional<int64_t> num_batches, double seconds) {
   const double rate = seconds > 0 ? static_cast<double>(batches) / seconds : 0.0;
   std::string text = num_batches ? fmt::format(" {:3}% {}/{}", 100 * batches / *num_batches, batches, *num_batches)
@@ -119,12 +119,12 @@ void ProgressBar::draw_pass(TrainerControl& trainer, int64_t batches) {
   draw(line + amount_done(batches, state.num_batches, seconds_since(pass_start_)));
 }
 
-// Within fit the line of the epoch comes again.
+// Within fit, clears the line: the line of the epoch replaces it.
 void ProgressBar::end_pass(const TrainerControl& trainer) {
   trainer.state().entry_point == EntryPoint::fit ? clear_line() : end_line();
 }
 
-// On a terminal, spaces cover what is left of a longer line.
+// Draws the line. On a terminal, spaces cover the rest of a longer previous line.
 void ProgressBar::draw(const std::string& line) {
   const std::lock_guard lock(mutex_);
   *options_.out << (is_terminal_ ? "\r" : "") << line;

@@ -15,16 +15,16 @@
 namespace fulgur {
 
 struct ProgressBarOptions {
-  std::chrono::milliseconds refresh_interval{100};  // a terminal's line is drawn anew at most this often
+  std::chrono::milliseconds refresh_interval{100};  // minimum time between two redraws on a terminal
   std::ostream* out = nullptr;                      // null: stdout
-  std::optional<bool> is_terminal{};                // unset: asks the system about stdout
+  std::optional<bool> is_terminal{};                // unset: whether stdout is a terminal
 };
 
-// One line that follows a run:
+// Shows the progress of a run in one line:
 //   Epoch 3/10  42% 394/938 | 1.9k it/s | ETA 0:21 | train_loss 0.113 | val_acc 0.981
 // On a terminal the line is redrawn in place, also for validation, test and prediction ("Validation  40% 4/10 | ..."),
-// and makes room for lines of the log; elsewhere there is one line at the end of each training epoch. Between two
-// drawings a step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
+// and is cleared for log lines; otherwise there is one line at the end of each training epoch. Between two redraws a
+// step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
 class ProgressBar final : public Callback {
  public:
   using Options = ProgressBarOptions;
@@ -63,13 +63,13 @@ class ProgressBar final : public Callback {
 
   Options options_;
   bool is_terminal_;
-  Clock::time_point epoch_start_{};  // moved on by the time that validation took
+  Clock::time_point epoch_start_{};  // advanced by the time that validation took
   Clock::time_point validation_start_{};
-  Clock::time_point pass_start_{};  // over the running evaluation loader
+  Clock::time_point pass_start_{};  // start of the running evaluation loader
   Clock::time_point last_drawn_{};
-  std::mutex mutex_{};                               // guards the stream and what follows: other threads may log
-  size_t width_ = 0;                                 // letters of the line that stands there; 0: there is none
-  std::optional<ScopedBeforeLogLine> makes_room_{};  // on a terminal
+  std::mutex mutex_{};                               // guards the stream and the members below: other threads may log
+  size_t width_ = 0;                                 // characters of the line on the terminal; 0: no line
+  std::optional<ScopedBeforeLogLine> makes_room_{};  // set on a terminal
 };
 
 }  // namespace fulgur

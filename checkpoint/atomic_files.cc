@@ -49,7 +49,7 @@ int open_lock_file(const fs::path& file, int flags) { return ::open(file.c_str()
 
 enum class Locked { kYes, kNo, kNoLocksHere };
 
-// LOCK_SH for those who work on it, LOCK_EX for who removes it.
+// `kind`: LOCK_SH to work on the entry, LOCK_EX to remove it.
 Locked try_lock(int descriptor, int kind) {
   int result = 0;
   do {
@@ -59,7 +59,7 @@ Locked try_lock(int descriptor, int kind) {
   return errno == EWOULDBLOCK ? Locked::kNo : Locked::kNoLocksHere;
 }
 
-// Whether the open lock file still has its name: who holds the lock alone may have removed it just before.
+// Whether the open lock file still has its name: the holder of the exclusive lock may have just removed the file.
 bool has_name(int descriptor, const fs::path& file) {
   struct stat opened{}, named{};
   return ::fstat(descriptor, &opened) == 0 && ::stat(file.c_str(), &named) == 0 && opened.st_ino == named.st_ino &&
@@ -80,7 +80,7 @@ void remove_if_left_over(const fs::path& temporary) {
   const fs::path lock_file = lock_file_of(temporary);
   const int descriptor = open_lock_file(lock_file, 0);
   if (descriptor < 0) {
-    if (errno == ENOENT) remove_or_warn(temporary);  // the lock file is made first and removed last
+    if (errno == ENOENT) remove_or_warn(temporary);  // the lock file is created first and removed last
     return;
   }
   const Locked locked = try_lock(descriptor, LOCK_EX);
@@ -103,7 +103,7 @@ fs::path absolute_target(const fs::path& path) {
   return target.has_filename() ? target : target.parent_path();  // "a/" is a
 }
 
-// The folder in which `target` can be made.
+// Creates the parents of `target`, a folder that must not exist, removes leftovers there, and returns the parent.
 fs::path parent_of_new(const fs::path& target) {
   if (fs::exists(target)) throw_system_error("make the folder", target, EEXIST);
   make_folders(target.parent_path());
@@ -111,7 +111,7 @@ fs::path parent_of_new(const fs::path& target) {
   return target.parent_path();
 }
 
-// The same for a file, whose folder is there.
+// Like parent_of_new(), for a file whose folder must exist.
 fs::path parent_of_new_file(const fs::path& target) {
   if (fs::exists(fs::symlink_status(target))) throw_system_error("create", target, EEXIST);
   if (!fs::exists(target.parent_path())) throw_system_error("create", target, ENOENT);
@@ -119,11 +119,11 @@ fs::path parent_of_new_file(const fs::path& target) {
   return target.parent_path();
 }
 
-// rename() would replace an empty folder.
+// Plain rename() would replace an empty folder.
 void rename_to_free_name(const fs::path& from, const fs::path& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
   if (errno != EINVAL && errno != ENOSYS) throw_system_error("rename to", to, errno);
-  if (fs::exists(to)) throw_system_error("rename to", to, EEXIST);  // this file system cannot do it in one
+  if (fs::exists(to)) throw_system_error("rename to", to, EEXIST);  // this file system has no RENAME_NOREPLACE
   if (::rename(from.c_str(), to.c_str()) != 0) throw_system_error("rename to", to, errno);
 }
 
@@ -150,7 +150,7 @@ TemporaryName::~TemporaryName() {
 TemporaryName TemporaryName::make(const fs::path& parent) {
   while (true) {
     TemporaryName name(absolute_target(parent) / new_name(), O_CREAT | O_EXCL, true);
-    if (lock_share(name.lock_, lock_file_of(name.path_))) return name;  // else somebody has just cleared it away
+    if (lock_share(name.lock_, lock_file_of(name.path_))) return name;  // otherwise another process has just removed it
   }
 }
 

@@ -24,7 +24,7 @@ std::string range_key(std::string_view parameter, int64_t begin, int64_t end) {
   return fmt::format("{}[{}:{}]", parameter, begin, end);
 }
 
-// "3,1"; nothing if it is no list of numbers.
+// Parses "3,1"; nullopt if the text is no list of numbers.
 std::optional<std::vector<int64_t>> parse_strides(std::string_view text) {
   std::vector<int64_t> strides;
   const char *next = text.data(), *const end = text.data() + text.size();
@@ -37,7 +37,7 @@ std::optional<std::vector<int64_t>> parse_strides(std::string_view text) {
   }
 }
 
-// Whether each element of a tensor that has as many as `sizes` say lies in it.
+// Whether a tensor of these strides lies within as many elements as `sizes` has.
 bool fit(c10::IntArrayRef sizes, const std::vector<int64_t>& strides) {
   if (sizes.size() != strides.size()) return false;
   int64_t numel = 1, last = 0;
@@ -96,7 +96,7 @@ NamedTensors CheckpointReader::finished_weights() const {
   return weights;
 }
 
-// The memory order of the parameter's optimizer state in the files.
+// The strides in which the optimizer state of `parameter` was saved.
 std::vector<int64_t> CheckpointReader::strides_of(const std::string& parameter, const at::Tensor& weight) const {
   const auto* saved = run_.find<std::string>("strategy/state/strides/" + parameter);
   if (saved == nullptr) return weight.strides().vec();
@@ -138,7 +138,7 @@ StateTensors CheckpointReader::read(const std::string& parameter, int64_t begin,
   return whole;
 }
 
-// All that a rank has written of a range, by tensor.
+// All state tensors that a rank has written of the range, by name.
 StateTensors CheckpointReader::tensors_of(const std::string& parameter, const Part& part) const {
   file(part.file);
   const auto tensors = range_tensors_.find(range_key(parameter, part.begin, part.end));

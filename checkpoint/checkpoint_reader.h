@@ -16,9 +16,8 @@
 
 namespace fulgur {
 
-// A checkpoint, as any rank of any run may read it: files are mapped when something of them is asked for, and their
-// bytes compared with the manifest then, once. Errors: CheckpointError that names folder, file and reason. Threading:
-// one thread at a time.
+// A checkpoint, readable by any rank of any run. Each file is mapped and compared with the manifest when its content is
+// first requested. Errors: CheckpointError that names folder, file and reason. Threading: one thread at a time.
 class CheckpointReader {
  public:
   explicit CheckpointReader(std::filesystem::path folder, VerifyOptions verify = {});
@@ -26,19 +25,20 @@ class CheckpointReader {
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
   const State& run() const { return run_; }
-  State rank(int64_t rank) const;  // of one of manifest().world_size ranks; empty if there is none
+  State rank(int64_t rank) const;  // state of one of the manifest().world_size ranks; empty if none was saved
   bool has_optimizer_state() const { return run_.find<bool>("weights_only") == nullptr; }
 
-  // Without aliases; views where they can be. Finished: as they are updated, of 16 bits the fp32 masters, and with the
-  // update that was under way when the checkpoint was taken.
+  // The weights without aliases; views of the files where possible. Finished weights are as the optimizer sees them:
+  // the fp32 masters of 16-bit parameters, and with the delayed update that was in progress when the checkpoint was
+  // taken.
   NamedTensors weights() const;
   NamedTensors finished_weights() const;
 
-  // The optimizer's state of elements of a parameter, put together from the files of several ranks if need be.
+  // The optimizer state of elements [begin, end) of a parameter, assembled from the files of several ranks if need be.
   StateTensors read(const std::string& parameter, int64_t begin, int64_t end) const;
 
  private:
-  struct Part {  // of a parameter
+  struct Part {  // a range of a parameter's elements and the file that has its state
     int64_t begin, end;
     std::string file;
   };
@@ -51,7 +51,7 @@ class CheckpointReader {
   VerifyOptions verify_;
   Manifest manifest_;
   State run_;
-  std::map<std::string, std::vector<Part>, std::less<>> parts_;  // by parameter, in order
+  std::map<std::string, std::vector<Part>, std::less<>> parts_;  // by parameter, sorted by begin
   mutable std::map<std::string, std::unique_ptr<SafetensorsFile>, std::less<>> files_;
   mutable std::map<std::string, StateTensors, std::less<>> range_tensors_;  // by "<parameter>[begin:end]"
 };

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// What `work` returns on each rank; if it throws on one, all throw.
+// The results of `work` on all ranks; if it throws on one rank, all ranks throw.
 std::vector<std::string> on_all_ranks(Collective& group, const std::function<std::string()>& work) {
   constexpr char kFailed = '!', kDone = '.';
   std::exception_ptr failure;
@@ -50,7 +50,7 @@ Manifest::File described(const std::string& name, const FileDigest& digest) {
   return {.name = name, .num_bytes = digest.num_bytes, .xxh3 = digest.xxh3};
 }
 
-// In a folder that is not yet there for others.
+// Writes and syncs a safetensors file in the temporary folder.
 Manifest::File write_tensors(const fs::path& folder, const std::string& name, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata) {
   FileWriter file(folder / name);
@@ -58,7 +58,7 @@ Manifest::File write_tensors(const fs::path& folder, const std::string& name, co
   return described(name, file.sync_and_close());
 }
 
-// A rank's file; nothing if it has nothing to write.
+// Writes the rank's own file; nullopt if the rank has nothing to write.
 std::optional<Manifest::File> write_rank_file(const fs::path& folder, const CheckpointContent& content, int64_t rank,
                                               int64_t world_size) {
   if (content.ranges.empty() && content.rank.empty()) return std::nullopt;
@@ -84,7 +84,7 @@ std::vector<Manifest::File> write_shared_files(const fs::path& folder, const Che
   return files;
 }
 
-// What a rank tells rank 0.
+// Writes the files of this rank and describes them as JSON for rank 0.
 std::string write_part(const fs::path& folder, const CheckpointContent& content, Collective& group) {
   std::vector<Manifest::File> files;
   if (group.rank() == 0) files = write_shared_files(folder, content);
@@ -150,10 +150,10 @@ void make_independent(CheckpointContent& content) {
 
 void write_checkpoint(const fs::path& folder, const CheckpointContent& content, Collective& group,
                       const std::vector<std::string>& links) {
-  group.barrier();  // a rank that does something else is told so; an exchange of bytes might meet one of another kind
+  group.barrier();  // reports a rank that makes another call, which an exchange of bytes might mistake for its own
   const bool is_first = group.rank() == 0;
-  std::optional<TemporaryFolder> made;    // by rank 0
-  std::optional<TemporaryName> borrowed;  // by the others
+  std::optional<TemporaryFolder> made;    // on rank 0
+  std::optional<TemporaryName> borrowed;  // on the other ranks
   const std::string temporary = on_all_ranks(group, [&] {
     if (is_first) made.emplace(folder);
     return is_first ? made->path().string() : "";

@@ -12,28 +12,28 @@
 
 namespace fulgur {
 
-// What one rank gives to a checkpoint.
+// What one rank contributes to a checkpoint.
 struct CheckpointContent {
   NamedTensors weights{};  // parameters and buffers; rank 0's are written
   std::vector<std::pair<std::string, std::string>>
-      aliases{};                     // further names of tied ones, and the name they are under
-  State run{};                       // of all ranks; rank 0's is written
-  State rank{};                      // of this rank
-  std::vector<StateRange> ranges{};  // all ranks' together: each element once, or none
+      aliases{};                     // (further name of a tied tensor, name under which it is in `weights`)
+  State run{};                       // state of the whole run; rank 0's is written
+  State rank{};                      // state of this rank alone
+  std::vector<StateRange> ranges{};  // over all ranks each element occurs once or not at all
 };
 
-// Copies on the host, so that the run can go on while they are written.
+// Copies all tensors to host memory, so that training can continue while the copies are written.
 void make_independent(CheckpointContent& content);
 
-// Writes a checkpoint, every rank of `group` its part and at the same time: the folder appears whole or not at all, and
-// when this returns it is there. All ranks must see the same file system. Beyond the content no more than a tensor is
-// held. Throws on every rank, naming path and reason: CheckpointError if one rank cannot write or the folder exists;
-// DistributedError.
+// Writes a checkpoint. All ranks of `group` write their parts at the same time: the folder appears complete or not at
+// all, and exists when the call returns. All ranks must see the same file system. Beyond the content at most one tensor
+// is held in memory. Throws on every rank, naming path and reason: CheckpointError if one rank cannot write or the
+// folder exists; DistributedError.
 //   manifest.json                               written last; checkpoint/manifest.h
 //   model.safetensors                           the weights, by name
-//   state.json, state.safetensors               of the run; tensors in the second, which is there if there are any
+//   state.json, state.safetensors               the state of the run; its tensors, if any, are in the second file
 //   optimizer-<rank>-of-<world>.safetensors     ranges as "<parameter>:<tensor>[begin:end]", and the rank's state
-// Then the `links`, names beside the folder, point to it instead of to what they pointed to.
+// At the end each of the `links`, names in the parent folder, is created or changed to point to the new folder.
 void write_checkpoint(const std::filesystem::path& folder, const CheckpointContent& content, Collective& group,
                       const std::vector<std::string>& links = {});
 

@@ -19,13 +19,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Fits in a core's L2 cache: what the hash has read, the copy into the page cache need not fetch again.
+// Fits in a core's L2 cache: the copy into the page cache finds there what the hash has just read.
 constexpr size_t kChunkBytes = 256 << 10;
 
-// So much is written before the disk is told to begin with it, instead of with all at the end.
+// After this many bytes the kernel is told to start writing to disk, instead of writing all at the end.
 constexpr int64_t kWriteBackBytes = 4 << 20;
 
-constexpr int kReadOnly = O_RDONLY | O_NONBLOCK;  // a pipe that nobody writes into is opened at once
+constexpr int kReadOnly = O_RDONLY | O_NONBLOCK;  // a named pipe without a writer opens at once
 
 // An open file, closed at the end of the scope.
 class Descriptor {
@@ -43,7 +43,7 @@ class Descriptor {
   int number_;
 };
 
-// At most `num_bytes` from where the last call ended; 0 at the end of the file.
+// Reads at most `num_bytes` from the current position; returns 0 at the end of the file.
 size_t read_some(const Descriptor& file, const fs::path& path, char* data, size_t num_bytes) {
   while (true) {
     const ssize_t count = ::read(file.number(), data, num_bytes);
@@ -77,8 +77,8 @@ void throw_system_error(std::string_view action, const fs::path& path, int error
 
 struct FileWriter::Buffer {
   Hash hash;
-  int64_t num_bytes = 0;      // written through so far
-  int64_t write_back_at = 0;  // of these, what the disk was told of
+  int64_t num_bytes = 0;      // written to the descriptor so far
+  int64_t write_back_at = 0;  // bytes for which write-back was started
   size_t used = 0;
   std::array<char, kChunkBytes> gathered;
 };
@@ -177,7 +177,7 @@ void make_folders(const fs::path& folder) {
   std::error_code error;
   fs::path missing = fs::absolute(folder);
   if (!missing.has_filename()) missing = missing.parent_path();  // "a/" is a
-  std::vector<fs::path> parents;                                 // of those that are not there, the innermost first
+  std::vector<fs::path> parents;                                 // parents of the missing folders, innermost first
   for (; !fs::exists(missing, error); missing = missing.parent_path()) parents.push_back(missing.parent_path());
   fs::create_directories(folder, error);
   if (error) throw_system_error("make the folder", folder, error.value());

@@ -25,7 +25,7 @@ std::string dump(const Json& json) { return json.dump(-1, ' ', false, Json::erro
 std::string to_json(double value) {
   if (std::isnan(value)) return dump({{"double", "nan"}});
   if (std::isinf(value)) return dump({{"double", value > 0 ? "inf" : "-inf"}});
-  return dump(value);  // the shortest that reads back as the same, with ".0" or an exponent
+  return dump(value);  // the shortest text that reads back as the same value, with ".0" or an exponent
 }
 
 std::string to_json(const std::string& text) {
@@ -133,7 +133,7 @@ class FlatReader : public JsonEvents {
   int64_t max_values_;
   Place place_ = Place::kStart;
   std::string name_;
-  std::string kind_;  // of the special value that is open
+  std::string kind_;  // first name in the special value being read: "double", "hex" or "tensor"
 };
 
 }  // namespace

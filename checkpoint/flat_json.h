@@ -11,7 +11,7 @@
 
 namespace fulgur {
 
-// A tensor that stands elsewhere under this name.
+// Refers to a tensor that is stored elsewhere under this name.
 struct TensorReference {
   std::string name;
   bool operator==(const TensorReference&) const = default;
@@ -21,10 +21,10 @@ struct TensorReference {
 using FlatValue = std::variant<bool, int64_t, double, std::string, TensorReference>;
 using FlatValues = std::map<std::string, FlatValue, std::less<>>;
 
-// A JSON object with one name per line, sorted. Numbers keep their type (2.0 is a double, 2 is not) and every bit, but
-// for the payload of a NaN. What JSON cannot say is an object: {"double": "nan"}, {"double": "-inf"}, {"hex": "ff00"}
-// for a string that is not UTF-8, {"tensor": "name"}. Throws CheckpointError for a name that is not UTF-8, or more than
-// `max_values`.
+// A JSON object with one name per line, sorted. Numbers keep their type (2.0 is a double, 2 is not) and every bit,
+// except for the payload of a NaN. Values that JSON cannot express are objects: {"double": "nan"}, {"double": "-inf"},
+// {"hex": "ff00"} for a string that is not UTF-8, {"tensor": "name"}. Throws CheckpointError for a name that is not
+// UTF-8, or more than `max_values`.
 std::string to_flat_json(const FlatValues& values, int64_t max_values = limits::kJsonValues);
 
 // Throws CheckpointError, naming `file`, the value and the reason, for anything that to_flat_json() would not write.

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 
-// Tensors under the names that the map makes of theirs.
+// Collects tensors under the names that the map gives them.
 class Renamed {
  public:
   explicit Renamed(const NameMap& names) : names_(names) {}
@@ -43,7 +43,7 @@ class Renamed {
   NamedTensors tensors_;
 };
 
-// File name by tensor name.
+// The name of the file that holds each tensor, by tensor name.
 std::map<std::string, std::string> read_index(const fs::path& index) {
   const auto json = parse_json(read_text_file(index, kMaxIndexBytes), index.string(), {.max_depth = 16});
   const auto fail = [&](const std::string& reason) {

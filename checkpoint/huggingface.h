@@ -7,10 +7,10 @@
 
 namespace fulgur {
 
-// The tensors of a model as the Hugging Face hub has it, under the names that `names` makes of theirs: views of the
-// files (SafetensorsFile). `path` is a .safetensors file, a model.safetensors.index.json, whose parts stand beside it,
-// or a folder with one of them. Throws CheckpointError, naming file, tensor and reason: also if two names become one,
-// or a part lacks a tensor that the index has there.
+// The tensors of a model in the layout of the Hugging Face hub, renamed by `names`: views of the files
+// (SafetensorsFile). `path` is a .safetensors file, a model.safetensors.index.json, whose parts lie in the same folder,
+// or a folder with either. Throws CheckpointError, naming file, tensor and reason: also if two names become one, or a
+// part lacks a tensor that the index assigns to it.
 NamedTensors read_huggingface(const std::filesystem::path& path, const NameMap& names = {});
 
 }  // namespace fulgur

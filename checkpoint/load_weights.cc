@@ -29,12 +29,12 @@ std::string listed(std::vector<std::string> names) {
   return fmt::format("{}{}", fmt::join(names, ", "), left_out > 0 ? fmt::format(" and {} more", left_out) : "");
 }
 
-// Between floating types weights are rounded, as precisions are; nothing else is converted.
+// Weights are rounded between floating types, as precisions require; no other types are converted.
 bool converts(const at::Tensor& from, const at::Tensor& to) {
   return from.scalar_type() == to.scalar_type() || (from.is_floating_point() && to.is_floating_point());
 }
 
-// The names of each tensor, the further ones of tied ones too.
+// All names of each tensor; tied tensors have several.
 std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names_in(const torch::nn::Module& module) {
   std::unordered_map<const c10::TensorImpl*, std::vector<std::string>> names;
   const auto add = [&](const auto& items) {

@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;  // keeps the order of fields
 
-// Reads one object: each field once, all fields known.
+// Reads one object, in which every field must be known.
 class Fields {
  public:
   Fields(const nlohmann::json& object, std::string what) : object_(object), what_(std::move(what)) {

@@ -14,12 +14,12 @@ namespace fulgur {
 
 constexpr const char* kManifestName = "manifest.json";
 
-// What a checkpoint consists of: manifest.json, which is written last. A folder without one is no checkpoint.
+// The table of contents of a checkpoint, manifest.json, written last. A folder without a manifest is no checkpoint.
 struct Manifest {
   static constexpr int64_t kFormatVersion = 1;
 
   struct File {
-    std::string name;  // in the folder of the manifest: no '/'
+    std::string name;  // in the folder of the manifest, without '/'
     int64_t num_bytes = 0;
     uint64_t xxh3 = 0;
     bool operator==(const File&) const = default;
@@ -28,11 +28,12 @@ struct Manifest {
     std::string name;
     std::string dtype;  // as safetensors names it: "F32"
     std::vector<int64_t> shape;
-    std::string alias_of;  // the parameter that it shares its elements with; empty if it has its own
+    std::string alias_of;  // name of the parameter that has the elements; empty if the parameter has its own
     bool operator==(const Parameter&) const = default;
   };
-  // Where the optimizer state of elements [begin, end) of a parameter is, in the order of its memory. Those of one
-  // parameter cover all of its elements once, or there are none. Never empty; an alias has none.
+  // Which file has the optimizer state of elements [begin, end) of a parameter, counted in memory order. The ranges of
+  // one parameter cover all its elements exactly once, or there are none. A range is never empty; an alias has no
+  // ranges.
   struct Range {
     std::string parameter;
     int64_t begin = 0, end = 0;
@@ -40,8 +41,8 @@ struct Manifest {
     bool operator==(const Range&) const = default;
   };
 
-  int64_t world_size = 1;   // ranks of the run that wrote it
-  std::vector<File> files;  // all but the manifest
+  int64_t world_size = 1;   // number of ranks of the run that wrote the checkpoint
+  std::vector<File> files;  // all files except the manifest
   std::vector<Parameter> parameters;
   std::vector<Range> ranges;
 
@@ -54,20 +55,20 @@ struct Manifest {
 std::string to_json(const Manifest& manifest);
 
 // Throws CheckpointError, naming `file` and the reason, if the text is no manifest, contradicts itself or was written
-// by a later version of the format; an older one is brought up to date.
+// by a later version of the format; an older format is migrated.
 Manifest parse_manifest(std::string_view text, std::string_view file);
 
-bool is_checkpoint(const std::filesystem::path& folder);  // has a manifest
+bool is_checkpoint(const std::filesystem::path& folder);  // true if the folder has a manifest
 Manifest read_manifest(const std::filesystem::path& folder);
-void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);  // a new file, synced
+void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);  // writes a new file and syncs it
 
 struct VerifyOptions {
-  bool digests = true;  // read all bytes and compare their hash; otherwise only that each file is there with its size
-  std::function<void(int64_t)> on_read{};  // told how many bytes of a file have been read so far
+  bool digests = true;  // read all bytes and compare their hash; false: check only existence and size of each file
+  std::function<void(int64_t)> on_read{};  // gets the number of bytes of the file read so far
 };
 
-// Nothing if the file in `folder` is as the manifest says, else what is wrong with it: "model.safetensors has 12 bytes,
-// the manifest says 16".
+// Returns what is wrong with the file in `folder`, such as "model.safetensors has 12 bytes, the manifest says 16";
+// nullopt if the file matches the manifest.
 std::optional<std::string> find_damage(const std::filesystem::path& folder, const Manifest::File& file,
                                        VerifyOptions options = {});
 

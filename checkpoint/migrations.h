@@ -7,12 +7,12 @@
 
 namespace fulgur {
 
-// Brings a manifest of an older format up to date: the function under version v makes version v + 1 of it.
+// Migrates manifests of older formats: the function at key v converts version v to version v + 1.
 using Migrations = std::map<int64_t, std::function<void(nlohmann::json& manifest)>>;
 
-const Migrations& manifest_migrations();  // of this program; none yet, as there is no version before the first
+const Migrations& manifest_migrations();  // for this program's format; empty, as version 1 is the first
 
-// Applies those from `version` on, one after the other, up to `target`. Throws BadJson if one is missing.
+// Applies the migrations from `version` up to `target` in order. Throws BadJson if one is missing.
 void migrate(nlohmann::json& manifest, int64_t version, int64_t target, const Migrations& migrations);
 
 }  // namespace fulgur

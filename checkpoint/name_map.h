@@ -7,15 +7,15 @@
 
 namespace fulgur {
 
-// How the names of tensors in somebody else's file become those of our module.
+// How the names of tensors in a foreign file become names of our module.
 //   const NameMap names{.rules = {{"transformer.wte.weight", "embedding.weight"},
 //                                 {"transformer.h.", "blocks."},        // ends with a dot: a prefix
 //                                 {"lm_head.weight", std::nullopt}}};   // left out
-// The first rule that fits decides; a name that none fits stays as it is. {"", "model."} fits every name.
+// The first rule that fits decides; a name that no rule fits stays as it is. {"", "model."} fits every name.
 struct NameMap {
   struct Rule {
     std::string from;               // a whole name; a prefix if it is empty or ends with '.'
-    std::optional<std::string> to;  // in its place; nullopt: the tensor is left out
+    std::optional<std::string> to;  // replaces `from`; nullopt: the tensor is left out
   };
 
   std::optional<std::string> operator()(std::string_view name) const;  // nullopt: left out

@@ -78,10 +78,10 @@ enum Opcode : unsigned char {
   kByteArray8 = 0x96,
 };
 
-// Values refer to each other by their place in one list: no pickle can make them deep or go in circles.
+// Values refer to each other by index into one list, so that no pickle can make them deep or circular.
 using Id = uint32_t;
 
-struct Items {  // of a list or a tuple
+struct Items {  // a list or a tuple
   std::vector<Id> ids;
 };
 struct Dict {
@@ -94,7 +94,7 @@ struct Storage {
   std::string type, key;
   int64_t numel;
 };
-struct Object {  // something that is passed over
+struct Object {  // a value that is skipped
   std::string what;
 };
 using Value = std::variant<Object, bool, int64_t, std::string, Items, Dict, Global, std::unique_ptr<Storage>,
@@ -118,7 +118,7 @@ class Machine {
 
   const Value& value(Id id) const { return values_[id]; }
 
-  // Before something is copied, or made that takes more than its bytes in the pickle.
+  // Call before copying a value, or making one that takes more memory than its bytes in the pickle.
   void charge(size_t num_bytes) {
     copied_bytes_ += num_bytes;
     if (copied_bytes_ > limits_.max_copied_bytes) throw BadPickle("it copies one value too often");
@@ -353,7 +353,7 @@ class Machine {
 
   bool append(const std::vector<Id>& ids) {
     if (auto* items = std::get_if<Items>(&values_[top()])) items->ids.insert(items->ids.end(), ids.begin(), ids.end());
-    return true;  // a set or an object: passed over
+    return true;  // items of a set or an object are skipped
   }
 
   bool set_items(const std::vector<Id>& names_and_values) {
@@ -383,7 +383,7 @@ class Machine {
     return true;
   }
 
-  // Before one more is added.
+  // Call before adding one more.
   void check_count(size_t count, fmt::format_string<const size_t&> message) const {
     if (count >= limits_.max_values) throw BadPickle(fmt::format(message, limits_.max_values));
   }
@@ -475,7 +475,7 @@ class Machine {
   size_t copied_bytes_ = 0;
   std::vector<Value> values_;
   std::vector<Id> stack_;
-  std::vector<size_t> marks_;  // sizes of the stack
+  std::vector<size_t> marks_;  // stack sizes at the marks
   std::unordered_map<uint32_t, Id> memo_;
 };
 
@@ -529,7 +529,7 @@ void PickleWriter::integer(int64_t value) {
 
 void PickleWriter::real(double value) {
   bytes_ += static_cast<char>(kBinFloat);
-  add_number(bytes_, __builtin_bswap64(std::bit_cast<uint64_t>(value)));  // the one that is big-endian
+  add_number(bytes_, __builtin_bswap64(std::bit_cast<uint64_t>(value)));  // the only big-endian field
 }
 
 void PickleWriter::text(std::string_view utf8) {
@@ -550,7 +550,7 @@ void PickleWriter::integers(const std::vector<int64_t>& values) {
 
 void PickleWriter::tensor(const PickledTensor& tensor) {
   global("torch._utils", "_rebuild_tensor_v2");
-  bytes_ += "((";  // its arguments, and the reference of the storage as the first
+  bytes_ += "((";  // opens the tuple of arguments and, as its first, the tuple that refers to the storage
   text("storage");
   global("torch", tensor.storage_type);
   text(tensor.storage_key);

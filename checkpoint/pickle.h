@@ -9,12 +9,12 @@
 
 namespace fulgur {
 
-// A tensor in the pickle of a file of torch.save(): a view of a storage, which is a record of its own.
+// A tensor in the pickle of a torch.save() file: a view of a storage, which is a separate record.
 struct PickledTensor {
   std::string storage_type;  // "FloatStorage"
-  std::string storage_key;   // of the record data/<key>
+  std::string storage_key;   // the storage is the record data/<key>
   int64_t storage_numel = 0;
-  int64_t offset = 0;  // of the first element, in elements
+  int64_t offset = 0;  // position of the first element in the storage, in elements
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
 };
@@ -42,7 +42,7 @@ class PickleWriter {
   void begin_list() { bytes_ += "]("; }
   void end_list() { bytes_ += 'e'; }
 
-  std::string finish();  // one value must have been written
+  std::string finish();  // exactly one value must have been written
 
  private:
   void global(std::string_view module, std::string_view name);
@@ -51,17 +51,17 @@ class PickleWriter {
   std::string bytes_ = "\x80\x02";
 };
 
-// How much a pickle may make of its bytes. A value takes some 100 bytes.
+// How much memory reading a pickle may cost. A value takes about 100 bytes.
 struct PickleLimits {
-  size_t max_values = 4 << 20;          // values in all; also on the stack, remembered, and marks
-  size_t max_copied_bytes = 256 << 20;  // a few bytes may name something long again and again
+  size_t max_values = 4 << 20;          // limits the values, and also the stack, the memo and the marks
+  size_t max_copied_bytes = 256 << 20;  // bounds copies, as a few bytes may refer to a long text again and again
 };
 
-// The state dict in a pickle: a dict of tensors by name, or the one under "state_dict" in a dict, where Lightning has
-// it. Runs nothing: of what the pickle would call, only the making of a tensor, a Parameter and an OrderedDict is
-// understood; other objects may stand beside the state dict and are passed over. Needs no stack for values that are
-// nested. Throws CheckpointError, naming `file` and the reason: also if a name is there twice, or the limits are
-// passed. Source: Python's pickletools.py (the opcodes), torch/_utils.py.
+// Reads the state dict in a pickle: a dict of tensors by name, or the dict under "state_dict" in a dict, as Lightning
+// writes it. Executes nothing from the pickle: only calls that make a tensor, a Parameter, a torch.Size or an
+// OrderedDict are understood; other objects outside the state dict are skipped. Nested values need no stack. Throws
+// CheckpointError, naming `file` and the reason: also if a name occurs twice, or a limit is exceeded. Source: Python's
+// pickletools.py (the opcodes), torch/_utils.py.
 PickledTensors read_pickled_state_dict(std::string_view bytes, std::string_view file, PickleLimits limits = {});
 
 }  // namespace fulgur

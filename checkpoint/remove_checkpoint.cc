@@ -31,7 +31,7 @@ void remove_file(const fs::path& file) {
   if (error) throw_system_error("remove", file, error.value());
 }
 
-// Names of what is in the folder and not in the manifest.
+// Names of the folder's entries that the manifest does not list.
 std::vector<std::string> foreign_names(const fs::path& folder, const Manifest& manifest) {
   std::vector<std::string> names;
   for (const fs::path& entry : list_folder(folder)) {
@@ -47,7 +47,7 @@ void remove_files(const fs::path& folder, const Manifest& manifest) {
   for (const Manifest::File& file : manifest.files) remove_file(folder / file.name);
 }
 
-// In one step out of everybody's sight; should the process end now, the next one clears the rest away.
+// The rename hides the checkpoint in one step; if the process ends here, the next save or removal deletes the rest.
 void move_away_and_remove(const fs::path& folder, const Manifest& manifest) {
   const TemporaryName temporary = TemporaryName::make(folder.parent_path());
   if (std::rename(folder.c_str(), temporary.path().c_str()) != 0) throw_system_error("rename", folder, errno);

@@ -47,7 +47,7 @@ constexpr std::pair<std::string_view, at::ScalarType> kDtypes[] = {{"BOOL", at::
                                                                    {"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
                                                                    {"F8_E8M0", at::kFloat8_e8m0fnu}};
 
-// Null if it has none.
+// Null if the format has no name for the dtype.
 const std::string_view* name_of(at::ScalarType dtype) {
   const auto* known =
       std::find_if(std::begin(kDtypes), std::end(kDtypes), [&](const auto& d) { return d.second == dtype; });
@@ -60,7 +60,7 @@ const at::ScalarType* dtype_of(std::string_view name) {
   return known == std::end(kDtypes) ? nullptr : &known->second;
 }
 
-// So that every one starts at a multiple of its element size.
+// With this order every tensor starts at a multiple of its element size.
 NamedTensors largest_elements_first(NamedTensors tensors) {
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const auto& a, const auto& b) { return a.second.element_size() > b.second.element_size(); });
@@ -88,7 +88,7 @@ std::string make_header(const NamedTensors& tensors, const std::map<std::string,
     offset += tensor.nbytes();
   }
   text += '}';
-  text.append((8 - text.size() % 8) % 8, ' ');  // so that the data is aligned
+  text.append((8 - text.size() % 8) % 8, ' ');  // pads, so that the data is aligned
   if (text.size() > limits::kSafetensorsHeaderBytes) {
     throw BadJson(fmt::format("the names and the metadata make a header of {} bytes; a safetensors file can have {}",
                               text.size(), limits::kSafetensorsHeaderBytes));
@@ -135,7 +135,7 @@ void write_safetensors(FileWriter& file, const NamedTensors& tensors,
   }
 }
 
-// The bytes of a file: read when they are touched, never written back.
+// A file mapped into memory: pages are read when touched, and never written back.
 class SafetensorsFile::Mapping {
  public:
   explicit Mapping(const std::filesystem::path& path) {
@@ -154,7 +154,7 @@ class SafetensorsFile::Mapping {
   std::span<char> bytes() const { return {data_, num_bytes_}; }
 
  private:
-  // Returns an errno.
+  // Returns 0 or an errno.
   int map(int descriptor) {
     struct stat status{};
     if (::fstat(descriptor, &status) != 0) return errno;

@@ -19,34 +19,34 @@ namespace fulgur {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Writes `tensors` as a safetensors file, which is there whole or not at all (TemporaryFile), and on the disk: those
-// with the largest elements first, so that all are aligned, otherwise in this order. Each is made contiguous and
-// brought to the host one at a time. Throws CheckpointError if the file cannot be written or a dtype or name cannot be
-// expressed. Source: https://github.com/huggingface/safetensors, "Format".
+// Writes `tensors` as a safetensors file, which appears complete or not at all (TemporaryFile) and is synced. Tensors
+// with the largest elements come first, so that all are aligned, otherwise in the given order. One tensor at a time is
+// made contiguous and copied to the host. Throws CheckpointError if the file cannot be written or a dtype or name
+// cannot be expressed. Source: https://github.com/huggingface/safetensors, "Format".
 FileDigest write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                              const std::map<std::string, std::string>& metadata = {});
 
-// The same into a file that the caller has made, and syncs.
+// Writes into a file that the caller has created and will sync.
 void write_safetensors(FileWriter& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 // The name of a dtype in safetensors files: "F32" for at::kFloat. Throws CheckpointError if there is none.
 std::string_view safetensors_dtype(at::ScalarType dtype);
 
-// A safetensors file, mapped into memory: what is not asked for is not read. The file must not be changed or cut while
-// this or a tensor of it lives; renaming or deleting it is fine. const methods may be called from several threads.
-// Errors: CheckpointError that names file, tensor and reason.
+// A safetensors file, mapped into memory: only the parts in use are read. The file must not be changed or truncated
+// while this object or one of its tensors lives; renaming or deleting it is fine. Threading: const methods may be
+// called from several threads. Errors: CheckpointError that names file, tensor and reason.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(std::filesystem::path path);  // checks the whole header: parse_safetensors_header()
 
   const std::filesystem::path& path() const { return path_; }
-  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  // in the order of their bytes
+  const std::vector<SafetensorsEntry>& entries() const { return header_.entries; }  // in byte order
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   const SafetensorsEntry* find(std::string_view name) const;  // null if there is none
 
-  // On the CPU, a view of the mapping, which lives as long as it does; a copy where the file's bytes are not aligned.
-  // Writing to it never changes the file. Throws if there is none of that name, or its dtype is unknown.
+  // The tensor on the CPU: a view that keeps the mapping alive, or a copy if the file's bytes are not aligned. Writing
+  // to the tensor never changes the file. Throws if no tensor has this name, or its dtype is unknown.
   at::Tensor tensor(std::string_view name) const;
 
  private:
@@ -58,7 +58,7 @@ class SafetensorsFile {
   std::filesystem::path path_;
   std::shared_ptr<Mapping> mapping_;
   SafetensorsHeader header_;
-  std::map<std::string, size_t, std::less<>> index_;  // of each name in the entries
+  std::map<std::string, size_t, std::less<>> index_;  // position in the entries, by name
 };
 
 }  // namespace fulgur

@@ -18,7 +18,7 @@
 namespace fulgur {
 namespace {
 
-constexpr size_t kMaxDimensions = 64;  // as torch
+constexpr size_t kMaxDimensions = 64;  // same limit as torch
 constexpr std::string_view kMetadataName = "__metadata__";
 
 constexpr std::pair<std::string_view, int> kBitsOfDtype[] = {
@@ -124,10 +124,10 @@ class HeaderReader : public JsonEvents {
 
   SafetensorsHeader& header_;
   Place place_ = Place::kStart;
-  std::string name_;  // of the tensor
-  std::string key_;   // of the metadata
+  std::string name_;  // name of the current tensor
+  std::string key_;   // current key of the metadata
   size_t field_ = 0;
-  std::array<bool, 3> seen_{};  // fields of the tensor
+  std::array<bool, 3> seen_{};  // by Field, for the current tensor
   int num_offsets_ = 0;
   bool has_metadata_ = false;
 };
@@ -139,7 +139,7 @@ std::optional<int> bits_of(std::string_view dtype) {
   return std::nullopt;
 }
 
-// The product of the sizes times `bits`. Also refuses [0, 2^62, 2^62], whose strides torch could not count.
+// The product of the sizes times `bits`. Also refuses [0, 2^62, 2^62], whose strides overflow in torch.
 int64_t count_bits(const SafetensorsEntry& entry, int bits) {
   int64_t product = bits;
   bool is_empty = false;
@@ -172,7 +172,7 @@ void check_names(const std::vector<SafetensorsEntry>& entries) {
   if (twice != names.end()) throw BadJson(fmt::format("tensor {} is there twice", quote(*twice)));
 }
 
-// Entries, sorted by their bytes, one behind the other from the start of the data to its end.
+// Checks that the entries, sorted by their bytes, cover the data from start to end without holes or overlaps.
 void check_ranges(const std::vector<SafetensorsEntry>& entries, int64_t data_bytes) {
   int64_t position = 0;
   for (const SafetensorsEntry& entry : entries) {

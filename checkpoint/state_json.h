@@ -11,11 +11,11 @@
 
 namespace fulgur {
 
-// JSON as to_flat_json() writes it. Tensors are appended to `tensors` under the names of their values, for the caller
-// to save; the text refers to them.
+// Converts a state to JSON (to_flat_json()). Its tensors are appended to `tensors` under their names for the caller to
+// save; the text refers to them by name.
 std::string state_to_json(const State& state, NamedTensors& tensors);
 
-// `lookup` gives the tensor of a name that the text refers to. Throws CheckpointError, naming `file` and the reason.
+// `lookup` returns the tensor of a name to which the text refers. Throws CheckpointError, naming `file` and the reason.
 State state_from_json(std::string_view text, std::string_view file,
                       const std::function<at::Tensor(const std::string& name)>& lookup);
 

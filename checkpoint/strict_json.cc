@@ -10,7 +10,7 @@
 namespace fulgur {
 namespace {
 
-// Lets everything pass that is within the limits.
+// Lets everything within the limits pass.
 class Limiter : public JsonEvents {
  public:
   explicit Limiter(JsonLimits limits) : limits_(limits) {}
@@ -49,7 +49,7 @@ class Limiter : public JsonEvents {
 
   JsonLimits limits_;
   int64_t num_values_ = 0;
-  std::vector<std::set<std::string>> names_;  // of each object that is open
+  std::vector<std::set<std::string>> names_;  // names seen so far in each open object, outermost first
 };
 
 }  // namespace
@@ -60,7 +60,7 @@ bool JsonEvents::parse_error(size_t position, const std::string& last_token, con
 
 void read_json(std::string_view text, std::string_view file, JsonEvents& events) {
   try {
-    if (text.find('\0') != text.npos) throw BadJson("a zero byte");  // nlohmann takes it for the end
+    if (text.find('\0') != text.npos) throw BadJson("a zero byte");  // nlohmann would take it for the end of the text
     nlohmann::json::sax_parse(text, &events);
   } catch (const BadJson& error) {
     throw CheckpointError(fmt::format("{}: {}", file, error.what()));

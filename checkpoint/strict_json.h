@@ -9,13 +9,13 @@
 
 namespace fulgur {
 
-// A text is not what its reader expects; the message is the reason, without the file.
+// A text is not what the reader expects; the message is the reason, without the file name.
 struct BadJson : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The events of a JSON text, for a reader that knows what may come next. Each one that it does not override throws
-// BadJson, so that nothing is built from a text that is refused, however long it is or however deeply nested.
+// The events of a JSON text, for a reader that knows what may come next. Every event that a reader does not override
+// throws BadJson, so that nothing is built from a refused text, however long or deeply nested it is.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool null() override { return unexpected("null"); }
@@ -33,22 +33,22 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error) final;
 
  protected:
-  // Throws BadJson; an override says where in the text it was.
+  // Throws BadJson; an override adds the position in the text.
   virtual bool unexpected(std::string_view what) { throw BadJson("unexpected " + std::string(what)); }
 };
 
 // `text` must be one JSON value. Throws CheckpointError: "<file>: <reason>".
 void read_json(std::string_view text, std::string_view file, JsonEvents& events);
 
-// A value as a tree. At most this deep, and no name twice in an object (a later one would silently replace the first).
-// Throws CheckpointError.
+// Parses the text into a tree. Throws CheckpointError if the limits are exceeded or an object has a name twice (the
+// later value would silently replace the first).
 struct JsonLimits {
   int max_depth = 4;
-  int64_t max_values = limits::kJsonValues;  // a tree takes up to 100 bytes for each
+  int64_t max_values = limits::kJsonValues;  // a tree takes up to 100 bytes per value
 };
 nlohmann::json parse_json(std::string_view text, std::string_view file, JsonLimits limits = {});
 
-// For messages: a name from a file, in quotes and cut where it is too long to read.
+// For messages: quotes a name from a file, cut if it is too long to read.
 std::string quote(std::string_view name);
 
 }  // namespace fulgur

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 using caffe2::serialize::PyTorchStreamReader;
 using caffe2::serialize::PyTorchStreamWriter;
 
-constexpr const char* kLightningVersion = "2.6.0";  // the layout that is written
+constexpr const char* kLightningVersion = "2.6.0";  // the version whose layout is written
 
 constexpr std::pair<std::string_view, at::ScalarType> kStorageTypes[] = {{"BoolStorage", at::kBool},
                                                                          {"ByteStorage", at::kByte},
@@ -48,7 +48,7 @@ constexpr std::pair<std::string_view, at::ScalarType> kStorageTypes[] = {{"BoolS
   throw CheckpointError(fmt::format("{}: {}", path.string(), reason));
 }
 
-// One entry for each storage of the file; every tensor gets its own, but for those that are the same view.
+// The storages of the file. Every tensor gets its own storage, except that identical views share one.
 class Storages {
  public:
   explicit Storages(const fs::path& path) : path_(path) {}
@@ -71,7 +71,7 @@ class Storages {
     return pickled;
   }
 
-  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // under their keys 0, 1, ...
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }  // the index is the storage key
 
  private:
   using View = std::tuple<const void*, std::vector<int64_t>, std::vector<int64_t>, at::ScalarType>;
@@ -102,8 +102,8 @@ void write_records(PyTorchStreamWriter& archive, const std::string& pickle, cons
 
 FileDigest write_archive(const fs::path& path, const std::string& pickle, const Storages& storages) {
   TemporaryFile file(path);
-  // Must not pass through the C code of the archive. What follows it goes nowhere: an archive that is told of a failure
-  // throws from its destructor.
+  // A write error must not propagate through the archive's C code. After an error all further bytes are dropped but
+  // reported as written: an archive that sees a failure throws from its destructor.
   std::exception_ptr error;
   PyTorchStreamWriter archive([&](const void* data, size_t num_bytes) {
     try {
@@ -148,7 +148,7 @@ void write_value(PickleWriter& pickle, Storages& storages, const std::string& na
   pickle.tensor(storages.add(name, std::get<at::Tensor>(value)));
 }
 
-// Lightning takes its step and epoch from the counters of its loops: lightning/pytorch/loops/progress.py.
+// Lightning reads its step and epoch from the counters of its loops: lightning/pytorch/loops/progress.py.
 class LoopCounters {
  public:
   LoopCounters(PickleWriter& pickle, int64_t epoch, int64_t global_step)
@@ -211,7 +211,7 @@ std::string_view as_text(const std::tuple<at::DataPtr, size_t>& record) {
   return {static_cast<const char*>(std::get<0>(record).get()), std::get<1>(record)};
 }
 
-// The path itself, once its file may be given to libtorch's reader.
+// Returns `path` after checking that libtorch's reader can safely open the file.
 const fs::path& checked(const fs::path& path, uint64_t file_bytes) {
   std::ifstream file(path, std::ios::binary);
   const auto read = [&](uint64_t begin, uint64_t num_bytes) {
@@ -224,7 +224,7 @@ const fs::path& checked(const fs::path& path, uint64_t file_bytes) {
   return path;
 }
 
-// A zip file of torch.save().
+// A zip file written by torch.save().
 class Archive {
  public:
   explicit Archive(const fs::path& path)
@@ -270,7 +270,7 @@ class Archive {
   std::tuple<at::DataPtr, size_t> record(const std::string& name) {
     if (!reader_.hasRecord(name)) fail(path_, fmt::format("there is no '{}' in it", name));
     const size_t num_bytes = reader_.getRecordSize(name);
-    if (num_bytes > unread_bytes_) fail(path_, "it names more bytes than it has");  // the same ones by several names
+    if (num_bytes > unread_bytes_) fail(path_, "it names more bytes than it has");  // several names for the same bytes
     unread_bytes_ -= num_bytes;
     return reader_.getRecord(name);
   }

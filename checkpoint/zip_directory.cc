@@ -19,7 +19,7 @@ struct BadZip : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Takes little-endian numbers and texts from the front of bytes.
+// Takes little-endian numbers and texts from the front of a byte string.
 class Bytes {
  public:
   explicit Bytes(std::string_view rest) : rest_(rest) {}
@@ -48,7 +48,7 @@ class Bytes {
 
 constexpr uint64_t kEndBytes = 22, kLocatorBytes = 20, kEnd64Bytes = 56;
 constexpr uint32_t kEndSign = 0x06054b50, kLocatorSign = 0x07064b50, kEnd64Sign = 0x06064b50, kEntrySign = 0x02014b50;
-constexpr uint16_t kExtra64 = 1;  // sizes and the offset that do not fit into 32 bits
+constexpr uint16_t kExtra64 = 1;  // id of the extra field for sizes and offsets that do not fit into 32 bits
 constexpr uint32_t kIn64 = std::numeric_limits<uint32_t>::max();
 
 struct Directory {
@@ -61,7 +61,7 @@ struct Entry {
   uint16_t method;
 };
 
-// Of a file beyond 4 GB, and of every one that libtorch has written.
+// Zip64: for a file beyond 4 GB; libtorch always writes this form.
 Directory find_directory64(const ReadBytes& read, uint64_t file_bytes, std::string_view locator) {
   Bytes position(locator);
   position.skip(8);  // sign, disk
@@ -96,7 +96,7 @@ Directory find_directory(const ReadBytes& read, uint64_t file_bytes) {
   return Bytes(locator).number<uint32_t>() == kLocatorSign ? find_directory64(read, file_bytes, locator) : directory;
 }
 
-// The sizes that `extra` has in the place of those that do not fit.
+// Replaces sizes that do not fit into 32 bits by those in the `extra` field.
 void take_sizes64(std::string_view extra, Entry& entry) {
   for (Bytes fields(extra); !fields.empty();) {
     const auto id = fields.number<uint16_t>();

@@ -40,7 +40,7 @@ std::string type_name(const FieldValue& value) {
   return kNames[value.index()];
 }
 
-// Makes a flag of every field.
+// Adds a flag for every field.
 class FlagAdder final : public FieldVisitor {
  public:
   explicit FlagAdder(CLI::App& app) : app_(app) {}
@@ -83,7 +83,7 @@ class FlagAdder final : public FieldVisitor {
   throw UsageError(fmt::format("unexpected argument '{}'; flags are written --name=value", extras.front()));
 }
 
-// `who` says so: "[rank 1] ", or nothing.
+// Prints the message after the prefix `who`, "[rank 1] " or empty, and returns `exit_code`.
 int report(int exit_code, const std::string& who, const std::string& message) {
   std::fflush(stdout);
   std::fprintf(stderr, "%serror: %s\n", who.c_str(), message.c_str());
@@ -98,7 +98,7 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
   app.allow_extras();
   FlagAdder adder(app);
   describe(adder);
-  std::vector<std::string> reversed;  // as CLI11 takes them
+  std::vector<std::string> reversed;  // the order that CLI11 takes
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
     std::string flag = canonical_flag(*argument);
     if (flag.starts_with("--") && flag.ends_with('=')) {  // CLI11 would take the next flag for the value
@@ -136,7 +136,7 @@ int exit_code_of(const std::function<void()>& body) {
     return report(2, log_prefix(), text_of(std::current_exception()));
   } catch (const InterruptedError& error) {
     return report(error.exit_code, "", error.what());
-  } catch (const DistributedError& error) {  // it names the ranks itself
+  } catch (const DistributedError& error) {  // the message names the ranks
     return report(error.exit_code, "", error.what());
   } catch (...) {
     return report(1, log_prefix(), text_of(std::current_exception()));

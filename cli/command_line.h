@@ -9,24 +9,24 @@
 
 namespace fulgur {
 
-// Calls `describe` with a visitor; how an options struct shows its fields.
+// Calls the describe() of an options struct with the visitor.
 using DescribeFields = std::function<void(FieldVisitor&)>;
 
-// Sets the described fields from flags: --lr=1e-3, --lr 1e-3, --max-epochs=5 for max_epochs; the last one wins. Returns
-// false if --help was asked for and printed. Throws UsageError for an unknown flag (with the nearest name), a value
-// that does not parse or is out of range.
+// Sets the described fields from flags: --lr=1e-3, --lr 1e-3, --max-epochs=5 for max_epochs; the last one wins.
+// Returns false if --help was given, whose text is then printed. Throws UsageError for an unknown flag (with the
+// nearest name), a value that does not parse or is out of range.
 bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe);
 
-// Makes relative paths mean what they meant where the command was typed, also under `bazel run`.
+// Makes relative paths relative to the folder in which the command was typed, also under `bazel run`.
 void enter_working_directory();
 
 // Runs `body`, waits for the other ranks if a Trainer has started some, and returns the exit code: 0; 2 after a
-// UsageError; 128 + the signal's number after an InterruptedError; that of the rank at fault after a DistributedError;
-// 1 after any other exception, of whatever type. What went wrong is printed to stderr, without a stack trace; with
-// several ranks it says which one it comes from.
+// UsageError; 128 + the signal's number after an InterruptedError; the exit code of the failed rank after a
+// DistributedError; 1 after any other exception, of any type. The error is printed to stderr without a stack trace,
+// and, with several ranks, with the rank that it comes from.
 int exit_code_of(const std::function<void()>& body);
 
-// The whole of a main():
+// A complete main():
 //   int main(int argc, char** argv) { return run_command_line(argc, argv, +[](MyOptions options) { ... }); }
 // with an options struct that has `void describe(FieldVisitor&)`.
 template <class Options>

@@ -19,7 +19,7 @@ namespace fulgur::internal {
 using torch::autograd::SavedVariable;
 using torch::autograd::SavedVariableHooks;
 
-// What autograd asks for a place to put a tensor.
+// Makes the hooks that autograd calls to save a tensor.
 class Packer {
  public:
   virtual ~Packer() = default;
@@ -28,10 +28,10 @@ class Packer {
 
 namespace {
 
-// Ends a replay that has computed all that was asked for. No std::exception, so that fn does not catch it by chance.
+// Ends a replay that has recomputed everything. Not a std::exception, so that fn does not catch it by chance.
 struct ReplayIsDone {};
 
-// What a tensor must be like at the second call too.
+// The properties that a tensor must have in the second call, too.
 struct Kind {
   c10::DimVector sizes;
   c10::ScalarType dtype;
@@ -57,11 +57,11 @@ struct Versioned {
   }
 };
 
-// What became of one tensor that autograd wanted to save.
+// A tensor that autograd saved in forward.
 struct Slot {
   Kind kind;
-  std::optional<Versioned> weight{};      // set if it is one: those stay in memory anyway
-  std::optional<Versioned> recomputed{};  // set between a replay and its use
+  std::optional<Versioned> weight{};      // set if the tensor is a weight, which stays in memory anyway
+  std::optional<Versioned> recomputed{};  // set from a replay until backward uses the tensor
 };
 
 bool is_weight(const at::Tensor& tensor) {
@@ -69,8 +69,8 @@ bool is_weight(const at::Tensor& tensor) {
   return owner.is_leaf() && owner.requires_grad();
 }
 
-// Autocast and random numbers, for the second call to find them as the first one did. Generators of other GPUs are left
-// alone: in a backward over several, each GPU has a thread, whose own replay may be drawing from them.
+// The state of autocast and random numbers in the first call, restored for the second. Generators of other GPUs are
+// left alone: in a backward over several GPUs, each has a thread, whose own replay may draw from its generator.
 class Surroundings {
  public:
   void enter(const std::function<void()>& body) const {
@@ -86,7 +86,7 @@ class Surroundings {
   const AutocastState cpu_ = AutocastState::now(c10::kCPU), cuda_ = AutocastState::now(c10::kCUDA);
 };
 
-// One call of checkpoint(). Owned by the graph that was recorded in it.
+// One call of checkpoint(). Ownership: the graph that the call recorded.
 class Region {
  public:
   Region(CheckpointRecording::Replay replay, const std::vector<at::Tensor>& inputs) : replay_(std::move(replay)) {
@@ -130,11 +130,11 @@ class Region {
   std::vector<SavedVariable> inputs_;
   Surroundings surroundings_;
   std::mutex mutex_;
-  std::vector<std::weak_ptr<Slot>> slots_;  // in the order of saving; a node of the graph that is done drops its own
-  size_t num_needed_ = 0;                   // the replay saves at least so many
+  std::vector<std::weak_ptr<Slot>> slots_;  // in the order of saving; a graph node drops its slots once it is done
+  size_t num_needed_ = 0;                   // slots that a replay fills before it ends
 };
 
-thread_local std::vector<Packer*> packers;  // the last one packs
+thread_local std::vector<Packer*> packers;  // the last one is in use
 
 class PackerScope {
  public:
@@ -144,7 +144,7 @@ class PackerScope {
   PackerScope& operator=(const PackerScope&) = delete;
 };
 
-// In forward: the tensor is not kept.
+// Used in forward: the tensor is not kept.
 class Recorder final : public Packer {
  public:
   Recorder(CheckpointRecording::Replay replay, const std::vector<at::Tensor>& inputs)
@@ -164,7 +164,7 @@ class Recorder final : public Packer {
   std::shared_ptr<Region> region_;
 };
 
-// In the replay: the region gets the tensor; it is also kept here, for an fn that itself runs a backward.
+// Used in a replay: passes the tensor to the region, and also keeps it, for an fn that itself runs a backward.
 class Replayer final : public Packer {
  public:
   explicit Replayer(Region& region) : region_(region) {}
@@ -212,7 +212,7 @@ void Region::replay() {
               "since?");
 }
 
-// An engine that asks the packers, which C++ can otherwise not be made to do.
+// An autograd engine that uses the packers: C++ has no other way to set default saved-tensor hooks.
 class Engine final : public torch::autograd::Engine {
  public:
   ~Engine() override { stop(); }

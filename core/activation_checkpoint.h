@@ -16,8 +16,9 @@ namespace internal {
 
 class Packer;
 
-// While it lives, what autograd saves in this thread is not kept, but computed again by `replay` when backward asks for
-// it. The inputs of a replay are kept by the same rules: in a recording within a recording they are computed again too.
+// For the lifetime of the object, tensors that autograd saves in this thread are not kept, but recomputed by `replay`
+// when backward needs them. The inputs of a replay follow the same rule: in a nested recording they are recomputed,
+// too.
 class CheckpointRecording {
  public:
   using Replay = std::function<void(const std::vector<at::Tensor>& inputs)>;
@@ -44,19 +45,19 @@ void visit_tensors(Other&, const Visit&) {}
 
 }  // namespace internal
 
-// Activation checkpointing: fn(inputs...), of which autograd keeps the inputs only. Backward calls fn a second time to
-// compute again what it needs: about a third more time for a fraction of the memory.
+// Activation checkpointing: fn(inputs...), of which autograd keeps only the inputs. Backward calls fn a second time to
+// recompute the tensors that it needs: about a third more time for a fraction of the memory.
 //   at::Tensor x = checkpoint([block](const at::Tensor& in) { return block->forward(in); }, x);
-// Gradients are those of fn(inputs...), bit for bit: random numbers (dropout) and autocast are at the second call as
-// they were at the first, hooks on a weight fire once, whether it is used elsewhere too or not, and regions may be
-// nested. Anything may be returned: a tensor, several, none.
-//   fn runs when this function has long returned: what it captures must still be there (capture by value; a module by
-//   shared_ptr or `this`). It must do the same both times; what it does besides (counting, BatchNorm's running
-//   statistics) happens twice. The second call ends, by an exception of a type of its own, as soon as all is there.
-//   Weights that it uses must not change before backward.
-// Inputs: a Tensor or std::vector<Tensor> each; arguments of other types are copied. Without gradients, just fn.
+// Gradients are those of fn(inputs...), bit for bit: random numbers (dropout) and autocast are the same in both calls,
+// hooks on a weight fire once, even if the weight is used elsewhere, too, and regions may be nested. Anything may be
+// returned: a tensor, several, none.
+//   fn runs again long after this function has returned: what it captures must still exist (capture by value; a module
+//   by shared_ptr or `this`). It must do the same both times; side effects (counting, BatchNorm's running statistics)
+//   happen twice. The second call is ended by an exception of a private type, as soon as everything is recomputed.
+//   Weights that fn uses must not change before backward.
+// Inputs: a Tensor or std::vector<Tensor> each; arguments of other types are copied. Without gradients, just calls fn.
 // Errors: backward throws c10::Error if fn saved something else the second time, or a weight has changed since.
-// Threading: any thread; backward may come on another one. Random numbers: the default generators only, and no other
+// Threading: any thread; backward may run on another one. Random numbers: the default generators only, and no other
 // thread may draw from them during backward.
 // Source: Chen et al. 2016, arXiv:1604.06174; the scheme is torch.utils.checkpoint's with use_reentrant=False. It
 // needs an autograd engine of our own, which the first call installs; not in a process that has loaded Python's torch.
@@ -65,7 +66,7 @@ std::invoke_result_t<Fn&, Inputs&...> checkpoint(Fn fn, Inputs... inputs) {
   if (!c10::GradMode::is_enabled()) return std::invoke(fn, inputs...);
   struct Call {
     Fn fn;
-    std::tuple<Inputs...> arguments;  // tensors are held elsewhere
+    std::tuple<Inputs...> arguments;  // without the tensors, which `replay` gets
   };
   const auto call = std::make_shared<Call>(Call{std::move(fn), std::tuple<Inputs...>(inputs...)});
   std::vector<at::Tensor> tensors;

@@ -20,7 +20,7 @@ AutocastState AutocastState::now(c10::DeviceType device_type) {
 
 AutocastScope::AutocastScope(const AutocastState& state)
     : before_(AutocastState::now(state.device_type)), other_dtype_(state.dtype != before_.dtype) {
-  if (other_dtype_) at::autocast::clear_cache();  // it does not know the types of what it keeps
+  if (other_dtype_) at::autocast::clear_cache();  // the cache does not know the types of its tensors
   set(state);
   at::autocast::increment_nesting();
 }

@@ -5,8 +5,8 @@
 
 namespace fulgur {
 
-// What autocast does, in this thread, with operations on a kind of device: where it is on, those that gain by it
-// compute in `dtype`.
+// The state of autocast in this thread for one device type: if enabled, the operations that gain by it compute in
+// `dtype`.
 struct AutocastState {
   c10::DeviceType device_type = c10::kCPU;
   bool enabled = false;
@@ -15,9 +15,9 @@ struct AutocastState {
   static AutocastState now(c10::DeviceType device_type);
 };
 
-// Autocast as given for as long as it lives, then as it was; the counterpart of Python's torch.autocast. The outermost
-// one drops, at its end, the cast weights that autocast keeps: an update inside leaves them stale, so that one must
-// span a forward pass and no step. Threading: of the thread that makes it, only.
+// Sets autocast for its lifetime and restores it afterwards, like Python's torch.autocast. At its end the outermost
+// scope drops the cast weights that autocast caches. An update within a scope leaves them stale, so that a scope must
+// span a forward pass and no step. Threading: affects only the thread that makes it.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state);

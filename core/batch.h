@@ -23,11 +23,11 @@ class Batch {
   using Entry = std::pair<std::string, at::Tensor>;
 
   Batch() = default;
-  Batch(std::initializer_list<Entry> entries);  // throws c10::ValueError if a name comes twice
-  explicit Batch(std::vector<Entry> entries);   // the same
+  Batch(std::initializer_list<Entry> entries);  // throws c10::ValueError for a duplicate name
+  explicit Batch(std::vector<Entry> entries);   // throws c10::ValueError for a duplicate name
 
-  // The same tensors, but `name` is `tensor`: in its place, or as the last one if there was none of that name.
-  // Throws c10::ValueError if the tensor is undefined.
+  // The same tensors, but `name` is `tensor`: replaced in place, or appended if the name is new. Throws
+  // c10::ValueError if the tensor is undefined.
   Batch with(std::string_view name, at::Tensor tensor) const;
 
   // Throws c10::IndexError that lists the names and the nearest one.
@@ -44,11 +44,11 @@ class Batch {
   // Dim 0 of the tensors that have one. Throws c10::ValueError, with the name, if they differ or if there are none.
   int64_t batch_size() const;
 
-  // The tensors on `device`; those that are there already are shared, not copied.
+  // The tensors on `device`; tensors that are there already are shared, not copied.
   Batch to(c10::Device device, bool non_blocking = false) const;
 
-  // The tensors in page-locked memory, from where a copy to a GPU can overlap. Needs an accelerator. A tensor that is
-  // on one already, or sparse, is shared as it is.
+  // The tensors in page-locked memory, from where a copy to a GPU can run in the background. Needs an accelerator. A
+  // sparse tensor, or one that is on an accelerator already, is shared as it is.
   Batch pin() const;
 
   // At most `parts` batches of equal size along dim 0, the last one shorter if it must be; views, not copies. 0-dim

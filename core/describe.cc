@@ -44,7 +44,7 @@ void check_number(const Field& field, Number value) {
   if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
 }
 
-// Errors of a TextField do not name the field.
+// Adds the name of the field to the errors of a TextField.
 template <class Call>
 void with_name(const Field& field, const Call& call) {
   try {

@@ -15,24 +15,24 @@
 
 namespace fulgur {
 
-// A setting that is written as text: "auto", "2", "0,1".
+// A field that is written as text: "auto", "2", "0,1".
 struct TextField {
   std::function<void(std::string_view)> set;  // throws UsageError
   std::function<std::string()> get;
-  std::function<void()> check{};  // throws UsageError if the value cannot be used; null: each can
+  std::function<void()> check{};  // throws UsageError if the value cannot be used; null: every value can
 };
 
-// An optional is unset by the word none.
+// The text "none" unsets an optional.
 using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextField, std::optional<bool>*,
                                 std::optional<int64_t>*, int*, float*>;
 
-// What is known of a field besides its value.
+// What is known about a field besides its value.
 struct Field {
   std::string_view name{};                                // as in the struct
-  std::string_view help{};                                // one clause; shapes and units here
+  std::string_view help{};                                // one clause, with shapes and units
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
-  std::vector<std::string> choices{};  // what a string may be (empty: anything); an enum's names, from its value 0 on
+  std::vector<std::string> choices{};  // values of a string (empty: any); an enum's names, from value 0 on
 };
 
 // Walks over the fields of an options struct. The struct names each field once:
@@ -40,9 +40,9 @@ struct Field {
 //     double lr = 1e-3;
 //     void describe(FieldVisitor& visit) { visit({.name = "lr", .help = "learning rate", .min = 0}, &lr); }
 //   };
-// and flags, --help and the checks of values all come from that. A field is a bool, an int, an int64_t, a float, a
+// Flags, --help and the checks of values all follow from describe. A field is a bool, an int, an int64_t, a float, a
 // double, a string, an optional bool or int64_t, an enum (its names are the field's choices), a vector of these (as
-// text with commas: "64,32"; min, max and choices are those of each element), or anything else that a TextField reads.
+// text with commas: "64,32"; min, max and choices apply to each element), or anything else that a TextField reads.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -56,7 +56,7 @@ class FieldVisitor {
 // Sets the field from text, such as a flag's. Throws UsageError: "lr: 'fast' is not a number".
 void set_field(const Field& field, const FieldValue& value, std::string_view text);
 
-std::string field_text(const FieldValue& value);  // the value as set_field takes it
+std::string field_text(const FieldValue& value);  // text that set_field accepts
 
 // Throws UsageError if the value is outside min and max or is not one of the choices.
 void check_field(const Field& field, const FieldValue& value);
@@ -66,11 +66,11 @@ namespace internal {
 template <class T>
 concept PlainField = std::constructible_from<FieldValue, T*>;
 
-// Errors of these do not name the field: whoever calls a TextField does.
-std::vector<std::string_view> split_at_commas(std::string_view text);  // an empty text has no part
+// Errors of these functions do not name the field: the caller of a TextField adds the name.
+std::vector<std::string_view> split_at_commas(std::string_view text);  // empty for an empty text
 size_t enum_value_of(const std::vector<std::string>& choices, std::string_view name);
 std::string enum_name_of(const std::vector<std::string>& choices, size_t value);
-Field element_of(const Field& field, const std::string& name);  // borrows the name
+Field element_of(const Field& field, const std::string& name);  // borrows `name`
 
 // An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
 std::string text_of_element(const Field& element, const FieldValue& value);

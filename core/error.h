@@ -7,9 +7,9 @@
 
 namespace fulgur {
 
-// A setting that cannot be used: an unknown name, a value out of range, options that contradict each other. The message
-// says what was asked, what was found and what to write instead. Thrown before training starts; a program that runs
-// through cli/ prints it and exits with code 2 (with 1 for every other error).
+// A setting that cannot be used: an unknown name, a value out of range, options that contradict each other. The
+// message says what was requested, what was found and what to write instead. Thrown before training starts; a program
+// that runs through cli/ prints it and exits with code 2 (with 1 for every other error).
 struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -31,18 +31,18 @@ struct InterruptedError : std::runtime_error {
       : std::runtime_error(message), signal(signal_number), exit_code(128 + signal_number) {}
 
   int signal;
-  int exit_code;  // as a shell has it
+  int exit_code;  // 128 + signal number, as in a shell
 };
 
-// Ranks could not work together: one died, threw, hangs or cannot be reached. The message names it and what it was
-// doing.
+// Ranks could not work together: one died, threw, hangs or cannot be reached. The message names the rank and what it
+// was doing.
 struct DistributedError : std::runtime_error {
   explicit DistributedError(const std::string& message, std::optional<int64_t> rank = std::nullopt, int code = 1)
       : std::runtime_error(message), failed_rank(rank), exit_code(code) {}
 
-  std::optional<int64_t> failed_rank;  // the rank at fault, where that is known
-  int exit_code;                       // of that rank if it has ended, so that the run ends with the same
-  bool rank_is_ending = false;         // that rank has reported its failure itself: it tidies up, and ends
+  std::optional<int64_t> failed_rank;  // the rank at fault; nullopt: not known
+  int exit_code;                       // the failed rank's exit code if it has ended; default 1
+  bool rank_is_ending = false;         // the failed rank has reported its failure, and is cleaning up
 };
 
 }  // namespace fulgur

@@ -25,8 +25,7 @@ class FieldWriter final : public FieldVisitor {
 
 }  // namespace internal
 
-// The fields of an options struct by name: numbers and truth values as such, everything else as text (of what is
-// unset: "none").
+// The fields of an options struct by name: numbers and booleans as such, everything else as text ("none" if unset).
 template <class Options>
 State fields_to_state(Options options) {
   internal::FieldReader reader;
@@ -34,8 +33,8 @@ State fields_to_state(Options options) {
   return reader.state;
 }
 
-// The other way round: fields that are not in `state` keep their values. Throws UsageError for a value that the field
-// cannot have, or a name that no field has, with the nearest one.
+// Sets the fields from `state`; fields that are not in `state` keep their values. Throws UsageError for a value that
+// the field cannot have, or a name that no field has, with the nearest one.
 template <class Options>
 void set_fields(Options& options, const State& state) {
   internal::FieldWriter writer(state);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPieceElements = 1 << 18;  // 2 MiB in fp64
 
-// linalg_vector_norm copies its tensor in fp64 before it adds.
+// linalg_vector_norm makes an fp64 copy of its tensor before it adds.
 at::Tensor norm_of_copy(const at::Tensor& tensor) {
   return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
 }
@@ -29,7 +29,7 @@ at::Tensor norm_by_pieces(const at::Tensor& tensor) {
 }
 
 // The norm of each tensor, in fp64, without a copy of a large one: a GPU has a kernel that adds in fp64 for many
-// tensors of one type at once, which the CPU has not.
+// tensors of one type at once, which the CPU does not have.
 std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> norms(tensors.size());
   std::map<c10::ScalarType, std::vector<size_t>> on_gpu;

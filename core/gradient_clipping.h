@@ -22,16 +22,16 @@ struct GradientClipping {
 // The joint L2 norm of the parameters' gradients: fp64, 0-dim, on the device of the first one. Sums are in fp64.
 at::Tensor gradient_norm(const std::vector<at::Tensor>& params);
 
-// The joint L2 norm of tensors, in the same way.
+// The joint L2 norm of tensors: fp64, 0-dim, on the device of the first one.
 at::Tensor joint_norm(const std::vector<at::Tensor>& tensors);
 
-// What gradients of this norm are multiplied by: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
+// The factor that clips gradients of this norm: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm);
 
-// Clips the gradients where they are. Parameters without a gradient are left out.
+// Clips the gradients in place. Parameters without a gradient are left out.
 void clip_gradients(const std::vector<at::Tensor>& params, const GradientClipping& clipping);
 
-// Multiplies the gradients where they are by a 0-dim tensor on their device.
+// Multiplies the gradients in place by a 0-dim tensor on their device.
 void scale_gradients(const std::vector<at::Tensor>& params, const at::Tensor& factor);
 
 }  // namespace fulgur

@@ -14,15 +14,15 @@
 
 namespace fulgur {
 
-// The part of one of several ranks.
+// The shard of one of several ranks.
 struct DataShard {
   int64_t rank = 0;
   int64_t world_size = 1;
-  bool even = false;  // every rank gets as many samples, for training; else none comes twice, for evaluation
+  bool even = false;  // same number of samples on each rank (training); false: no sample twice (evaluation)
 };
 
-// Hands out the batches of one epoch after the other. data/data_loader.h has the one most people use; derive from this
-// for data that comes from elsewhere.
+// Yields the batches of one epoch after the other. data/data_loader.h has the usual one; derive from Loader for data
+// from another source.
 // Threading: one thread at a time.
 class Loader {
  public:
@@ -38,7 +38,7 @@ class Loader {
   // Batches in an epoch; nullopt if that is not known in advance.
   virtual std::optional<int64_t> num_batches() const = 0;
 
-  // Goes on, just after begin_epoch, behind so many samples of this rank, as a resumed run does. A sample is what
+  // Skips `num_samples` samples of this rank, just after begin_epoch, as a resumed run does. A sample is what
   // batch_size() counts.
   virtual void skip(int64_t num_samples) {
     for (; num_samples > 0 && next(); num_samples -= batch_size()) {
@@ -46,16 +46,16 @@ class Loader {
   }
   virtual int64_t batch_size() const { return 1; }
 
-  // What the order of samples depends on beside the epoch, such as a seed.
+  // What the order of samples depends on in addition to the epoch, such as a seed.
   virtual State state() const { return {}; }
   virtual void load_state(const State&) {}
 
-  // From the next epoch on it hands out one rank's part, and num_batches() counts that. The Trainer says which. False:
-  // it does not know how, and hands out everything.
+  // From the next epoch on, yields only the given shard, and num_batches() counts the shard. The Trainer calls it.
+  // Returns false if the loader cannot be sharded and yields everything.
   virtual bool set_shard(const DataShard&) { return false; }
 };
 
-// The loaders of an evaluation: none, one, or several. Converts from what a user has at hand: `.val = loader`,
+// The loaders of an evaluation: none, one, or several. Converts from what a user writes: `.val = loader`,
 // `.val = {a, b}`, `return nullptr`.
 class LoaderList {
  public:

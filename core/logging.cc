@@ -13,7 +13,7 @@ namespace {
 std::atomic<int64_t> g_rank{0};
 std::atomic<int64_t> g_world_size{1};
 
-// What is to be called before each line.
+// The functions to call before each line.
 struct BeforeLines {
   std::mutex mutex{};
   std::vector<const std::function<void()>*> calls{};

@@ -10,14 +10,14 @@
 
 namespace fulgur {
 
-// Lines for people, on stderr: "[rank 1] warning: ...". The rank stands there only when there are several. A line is
-// written in one call, so that lines of several threads or processes do not mix.
-void set_log_rank(int64_t rank, int64_t world_size);  // of this process; default: rank 0 of 1
+// Lines for people, on stderr: "[rank 1] warning: ...". The rank is shown only if there are several. A line is written
+// in one call, so that lines of several threads or processes do not mix.
+void set_log_rank(int64_t rank, int64_t world_size);  // default: rank 0 of 1
 int64_t log_rank();
-std::string log_prefix();  // "[rank 1] ", or nothing where there is one rank
+std::string log_prefix();  // "[rank 1] "; empty if there is one rank
 
-// While it lives, `call` comes before every line: for what has drawn a line on the terminal that has no end yet, so
-// that the two do not mix. `call` may come from any thread, and must not log.
+// For the lifetime of the object, `call` runs before every log line: for an object that has an unfinished line on the
+// terminal, so that the two do not mix. `call` may run on any thread, and must not log.
 class ScopedBeforeLogLine {
  public:
   explicit ScopedBeforeLogLine(std::function<void()> call);

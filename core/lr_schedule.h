@@ -10,28 +10,28 @@
 
 namespace fulgur {
 
-// A scheduler at work on an optimizer: writes the learning rates of its groups.
+// Applies a scheduler to an optimizer: writes the learning rates of its parameter groups.
 // Ownership: borrows the optimizer.
 class LRSchedule {
  public:
   LRSchedule(LRSchedulerConfig config, Optimizer& optimizer);  // sets the learning rates of step 0
 
-  // Moves one step on. `metric` is for a scheduler that needs one: c10::ValueError without.
+  // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing.
   void step(std::optional<double> metric = std::nullopt);
 
   const LRSchedulerConfig& config() const { return config_; }
   const Optimizer& optimizer() const { return *optimizer_; }
-  int64_t num_steps() const { return num_steps_; }  // taken
+  int64_t num_steps() const { return num_steps_; }
 
   State state() const;
-  void load_state(const State& state);  // the learning rates are the optimizer's state
+  void load_state(const State& state);  // does not set learning rates: they are optimizer state
 
  private:
   void write_learning_rates();
 
   LRSchedulerConfig config_;
   Optimizer* optimizer_;
-  std::vector<double> initial_lrs_;  // of each group, also of one that was added later
+  std::vector<double> initial_lrs_;  // by parameter group; groups may be added later
   int64_t num_steps_ = 0;
 };
 

@@ -8,8 +8,8 @@
 
 namespace fulgur {
 
-// How a learning rate changes over a run: a function of the step, apart from ReduceLROnPlateau, which also looks at a
-// metric. optim/lr_schedulers.h has the ones to use.
+// How a learning rate changes over a run: a function of the step, except for ReduceLROnPlateau, which also reads a
+// metric. optim/lr_schedulers.h has the built-in schedulers.
 class LRScheduler {
  public:
   virtual ~LRScheduler() = default;
@@ -22,18 +22,18 @@ class LRScheduler {
   virtual bool needs_metric() const { return false; }
   virtual void observe(double /*metric*/) {}
 
-  // What is not a function of the step; empty for most.
+  // State that is not a function of the step; empty for most schedulers.
   virtual nlohmann::json state() const;
   virtual void load_state(const nlohmann::json& state);
 };
 
-// A scheduler and when it moves. Names and meanings are Lightning's.
+// A scheduler and when it steps. Names and meanings are Lightning's.
 struct LRSchedulerConfig {
   std::shared_ptr<LRScheduler> scheduler{};
-  std::string interval = "epoch";  // epoch or step (of the optimizer)
-  int64_t frequency = 1;           // moves every so many intervals
-  std::string monitor{};           // the logged metric that a scheduler which needs one looks at
-  bool strict = true;              // a monitor that nobody logged: true: an error; false: a warning, and no move
+  std::string interval = "epoch";  // epoch, or step: an optimizer step
+  int64_t frequency = 1;           // steps once every `frequency` intervals
+  std::string monitor{};           // the logged metric for a scheduler that needs one
+  bool strict = true;              // if the monitor was not logged: true: an error; false: a warning, and no step
   std::string name{};              // for logs
 };
 

@@ -39,9 +39,9 @@ std::shared_ptr<T> make_module(typename T::Options options) {
   return make_module<T, typename T::Options>(std::move(options));
 }
 
-// A Module together with what is known of its type: what Trainer's entry points take. Converts from any
+// A Module together with what is known about its type: the argument of Trainer's entry points. Converts from any
 // shared_ptr<T>. Throws UsageError if the pointer is null, or points to a base of an object that make_module did not
-// make: its hooks would be judged by the wrong type.
+// make: the overridden hooks would be those of the wrong type.
 class ModuleHandle {
  public:
   template <std::derived_from<Module> T>

@@ -11,8 +11,8 @@
 
 namespace fulgur {
 
-// What a Module with automatic_optimization = false drives itself. The Trainer's implementation goes through the
-// strategy and fires the hooks; optimizers are numbered as configure_optimizers returned them.
+// The operations that a Module with automatic_optimization = false calls itself. The Trainer's implementation goes
+// through the strategy and fires the hooks; optimizers are numbered as configure_optimizers returned them.
 class ManualOptimization {
  public:
   virtual ~ManualOptimization() = default;
@@ -37,13 +37,13 @@ class ManualOptimizer {
   size_t index_;
 };
 
-// While it lives, parameters that belong only to other optimizers do not require gradients: a GAN's generator step then
-// computes none for the discriminator. requires_grad is afterwards as it was.
+// For the lifetime of the object, parameters that belong only to other optimizers do not require gradients, so that a
+// GAN's generator step computes none for the discriminator. Afterwards requires_grad is restored.
 class ToggledOptimizer {
  public:
   ToggledOptimizer(const Optimizers& optimizers, size_t index);
   ~ToggledOptimizer();
-  ToggledOptimizer(ToggledOptimizer&&) noexcept = default;  // the other one then does nothing when it goes
+  ToggledOptimizer(ToggledOptimizer&&) noexcept = default;  // the moved-from object does nothing in its destructor
   ToggledOptimizer& operator=(ToggledOptimizer&&) = delete;
 
  private:

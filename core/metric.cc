@@ -10,7 +10,7 @@ namespace fulgur {
 namespace {
 
 bool has_shape_of(const MetricState& state, const at::Tensor& value) {
-  const size_t fixed_from = state.combine == Combine::sum ? 0 : 1;  // what follows must have one size
+  const size_t fixed_from = state.combine == Combine::sum ? 0 : 1;  // the dims from here on must be equal
   return value.dim() == state.value.dim() && value.sizes().slice(fixed_from) == state.value.sizes().slice(fixed_from);
 }
 
@@ -45,8 +45,8 @@ void Metric::set_states(const MetricStates& states) {
   for (size_t i = 0; i < states.size(); ++i) parts_[i] = {states[i].value.clone()};
 }
 
-// Sums are not added to in place: copies of the metric share them, and one that was made in inference mode could not be
-// written to later.
+// Sums are not added to in place: copies of the metric share the tensors, and a tensor that was made in inference mode
+// cannot be written to later.
 void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
   check_amounts(amounts);
   for (size_t i = 0; i < initial_.size(); ++i) {

@@ -11,13 +11,13 @@
 
 namespace fulgur {
 
-// How the states of several ranks become the state of all samples.
+// How the states of several ranks are combined into the state of all samples.
 enum class Combine {
   sum,
   concatenate,  // along dim 0, in any order; sizes may differ
 };
 
-// One tensor of what a metric remembers.
+// One tensor of a metric's state.
 struct MetricState {
   std::string name;
   at::Tensor value;
@@ -25,18 +25,19 @@ struct MetricState {
 };
 using MetricStates = std::vector<MetricState>;
 
-// A value over many batches, such as accuracy: update() adds a batch, compute() gives the value of all since reset().
-// update() differs from metric to metric and stands in each class.
+// A value over many batches, such as accuracy: update() adds a batch, compute() returns the value over all batches
+// since reset(). Each class declares its own update().
 //   metrics::Accuracy accuracy({.num_classes = 10});
 //   for (const Batch& batch : loader) accuracy.update(model(batch["image"]), batch["label"]);
 //   accuracy.compute().item<double>();
 //   accuracy.reset();
-// Over ranks: each takes states(), combines them with the others' and asks for the value of that. The metric's own
-// state stays as it was, so a rank can go on with update(); combining twice counts nothing twice.
+// Over ranks: each rank takes states(), combines them with the states of the other ranks and computes the value of the
+// result. The metric's own state does not change, so that a rank can continue with update(); combining twice counts
+// nothing twice.
 //   metric.compute(combined(gathered_states));
 // Neither update() nor compute() waits for an accelerator: the state lives where the updates' tensors are (a metric
 // without updates: on the CPU), and the value is a tensor there. Counts are int64, sums and values float64.
-// One of your own names its states, says what a batch adds to them, and makes the value of them:
+// A metric of your own names its states, adds a batch to them, and computes the value from them:
 //   class MeanError final : public Metric {
 //    public:
 //     MeanError() : Metric("MeanError", {{"sum", at::zeros({}, at::kDouble)}, {"count", at::zeros({}, at::kLong)}}) {}
@@ -58,16 +59,16 @@ class Metric {
   void reset();                                             // forgets every update
 
   MetricStates states() const;                  // copies; always the same names, order and dtypes
-  void set_states(const MetricStates& states);  // go on from there, as when a run is resumed
+  void set_states(const MetricStates& states);  // replaces the metric's own states, as when a run resumes
 
  protected:
-  // `initial`: the states without any sample, on the CPU. A state to be concatenated has 0 rows.
+  // `initial`: the states without any sample, on the CPU. A state that is concatenated has 0 rows.
   Metric(std::string_view name, MetricStates initial);
   Metric(const Metric&) = default;
   Metric& operator=(const Metric&) = default;
 
-  // What a batch adds: one tensor per state, in the order of `initial` and of the same shapes, but for dim 0 of what is
-  // concatenated. Another dtype is converted. Throws c10::ValueError, before anything is added.
+  // Adds a batch: one tensor per state, in the order of `initial` and of the same shapes, except for dim 0 of states
+  // that are concatenated. Other dtypes are converted. Throws c10::ValueError, before anything is added.
   void accumulate(std::initializer_list<at::Tensor> amounts);
   // The metric's value, given one tensor per state. Called with gradients off.
   virtual at::Tensor value_of(std::span<const at::Tensor> states) const = 0;
@@ -80,7 +81,7 @@ class Metric {
 
   std::string name_;
   MetricStates initial_;
-  std::vector<std::vector<at::Tensor>> parts_;  // [state]: nothing yet, the sum, or what is to be concatenated
+  std::vector<std::vector<at::Tensor>> parts_;  // by state: empty, the sum, or the tensors to concatenate
 };
 
 // The states of all ranks, given each rank's states(): summed or concatenated, on the first rank's device.

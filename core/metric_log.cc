@@ -109,7 +109,7 @@ MetricLog::Scalar MetricLog::Scalar::saved(const State& state, const std::string
   if (tensor.numel() != 1) {
     throw CheckpointError(fmt::format("'{}' is one number, but has {} elements here", name, tensor.numel()));
   }
-  // A checkpoint's tensors are on the CPU; as a number it goes to where the next value is.
+  // A checkpoint's tensors are on the CPU; a number can be added to a value on any device.
   if (tensor.is_cpu()) return {.host = tensor.item().toDouble()};
   return {.device = tensor};
 }
@@ -265,21 +265,21 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
       if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value().read();
     }
     if (!*entry.options.on_epoch) continue;
-    if (entry.metrics.empty() && !entry.resumed.empty()) continue;  // of a Metric that nobody knows yet
+    if (entry.metrics.empty() && !entry.resumed.empty()) continue;  // a Metric that was not logged since load_state()
     const double value = entry.metrics.empty() ? entry.epoch_value() : entry.metric_value(ranks);
     callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = value;
     if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = value;
     epoch_metrics_[entry.epoch_name()] = value;
     if (entry.options.logger) for_loggers[entry.epoch_name()] = logged_metrics_[entry.epoch_name()] = value;
   }
-  for (const Entry& entry : table(stage).entries) {  // only now: one metric may stand under several names
+  for (const Entry& entry : table(stage).entries) {  // only now: one metric may be logged under several names
     for (Metric* metric : entry.metrics) metric->reset();
   }
   table(stage).entries.clear();
   return for_loggers;
 }
 
-// Throws on every rank if they did not log the same.
+// Throws on every rank if the ranks did not log the same names.
 void MetricLog::check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const {
   std::vector<std::string> logged;
   for (const Entry& entry : entries) {
@@ -328,7 +328,7 @@ void MetricLog::log(std::string_view name, const at::Tensor& value, const LogOpt
                     "') takes a number or a tensor of one element; got ",
                     value.defined() ? c10::str("a tensor of shape ", value.sizes()) : "an undefined tensor",
                     "; log its mean() or sum()");
-  if (!value.is_cpu()) {  // a copy: the caller may go on to change it
+  if (!value.is_cpu()) {  // a copy, since the caller may change the tensor later
     return record(name, {.device = value.detach().reshape({}).to(at::kDouble, /*non_blocking=*/false, /*copy=*/true)},
                   options);
   }
@@ -476,7 +476,7 @@ Metrics MetricLog::callback_metrics() const {
   for (const Entry& entry : table(Stage::train).entries) {
     if (entry.step_count > 0) steps[entry.name] = steps[entry.step_name()] = entry.step_value().read();
   }
-  if (stage_ != Stage::train) {  // of a name that training shares with validation, the stage that runs has the value
+  if (stage_ != Stage::train) {  // names that training shares with validation show the value of the running stage
     known.merge(steps);
     return known;
   }

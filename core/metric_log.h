@@ -27,17 +27,17 @@ using Metrics = std::map<std::string, double, std::less<>>;
 struct LogOptions {
   bool prog_bar = false;                  // show it in the progress line
   bool logger = true;                     // send it to loggers (callbacks that take on_metrics)
-  std::optional<bool> on_step{};          // keep each step's value; default: true in a training step, else false
-  std::optional<bool> on_epoch{};         // reduce over the epoch; default: false in a training step, else true
-  Reduction reduce_fx = Reduction::mean;  // over the epoch; the mean is weighted by batch_size
+  std::optional<bool> on_step{};          // keep each step's value; default: true in a training step, otherwise false
+  std::optional<bool> on_epoch{};         // reduce over the epoch; default: false in a training step, otherwise true
+  Reduction reduce_fx = Reduction::mean;  // over the epoch; a mean is weighted by batch_size
   std::optional<int64_t> batch_size{};    // weight of this value in the mean; default: the batch's size
   bool sync_dist = true;                  // reduce the epoch's value over all ranks; false: each rank keeps its own
-  bool add_dataloader_idx = true;         // of several evaluation loaders: append /dataloader_idx_N to the name
+  bool add_dataloader_idx = true;         // append /dataloader_idx_N if there are several evaluation loaders
   bool operator==(const LogOptions&) const = default;
 };
 
-// Collects what a run logs. A value on an accelerator stays there, unread, until somebody asks for a number; so logging
-// never makes the device wait.
+// Collects what a run logs. A value on an accelerator stays there until a number is read, so that logging never waits
+// for the device.
 //   The same name with on_step and on_epoch becomes name_step and name_epoch for loggers; readers of callback_metrics()
 //   find the plain name too (the epoch's value once there is one). The same name in two hooks is two values.
 //   Where gradients are accumulated, the value of a step is the mean over its micro-batches.
@@ -45,49 +45,52 @@ struct LogOptions {
 class MetricLog {
  public:
   // The loops call these.
-  void begin_epoch(Stage stage);                          // forgets what that stage logged and did not reduce
-  void begin_step(Stage stage) { ++table(stage).step; }   // on_step values belong to a new optimizer step
-  void enter(Stage stage, const Hook& hook);              // what runs from now on
-  const Hook& hook() const { return *hook_; }             // what runs now
-  void set_batch(const Batch* batch) { batch_ = batch; }  // gives means their weight; borrowed until the next call
-  const Batch* batch() const { return batch_; }           // the running one; null: there is none
-  void set_dataloader(std::optional<int64_t> idx);        // of several evaluation loaders; nullopt: there is one
+  void begin_epoch(Stage stage);                         // drops values of the stage that are not reduced yet
+  void begin_step(Stage stage) { ++table(stage).step; }  // on_step values belong to a new optimizer step
+  void enter(Stage stage, const Hook& hook);             // sets the running stage and hook
+  const Hook& hook() const { return *hook_; }
+  void set_batch(const Batch* batch) { batch_ = batch; }  // for the weight of means; borrowed until the next call
+  const Batch* batch() const { return batch_; }           // null: no batch is running
+  void set_dataloader(std::optional<int64_t> idx);        // nullopt: at most one evaluation loader
   std::optional<int64_t> dataloader() const { return dataloader_idx_; }
   Metrics take_step_metrics();  // the running stage's step values, for loggers
 
-  // Reduces what the stage logged for its epoch; returns that for loggers. Called before the hooks of the epoch's end,
-  // so that they can read it, and again after them, for what they logged. Null: there is one rank.
+  // Reduces what the stage logged for its epoch; returns the values for loggers. Called before the epoch-end hooks, so
+  // that the hooks can read the values, and again afterwards, for what the hooks logged. `ranks`: null if there is one
+  // rank.
   Metrics end_epoch(Stage stage, Ranks* ranks = nullptr);
 
-  // Throws c10::ValueError if the hook forbids it, the value has more than one element, the name carries a loader's
-  // suffix, the batch's size is needed and unknown, or the name was logged in this hook and epoch with other options.
+  // Throws c10::ValueError if the hook forbids logging, the value has more than one element, the name carries a
+  // loader's suffix, the batch's size is needed and unknown, or the name was logged in this hook and epoch with other
+  // options.
   void log(std::string_view name, const at::Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
 
-  // A stateful metric of a single value: its compute() at the end of the epoch, over all ranks, then reset(). Borrowed
-  // until then. Update it yourself. on_step and reduce_fx do not apply.
+  // A stateful metric of a single value: logs compute() over all ranks at the end of the epoch, then calls reset().
+  // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply.
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
-  // For replicas of a module, each of which takes a part of the running batch, in a thread of its own: each logs into a
-  // MetricLog of its own, begun as a part of this one (forgetting what it had), and then they are added to this one, in
-  // the order given, as if the whole batch had been logged: means weighted by batch_size, on_step too, sums summed, and
-  // of a Metric the states of all that ever logged it by that name. `part` of the batch is borrowed until then.
+  // For replicas of a module, each of which runs a part of the batch in a thread of its own and logs into a MetricLog
+  // of its own. begin_part clears that log and gives it the hook of `whole`; add_parts adds the logs to this one, in
+  // the given order, as if the whole batch had been logged: means, also of on_step, weighted by batch_size, sums
+  // summed, and a Metric over the states of all replicas that ever logged that name. `part` of the batch is borrowed
+  // until then.
   void begin_part(const MetricLog& whole, const Batch& part);
   void add_parts(std::span<const MetricLog* const> parts);
 
-  // What this rank has collected; afterwards as if all of it had been logged. Of a Metric the state of the checkpoint
-  // is added when it is logged next.
+  // The values that this rank has collected. load_state() acts as if they had been logged; the saved state of a Metric
+  // is added when the Metric is logged next.
   State state() const;
   void load_state(const State& state);
 
-  // Reading makes numbers of device values, and so waits for the device.
-  Metrics callback_metrics() const;      // everything known: the last epochs' values, and this step's while training
-  Metrics progress_bar_metrics() const;  // those logged with prog_bar
-  const Metrics& logged_metrics() const { return logged_metrics_; }  // what loggers were sent, the last value of each
-  const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced since a stage, of whatever kind, began
+  // Reading copies values to the host, and so waits for the device.
+  Metrics callback_metrics() const;      // all values: of the last epochs, and while training of this step
+  Metrics progress_bar_metrics() const;  // values logged with prog_bar
+  const Metrics& logged_metrics() const { return logged_metrics_; }  // the last value of each name that loggers got
+  const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced since begin_epoch() of any stage
 
  private:
-  // One number on its way to being read: on the host, or still on a device.
+  // One number, on the host or still on a device.
   struct Scalar {
     double host = 0.0;
     at::Tensor device{};  // 0-dim, detached; undefined for a host number
@@ -101,16 +104,16 @@ class MetricLog {
   struct Entry {
     std::string_view hook{};
     std::string name{};     // as in log(), with the loader's suffix
-    size_t given_size = 0;  // of the name without it
+    size_t given_size = 0;  // length of the name without the suffix
     std::optional<int64_t> dataloader_idx{};
     LogOptions options{};            // on_step and on_epoch filled in
-    int64_t step = -1;               // in which it was logged last
-    Scalar step_sum{};               // of that step's micro-batches
-    int64_t step_count = 0;          // how many
+    int64_t step = -1;               // the step of the last log(); -1: none
+    Scalar step_sum{};               // sum over the micro-batches of `step`
+    int64_t step_count = 0;          // number of values in step_sum
     Scalar reduced{};                // sum of weighted values, or sum, min, max
     double weight = 0.0;             // sum of weights, for the mean
-    std::vector<Metric*> metrics{};  // of each replica; if there are any, `reduced` is unused
-    State resumed{};                 // of a Metric that was not logged since load_state()
+    std::vector<Metric*> metrics{};  // by replica; unless empty, `reduced` is unused
+    State resumed{};                 // loaded state of a Metric that was not logged since
     std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
     Scalar step_value() const;
     double epoch_value() const;
@@ -133,7 +136,7 @@ class MetricLog {
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options);
   double weight_of(std::string_view name, const LogOptions& options) const;
-  const Entry* find(const Entry& like) const;  // of the same name, hook and loader
+  const Entry* find(const Entry& like) const;  // by name, hook and loader; null: none
   std::optional<Scalar> step_value_of_parts(const Entry& entry, std::span<const MetricLog* const> parts) const;
   void check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const;
   void reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) const;
@@ -150,7 +153,7 @@ class MetricLog {
   Metrics progress_bar_metrics_;
   Metrics logged_metrics_;
   Metrics epoch_metrics_;
-  std::set<std::string, std::less<>> hook_names_;  // of resumed entries
+  std::set<std::string, std::less<>> hook_names_;  // owns the hook names of resumed entries
 };
 
 }  // namespace fulgur

@@ -23,7 +23,7 @@
 
 namespace fulgur {
 
-// Which of the hooks that decide how a run goes a Module type overrides. overridden_hooks<T>()
+// Which hooks a Module type overrides, of those that the course of a run depends on. overridden_hooks<T>()
 // (core/overridden_hooks.h) finds out at compile time.
 struct OverriddenHooks {
   bool training_step = false;
@@ -37,25 +37,26 @@ struct OverriddenHooks {
   bool configure_gradient_clipping = false;
 };
 
-// What a Module reaches of the run that it is in. All outlive the run.
+// What a Module can access of the run that it is in. All pointers outlive the run.
 struct RunLink {
   const RunState* state = nullptr;
   MetricLog* metrics = nullptr;  // null in barebones mode: log() does nothing
   ManualOptimization* manual_optimization = nullptr;
-  GradientClipping clipping{};  // the Trainer's
+  GradientClipping clipping{};  // as set in TrainerOptions
   TrainerControl* trainer = nullptr;
   c10::Device device = c10::kCPU;  // where the module's steps run
 };
 
 // The user's model: a torch::nn::Module that also says what a step does and how it is optimised. The Trainer does the
-// rest, whatever the strategy.
+// rest, with any strategy.
 //   struct Net : Module {
 //     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override { return loss(batch); }
 //     Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
 //   };
-// Hooks stand in the order in which they fire (Lightning's); see core/callback.h for who comes first.
-// Ownership: held by shared_ptr (make_module), as torch asks of its modules.
-// Threading: strategies call the steps, one thread per replica; all other hooks come on the training thread.
+// Hooks are declared in the order in which they fire (Lightning's); core/callback.h has the order of callbacks and
+// Module.
+// Ownership: held by shared_ptr (make_module), as torch requires of its modules.
+// Threading: strategies call the steps, one thread per replica; all other hooks run on the training thread.
 class Module : public torch::nn::Module {
  public:
   virtual void prepare_data() {}  // download, unpack: once per machine
@@ -63,16 +64,16 @@ class Module : public torch::nn::Module {
   virtual void configure_model() {}  // builds what is too big for the constructor; every entry point calls it
   virtual Optimizers configure_optimizers();
 
-  // Callbacks of this run; each replaces those of its type that the Trainer has.
+  // Callbacks of this run; each replaces the Trainer's callbacks of the same type.
   virtual std::vector<std::shared_ptr<Callback>> configure_callbacks() { return {}; }
 
   virtual void on_fit_start() {}
   virtual void on_train_start() {}
   virtual void on_train_epoch_start() {}
 
-  // On the way of every batch, of all stages, to the device.
+  // Called for every batch of every stage, before and after it moves to the device.
   virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
-  // The default copies to a GPU from pinned memory, for which the host does not wait.
+  // The default copies to a GPU from pinned memory, without waiting for the copy.
   virtual Batch transfer_batch_to_device(const Batch& batch, c10::Device device) {
     return device.is_cpu() ? batch.to(device) : batch.pin().to(device, /*non_blocking=*/true);
   }
@@ -81,25 +82,25 @@ class Module : public torch::nn::Module {
   virtual BatchAction on_train_batch_start(const Batch&, int64_t /*batch_idx*/) { return BatchAction::run; }
 
   // Returns the loss, a tensor of one element that backward can start from. An undefined tensor skips the batch: no
-  // backward, no optimizer step. In manual optimisation what it returns is only shown to on_train_batch_end.
+  // backward, no optimizer step. In manual optimisation the result is only passed to on_train_batch_end.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx);
 
   virtual void on_before_zero_grad() {}
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
   virtual void backward(const at::Tensor& loss) { loss.backward(); }
-  virtual void on_after_backward() {}  // gradients are those of this rank
+  virtual void on_after_backward() {}  // gradients of this rank only
 
   // The gradients are those of the mean loss over the micro-batches, not yet clipped.
   virtual void on_before_optimizer_step(Optimizer&) {}
 
-  // Override it to clip in a way of your own, by clip_gradients() or by hand.
+  // Override to clip in another way, by clip_gradients() or by hand.
   virtual void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping);
 
-  // Override it to do something around the update, or to leave it out by not calling `step`: then it counts as no step,
-  // and no schedule moves.
+  // Override to do something around the update, or to skip the update by not calling `step`: then no step is counted,
+  // and no schedule advances.
   virtual void optimizer_step(Optimizer&, const std::function<void()>& step) { step(); }
 
-  // Moves a schedule that the Trainer steps. `metric` is its monitored one.
+  // Advances a schedule that the Trainer steps. `metric` is the value of the schedule's monitor.
   virtual void lr_scheduler_step(LRSchedule& schedule, std::optional<double> metric) { schedule.step(metric); }
 
   virtual void on_train_batch_end(const at::Tensor& /*loss, detached; undefined if skipped*/, const Batch&,
@@ -115,7 +116,7 @@ class Module : public torch::nn::Module {
   virtual void on_validation_batch_end(const Batch&, int64_t /*batch_idx*/) {}
   virtual void on_validation_epoch_end() {}
   virtual void on_validation_end() {}
-  virtual void on_validation_model_train() {}  // the mode of every submodule is as it was before
+  virtual void on_validation_model_train() {}  // the modes of all submodules are restored by now
 
   virtual void on_train_epoch_end() {}
   virtual void on_train_end() {}
@@ -143,12 +144,12 @@ class Module : public torch::nn::Module {
 
   virtual void teardown(EntryPoint) {}
 
-  // What a checkpoint keeps of the module beside parameters and buffers: `state.set("vocabulary", text)`.
+  // What a checkpoint keeps of the module in addition to parameters and buffers: `state.set("vocabulary", text)`.
   virtual void on_save_checkpoint(State&) {}
   virtual void on_load_checkpoint(const State&) {}  // before on_fit_start
 
-  // Keeps the fields of an options struct in every checkpoint, so that load_hyper_parameters can say what the module
-  // was made with, and Lightning's load_from_checkpoint too. For the constructor; of several calls the last counts.
+  // Keeps the fields of an options struct in every checkpoint, from where load_hyper_parameters and Lightning's
+  // load_from_checkpoint read them. Called in the constructor; the last of several calls counts.
   template <class Options>
   void save_hyper_parameters(const Options& options) {
     hyper_parameters_ = fields_to_state(options);
@@ -156,7 +157,7 @@ class Module : public torch::nn::Module {
   const State& hyper_parameters() const { return hyper_parameters_; }
 
   // Logs a number, a tensor of one element, or a stateful metric: `log("val_acc", accuracy, {.prog_bar = true})`.
-  // Defaults depend on the hook: core/metric_log.h. Outside a run it warns, once, and does nothing. (It hides ::log:
+  // Defaults depend on the hook: core/metric_log.h. Outside a run, log() warns once and does nothing. (It hides ::log:
   // write std::log.)
   void log(std::string_view name, const at::Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
@@ -167,14 +168,14 @@ class Module : public torch::nn::Module {
   int64_t global_step() const { return run_state().global_step; }
   int64_t dataloader_idx() const { return run_state().dataloader_idx; }
 
-  // This process among those that train together, and the device that steps run on; outside a run rank 0 of 1, on the
+  // The rank of this process, the number of ranks, and the device that steps run on; outside a run rank 0 of 1, on the
   // CPU.
   int64_t global_rank() const;
   int64_t world_size() const;
   bool is_global_zero() const { return global_rank() == 0; }
   c10::Device device() const { return link_.device; }
 
-  // TrainerControl (core/callback.h) says what these do. Both throw c10::Error outside a run.
+  // As in TrainerControl (core/callback.h). Both throw c10::Error outside a run.
   void request_stop(std::string_view reason);
   at::Tensor all_gather(const at::Tensor& tensor);
 
@@ -183,7 +184,7 @@ class Module : public torch::nn::Module {
   // outside fit.
   const Optimizers& optimizers() const;
 
-  // Manual optimisation: set automatic_optimization to false in the constructor, and training_step drives everything.
+  // Manual optimisation: set automatic_optimization to false in the constructor, and training_step does everything.
   //   at::Tensor training_step(const Batch& batch, int64_t) override {
   //     const auto guard = toggle_optimizer(0);
   //     auto opt = optimizer(0);
@@ -197,20 +198,20 @@ class Module : public torch::nn::Module {
   ManualOptimizer optimizer(size_t index = 0);
   void manual_backward(const at::Tensor& loss);
   ToggledOptimizer toggle_optimizer(size_t index);
-  LRSchedule& lr_scheduler(size_t index = 0);  // step() it when you want to
+  LRSchedule& lr_scheduler(size_t index = 0);  // call step() at any time
 
   // For configure_gradient_clipping. Throws c10::ValueError if the Trainer clips by other values.
   void clip_gradients(Optimizer& optimizer, const GradientClipping& clipping);
 
-  // The name of the type, for messages: torch's, without the namespaces that have no name.
+  // The name of the type, for messages: torch's, without anonymous namespaces.
   std::string name() const;
 
-  // For the Trainer: what log() and the rest above lead to while a run lasts.
+  // For the Trainer: connects log() and the functions above to a run.
   void attach(const RunLink& link) { link_ = link; }
 
   // For strategies with replicas.
   const RunLink& link() const { return link_; }
-  std::shared_ptr<Module> make_another() const;  // see make_module; throws UsageError if that does not know how
+  std::shared_ptr<Module> make_another() const;  // see make_module; throws UsageError if it cannot
 
  private:
   template <class T, class... Args>
@@ -221,11 +222,11 @@ class Module : public torch::nn::Module {
   ManualOptimization& manual_optimization(std::string_view caller) const;
   TrainerControl& trainer(std::string_view caller) const;
 
-  std::optional<OverriddenHooks> overridden_hooks_{};        // known to make_module
-  std::function<std::shared_ptr<Module>()> make_another_{};  // the same type from the same arguments; for replicas
+  std::optional<OverriddenHooks> overridden_hooks_{};        // nullopt: not made by make_module
+  std::function<std::shared_ptr<Module>()> make_another_{};  // same type, same arguments; for replicas
   RunLink link_;
   State hyper_parameters_;
-  bool warned_of_log_ = false;  // that it does nothing
+  bool warned_of_log_ = false;  // log() outside a run does nothing
 };
 
 }  // namespace fulgur

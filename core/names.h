@@ -11,10 +11,10 @@ namespace fulgur {
 std::string canonical_name(std::string_view name);
 
 // The known name that `asked` was probably meant to be: the one with the smallest edit distance, if at most a third of
-// the letters (at least one) differ; else one that contains it (epochs -> max_epochs).
+// the letters (at least one) differ; otherwise a name that contains `asked` (epochs -> max_epochs).
 std::optional<std::string> nearest_name(std::string_view asked, std::span<const std::string> known);
 
-// "unknown strategy 'dpp'; did you mean 'ddp'? known: ddp, single_device"
+// A message such as "unknown strategy 'dpp'; did you mean 'ddp'? known: ddp, single_device".
 std::string unknown_name_message(std::string_view kind, std::string_view asked, std::span<const std::string> known);
 
 }  // namespace fulgur

@@ -19,7 +19,7 @@
 
 namespace fulgur {
 
-// Parameters that share hyper-parameters. What is unset is the optimizer's own setting.
+// Parameters that share hyper-parameters. An unset value is the optimizer's default.
 struct ParamGroup {
   std::vector<at::Tensor> params{};
   std::optional<double> lr{};
@@ -28,25 +28,24 @@ struct ParamGroup {
 
 std::vector<ParamGroup> one_group(std::vector<at::Tensor> params);
 
-// What becomes of the gradients inside the update, so that no pass of its own is needed.
+// Changes to the gradients that are made within the update, which saves a separate pass.
 struct GradientTransform {
   at::Tensor factor{};                 // 0-dim, fp64, on the parameters' device; undefined: 1
   std::optional<double> clip_value{};  // after the factor: each element is cut to [-clip_value, clip_value]
 };
 
-// Computes the loss anew and its gradients; returns the loss, detached.
+// Recomputes the loss and its gradients; returns the loss, detached.
 using Closure = std::function<at::Tensor()>;
 
-// What an optimizer keeps of a parameter, or of a part of it, from update to update. Before the first there are no
-// tensors.
+// The state of an optimizer for a parameter, or for a part of one. Before the first update there are no tensors.
 struct ParameterState {
   int64_t num_updates = 0;
-  std::map<std::string, at::Tensor, std::less<>> tensors{};  // by torch's names; "master": the fp32 of 16 bits
+  std::map<std::string, at::Tensor, std::less<>> tensors{};  // by torch's names; "master": fp32 copy of a 16-bit one
 
-  const at::Tensor& tensor(std::string_view name) const;  // throws CheckpointError if there is none of that name
+  const at::Tensor& tensor(std::string_view name) const;  // throws CheckpointError if there is none
 };
 
-// Updates parameters from their gradients. optim/ has the ones to use.
+// Updates parameters from their gradients. optim/ has the built-in optimizers.
 // Ownership: holds handles to the parameters, owns its state. Threading: one thread at a time.
 class Optimizer {
  public:
@@ -67,57 +66,57 @@ class Optimizer {
   // Adds parameters in the middle of a run, such as those of a layer that is trained from now on. Errors as above.
   virtual void add_param_group(ParamGroup group);
 
-  // One update. A parameter without a gradient is left alone: no decay, no step. The gradients may be changed by it.
+  // One update. A parameter without a gradient is left alone: no decay, no step. The update may change the gradients.
   virtual void step(const GradientTransform& transform) = 0;
   void step() { step(GradientTransform{}); }
 
-  // True for one that evaluates the loss several times in a step (LBFGS): then step(closure) is called instead.
+  // True if the optimizer evaluates the loss several times in a step (LBFGS): then step(closure) is called instead.
   virtual bool needs_closure() const { return false; }
   virtual void step(const Closure& closure);
 
-  // True if what becomes of an element depends on that element's gradient and state alone, so that the update may run
-  // on any slice of a parameter. One that needs whole tensors, for their norms say, is refused where parameters are
-  // sharded.
+  // True if the update of an element depends only on its own gradient and state, so that the update may run on any
+  // slice of a parameter. An optimizer that needs whole tensors, for example for norms, is refused where parameters
+  // are sharded.
   virtual bool element_wise() const { return false; }
 
-  // How many numbers of state it keeps for each element of a parameter, in fp32 (fp64 for parameters of that); unset:
-  // not known.
+  // How many numbers of state the optimizer keeps for each element of a parameter, in fp32 (fp64 for fp64 parameters);
+  // nullopt: not known.
   virtual std::optional<int64_t> state_numbers() const { return std::nullopt; }
 
-  // What it keeps of one parameter: the memory itself, in tensors of the parameter's shape and strides. And to go on
-  // from such a state, which is copied; throws CheckpointError if it is another optimizer's.
+  // The state of one parameter: the memory itself, in tensors of the parameter's shape and strides.
+  // load_parameter_state copies such a state; throws CheckpointError if it belongs to another optimizer.
   virtual ParameterState parameter_state(size_t /*group*/, size_t /*index*/) { return {}; }
   virtual void load_parameter_state(size_t /*group*/, size_t /*index*/, const ParameterState&) {}
 
-  // What else it keeps; lr and weight_decay of its groups are not part of it.
+  // The remaining state, without lr and weight_decay of the groups.
   virtual State state() const { return {}; }
   virtual void load_state(const State&) {}
 
-  // Drops every gradient, so that the next backward allocates it anew and an unused parameter has none.
+  // Drops every gradient, so that the next backward allocates new ones, and an unused parameter has none.
   void zero_grad();
 
   std::string_view name() const { return name_; }
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
-  std::vector<at::Tensor> params() const;  // of all groups
+  std::vector<at::Tensor> params() const;
 
  private:
   void append(ParamGroup given);
 
   std::string name_;
-  double default_lr_, default_weight_decay_;  // of groups that say none
+  double default_lr_, default_weight_decay_;  // for groups that set none
   std::vector<Group> groups_;
 };
 
 // What configure_optimizers returns:
 //   return optim::AdamW(parameters(), {.lr = 1e-3});
 //   return {optim::AdamW(parameters(), {.lr = 1e-3}), {.scheduler = optim::StepLR::make({.step_size = 10})}};
-// or, for manual optimisation, several that were added one by one.
+// For manual optimisation, several optimizers are added one by one.
 class Optimizers {
  public:
   Optimizers() = default;
   template <std::derived_from<Optimizer> T>
-  Optimizers(T optimizer) {  // NOLINT: implicit, so that an optimizer can be returned as it stands
+  Optimizers(T optimizer) {  // NOLINT: implicit, so that an optimizer can be returned
     add(std::move(optimizer));
   }
   template <std::derived_from<Optimizer> T>

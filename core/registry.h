@@ -13,8 +13,8 @@
 
 namespace fulgur {
 
-// Makes a Product by name. Built-ins and a user's own products are added by the same call. Not thread-safe: add before
-// the first Trainer is made.
+// Creates a Product by name. Built-in and user-defined products are added by the same call. Not thread-safe: add
+// before the first Trainer is made.
 template <class Product>
 class Registry {
  public:

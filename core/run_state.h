@@ -7,34 +7,34 @@
 namespace fulgur {
 
 enum class EntryPoint { fit, validate, test, predict };  // which Trainer method runs
-enum class Stage { train, validate, test, predict };     // which loop of it runs now: fit trains and validates
+enum class Stage { train, validate, test, predict };     // which of its loops runs now: fit trains and validates
 
 constexpr std::string_view to_string(Stage stage) {
   constexpr std::string_view kNames[] = {"train", "validate", "test", "predict"};
   return kNames[static_cast<int>(stage)];
 }
 
-// Where a run stands. The loops write it; everyone else reads.
+// The progress of a run. Written by the loops, read by all others.
 struct RunState {
   EntryPoint entry_point = EntryPoint::fit;
   Stage stage = Stage::train;
   bool sanity_checking = false;          // the few validation batches before training
-  int64_t epoch = 0;                     // 0-based; the one that is running, or the number completed between epochs
+  int64_t epoch = 0;                     // 0-based; the running epoch, or between epochs the number completed
   int64_t global_step = 0;               // optimizer steps completed
   int64_t batch_idx = 0;                 // within the epoch of the running stage
-  int64_t dataloader_idx = 0;            // which of several evaluation loaders
-  int64_t batches_that_stepped = 0;      // training batches that ended in an optimizer step: the x of logged metrics
-  bool is_last_batch = false;            // of the training epoch
-  std::optional<int64_t> num_batches{};  // of the running stage's epoch, limits applied; unset if not known
+  int64_t dataloader_idx = 0;            // 0-based, of the evaluation loaders
+  int64_t batches_that_stepped = 0;      // training batches that ended in an optimizer step: the x axis of metrics
+  bool is_last_batch = false;            // the running batch is the last of the training epoch
+  std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown
   int64_t max_epochs = -1;               // as set; -1: unbounded
-  bool has_validation = false;           // fit validates now and then
+  bool has_validation = false;           // fit has validation batches
 
   // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
-  // if nothing bounds them, or the loader's length is not known and max_steps is unset. accumulate_grad_batches is that
-  // of the Trainer: a GradientAccumulationScheduler makes them fewer.
+  // if nothing bounds the steps, or if the loader's length is not known and max_steps is unset. Uses the Trainer's
+  // accumulate_grad_batches; a GradientAccumulationScheduler makes the steps fewer.
   std::optional<int64_t> estimated_stepping_batches{};
 
-  // x of an epoch's metrics: the last training batch that ended in an optimizer step.
+  // The x axis of an epoch's metrics: the last training batch that ended in an optimizer step.
   int64_t last_step() const { return batches_that_stepped > 0 ? batches_that_stepped - 1 : 0; }
 };
 

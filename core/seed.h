@@ -15,15 +15,15 @@ namespace fulgur {
 // dropout and torch::rand are the same in every run. Samplers have a seed of their own (data/sampler.h).
 void seed_everything(uint64_t seed);
 
-// Where the generators are that libtorch draws from.
+// The states of the generators that libtorch draws from.
 class RandomState {
  public:
   static RandomState now();
-  static RandomState here();  // only of the CPU and of this thread's GPU: a function that runs here draws from no other
+  static RandomState here();  // only of the CPU and of this thread's GPU, which code in this thread uses
   void restore() const;
 
-  State state() const;                       // by device
-  explicit RandomState(const State& state);  // generators that it has nothing of stay as they are
+  State state() const;                       // keyed by device
+  explicit RandomState(const State& state);  // generators that `state` lacks stay as they are
 
  private:
   RandomState() = default;
@@ -32,7 +32,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-// Puts the generators, at the end of its life, where they were at its beginning.
+// Restores, in its destructor, the states that the generators had in its constructor.
 class RandomStateRestored {
  public:
   RandomStateRestored() : RandomStateRestored(RandomState::now()) {}

@@ -14,8 +14,8 @@
 
 namespace fulgur {
 
-// What somebody keeps for a later run: values by name. A '/' in a name makes a folder of names, so that the state of
-// many is one State: each under its own.
+// State that is kept for a later run: values by name. A '/' in a name makes a folder of names, so that one State holds
+// the states of many objects, each under its own name.
 //   State state;
 //   state.set("best_score", 0.93);
 //   all.set_child("callbacks/ModelCheckpoint", state);
@@ -25,17 +25,17 @@ class State {
   using Value = std::variant<bool, int64_t, double, std::string, at::Tensor>;
   using Values = std::map<std::string, Value, std::less<>>;
 
-  // Replaces what is there. Write int64_t{3}, not 3.
+  // Replaces an existing value. Write int64_t{3}, not 3.
   void set(std::string_view name, Value value) { values_.insert_or_assign(std::string(name), std::move(value)); }
 
-  // Throws CheckpointError, naming it, if it is missing or of another type.
+  // Throws CheckpointError with the name if the value is missing or of another type.
   template <class T>
   const T& get(std::string_view name) const {
     if (const T* value = find<T>(name)) return *value;
     fail(name);
   }
 
-  // Null if it is missing. Throws CheckpointError if it is of another type.
+  // Null if the value is missing. Throws CheckpointError if it is of another type.
   template <class T>
   const T* find(std::string_view name) const {
     const auto entry = values_.find(name);
@@ -48,7 +48,7 @@ class State {
     if (const auto entry = values_.find(name); entry != values_.end()) values_.erase(entry);
   }
 
-  void set_child(std::string_view name, const State& child);  // its values, as "<name>/..."
+  void set_child(std::string_view name, const State& child);  // adds the child's values as "<name>/..."
   State child(std::string_view name) const;                   // empty if there is none
 
   bool empty() const { return values_.empty(); }

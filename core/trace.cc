@@ -81,14 +81,14 @@ class Recorder {
   std::mutex mutex_;
   std::vector<Event> events_;
   std::map<std::string, size_t> lanes_;
-  std::vector<std::string> names_;  // of lanes
+  std::vector<std::string> names_;  // by lane
   std::map<std::thread::id, size_t> threads_;
 };
 
 Recorder* recorder() {
   static const char* const folder = std::getenv("FULGUR_TRACE");
   if (folder == nullptr || *folder == '\0') return nullptr;
-  // Never destroyed: threads may add to it until the end of the process, when it writes its file.
+  // Never destroyed: threads may add spans until the end of the process, when the file is written.
   static Recorder* const recorder = [] {
     static Recorder* const made = new Recorder(folder);
     std::atexit([] { made->write_or_warn(); });

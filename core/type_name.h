@@ -5,7 +5,7 @@
 
 namespace fulgur {
 
-// A type as messages name it: as in the source, without the namespaces that have no name.
+// The name of a type for messages: as in the source, without anonymous namespaces.
 std::string type_name(const std::type_info& type);
 
 }  // namespace fulgur

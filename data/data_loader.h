@@ -13,10 +13,10 @@ namespace fulgur {
 
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // samples
-  bool shuffle = false;    // a new order every epoch, by `seed`
+  bool shuffle = false;    // a new order every epoch, derived from `seed`
   uint64_t seed = 0;
   bool drop_last = false;                    // leave out a last batch that is shorter than batch_size
-  std::shared_ptr<const Sampler> sampler{};  // an order of your own; excludes shuffle
+  std::shared_ptr<const Sampler> sampler{};  // a custom order; excludes shuffle
 };
 
 // Cuts a dataset into batches.
@@ -36,21 +36,21 @@ class DataLoader final : public Loader {
   void load_state(const State& state) override;
 
   // Rank r gets the samples r, r + world_size, ... of the epoch's order, so that the batches of all ranks together are
-  // those of one process with world_size times the batch_size. `even`: the last samples are left out (drop_last) or
-  // the first ones come again, as torch's DistributedSampler has it.
+  // those of one process with world_size times the batch_size. With `even`, the last samples are left out (drop_last)
+  // or the first ones are repeated, as in torch's DistributedSampler.
   bool set_shard(const DataShard& shard) override;
 
  private:
-  int64_t num_samples() const;  // of an epoch
+  int64_t num_samples() const;  // per epoch, for this rank
 
   std::shared_ptr<const Dataset> dataset_;
   std::shared_ptr<const Sampler> sampler_;
   int64_t batch_size_;
   bool drop_last_;
-  std::optional<uint64_t> seed_{};  // of shuffle
+  std::optional<uint64_t> seed_{};  // for shuffle; nullopt: not shuffled
   DataShard shard_{};
-  at::Tensor indices_{};  // of the running epoch
-  int64_t position_ = 0;  // samples handed out in it
+  at::Tensor indices_{};  // this rank's samples in the current epoch
+  int64_t position_ = 0;  // number of samples already returned or skipped
 };
 
 }  // namespace fulgur

@@ -10,7 +10,7 @@
 
 namespace fulgur {
 
-// The loaders of a run: `trainer.fit(module, {.train = train, .val = val})`. Null where there is none.
+// The loaders of a run: `trainer.fit(module, {.train = train, .val = val})`. A loader not given is null or empty.
 struct Loaders {
   std::shared_ptr<Loader> train{};
   LoaderList val{};  // one, or several: {a, b}
@@ -18,8 +18,8 @@ struct Loaders {
   LoaderList predict{};
 };
 
-// Everything about a data set in one reusable place: how to get it, split it and batch it. Hooks stand in the order in
-// which they fire; each comes before the Module's hook of the same name.
+// Everything about a data set in one reusable place: how to get it, split it and batch it. Hooks are declared in the
+// order in which they fire; each runs before the Module's hook of the same name.
 class DataModule {
  public:
   virtual ~DataModule() = default;
@@ -30,13 +30,14 @@ class DataModule {
   virtual LoaderList test_dataloader() { return nullptr; }
   virtual LoaderList predict_dataloader() { return nullptr; }
 
-  // What becomes of each batch on its way to the device; the Module's hook of the same name goes on from there.
+  // Transforms each batch before and after its transfer to the device; the Module's hook of the same name gets the
+  // result.
   virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
   virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
 
-  // What a checkpoint keeps of it.
+  // What a checkpoint saves of the data module.
   virtual State state() const { return {}; }
-  virtual void load_state(const State&) {}  // after setup, before the loaders are asked for
+  virtual void load_state(const State&) {}  // called after setup, before the loaders are requested
 
   virtual void on_exception(const std::exception&) {}
   virtual void teardown(EntryPoint) {}

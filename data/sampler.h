@@ -25,8 +25,8 @@ class SequentialSampler final : public Sampler {
   int64_t size_;
 };
 
-// Every sample once, in an order that the seed and the epoch decide. Draws from a generator of its own: the global one
-// is left alone.
+// Visits every sample once, in an order that the seed and the epoch decide. Draws from its own generator and leaves the
+// global one alone.
 class RandomSampler final : public Sampler {
  public:
   RandomSampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {}

@@ -14,7 +14,7 @@
 namespace fulgur {
 namespace {
 
-constexpr int64_t kMaxCpuDevices = 1024;  // CPU devices are made up; more than this is a slip of the keyboard
+constexpr int64_t kMaxCpuDevices = 1024;  // CPU devices are virtual; a larger number is a typing error
 
 int64_t parse_index(std::string_view whole, std::string_view text) {
   int64_t value = 0;

@@ -26,9 +26,9 @@ class Devices {
   Devices(const std::string& text) : Devices(std::string_view(text)) {}    // NOLINT
   Devices(const char* text) : Devices(std::string_view(text)) {}           // NOLINT
 
-  std::string to_string() const;  // as the constructor takes it
+  std::string to_string() const;  // in the form that the constructor takes
 
-  // Both unset: auto.
+  // Both are nullopt for auto.
   const std::optional<int64_t>& count() const { return count_; }
   const std::optional<std::vector<int64_t>>& indices() const { return indices_; }
 

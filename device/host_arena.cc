@@ -35,7 +35,7 @@ std::optional<int64_t> read_number(const char* file) {
   return std::ifstream(file) >> number ? std::optional(number) : std::nullopt;  // "max" is no number
 }
 
-// The number behind a name at the beginning of a line.
+// The number after a name at the beginning of a line.
 std::optional<int64_t> read_field(const char* file, std::string_view name) {
   std::ifstream lines(file);
   for (std::string line; std::getline(lines, line);) {
@@ -53,10 +53,10 @@ int64_t available_in_container() {
   const auto limit = read_number("/sys/fs/cgroup/memory.max");
   const auto used = read_number("/sys/fs/cgroup/memory.current");
   if (!limit || !used) return std::numeric_limits<int64_t>::max();
-  return *limit - *used + read_field("/sys/fs/cgroup/memory.stat", "inactive_file ").value_or(0);  // a cache of files
+  return *limit - *used + read_field("/sys/fs/cgroup/memory.stat", "inactive_file ").value_or(0);  // reclaimable
 }
 
-// What the user says, for a machine whose memory grows as it is used, so that the system tells of less.
+// The user's figure, for a machine whose memory grows as it is used, so that the system reports less.
 std::optional<int64_t> available_as_told() {
   const char* const text = std::getenv("FULGUR_HOST_MEMORY_GIB");
   if (text == nullptr) return std::nullopt;
@@ -71,7 +71,7 @@ std::optional<int64_t> available_as_told() {
   return static_cast<int64_t>(told * (1 << 30));
 }
 
-// To pin pages that nobody has touched, the system would make them on one thread.
+// Touches all pages on several threads: pinning untouched pages would make the system create them on one thread.
 void touch(std::byte* address, size_t num_bytes, int64_t num_threads) {
   constexpr size_t kPageBytes = 4096;
   const size_t num_pages = (num_bytes + kPageBytes - 1) / kPageBytes;
@@ -87,7 +87,7 @@ void touch(std::byte* address, size_t num_bytes, int64_t num_threads) {
   }
 }
 
-// Found in the process if libtorch came with CUDA.
+// Looks a CUDA function up in the process; null if libtorch came without CUDA.
 template <class Function>
 Function* cuda_function(const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));

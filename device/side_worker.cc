@@ -25,12 +25,13 @@ void bind_to_core(int core) {
   if (::sched_setaffinity(0, sizeof(cores), &cores) != 0) log_warning("a thread cannot be bound to core {}", core);
 }
 
-// Without spinning, as synchronize() does, on a core that others need: to feed the device, or to update parameters.
+// Sleeps rather than spins, as synchronize() would, because other threads need the core: to feed the device, or to
+// update parameters.
 void wait_for(const c10::Stream& stream) {
   while (!stream.query()) std::this_thread::sleep_for(std::chrono::microseconds(20));
 }
 
-// What a job has asked of the device is done before its memory may go, also when it throws.
+// Waits for the job's work on the device before the job's memory may be freed, also when the job throws.
 template <class Job>
 void run_synchronized(const c10::Stream& stream, const Job& job) {
   try {
@@ -55,15 +56,15 @@ SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : d
   const auto prepare = [device, options] {
     if (!device.is_cpu()) {
       c10::impl::VirtualGuardImpl(device.type())
-          .setDevice(device);              // or the first would get a context from this thread
-      ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: wait_for() sleeps no longer than it says
+          .setDevice(device);              // otherwise the first device would get a context from this thread
+      ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: lets wait_for() sleep no longer than requested
     }
-    at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
+    at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
     if (options.one_thread) at::set_num_threads(1);
     if (options.core) bind_to_core(*options.core);
   };
   worker_.run(prepare).get();
-  at::set_num_threads(num_threads);  // also for threads to come, which would have the last number that anyone set
+  at::set_num_threads(num_threads);  // new threads would otherwise get the last number that any thread set
 }
 
 std::shared_future<void> SideWorker::run(std::function<void()> job) {

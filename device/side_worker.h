@@ -13,23 +13,23 @@
 namespace fulgur {
 
 struct SideWorkerOptions {
-  bool one_thread = false;    // its operations have one intra-op thread: the others are busy with the step
-  std::optional<int> core{};  // it is bound to that one
+  bool one_thread = false;    // one intra-op thread for operations: the others are busy with the step
+  std::optional<int> core{};  // binds the thread to this core; nullopt: not bound
 };
 
-// A thread beside the training thread: for copies between a device and the host, or updates. Jobs run one after
-// another. On a GPU they run on a stream of their own, which waits for all that the thread that called run() had asked
-// of the device until then; a job is done when the device has done its part, too. On a CPU the order is the same
-// without streams. Tensors that a job uses must live until it is done.
+// A background thread for copies between a device and the host, or for updates. Jobs run one after another. On a GPU
+// they run on a separate stream, which first waits for the work that the caller of run() had queued on the device; a
+// job is done when the device has completed the job's work, too. On a CPU the order is the same without streams.
+// Tensors that a job uses must live until the job is done.
 class SideWorker {
  public:
   explicit SideWorker(c10::Device device, const SideWorkerOptions& options = {});
 
-  std::shared_future<void> run(std::function<void()> job);  // throws from get() what the job throws
+  std::shared_future<void> run(std::function<void()> job);  // get() throws the exception of the job
 
  private:
   c10::Device device_;
-  std::optional<c10::Stream> stream_;  // of a GPU
+  std::optional<c10::Stream> stream_;  // set on a GPU
   SerialWorker worker_;
 };
 

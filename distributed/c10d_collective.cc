@@ -29,7 +29,7 @@ namespace {
 
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
-// One call of one group, for errors.
+// Identifies one call of a group in errors.
 struct Call {
   const char* name;
   int64_t number;
@@ -93,7 +93,7 @@ class C10dCollective::Impl {
     } catch (const std::exception& error) {
       fail(call, error);
     }
-    const auto end = trace::enabled() ? work->getFuture() : nullptr;  // null of NCCL's for uneven parts
+    const auto end = trace::enabled() ? work->getFuture() : nullptr;  // null for NCCL's collectives of uneven parts
     if (end != nullptr) end->addCallback([trace = span_of(name)](c10::ivalue::Future&) { trace(); });
     return Work([this, call, work] { guarded(call, [&] { work->wait(); }); });
   }
@@ -121,7 +121,7 @@ class C10dCollective::Impl {
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
   }
 
-  // Not on the worker: it does not wait for what runs there.
+  // Runs on the calling thread, so that it does not wait for the collectives on the worker.
   void barrier() {
     const Call call = begin("barrier");
     const auto trace = span_of("barrier");
@@ -149,7 +149,7 @@ class C10dCollective::Impl {
       sub.ranks.push_back(group_.ranks[static_cast<size_t>(rank)]);
     }
     if (sub.rank < 0) return nullptr;
-    sub.connect_timeout = sub.timeout;  // ranks may come here as late as to any collective
+    sub.connect_timeout = sub.timeout;  // ranks may arrive as late as at any collective
     auto group = std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
     const std::lock_guard lock(mutex_);
     std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
@@ -173,7 +173,7 @@ class C10dCollective::Impl {
 
   void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
 
-  // NCCL's abort() would leave what the device has not done yet undone; but after a failure that may wait for ever.
+  // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
     if (transfers_ || failed()) return break_connections();
     try {
@@ -185,7 +185,7 @@ class C10dCollective::Impl {
   }
 
  private:
-  // Gloo waits without end for the store if that has been stopped.
+  // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
   std::shared_ptr<Transfers> connect_in_time() const {
     using Connection = std::shared_ptr<Transfers>;
     std::future<Connection> connection =
@@ -217,7 +217,7 @@ class C10dCollective::Impl {
     }
   }
 
-  // To be called at the end of what begins now.
+  // Begins a trace span; the returned function ends it.
   std::function<void()> span_of(const char* name) const {
     if (!trace::enabled()) return [] {};
     return [begin = trace::Clock::now(), name = std::string(name), lane = "group " + group_.name] {
@@ -246,7 +246,7 @@ class C10dCollective::Impl {
     }
   }
 
-  // The first failure of a group looks for its cause; later ones follow from it.
+  // Only the first failure of a group is diagnosed; later failures follow from it and throw the same error.
   [[noreturn]] void fail(const Call& call, const std::exception& error) {
     const std::lock_guard only_one(failing_);
     {
@@ -276,15 +276,15 @@ class C10dCollective::Impl {
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
   std::vector<std::weak_ptr<C10dCollective>> sub_groups_{};
-  c10::intrusive_ptr<c10d::Backend> backend_;  // this on CUDA, the next on the CPU
+  c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transfers_
   std::shared_ptr<Transfers> transfers_;
-  std::optional<SerialWorker> worker_;  // the first to be destroyed: it uses all the others
+  std::optional<SerialWorker> worker_;  // declared last, so destroyed first: it uses all other members
 };
 
 C10dCollective::C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
     : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
 
-// What still runs on the CPU is broken off, else the threads of the backend would wait for it until the timeout.
+// Aborts what still runs on the CPU; otherwise the backend's threads would wait for it until the timeout.
 C10dCollective::~C10dCollective() { impl_->end(); }
 
 int64_t C10dCollective::rank() const { return impl_->group().rank; }

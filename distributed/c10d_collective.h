@@ -12,20 +12,21 @@
 namespace fulgur {
 
 struct C10dOptions {
-  bool shared_memory = true;               // between CPUs of one host, where that is possible; else Gloo
+  bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
   bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
                                            // reduce_scatter, at any world size, wherever the tensor begins
-  std::optional<int64_t> staging_bytes{};  // on the CPU: memory of a large collective for what is on its way; by
-                                           // default 1 MiB of shared memory per rank, or 8 MiB with Gloo
+  std::optional<int64_t> staging_bytes{};  // on the CPU: memory of a large collective for data in transit; default:
+                                           // 1 MiB of shared memory per rank, or 8 MiB with Gloo
 };
 
-// Collectives between processes. On the CPU they are Transfers: through memory that ranks of one host share, or Gloo.
-// Large ones run on a thread of the group's; small all_reduces are summed by wait(). On CUDA they are NCCL's.
-// Destroy it on every rank after a barrier, or after abort(): a rank that goes breaks the connections of the others.
+// Collectives between processes. On the CPU they use Transfers: through memory shared by the ranks of one host, or
+// Gloo. Large ones run on a thread of the group; small all_reduces are summed by wait(). On CUDA they are NCCL's.
+// Destroy the object on every rank after a barrier, or after abort(): a rank that disconnects breaks the connections of
+// the others.
 class C10dCollective final : public Collective {
  public:
-  // Connects; blocks until every rank of the group does the same. `heartbeat` is this rank's, shared by all groups.
-  // Throws DistributedError if a rank does not come within the group's connect_timeout.
+  // Connects; blocks until every rank of the group does the same. All groups of this rank share `heartbeat`. Throws
+  // DistributedError if a rank does not join within the group's connect_timeout.
   C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options = {});
   ~C10dCollective() override;
 
@@ -38,11 +39,11 @@ class C10dCollective final : public Collective {
   void barrier() override;
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
 
-  // Ends what runs and what is called later, here and on the other ranks, with a DistributedError; also in the groups
-  // that sub_group() has made. From any thread.
+  // Makes running and later calls throw a DistributedError, on this and the other ranks, also in the groups that
+  // sub_group() has made. Threading: any thread.
   void abort(std::string_view reason);
 
-  // The same where the Heartbeat knows the reason: the error is what it finds.
+  // Like abort(), but the Heartbeat knows the reason: the error is the Heartbeat's diagnosis.
   void interrupt();
 
  private:

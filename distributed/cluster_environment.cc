@@ -51,7 +51,7 @@ class Variables {
 
   uint16_t port() const { return static_cast<uint16_t>(number(kMasterPort, 1, 65535)); }
 
-  // Two launchers' variables that mean the same must be equal.
+  // Variables of two launchers that mean the same must be equal.
   void check_agrees(const std::string& name, const std::string& other) const {
     if (!has(other) || number(name) == number(other)) return;
     throw UsageError(
@@ -65,11 +65,11 @@ class Variables {
   const std::string launcher_;
 };
 
-// A port that every rank of a job makes from the job's name alone.
+// A port derived from the job's name alone, so that every rank gets the same one.
 uint16_t port_of_job(std::string_view name) {
   uint32_t hash = 2166136261;  // FNV-1a
   for (const char letter : name) hash = (hash ^ static_cast<unsigned char>(letter)) * 16777619;
-  return static_cast<uint16_t>(15000 + hash % 15000);  // below the range that systems give out by themselves
+  return static_cast<uint16_t>(15000 + hash % 15000);  // below the range from which systems assign ports
 }
 
 ClusterEnvironment from_torchrun(const EnvironmentVariables& all) {
@@ -144,7 +144,7 @@ ClusterEnvironment from_open_mpi(const EnvironmentVariables& all) {
   environment.world_size = variables.number("OMPI_COMM_WORLD_SIZE", 1);
   environment.local_rank = variables.place("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
   environment.local_world_size = variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, environment.world_size);
-  environment.node_rank = environment.rank / environment.local_world_size;  // Open MPI does not tell
+  environment.node_rank = environment.rank / environment.local_world_size;  // Open MPI sets no variable for it
   const bool one_host = environment.local_world_size == environment.world_size;
   if (!one_host && !(variables.has(kMasterAddress) && variables.has(kMasterPort))) {
     throw UsageError(
@@ -160,7 +160,7 @@ ClusterEnvironment from_open_mpi(const EnvironmentVariables& all) {
   return environment;
 }
 
-// In a batch script, without srun, these variables stand for the script itself.
+// In a batch script, without srun, SLURM's variables describe the script itself.
 bool started_by_srun(const EnvironmentVariables& variables) {
   if (!find_variable(variables, "SLURM_PROCID")) return false;
   if (find_variable(variables, "SLURM_STEP_ID")) return true;

@@ -10,7 +10,7 @@
 
 namespace fulgur {
 
-enum class ReduceOp { sum, min, max };  // of bool: or, and, or
+enum class ReduceOp { sum, min, max };  // for bool: or, and, or
 
 // Elements [begin, end) of a flat tensor.
 struct ElementRange {
@@ -26,12 +26,12 @@ struct ElementRange {
 ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size);
 
 // A collective that was started; it uses its tensor until wait() has returned. On a CPU wait() blocks; on CUDA it makes
-// the current stream wait. A Work that is dropped goes on by itself, but
-// may never write its tensor. Must not outlive the Collective.
-// Errors: wait() throws DistributedError naming the rank at fault and what it was doing, and again when called again.
+// the current stream wait. The collective of a dropped Work continues, but may never write its tensor. A Work must not
+// outlive its Collective. Errors: wait() throws DistributedError, which names the rank at fault and what that rank was
+// doing; a repeated call throws it again.
 class [[nodiscard]] Work {
  public:
-  Work() = default;  // done already
+  Work() = default;  // a completed collective
   explicit Work(std::function<void()> wait) : wait_(std::move(wait)) {}
 
   void wait() {
@@ -44,12 +44,12 @@ class [[nodiscard]] Work {
 };
 
 // A group of ranks that exchange flat tensors: 1-dimensional, contiguous, of fp32, fp64, bf16, fp16, int32, int64,
-// uint8 or bool, of the same size and dtype on every rank, on the group's kind of device. All but reduce_scatter work
-// in place. Every rank of the group calls the same members in the same order, from one thread at a time; calls return
-// at once and run while the caller goes on. The order of additions depends on the group alone for reduce_scatter; for
-// all_reduce see C10dCollective. Errors: c10::ValueError for a tensor of another kind. DistributedError, from the call
-// or from wait(), when a rank is missing, has failed or does not answer within the group's timeout; the group is then
-// dead and every call throws that.
+// uint8 or bool, with the same size and dtype on every rank, on the group's kind of device. All collectives except
+// reduce_scatter work in place. Every rank of the group makes the same calls in the same order, from one thread at a
+// time; calls return at once and run in the background. The order of additions depends on the group alone for
+// reduce_scatter; for all_reduce see C10dCollective. Errors: c10::ValueError for a tensor of another kind.
+// DistributedError, from the call or from wait(), when a rank is missing, has failed or does not answer within the
+// group's timeout; the group is then dead, and every later call throws the same error.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -57,28 +57,28 @@ class Collective {
   virtual int64_t rank() const = 0;  // within this group
   virtual int64_t world_size() const = 0;
 
-  // Every rank gets the reduction of all.
+  // Every rank gets the reduction over all ranks.
   virtual Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) = 0;
 
-  // Rank r gets the reduction of rank_range(r), there or in `into`, of so many elements, like them. What the rest of
-  // the tensor holds afterwards is not specified.
+  // Rank r gets the reduction of rank_range(r), either in place or in `into`, a tensor with that number of elements.
+  // The rest of `flat` is unspecified afterwards.
   virtual Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) = 0;
 
-  // Rank r gives rank_range(r); every rank gets all of them.
+  // Rank r contributes rank_range(r); every rank gets all ranges.
   virtual Work all_gather(at::Tensor flat) = 0;
 
-  // Every rank gets what rank `root` has.
+  // Every rank gets the tensor of rank `root`.
   virtual Work broadcast(at::Tensor flat, int64_t root) = 0;
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
 
-  // A group of some of these ranks, numbered in the order given. Called by all ranks of this group with the same list;
-  // null on those that are not in it.
+  // A group of some of these ranks, numbered in the given order. All ranks of this group call it with the same list; it
+  // returns null on ranks that are not in the list.
   virtual std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) = 0;
 };
 
-// What every Collective asks of its arguments. Throws c10::ValueError.
+// Checks of arguments that every Collective makes. Throw c10::ValueError.
 void check_flat(const at::Tensor& flat);
 void check_into(const at::Tensor& into, const at::Tensor& range);
 void check_root(int64_t root, int64_t world_size);

@@ -7,8 +7,8 @@
 
 namespace fulgur {
 
-// Runs `call` on a thread of its own, which is left behind if nobody waits for the future: for calls that may block
-// where no timeout reaches them, such as those to a store whose process has been stopped. `call` must own what it uses.
+// Runs `call` on a new thread, which keeps running if the future is dropped: for calls that may block where no timeout
+// applies, such as those to a store whose process has been stopped. `call` must own everything that it uses.
 template <class Result>
 std::future<Result> detached_call(std::function<Result()> call) {
   std::packaged_task<Result()> task(std::move(call));

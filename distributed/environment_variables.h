@@ -6,12 +6,12 @@
 
 namespace fulgur {
 
-// NAME -> value. Code that reads variables takes them as an argument, so that a test can make its own.
+// NAME -> value. Code that reads variables takes them as an argument, so that tests can supply their own.
 using EnvironmentVariables = std::map<std::string, std::string>;
 
 EnvironmentVariables process_environment_variables();
 
-// Unset and empty are the same.
+// Returns nullopt if the variable is unset or empty.
 std::optional<std::string> find_variable(const EnvironmentVariables& variables, const std::string& name);
 
 }  // namespace fulgur

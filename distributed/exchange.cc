@@ -25,7 +25,7 @@ std::vector<int64_t> all_gather_sizes(Collective& group, int64_t size) {
   return {first, first + sizes.numel()};
 }
 
-// The rows of every rank, one after the other; `rows` may differ in dim 0. On the CPU.
+// The rows of all ranks, concatenated on the CPU; the number of rows may differ between ranks.
 at::Tensor all_gather_rows(Collective& group, const at::Tensor& rows) {
   const std::vector<int64_t> sizes = all_gather_sizes(group, rows.numel());
   const int64_t longest = std::ranges::max(sizes);
@@ -50,7 +50,7 @@ std::string shape_of(const at::Tensor& tensor) {
   return c10::str(c10::toString(tensor.scalar_type()), " ", tensor.sizes());
 }
 
-// What each rank has is known to all, so that none waits for one that has thrown.
+// All ranks check the shapes of all ranks, so that no rank waits for one that has thrown.
 void check_same_shape(const std::vector<std::string>& shapes) {
   for (size_t rank = 0; rank < shapes.size(); ++rank) {
     TORCH_CHECK_VALUE(shapes[rank] == shapes[0] && shapes[rank] != kUndefined,

@@ -6,8 +6,8 @@
 
 namespace fulgur {
 
-// ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes are enough, as long as
-// nothing here makes, calls or destroys one.
+// ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes suffice, as long as no code
+// here creates, calls or destroys such an object.
 Connect connect_gloo(Network network) {
   return [network](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
     using c10d::ProcessGroupGloo;

@@ -5,8 +5,8 @@
 
 namespace fulgur {
 
-// Connects by Gloo, for tensors on the CPU, over the given network. The backend's timeout is the group's
-// connect_timeout, until setTimeout() is called. Throws what c10d throws (std::exception).
+// Connects by Gloo, for CPU tensors, over the given network. The backend's timeout is the group's connect_timeout until
+// setTimeout() is called. Throws what c10d throws (std::exception).
 Connect connect_gloo(Network network);
 
 }  // namespace fulgur

@@ -16,10 +16,10 @@ namespace {
 
 using Transfer = c10::intrusive_ptr<c10d::Work>;
 
-// Messages between two ranks that have the same tag arrive in the order they are sent.
+// Messages between two ranks with the same tag arrive in the order in which they are sent.
 constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
 
-// Throws what the backend does, or std::runtime_error after an abort.
+// Throws what the backend throws, or std::runtime_error after an abort.
 void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   if (!transfer->wait(std::max(left, std::chrono::milliseconds(1))))
@@ -47,7 +47,7 @@ at::Tensor GlooTransfers::staging(const at::Tensor& like, int64_t num_elements) 
   return staging_.narrow(0, 0, num_bytes).view(like.scalar_type());
 }
 
-// Chunk by chunk, as the owners take them.
+// Sends chunk by chunk, in the order in which the owners receive.
 std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Tensor& flat, int64_t chunk_size) {
   std::vector<Transfer> sends;
   for (int64_t begin = 0; begin < rank_range(flat.numel(), 0, world_size_).size(); begin += chunk_size) {
@@ -62,8 +62,8 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
   return sends;
 }
 
-// After an error ranks may be at different messages, and some may still arrive: the group is dead, and others that wait
-// for a message of this rank are to know it.
+// After an error the ranks may be at different messages, and some messages may still arrive: the group is dead, and
+// abort() makes the ranks fail that wait for a message of this rank.
 template <class Body>
 void GlooTransfers::run(const Body& body) {
   rethrow_error();
@@ -172,8 +172,8 @@ void GlooTransfers::gather(const at::Tensor& flat) {
   for (const Transfer& transfer : transfers) wait_until(transfer, deadline);
 }
 
-// In round k every rank hears from the one 2^k before it, and so, in the end, of all. Source: Hensgen, Finkel and
-// Manber 1988.
+// In round k every rank hears from the rank 2^k before it, and so, after the last round, indirectly from all. Source:
+// Hensgen, Finkel and Manber 1988.
 void GlooTransfers::meet() {
   const Clock::time_point deadline = Clock::now() + options_.timeout;
   for (int64_t distance = 1; distance < world_size_; distance *= 2) {
@@ -194,7 +194,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
         op_(op),
         deadline_(Clock::now() + transfers.options_.timeout),
         received_(at::empty({transfers.world_size_, flat.numel()}, flat.options())) {
-    // Messages of ranks that disagree must not meet: Gloo ends the process at one that is too long.
+    // The size is part of the tag, so that unequal calls never match: Gloo ends the process at a message too long.
     const int tag = kSmallAllReduceTag + static_cast<int>(flat_.nbytes()) * kNumTags;
     const int64_t world_size = transfers.world_size_;
     for (int64_t step = 1; step < world_size; ++step) {
@@ -236,7 +236,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
   std::exception_ptr error_{};
 };
 
-// Keeps it until it has been finished: a transfer must not be destroyed before, unless the connections are broken.
+// Keeps the result until it is finished: a transfer must not be destroyed earlier, unless the connections are closed.
 std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
   std::shared_ptr<Small> small;
   run([&] { small = std::make_shared<Small>(*this, flat, op); });
@@ -245,8 +245,8 @@ std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor
   return small;
 }
 
-// Gloo has no call for it, but gives up all connections of a group when one receive runs out of time. That from a rank
-// that is gone fails at once, and gives up none.
+// Gloo has no call to abort, but closes all connections of a group when one receive times out. A receive from a rank
+// that has gone fails at once and closes none, so every rank is tried.
 void GlooTransfers::abort() {
   for (int64_t step = 1; step < world_size_; ++step) {
     try {

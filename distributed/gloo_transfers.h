@@ -17,15 +17,15 @@
 namespace fulgur {
 
 struct GlooOptions {
-  std::chrono::milliseconds timeout{};  // of a whole collective
+  std::chrono::milliseconds timeout{};  // limit for a whole collective
   bool rank_order_all_reduce = false;   // see C10dOptions
-  int64_t staging_bytes = 0;            // memory of reduce_scatter for what arrives: two chunks per peer
+  int64_t staging_bytes = 0;            // memory for data received by reduce_scatter: two chunks per peer
 };
 
-// Over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and receives
-// between every two ranks, in place, for Gloo's own send twice the bytes and clone the tensor. Each rank sends and
-// receives (world_size - 1) / world_size of the tensor, which is the least there is. After an error every call throws
-// it.
+// Transfers over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and
+// receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each rank
+// sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
+// throws that error.
 class GlooTransfers final : public Transfers {
  public:
   GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
@@ -35,8 +35,8 @@ class GlooTransfers final : public Transfers {
   void all_gather(const at::Tensor& flat) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
 
-  // With messages that are nobody else's: where another rank makes another call, both wait, until the timeout. (In
-  // Gloo, messages of one collective that arrive in another of another size end the process.)
+  // Uses a message tag of its own: if another rank makes another call, both wait until the timeout. (In Gloo, a message
+  // of one collective that arrives in another of another size ends the process.)
   void barrier() override;
 
   // Sends the whole tensor to every other rank.
@@ -66,9 +66,9 @@ class GlooTransfers final : public Transfers {
   const int64_t rank_;
   const int64_t world_size_;
   at::Tensor staging_;                         // bytes
-  std::vector<std::shared_ptr<Small>> small_;  // that nobody may have waited for
-  mutable std::mutex error_mutex_;             // calls of several threads
-  std::exception_ptr error_{};                 // the first
+  std::vector<std::shared_ptr<Small>> small_;  // all that may be unfinished
+  mutable std::mutex error_mutex_;             // several threads may call
+  std::exception_ptr error_{};                 // the first error; null if none
 };
 
 }  // namespace fulgur

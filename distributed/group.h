@@ -13,20 +13,20 @@
 
 namespace fulgur {
 
-// What the connections between some ranks are made from.
+// A set of ranks, and what is needed to connect them.
 struct Group {
-  std::string name;                       // stands in errors; unique among the groups of a run
-  c10::intrusive_ptr<c10d::Store> store;  // of the whole run
-  std::vector<int64_t> ranks;             // numbers in the run, in the group's order
-  int64_t rank = 0;                       // this rank's place in `ranks`
-  std::chrono::milliseconds timeout{};    // of every collective
+  std::string name;                       // unique among the groups of a run; appears in errors
+  c10::intrusive_ptr<c10d::Store> store;  // shared by the whole run
+  std::vector<int64_t> ranks;             // global ranks, in the group's order
+  int64_t rank = 0;                       // index of this rank in `ranks`
+  std::chrono::milliseconds timeout{};    // limit for each collective
   std::chrono::milliseconds connect_timeout = timeout;
-  c10::Device device = c10::kCPU;  // where this rank's tensors are
+  c10::Device device = c10::kCPU;  // where the tensors of this rank are
 
   int64_t world_size() const { return static_cast<int64_t>(ranks.size()); }
 };
 
-// Connects this rank to the others of the group, which do the same.
+// Connects this rank to the others of the group, which make the same call.
 using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const Group& group)>;
 
 }  // namespace fulgur

@@ -16,18 +16,18 @@ namespace fulgur {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
-constexpr std::chrono::milliseconds kSilence{800};  // two intervals, at least
+constexpr std::chrono::milliseconds kSilence{800};  // at least two intervals
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
 
-// The collective that a rank started last in a group.
+// The last collective that a rank has started in a group.
 struct Call {
   int64_t number = 0;
   std::string name{};
 };
 
-// What a rank writes: "<beat> <step> <at end> <group>=<number started>:<name of the last> ...", beat -1 when it has
-// left.
+// The text that a rank writes: "<beat> <step> <at end> <group>=<number started>:<name of the last> ..."; after the rank
+// has left, the beat is -1.
 struct Beat {
   int64_t beat = 0;
   int64_t step = 0;
@@ -103,7 +103,7 @@ Diagnosis disagreement(const Reading& reading, const std::string& group, int64_t
                       one, place_of(reading.beats.at(one), group), other, place_of(reading.beats.at(other), group))};
 }
 
-// Of ranks that have all started a collective, two that have not started the same one.
+// Reports two ranks that have started different collectives; nullopt if all have started the same one.
 std::optional<Diagnosis> difference(const Reading& reading, const std::string& group,
                                     const std::vector<int64_t>& ranks) {
   const Beat& first = reading.beats.at(ranks.front());
@@ -175,15 +175,15 @@ Diagnosis compare(const Reading& before, const Reading& after, const std::string
   return {std::nullopt, "every rank is alive and has started it; the network between them may have failed"};
 }
 
-// How long a number has stayed as it is. Time in which this process itself did not run (Ctrl-Z, a busy machine) does
-// not count.
+// Measures how long a number has not changed. Time in which this process itself did not run (Ctrl-Z, a busy machine)
+// does not count.
 class Silence {
  public:
   using Clock = std::chrono::steady_clock;
 
   explicit Silence(std::chrono::milliseconds interval) : interval_(interval) {}
 
-  // To be called once per interval. Whether the number has stayed so for kSilentIntervals.
+  // Call it once per interval. Returns whether the number has not changed for kSilentIntervals.
   bool is_too_long(int64_t number) {
     const auto now = Clock::now();
     silent_ = number == number_ ? silent_ + std::min<Clock::duration>(now - looked_, 2 * interval_) : Clock::duration();
@@ -201,7 +201,7 @@ class Silence {
 
 }  // namespace
 
-// The thread runs `jobs` against the store between beats; it alone uses the store.
+// State shared with the heartbeat thread, which runs `jobs` against the store between beats; it alone uses the store.
 struct Heartbeat::Shared {
   const c10::intrusive_ptr<c10d::Store> store;
   const int64_t rank;
@@ -216,9 +216,9 @@ struct Heartbeat::Shared {
   std::map<std::string, Progress> started{};
   std::vector<std::function<void()>> jobs{};
   bool stop = false;
-  bool answers = true;  // the store, the last time that it was asked
+  bool answers = true;  // false if the store did not answer the last request
   std::promise<void> ended{};
-  std::optional<int64_t> watched{};  // the rank whose heart this one looks at
+  std::optional<int64_t> watched{};  // the rank whose heartbeat this rank checks
   Silence silence{interval};         // how long the watched rank has been silent
   std::function<void()> on_failure{};
 
@@ -248,7 +248,7 @@ struct Heartbeat::Shared {
         answers = true;
       }
       write(-1);
-    } catch (const std::exception&) {  // the store has gone: jobs that nobody runs tell so
+    } catch (const std::exception&) {  // the store has gone: dropping the jobs makes their callers return
       {
         const std::lock_guard lock(mutex);
         jobs.clear();
@@ -260,7 +260,7 @@ struct Heartbeat::Shared {
     ended.set_value();
   }
 
-  // For what others have recorded, and whether the heart of the next rank beats.
+  // Looks for a record of failure, and checks the heartbeat of the watched rank.
   void look() {
     {
       const std::lock_guard lock(mutex);
@@ -275,7 +275,8 @@ struct Heartbeat::Shared {
     tell_of_failure();
   }
 
-  // Once, and not where the run is over. On another thread: to abort NCCL may take long, and others ask this one why.
+  // Calls on_failure at most once, and not after set_at_end(). Uses another thread, because aborting NCCL may take long
+  // and other threads wait for the answers of this one.
   void tell_of_failure() {
     std::function<void()> tell;
     {
@@ -285,7 +286,7 @@ struct Heartbeat::Shared {
     if (tell && !at_end) std::thread(std::move(tell)).detach();
   }
 
-  // A call to a store whose host has gone does not return, so that a thread of its own looks whether run() goes on.
+  // A call to a store whose host has gone does not return, so a separate thread checks that run() makes progress.
   void look_at_store() {
     Silence of_store(interval);
     std::unique_lock lock(mutex);
@@ -302,7 +303,7 @@ struct Heartbeat::Shared {
     return stop && jobs.empty();
   }
 
-  // Runs `job` on the thread; empty if the store has gone or does not answer in time.
+  // Runs `job` on the heartbeat thread; nullopt if the store has gone or does not answer in time.
   template <class Result>
   std::optional<Result> ask(std::function<Result()> job) {
     auto promise = std::make_shared<std::promise<Result>>();
@@ -334,7 +335,7 @@ struct Heartbeat::Shared {
     return reading;
   }
 
-  // The record that stands in the end: this one, or the one that was there.
+  // Writes the record unless there is one already; returns the record that is in the store afterwards.
   Diagnosis record(const Diagnosis& diagnosis) {
     return to_diagnosis(store->compareSet(kFailureKey, std::string(), to_text(diagnosis)));
   }

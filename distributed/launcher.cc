@@ -37,7 +37,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kKeptBytes = 64 << 10;  // of a rank's output: the end
+constexpr size_t kKeptBytes = 64 << 10;  // limit per rank; the end of the output is kept
 constexpr std::chrono::milliseconds kPoll{20};
 
 struct Child {
@@ -45,10 +45,10 @@ struct Child {
   pid_t pid = -1;
   int output = -1;  // the read end of a pipe; -1: closed
   std::string kept{};
-  bool is_shown = false;  // what it prints
-  std::string to_show{};  // what has not been shown yet; from the beginning of a line
+  bool is_shown = false;  // output is copied to stderr as it comes
+  std::string to_show{};  // output not shown yet; begins at the start of a line
   bool ended = false;
-  std::optional<int> exit_code{};  // of one that ended: 128 + signal if it was killed; nothing if it cannot be known
+  std::optional<int> exit_code{};  // 128 + signal if it was killed; nullopt: still running, or unknown
   bool killed_by_us = false;
 
   bool failed() const { return exit_code.value_or(0) != 0 && !killed_by_us; }
@@ -93,10 +93,10 @@ std::vector<std::string> as_strings(const EnvironmentVariables& variables) {
   return strings;
 }
 
-// Between fork and exec: only calls that are safe after a fork of many threads.
+// Runs between fork and exec: makes only calls that are safe after a fork in a process with several threads.
 [[noreturn]] void become(char** arguments, char** variables, int output, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(1);  // it went before the line above
+  if (::getppid() != parent) ::_exit(1);  // the parent ended before prctl()
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -109,7 +109,7 @@ std::vector<std::string> as_strings(const EnvironmentVariables& variables) {
   ::_exit(127);
 }
 
-// The kernel keeps no exit codes for a process that ignores SIGCHLD; programs inherit that from their parents.
+// The kernel keeps no exit codes for a process that ignores SIGCHLD; programs inherit the setting from their parents.
 void keep_exit_codes() {
   struct sigaction action{};
   if (::sigaction(SIGCHLD, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) std::signal(SIGCHLD, SIG_DFL);
@@ -117,7 +117,7 @@ void keep_exit_codes() {
 
 int exit_code_of(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
-// Takes the first line off `output`.
+// Removes the first line from `output` and returns it.
 std::string_view next_line(std::string_view& output) {
   const std::string_view line = output.substr(0, output.find('\n'));
   output.remove_prefix(std::min(line.size() + 1, output.size()));
@@ -131,14 +131,14 @@ std::string prefixed(int64_t rank, std::string_view line) {
   return fmt::format("{}{}", line.starts_with(prefix) ? "" : prefix, line);
 }
 
-// Each line with its rank, behind a line break.
+// The kept output: each line prefixed with the rank, after a line break.
 std::string output_of(const Child& child) {
   std::string lines;
   for (std::string_view rest = child.kept; !rest.empty();) lines += "\n" + prefixed(child.rank, next_line(rest));
   return lines;
 }
 
-// What the rank itself said last of why it ends: "boom" of "[rank 1] error: boom". Empty if it said nothing.
+// The last cause that the rank itself printed: "boom" of "[rank 1] error: boom". Empty if it printed none.
 std::string_view cause_of(const Child& child) {
   constexpr std::string_view kError = "error: ";
   const std::string prefix = prefix_of(child.rank);
@@ -151,7 +151,7 @@ std::string_view cause_of(const Child& child) {
   return cause;
 }
 
-// Whether what the other ranks print is shown as it comes.
+// Whether the output of the other ranks is shown as it comes.
 bool shows_all(const EnvironmentVariables& variables) {
   const auto value = find_variable(variables, "FULGUR_RANK_OUTPUT");
   if (!value) return false;
@@ -162,7 +162,7 @@ bool shows_all(const EnvironmentVariables& variables) {
       *value));
 }
 
-// Another thread may hold the stream, or no program read its other end: after 300 ms the message is given up.
+// Another thread may hold the stream, or no program may read it: after 300 ms the function returns without the output.
 void print_and_flush(const std::string& message) {
   const auto done = std::make_shared<std::promise<void>>();
   std::thread([message, done] {
@@ -221,8 +221,8 @@ int64_t threads_per_rank(int64_t local_world_size) {
   return std::max<int64_t>(1, static_cast<int64_t>(cores_of_process().size()) / local_world_size);
 }
 
-// A thread of its own starts the children, reads what they print and reaps them. It lives as long as they do, because
-// the kernel takes a child's parent to be the thread that started it.
+// A separate thread starts the children, reads their output and reaps them. It lives as long as they do, because the
+// kernel takes the thread that started a child for its parent.
 class Launcher::Impl {
  public:
   Impl(const LauncherOptions& options, const EnvironmentVariables& variables)
@@ -304,8 +304,8 @@ class Launcher::Impl {
   }
 
  private:
-  // Throws the error of the child that caused one here; the first that failed, if nobody knows. Returns if that ended
-  // well, was killed because it did not end, or is no child.
+  // Throws the error of the child `rank` if it failed; without `rank`, the error of the first child that failed.
+  // Returns if the child ended well or was killed by this process, or if no child has this rank.
   void throw_error_of(std::optional<int64_t> rank) const {
     if (!rank && first_failed_) throw error_of(children_[*first_failed_]);
     for (const Child& child : children_) {
@@ -365,7 +365,7 @@ class Launcher::Impl {
   void watch() {
     sigset_t all;
     ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // signals are for the threads of the program
+    ::pthread_sigmask(SIG_SETMASK, &all, nullptr);  // signals are handled by the threads of the program
     {
       const std::lock_guard lock(mutex_);
       start_children();
@@ -421,7 +421,7 @@ class Launcher::Impl {
     std::erase_if(children_, [](const Child& child) { return child.pid < 0; });
   }
 
-  // Waits a little for output. Only this thread changes `output`, `kept` and `to_show` of a child.
+  // Waits up to kPoll for output. Only this thread changes `output`, `kept` and `to_show` of a child.
   void read_output() {
     std::vector<pollfd> polled;
     for (const Child& child : children_) polled.push_back({.fd = child.output, .events = POLLIN, .revents = 0});
@@ -432,7 +432,8 @@ class Launcher::Impl {
     }
   }
 
-  // Whole lines of each child, and what it ends with. Not under the lock: whoever reads stderr may take his time.
+  // Shows whole lines, and the rest after a child's output has ended. Runs without the lock: writing to stderr may
+  // block.
   void show_output() {
     for (Child& child : children_) {
       std::string_view rest = child.to_show;
@@ -479,7 +480,7 @@ class Launcher::Impl {
     }
   }
 
-  // What is still in the pipe; a grandchild may hold it open, so no waiting for its end.
+  // Reads the rest of the pipe, but does not wait for its end: a grandchild may hold the pipe open.
   static void drain(Child& child) {
     if (child.output < 0) return;
     ::fcntl(child.output, F_SETFL, O_NONBLOCK);
@@ -490,7 +491,7 @@ class Launcher::Impl {
     }
   }
 
-  // The program does not notice the failure of a rank: it computes without end, or waits for something else.
+  // Ends a program that does not notice the failure of a rank: it computes endlessly, or waits for something else.
   [[noreturn]] void end_process() {
     const DistributedError error = error_of(children_[*first_failed_]);
     kill_all();
@@ -509,7 +510,7 @@ class Launcher::Impl {
   std::mutex mutex_{};
   std::condition_variable changed_{};
   std::vector<Child> children_{};
-  std::optional<size_t> first_failed_{};  // of children_
+  std::optional<size_t> first_failed_{};  // index into children_
   Clock::time_point failed_at_{};
   std::optional<Clock::time_point> failure_expected_at_{};
   std::string start_error_{};

@@ -17,14 +17,14 @@ namespace fulgur {
 
 namespace {
 
-// NCCL's watchdog ends the process when a collective is late: only after ours, on the control group, have said why.
+// NCCL's watchdog ends the process when a collective is late: the margin lets the control group report the cause first.
 constexpr std::chrono::seconds kWatchdogMargin{30};
 
 }  // namespace
 
 Connect connect_nccl(const Network& network) {
   if (!network.interface.empty()) {
-    ::setenv("NCCL_SOCKET_IFNAME", ("=" + network.interface).c_str(), /*overwrite=*/0);  // =: no mere prefix
+    ::setenv("NCCL_SOCKET_IFNAME", ("=" + network.interface).c_str(), /*overwrite=*/0);  // "=": exact, not a prefix
   }
   return [](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
     auto options = c10d::ProcessGroupNCCL::Options::create();

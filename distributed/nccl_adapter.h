@@ -5,9 +5,9 @@
 
 namespace fulgur {
 
-// Connects by NCCL, for tensors on the group's CUDA device. It takes the network's interface if one was chosen by name
-// and NCCL_SOCKET_IFNAME is not set, else its own choice. Throws UsageError if fulgur was built without CUDA, and what
-// c10d throws (std::exception).
+// Connects by NCCL, for tensors on the group's CUDA device. NCCL uses the network's interface if it was chosen by name
+// and NCCL_SOCKET_IFNAME is not set; otherwise NCCL chooses one. Throws UsageError if fulgur was built without CUDA,
+// and what c10d throws (std::exception).
 Connect connect_nccl(const Network& network);
 
 }  // namespace fulgur

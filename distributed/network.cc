@@ -29,7 +29,7 @@ std::string numeric_address(const sockaddr* address, socklen_t size) {
   return text;
 }
 
-// The address that packets to `target` leave from; empty if there is no way. Sends nothing.
+// The local address from which packets to `target` leave; empty if there is no route. Sends nothing.
 std::string address_towards(const addrinfo& target) {
   const int descriptor = ::socket(target.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   if (descriptor < 0) return {};
@@ -44,7 +44,7 @@ std::string address_towards(const addrinfo& target) {
   return address;
 }
 
-// What a name stands for; frees itself.
+// The addresses of a host name; freed by the destructor.
 class Addresses {
  public:
   Addresses(const std::string& host, uint16_t port, int type, int flags = 0) {
@@ -83,7 +83,7 @@ bool is_numeric(const std::string& host) { return Addresses(host, 0, SOCK_DGRAM,
 
 bool is_loopback(const std::string& address) { return address.starts_with("127.") || address == "::1"; }
 
-// Others can reach it: of an interface that is up, and not of one link only.
+// Whether other hosts can reach the address: its interface is up and no loopback, the address not link-local.
 bool is_for_others(const ifaddrs& entry) {
   constexpr unsigned int kUp = IFF_UP | IFF_RUNNING;
   if (entry.ifa_addr == nullptr || (entry.ifa_flags & kUp) != kUp || (entry.ifa_flags & IFF_LOOPBACK) != 0)
@@ -93,7 +93,7 @@ bool is_for_others(const ifaddrs& entry) {
          !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr);
 }
 
-// Of this family if there is one, else of the other; empty if this host has only the loopback.
+// An address of this family, or otherwise of the other family; empty if this host has only the loopback.
 std::string address_for_others(int family) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -111,7 +111,7 @@ std::string address_for_others(int family) {
   return otherwise;
 }
 
-// 0, or the error.
+// Returns 0 or an errno.
 int try_to_connect(const addrinfo& target) {
   const int descriptor = ::socket(target.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (descriptor < 0) return errno;
@@ -152,8 +152,8 @@ std::vector<std::string> interface_names() {
   return names;
 }
 
-// A host's own name is often an address of the loopback there (127.0.1.1 in Debian's /etc/hosts). An address given in
-// numbers means what it says: several launchers on one host.
+// A host's own name is often an address of the loopback there (127.0.1.1 in Debian's /etc/hosts). A numeric loopback
+// address is taken literally: several launchers run on one host.
 Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port,
                        bool several_hosts) {
   for (const char* variable : {"FULGUR_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {

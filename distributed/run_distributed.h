@@ -6,8 +6,8 @@
 
 namespace fulgur {
 
-// Runs `body` on every rank. When it throws on a rank, all stop; the exception that comes out is that rank's, or a
-// DistributedError with its output and exit code.
+// Runs `body` on every rank. If it throws on a rank, all ranks stop; run_distributed() throws that rank's exception
+// there and a DistributedError elsewhere, which in the process that started the rank has its output and exit code.
 void run_distributed(const SessionOptions& options, const std::function<void(World&)>& body);
 
 }  // namespace fulgur

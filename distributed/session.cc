@@ -32,7 +32,7 @@ int exit_code_of(const std::exception_ptr& error) {
   }
 }
 
-// The session of the process, and what becomes of it if nobody calls end().
+// The session of the process, which ends it at exit if end() was not called.
 struct ProcessSession {
   std::unique_ptr<Session> session{};
   std::vector<c10::Device> devices{};
@@ -56,7 +56,7 @@ struct ProcessSession {
     if (own == nullptr && error != nullptr) end_process(text_of(error), exit_code_of(error));
   }
 
-  // Other threads may still be in the session, so that it stays.
+  // The session is leaked, because other threads may still use it.
   void exit_in_a_run(int status) {
     const auto own = error_of_this_rank("called exit({}) in the middle of a run", status);
     try {
@@ -145,7 +145,7 @@ Session& join(const SessionOptions& options) {
   ProcessSession& process = ProcessSession::instance();
   if (process.failed) throw DistributedError("the ranks of this process ended when an earlier run failed; start anew");
   if (process.session == nullptr) {
-    process.failed = true;  // until it is made
+    process.failed = true;  // until the session is created
     try {
       process.session = std::make_unique<Session>(options);
       process.failed = false;

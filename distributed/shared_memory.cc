@@ -28,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kCacheLine = 64;
-constexpr milliseconds kLookAround{20};  // how often one that sleeps looks whether the others are still there
+constexpr milliseconds kLookAround{20};  // how often a sleeping rank checks that the others are alive
 
 void relax() {
 #if defined(__x86_64__)
@@ -50,17 +50,17 @@ void set_and_wake(uint32_t& word, uint32_t value) {
   futex(word, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-// Whether it was woken, or the word has changed; false if the time is over.
+// Returns true if the thread was woken or the word has changed, false after `at_most`.
 bool sleep_while(uint32_t& word, uint32_t value, milliseconds at_most) {
   const timespec timeout{.tv_sec = 0, .tv_nsec = std::chrono::nanoseconds(at_most).count()};
   return futex(word, FUTEX_WAIT, value, &timeout) == 0 || errno == EAGAIN;
 }
 
-// Counters go around.
+// Correct across the wrap-around of a counter.
 bool is_at_least(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
-// The same for two processes that run on one host and count processes alike: the host, and its namespaces. Network
-// namespaces stand for hosts, too, where somebody tries several of them out on one.
+// Equal for two processes that run on one host and see the same process numbers: the host and its namespaces. The
+// network namespace is included, because tests of several hosts may run in several network namespaces of one host.
 std::optional<std::string> host_identity() {
   std::string identity;
   if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> identity)) return std::nullopt;
@@ -74,7 +74,7 @@ std::optional<std::string> host_identity() {
 
 std::string_view first_word(std::string_view text) { return text.substr(0, text.find(' ')); }
 
-// Once for all groups.
+// Warns once per process, for all groups.
 void warn_of_network() {
   static std::atomic<bool> warned = false;
   if (warned.exchange(true)) return;
@@ -99,7 +99,7 @@ class Descriptor {
   const int value_;
 };
 
-// What each rank tells the others, and gets from all: by rank.
+// Sends `mine` to all ranks and returns the texts of all, by rank.
 std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::string_view what,
                                   const std::string& mine) {
   const auto key = [&](int64_t rank) { return fmt::format("{}/{}", what, rank); };
@@ -112,12 +112,12 @@ std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::s
   return all;
 }
 
-// Counters begin shortly before they go around, so that every run does it.
+// Counters begin shortly before their wrap-around, so that every run exercises it.
 constexpr uint32_t kFirstRound = 0U - 8U * SharedMemory::kOutboxes;
 
 }  // namespace
 
-// At the beginning of the memory.
+// At the beginning of the shared memory.
 struct alignas(kCacheLine) SharedMemory::Header {
   uint32_t aborted;
 };
@@ -169,7 +169,7 @@ bool SharedMemory::Channel::opens_at_once() const {
 }
 
 std::byte* SharedMemory::Channel::open(Clock::time_point deadline) {
-  const Clock::time_point end_of_spin = Clock::now() + options_.spin;  // for all of them
+  const Clock::time_point end_of_spin = Clock::now() + options_.spin;  // one limit for all peers
   for (int64_t peer = 0; peer < shared_.world_size(); ++peer) {
     shared_.wait_until(counters(peer).done, rounds_to_be_done(), deadline, end_of_spin);
   }
@@ -198,8 +198,8 @@ std::byte* SharedMemory::Channel::receive(int64_t peer, const Call& call, Clock:
 
 void SharedMemory::Channel::done() { set_and_wake(counters(shared_.rank()).done, ++num_done_); }
 
-// Rank 0 makes the memory; the others open it as a file of rank 0's process, so that it needs no name. It is used only
-// if every rank has got it.
+// Rank 0 creates the memory; the others open it as a file of rank 0's process, so that it needs no name. It is used
+// only if every rank has mapped it.
 std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const std::vector<ChannelOptions>& channels,
                                                     bool willing) {
   c10d::PrefixStore store(group.name + "/shared_memory", group.store);
@@ -215,7 +215,7 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const st
 
   std::shared_ptr<SharedMemory> shared(new SharedMemory(group));
   std::string path;
-  bool works = willing, is_expected_to = willing;  // where all are on one host, and none is unwilling
+  bool works = willing, is_expected_to = willing;  // is_expected_to: all are on one host and willing
   for (int64_t rank = 0; is_expected_to && rank < group.world_size(); ++rank) {
     std::istringstream words(others[static_cast<size_t>(rank)]);
     std::string its_place;
@@ -246,7 +246,7 @@ SharedMemory::~SharedMemory() {
   }
 }
 
-// This process needs no watching; poll() passes over a negative descriptor.
+// This process itself is not watched; poll() ignores a negative descriptor.
 bool SharedMemory::watch(int process) {
   const bool is_own = process == ::getpid();
   const auto descriptor = is_own ? -1 : static_cast<int>(::syscall(SYS_pidfd_open, process, 0));
@@ -273,7 +273,7 @@ void SharedMemory::abort() { std::atomic_ref(reinterpret_cast<Header*>(memory_)-
 
 std::optional<std::string> SharedMemory::trouble(Clock::time_point deadline) const {
   if (load(reinterpret_cast<Header*>(memory_)->aborted) != 0) return "a rank has given up";
-  std::vector<pollfd> processes = processes_;  // several threads may wait
+  std::vector<pollfd> processes = processes_;  // a copy, as several threads may wait
   if (::poll(processes.data(), processes.size(), 0) > 0) {
     const auto ended = std::ranges::find_if(processes, [](const pollfd& process) { return process.revents != 0; });
     return fmt::format("the process of rank {} has ended", ranks_[static_cast<size_t>(ended - processes.begin())]);
@@ -290,7 +290,7 @@ void SharedMemory::wait_until(uint32_t& counter, uint32_t least, Clock::time_poi
   } while (Clock::now() < end_of_spin);
   for (bool is_time_to_look = false;;) {
     const std::optional<std::string> why = is_time_to_look ? trouble(deadline) : std::nullopt;
-    const uint32_t value = load(counter);  // after the look around: one that has ended may have sent before
+    const uint32_t value = load(counter);  // read after trouble(): a process that has ended may have sent before
     if (is_at_least(value, least)) return;
     if (why) throw std::runtime_error(*why);
     is_time_to_look = !sleep_while(counter, value, kLookAround);

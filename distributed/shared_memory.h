@@ -15,25 +15,25 @@
 
 namespace fulgur {
 
-// Memory that the ranks of a group on one host have in common, in which they exchange bytes in rounds, on several
-// channels. In a round of a channel every rank puts something into its outbox, then reads those of the others. A rank
-// may put in up to kOutboxes rounds before it has read the first of them.
-// No name of it is left anywhere: it goes with the last process that has it.
+// Memory shared by the ranks of a group on one host, in which they exchange bytes in rounds, on several channels. In a
+// round of a channel every rank fills its outbox, then reads those of the others. A rank may fill up to kOutboxes
+// rounds before it has read the first of them. The memory has no name in the file system: it is freed with the last
+// process that maps it.
 class SharedMemory {
  public:
-  static constexpr int64_t kOutboxes = 4;  // of each rank on each channel
+  static constexpr int64_t kOutboxes = 4;  // per rank and channel
 
   struct ChannelOptions {
     int64_t outbox_bytes = 0;
-    std::chrono::microseconds spin{};  // how long one waits in a round before it gives its core away
+    std::chrono::microseconds spin{};  // how long a rank polls in a round before it yields its core
   };
 
   using Clock = std::chrono::steady_clock;
   class Channel;
 
-  // Every rank of the group calls this. Null, on every rank, if they are on several hosts, if one may not see another's
-  // memory (of which rank 0 warns), or if one is not `willing`. Throws what the store does if a rank does not come
-  // within the group's timeout.
+  // Every rank of the group calls this. Returns null, on every rank, if the ranks are on several hosts, if one may not
+  // see another's memory (rank 0 then logs a warning), or if one is not `willing`. Throws what the store throws if a
+  // rank does not join within the group's timeout.
   static std::shared_ptr<SharedMemory> connect(const Group& group, const std::vector<ChannelOptions>& channels,
                                                bool willing);
 
@@ -45,7 +45,7 @@ class SharedMemory {
   int64_t rank() const { return rank_; }
   int64_t world_size() const { return static_cast<int64_t>(ranks_.size()); }
 
-  // Whoever waits throws, on every rank. From any thread.
+  // Makes every rank that waits throw. Threading: any thread.
   void abort();
 
  private:
@@ -58,18 +58,18 @@ class SharedMemory {
   std::optional<std::string> trouble(Clock::time_point deadline) const;
 
   const int64_t rank_;
-  const std::vector<int64_t> ranks_;  // numbers in the run
+  const std::vector<int64_t> ranks_;  // global ranks
   size_t num_bytes_ = 0;
   std::byte* memory_ = nullptr;
-  std::vector<pollfd> processes_;  // by rank: becomes readable when its process has ended
+  std::vector<pollfd> processes_;  // by rank; becomes readable when the process has ended
   std::vector<std::unique_ptr<Channel>> channels_;
 };
 
-// Used by one thread at a time; one may also send while another receives. What waits throws std::runtime_error: after
-// the deadline, after abort(), or when the process of another rank has ended.
+// A sequence of rounds. Threading: one thread at a time; one thread may send while another receives. Errors: waiting
+// calls throw std::runtime_error after the deadline, after abort(), or when the process of another rank has ended.
 class SharedMemory::Channel {
  public:
-  // A call that all ranks make, for the error when they do not.
+  // A call that all ranks must make alike; a mismatch is an error that names both calls.
   struct Call {
     std::string_view name;
     int64_t num_bytes = 0;
@@ -79,16 +79,16 @@ class SharedMemory::Channel {
 
   int64_t outbox_bytes() const { return options_.outbox_bytes; }
 
-  // This rank's outbox of the next round, to be filled: once every rank is done with what was in it.
+  // Returns this rank's outbox of the next round, to be filled; waits until every rank has read its previous content.
   std::byte* open(Clock::time_point deadline);
   bool opens_at_once() const;
   void send(const Call& call);
 
-  // The outbox of a peer in the oldest round that this rank is not done with, once it has been sent.
+  // Returns the outbox of a peer in the oldest round for which this rank has not called done(); waits until it is sent.
   std::byte* receive(int64_t peer, const Call& call, Clock::time_point deadline);
   void done();
 
-  static size_t num_bytes(int64_t world_size, ChannelOptions options);  // of its memory
+  static size_t num_bytes(int64_t world_size, ChannelOptions options);  // bytes of its shared memory
 
  private:
   struct Counters;
@@ -101,9 +101,9 @@ class SharedMemory::Channel {
   SharedMemory& shared_;
   std::byte* const memory_;
   const ChannelOptions options_;
-  uint32_t num_sent_;  // rounds
+  uint32_t num_sent_;  // number of rounds
   uint32_t num_done_;
-  uint32_t spun_for_;  // the round that end_of_spin_ belongs to
+  uint32_t spun_for_;  // the round to which end_of_spin_ belongs
   Clock::time_point end_of_spin_{};
 };
 

@@ -36,7 +36,7 @@ ElementRange chunk_of(const ElementRange& range, int64_t begin, int64_t size) {
   return {std::min(range.begin + begin, range.end), std::min(range.begin + begin + size, range.end)};
 }
 
-// Of the parts of an outbox, one for each other rank, that for `receiver`.
+// An outbox has one part for each other rank: the index of the part for `receiver`.
 int64_t part_of(int64_t sender, int64_t receiver) { return receiver < sender ? receiver : receiver - 1; }
 
 }  // namespace
@@ -77,7 +77,7 @@ SharedMemoryTransfers::Exchange SharedMemoryTransfers::exchange(const char* name
           .world_size = world_size_};
 }
 
-// Elements of a range that go in one round.
+// The number of elements of a range that fit into one round.
 int64_t SharedMemoryTransfers::scatter_size(const at::Tensor& flat) const {
   return gather_size(flat) / std::max<int64_t>(world_size_ - 1, 1);
 }
@@ -85,7 +85,7 @@ int64_t SharedMemoryTransfers::gather_size(const at::Tensor& flat) const {
   return large_.outbox_bytes() / flat.element_size();
 }
 
-// Everyone sends each owner its elements [begin, begin + size), and adds up its own.
+// Every rank sends each owner its elements [begin, begin + size), and sums its own.
 void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin,
                                           int64_t size) {
   const at::Tensor& flat = exchange.flat;
@@ -105,7 +105,7 @@ void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op,
   large_.done();
 }
 
-// Every owner sends its elements [begin, begin + size) to all.
+// Every owner sends its elements [begin, begin + size) to all ranks.
 void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin, int64_t size) {
   const at::Tensor& flat = exchange.flat;
   const ElementRange mine = chunk_of(exchange.range(rank_), begin, size);
@@ -119,7 +119,7 @@ void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin
   large_.done();
 }
 
-// After an error ranks may be in different rounds: the group is dead, here and for the others.
+// After an error the ranks may be in different rounds: the group is dead, here and on the other ranks.
 template <class Body>
 void SharedMemoryTransfers::run(const Body& body) {
   if (large_error_ != nullptr) std::rethrow_exception(large_error_);
@@ -132,7 +132,7 @@ void SharedMemoryTransfers::run(const Body& body) {
   }
 }
 
-// A chunk that has been added up is handed out while it is in the cache.
+// Each summed chunk is gathered at once, while it is in the cache.
 void SharedMemoryTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
   const Exchange exchange = this->exchange("all_reduce", flat);
   const int64_t size = scatter_size(flat);
@@ -201,7 +201,7 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
     combine_in_rank_order(flat, flat, rank, transfers_.world_size_, op_, [&](int64_t peer) {
       std::byte* const in = transfers_.small_.receive(peer, exchange_.call, exchange_.deadline);
       const at::Tensor theirs = view_of(in, flat.numel(), flat);
-      return peer == 0 ? theirs.clone() : theirs;  // all ranks read it
+      return peer == 0 ? theirs.clone() : theirs;  // a copy, as all ranks read the original
     });
     transfers_.small_.done();
   }
@@ -214,12 +214,12 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
   SharedMemoryTransfers& transfers_;
   const Exchange exchange_;
   const ReduceOp op_;
-  std::atomic<bool> sent_ = false;  // set by the thread that works on it, too
+  std::atomic<bool> sent_ = false;  // also set by other threads that work on it
   bool finished_ = false;
   std::exception_ptr error_{};
 };
 
-// Whoever waits for a small one works on the oldest, unless another thread does.
+// A thread that waits for any small all_reduce works on the oldest one, unless another thread does.
 void SharedMemoryTransfers::finish_small(const Small& wanted) {
   std::unique_lock lock(small_mutex_);
   while (!wanted.finished_) {
@@ -249,7 +249,7 @@ void SharedMemoryTransfers::finish_small(const Small& wanted) {
   if (wanted.error_ != nullptr) std::rethrow_exception(wanted.error_);
 }
 
-// In order, those for which there is an outbox.
+// Sends the waiting ones in order, as far as there are free outboxes.
 void SharedMemoryTransfers::send_small_ones() {
   for (const auto& small : small_started_) {
     if (small->sent_) continue;

@@ -17,11 +17,12 @@
 
 namespace fulgur {
 
-// Between ranks of one host, through memory that they share: each copies what others need into its outbox and adds, or
-// copies, from theirs. All reductions add in the order of ranks.
+// Transfers between ranks of one host, through shared memory: each rank copies what the others need into its outbox and
+// adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.
 class SharedMemoryTransfers final : public Transfers {
  public:
-  // Every rank of the group calls this; see SharedMemory::connect. `staging_bytes`: of large collectives, per rank.
+  // Every rank of the group calls this; see SharedMemory::connect. `staging_bytes`: outbox memory per rank for large
+  // collectives.
   static std::shared_ptr<SharedMemoryTransfers> connect(const Group& group, int64_t staging_bytes, bool willing);
 
   SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
@@ -58,10 +59,10 @@ class SharedMemoryTransfers final : public Transfers {
   Channel& large_;
   Channel& small_;
   std::exception_ptr large_error_{};
-  std::mutex small_mutex_;  // never held by one that waits for another rank
+  std::mutex small_mutex_;  // never held while waiting for another rank
   std::condition_variable small_changed_;
-  std::deque<std::shared_ptr<Small>> small_started_;  // not finished, in order; those sent come first
-  bool small_is_worked_on_ = false;                   // by a thread that waits for the oldest
+  std::deque<std::shared_ptr<Small>> small_started_;  // unfinished ones, oldest first; the sent ones come first
+  bool small_is_worked_on_ = false;                   // a thread works on the oldest
   std::exception_ptr small_error_{};
 };
 

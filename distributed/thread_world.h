@@ -4,8 +4,8 @@
 
 namespace fulgur {
 
-// While it lives, Trainers of this thread run on the ranks of `world`, and not on the process's: so that ranks can be
-// threads of one process, as in tests.
+// During its lifetime, Trainers of this thread run on the ranks of `world` instead of the process's ranks, so that
+// ranks can be threads of one process, as in tests.
 class ThreadWorld {
  public:
   explicit ThreadWorld(World& world) : outer_(current_) { current_ = &world; }
@@ -13,7 +13,7 @@ class ThreadWorld {
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
-  static World* current() { return current_; }  // null: the process's
+  static World* current() { return current_; }  // null: the ranks of the process
 
  private:
   static inline thread_local World* current_ = nullptr;

@@ -31,8 +31,8 @@ bool is_small(const at::Tensor& flat, int64_t world_size) {
   return static_cast<int64_t>(flat.nbytes()) * (world_size - 1) <= kSmallBytes;
 }
 
-// In pieces so small that ATen stays on this thread: a second team of OpenMP threads would compete with the one that
-// computes gradients.
+// Works in pieces so small that ATen stays on this thread: a second team of OpenMP threads would compete with the one
+// that computes gradients.
 void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   const at::NoGradGuard no_grad;
   const int64_t size = out.numel();

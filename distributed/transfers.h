@@ -9,22 +9,21 @@
 
 namespace fulgur {
 
-// An all_reduce that was started; nothing runs until finish(), which adds up what the other ranks have sent, on the
-// thread that calls it: where few bytes are exchanged, what takes time is waking threads.
+// An all_reduce that was started; nothing runs until finish(), which sums, on the calling thread, what the other ranks
+// have sent: for few bytes, waking threads is what costs time.
 class SmallAllReduce {
  public:
   virtual ~SmallAllReduce() = default;
 
-  virtual void finish() = 0;  // from any thread; throws again what it threw
+  virtual void finish() = 0;  // from any thread; a repeated call throws the same error
 
-  // Whether the other ranks can finish theirs before this one is finished.
+  // Whether the other ranks can finish their all_reduces before this one is finished.
   virtual bool is_sent() const { return true; }
 };
 
-// How the ranks of a group exchange flat tensors that lie in the memory of the host. Calls block;
-// one thread at a time, and every rank makes the same calls in the same order. A reduction adds in the order of ranks,
-// ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor where the tensor begins, but for an all_reduce of
-// Gloo's own.
+// How the ranks of a group exchange flat tensors in host memory. Calls block. Every rank makes the same calls in the
+// same order. A reduction adds in the order of ranks, ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor
+// where the tensor begins, except for Gloo's own all_reduce. Threading: one thread at a time, except where noted.
 // Errors: std::exception, after the group's timeout at the latest.
 class Transfers {
  public:
@@ -35,23 +34,23 @@ class Transfers {
   virtual void all_gather(const at::Tensor& flat) = 0;
   virtual void broadcast(const at::Tensor& flat, int64_t root) = 0;
 
-  // These two also beside one of the above.
+  // These two may also run concurrently with one of the above.
   virtual void barrier() = 0;
   virtual std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
 
-  // What runs throws, here and on every other rank, as does what is called later. From any thread.
+  // Makes running and later calls throw, here and on every other rank. Threading: any thread.
   virtual void abort() = 0;
 };
 
-// Whether an all_reduce is to be a small one: all that a rank gets is no more than this.
+// An all_reduce is small if the other ranks' tensors together have at most this many bytes.
 inline constexpr int64_t kSmallBytes = 64 << 10;
 bool is_small(const at::Tensor& flat, int64_t world_size);
 
-// out = a (op) b; `out` may be one of them.
+// out = a (op) b; `out` may be `a` or `b`.
 void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp op);
 
-// out = what ranks before `rank` sum to (op) own (op) those after it, of which `of_rank(r)` gives rank r's. What
-// of_rank(0) returns is written to; `out` may be `own`.
+// out = x0 (op) x1 (op) ..., in the order of ranks, where x_rank is `own` and of_rank(r) returns the tensor of another
+// rank r. The tensor that of_rank(0) returns is overwritten; `out` may be `own`.
 template <class OfRank>
 void combine_in_rank_order(const at::Tensor& out, const at::Tensor& own, int64_t rank, int64_t world_size, ReduceOp op,
                            const OfRank& of_rank) {

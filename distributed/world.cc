@@ -34,22 +34,22 @@ using std::chrono::milliseconds;
 
 milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<int64_t>(seconds * 1000)); }
 
-// A peer that has gone must be an error of a write, not a signal that ends the process.
+// Writing to a peer that has gone must be an error, not a signal that ends the process.
 void ignore_broken_pipes() {
   struct sigaction action{};
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
-// c10d's recorder of past collectives, one for all groups of a process, notes a group that is new to it without taking
-// its lock: threads that each begin with a group of their own (Transfers have a thread) break its map. Still so in
-// torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads it.
+// c10d's recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
+// its lock: threads that each begin with their own group (Transfers have a thread) break its map. Still so in torch
+// 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
 void turn_flight_recorder_off() {
   static const int done = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(done);
 }
 
-// c10d's watchdog of NCCL is to clean up after an error, and leave the process to report it (2); nor is it to write
-// dumps, or to end a process whose watchdog seems to hang.
+// NCCL's watchdog in c10d cleans up after an error and leaves the report to the process (2); it neither writes dumps
+// nor ends a process whose watchdog seems to hang.
 void leave_errors_of_nccl_to_us() {
   static const int done = [] {
     ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
@@ -59,8 +59,8 @@ void leave_errors_of_nccl_to_us() {
   static_cast<void>(done);
 }
 
-// Hosts of a cluster start at different times, so that the master's name may be unknown for a while, but not on its own
-// host.
+// Hosts of a cluster start at different times, so the master's name may be unknown for a while, except on the master's
+// own host.
 void wait_for_name(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline) {
   const bool is_masters_host = environment.rank == environment.local_rank;
   if (is_masters_host) return;
@@ -70,8 +70,8 @@ void wait_for_name(const ClusterEnvironment& environment, const WorldOptions& op
   }
 }
 
-// How the ranks of a run meet. run() blocks for ever if rank 0 hangs or another program listens at its port: a call to
-// be detached.
+// Lets the ranks of a run meet at a store. run() blocks forever if rank 0 hangs or another program listens at its port:
+// call it by detached_call().
 class Meeting {
  public:
   Meeting(const ClusterEnvironment& environment, const WorldOptions& options, Clock::time_point deadline)
@@ -80,7 +80,7 @@ class Meeting {
         deadline_(deadline),
         place_(fmt::format("{} port {}", environment.master_address, environment.master_port)) {}
 
-  // The store, once every rank has come.
+  // Returns the store after every rank has joined.
   Store run() {
     if (!is_server()) wait_until_somebody_listens();
     Store store = open_store();
@@ -135,15 +135,15 @@ class Meeting {
     }
   }
 
-  // A store that outlives runs has the keys of earlier ones. Every rank makes the same runs, so that its number of this
-  // one is that of the others, too.
+  // A store that outlives runs still has the keys of earlier runs. Every rank takes part in the same runs, so all ranks
+  // count the same number for this run.
   Store of_this_run(const Store& store) const {
     const auto restart = c10::make_intrusive<c10d::PrefixStore>(environment_.store_prefix, store);
     const int64_t number = restart->add(fmt::format("runs/{}", environment_.rank), 1);
     return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}/", environment_.store_prefix, number), store);
   }
 
-  // Names those that have not come in time.
+  // Throws an error that names the ranks that have not joined in time.
   void wait_for_all(c10d::Store& store) const {
     const auto key = [](int64_t rank) { return fmt::format("joined/{}", rank); };
     std::vector<std::string> keys;
@@ -184,7 +184,7 @@ class Meeting {
 
 }  // namespace
 
-// Two connections to the same store: what waits on one does not keep the other from being used.
+// Two connections to the same store, so that a call that waits on one does not block the other.
 struct World::Stores {
   Store for_groups;
   Store for_heartbeat;
@@ -215,7 +215,7 @@ struct World::Parts {
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
 
-  // What waits for another rank ends when one fails, though nothing of this rank's does.
+  // Interrupts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
   void watch() const {
     const std::vector<std::weak_ptr<Collective>> groups{data, control};
     heartbeat->watch(static_cast<int64_t>(ranks.size()), [groups] {

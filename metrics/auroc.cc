@@ -18,7 +18,7 @@
 namespace fulgur::metrics {
 namespace {
 
-constexpr int64_t kNotCounted = -1;  // in the state "target": sizes stay those of the batches, so nothing waits
+constexpr int64_t kNotCounted = -1;  // marks a target that does not count; dropping it would wait for the accelerator
 
 // For each positive sample, the negatives with a lower score plus half of those with the same. The counts are integers,
 // so the area is exact.
@@ -84,7 +84,7 @@ at::Tensor AUROC::value_of(std::span<const at::Tensor> states) const {
   const at::Tensor& target = states[1];
   const at::Tensor counted = target.ne(kNotCounted);
   const bool is_binary = options_.task == Task::binary;
-  // What does not count must not change the decision between logits and probabilities, nor be a NaN.
+  // Elements that do not count must neither change the decision between logits and probabilities nor be NaN.
   const at::Tensor table = is_binary ? states[0].unsqueeze(1) : states[0];
   const at::Tensor scores = table.masked_fill(counted.logical_not().unsqueeze(1), 0.0);
   const at::Tensor is_bad = scores.isnan().any().logical_or_(states[2].gt(0));

@@ -20,13 +20,13 @@ struct AUROCOptions {
 };
 
 // The area under the ROC curve: the probability that a random sample of a class has a higher score for it than a random
-// sample of the others; ties count half. Binary: of label 1. Multiclass: of each class against the rest.
+// sample of the others; ties count half. Binary: the area of label 1. Multiclass: each class against the rest.
 // Exact, so it keeps every score (float32) and target: memory grows with the samples, and is freed by reset().
 // update(): floating-point scores; shapes as Task says.
 // compute(): 0-dim, or [num_classes] for Average::none. A class without, or with only, positive samples has 0. NaN if a
-// score is NaN. Multiclass scores of which any is outside [0, 1] are logits, and go through a softmax first. That is
-// decided over all samples; torchmetrics decides it batch by batch, so the same samples in other batches can give
-// another value there. Binary scores are only ranked, so it does not matter which they are.
+// score is NaN. Multiclass scores of which any is outside [0, 1] are logits, and go through a softmax first. The
+// decision is made over all samples; torchmetrics decides batch by batch, so its value can depend on how samples are
+// batched. Binary scores are only ranked, so logits and probabilities give the same value.
 // Source: Hanley and McNeil 1982 (the area as a rank statistic).
 class AUROC final : public Metric {
  public:
@@ -40,6 +40,6 @@ class AUROC final : public Metric {
   AUROCOptions options_;
 };
 
-at::Tensor auroc(const at::Tensor& preds, const at::Tensor& target, const AUROCOptions& options);  // of one batch
+at::Tensor auroc(const at::Tensor& preds, const at::Tensor& target, const AUROCOptions& options);  // for a single batch
 
 }  // namespace fulgur::metrics

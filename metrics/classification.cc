@@ -19,7 +19,7 @@ using internal::nan_if;
 using internal::safe_divide;
 using internal::Score;
 
-// The labels of one batch; target.counted and target.out_of_range are those of both.
+// The labels of one batch; target.counted and target.out_of_range cover both target and preds.
 struct LabelPairs {
   Labels target;
   at::Tensor preds;  // int64 [M]
@@ -30,7 +30,7 @@ at::Tensor is_above(const at::Tensor& scores, double threshold) {
   return at::where(are_logits, scores.sigmoid(), scores).gt(threshold);
 }
 
-// The target if it is among the k highest scores, else the highest.
+// The target if it is among the k highest scores, otherwise the class with the highest score.
 at::Tensor best_of_top_k(const at::Tensor& scores, int64_t top_k, const at::Tensor& target) {
   if (top_k == 1) return scores.argmax(1);
   const at::Tensor highest = std::get<1>(scores.topk(top_k, 1));
@@ -62,7 +62,7 @@ LabelPairs label_pairs(std::string_view metric, const ClassificationOptions& opt
   return {{truth.values, found.counted, truth.out_of_range.add(found.out_of_range)}, found.values};
 }
 
-// How often each label is there, among those where `counted`. Unlike bincount, it does not wait for an accelerator.
+// How often each label occurs where `counted` is true. Unlike bincount, it does not wait for an accelerator.
 at::Tensor histogram(const at::Tensor& labels, const at::Tensor& counted, int64_t num_labels) {
   return at::zeros({num_labels}, labels.options()).scatter_add_(0, labels, counted.to(at::kLong));
 }
@@ -95,7 +95,7 @@ MetricStates counts_of(at::IntArrayRef shape) {
           {.name = "out_of_range", .value = at::zeros({}, at::kLong), .combine = Combine::sum}};
 }
 
-// [3, num_classes], or [3] where there is no value per class.
+// The counts as [3, num_classes], or [3] if there is no value per class.
 at::Tensor relevant_counts(const at::Tensor& counts, Score score, const ClassificationOptions& options) {
   const bool is_binary = options.task == Task::binary;
   if (is_binary && score != Score::accuracy) return counts.select(1, 1);

@@ -24,8 +24,8 @@ struct ClassificationOptions {
 // How often each class was found (tp), wrongly found (fp) and missed (fn). Memory: 3 * num_classes counts.
 // update(): preds and target as Task says; the extra dimensions are samples too, but valid is over dim 0.
 //   Binary scores of a batch with any outside [0, 1] are logits, and go through a sigmoid first.
-// compute(): 0-dim, or [num_classes] for Average::none. What would be 0/0 is 0. Macro leaves out a class that is
-// neither in target nor found (with top_k > 1, except for F1Score: that is not in target).
+// compute(): 0-dim, or [num_classes] for Average::none. 0/0 is 0. Macro leaves out classes that are neither in target
+// nor found; with top_k > 1, except for F1Score, it leaves out all classes that are not in target.
 namespace internal {
 
 enum class Score { accuracy, precision, recall, f1_score };
@@ -45,14 +45,14 @@ class StatScores : public Metric {
 
 }  // namespace internal
 
-// The part of the samples that is right; of a class (macro, weighted, none): its recall.
+// The share of correct samples; for single classes (macro, weighted, none): the recall of the class.
 class Accuracy final : public internal::StatScores {
  public:
   explicit Accuracy(const ClassificationOptions& options)
       : StatScores("Accuracy", internal::Score::accuracy, options) {}
 };
 
-// tp / (tp + fp). Binary: of label 1; also below.
+// tp / (tp + fp). In the binary task Precision, Recall and F1Score are those of label 1.
 class Precision final : public internal::StatScores {
  public:
   explicit Precision(const ClassificationOptions& options)
@@ -73,9 +73,9 @@ class F1Score final : public internal::StatScores {
 
 // What each cell of a confusion matrix is divided by.
 enum class Normalize {
-  none,     // nothing: int64 counts
-  by_true,  // its row's sum, so that a row adds up to 1: torchmetrics' "true"
-  by_pred,  // its column's sum
+  none,     // not divided: int64 counts
+  by_true,  // the sum of the row, so that a row adds up to 1: torchmetrics' "true"
+  by_pred,  // the sum of the column
   by_all,   // the sum of all cells
 };
 
@@ -88,7 +88,7 @@ struct ConfusionMatrixOptions {
 };
 
 // compute(): [num_classes, num_classes]; row: target, column: prediction. 0/0 is 0. If a label on an accelerator was
-// out of range, all counts are -1. update() as for Accuracy.
+// out of range, all counts are -1. update(): as for Accuracy.
 class ConfusionMatrix final : public Metric {
  public:
   explicit ConfusionMatrix(const ConfusionMatrixOptions& options);
@@ -101,7 +101,7 @@ class ConfusionMatrix final : public Metric {
   ConfusionMatrixOptions options_;
 };
 
-// Of one batch.
+// The values of a single batch.
 at::Tensor accuracy(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
 at::Tensor precision(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);
 at::Tensor recall(const at::Tensor& preds, const at::Tensor& target, const ClassificationOptions& options);

@@ -10,7 +10,7 @@
 namespace fulgur::metrics {
 
 struct MeanSquaredErrorOptions {
-  bool squared = true;  // false: its root (RMSE)
+  bool squared = true;  // false: the square root of the error (RMSE)
 };
 
 // The mean of (preds - target)^2 over all elements. preds and target: the same shape, any dtype; the difference is
@@ -27,7 +27,7 @@ class MeanSquaredError final : public Metric {
   MeanSquaredErrorOptions options_;
 };
 
-// The mean of |preds - target|; else as MeanSquaredError.
+// The mean of |preds - target|; otherwise like MeanSquaredError.
 class MeanAbsoluteError final : public Metric {
  public:
   MeanAbsoluteError();
@@ -37,7 +37,7 @@ class MeanAbsoluteError final : public Metric {
   at::Tensor value_of(std::span<const at::Tensor> states) const override;
 };
 
-// Of one batch.
+// The values of a single batch.
 at::Tensor mean_squared_error(const at::Tensor& preds, const at::Tensor& target,
                               const MeanSquaredErrorOptions& options = {});
 at::Tensor mean_absolute_error(const at::Tensor& preds, const at::Tensor& target);

@@ -29,7 +29,7 @@ Words words_of(std::string_view text) {
   return words;
 }
 
-// Levenshtein's distance; distances[j]: from the words of `a` so far to the first j of `b`.
+// Levenshtein's distance; distances[j] is the distance from the words of `a` so far to the first j words of `b`.
 int64_t edit_distance(const Words& a, const Words& b) {
   std::vector<int64_t> distances(b.size() + 1);
   std::iota(distances.begin(), distances.end(), 0);

@@ -14,14 +14,14 @@
 namespace fulgur::metrics {
 
 struct PerplexityOptions {
-  std::optional<int64_t> ignore_index{};  // tokens with this target do not count, as padding; often -100
+  std::optional<int64_t> ignore_index{};  // tokens with this target, such as padding, do not count; often -100
 };
 
 // exp of the mean negative log likelihood of the target tokens.
 // preds: logits (or log probabilities) [batch_size, seq_len, vocab_size]; target: integers [batch_size, seq_len].
 // A very improbable token has a large, finite cost; in torchmetrics its probability can round to 0, and the value to
-// inf. Before the first update() the value is NaN. NaN also if a target on an accelerator is outside the vocabulary; on
-// the CPU that throws.
+// inf. The value is NaN before the first update(), and if a target on an accelerator is outside the vocabulary; on the
+// CPU such a target throws.
 class Perplexity final : public Metric {
  public:
   explicit Perplexity(const PerplexityOptions& options = {});
@@ -34,12 +34,12 @@ class Perplexity final : public Metric {
   PerplexityOptions options_;
 };
 
-// Insertions, deletions and substitutions that make preds of target, per word of target; above 1 if preds is much
-// longer. Words are what ASCII white space separates. The state lives on the CPU. NaN before the first update().
+// Insertions, deletions and substitutions that turn preds into target, per word of target; above 1 if preds is much
+// longer. Words are separated by ASCII white space. The state lives on the CPU. NaN before the first update().
 class WordErrorRate final : public Metric {
  public:
   WordErrorRate();
-  // One text per sample. `valid` is read on the CPU.
+  // Each text is one sample. `valid` is read on the CPU.
   void update(const std::vector<std::string>& preds, const std::vector<std::string>& target,
               const Valid& valid = std::nullopt);
 
@@ -47,7 +47,7 @@ class WordErrorRate final : public Metric {
   at::Tensor value_of(std::span<const at::Tensor> states) const override;
 };
 
-// Of one batch.
+// The values of a single batch.
 at::Tensor perplexity(const at::Tensor& preds, const at::Tensor& target, const PerplexityOptions& options = {});
 at::Tensor word_error_rate(const std::vector<std::string>& preds, const std::vector<std::string>& target);
 

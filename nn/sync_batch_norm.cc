@@ -22,11 +22,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of the batches of all ranks together, per channel.
+// The statistics of the batches of all ranks together, per channel.
 struct BatchStatistics {
   at::Tensor count;  // fp64, 0-dimensional
   at::Tensor mean;   // fp64, [num_features]
-  at::Tensor var;    // biased; the same
+  at::Tensor var;    // biased; fp64, [num_features]
 };
 
 at::ScalarType statistics_dtype(const at::Tensor& input) {
@@ -39,7 +39,7 @@ at::Tensor dense(const at::Tensor& tensor, const at::Tensor& like) {
 
 // Mean and biased variance, in the dtype of statistics.
 std::tuple<at::Tensor, at::Tensor> local_statistics(const at::Tensor& input) {
-  // Of running statistics that are not given, a 16-bit input would make 16-bit results.
+  // If running statistics were not given, a 16-bit input would make 16-bit results.
   const at::TensorOptions options = input.options().dtype(statistics_dtype(input));
   const at::Tensor unused_mean = at::zeros({input.size(1)}, options);
   const at::Tensor unused_var = at::ones({input.size(1)}, options);
@@ -64,7 +64,7 @@ BatchStatistics statistics_of_all_ranks(const at::Tensor& input, Collective& col
   collective.all_gather(rows.view({-1})).wait();
 
   const at::Tensor total = counts.sum();
-  // Looking at the total would make every step wait for the device; a rank that has two values need not.
+  // Reading the total would make every step wait for the device; a rank with two values need not read it.
   TORCH_CHECK(count >= 2 || total.item<double>() >= 2,
               "Expected more than 1 value per channel over all ranks when training, got ", total.item<int64_t>(),
               " over ", collective.world_size(), " ranks; this rank has input size ", input.sizes());
@@ -76,7 +76,7 @@ void update_running_statistics(const at::Tensor& running, const at::Tensor& batc
   running.copy_(at::lerp(running.to(at::kDouble), batch, momentum));
 }
 
-// What native_batch_norm and its backward take besides the input: all of one dtype.
+// The arguments of native_batch_norm and its backward besides the input, all of one dtype.
 struct Transform {
   at::Tensor weight;
   at::Tensor bias;
@@ -99,7 +99,7 @@ struct Transform {
   }
 };
 
-// Normalises by statistics of which the input is a part.
+// Normalises by statistics that include the input.
 class Normalize : public torch::autograd::Function<Normalize> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const std::optional<at::Tensor>& weight,
@@ -121,7 +121,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
                 "SyncBatchNorm has no second derivative: call backward without create_graph, or use BatchNorm");
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &var = saved[3], &count = saved[4];
-    // With a weight that is given, its gradient has the dtype of statistics, not a 16-bit input's.
+    // If a weight is given, its gradient has the dtype of statistics, not a 16-bit input's.
     const Transform transform{weight.defined() ? weight.to(mean.scalar_type()) : at::ones_like(mean), at::Tensor(),
                               mean, var, ctx->saved_data["eps"].toDouble()};
     auto [grad_input, grad_weight, grad_bias] = transform.backward(dense(grads[0], input), input);
@@ -136,8 +136,8 @@ class Normalize : public torch::autograd::Function<Normalize> {
  private:
   // With xhat = (x - mean) / std the gradient of x is, over all n values of all ranks,
   //   weight / std * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n),
-  // of which this is all but the first term: an affine function of xhat, as batch norm is. The sums are the gradients
-  // of bias and weight.
+  // and this function returns all but the first term: an affine function of xhat, as batch norm is. The sums are
+  // the gradients of bias and weight.
   static at::Tensor through_statistics(const Transform& transform, const at::Tensor& input,
                                        const at::Tensor& grad_weight, const at::Tensor& grad_bias,
                                        const at::Tensor& count, Collective& collective) {

@@ -11,18 +11,18 @@
 
 namespace fulgur::nn {
 
-// Where a SyncBatchNorm, of any dimension, finds the other ranks: what strategies see of it.
+// The connection of a SyncBatchNorm, of any dimension, to the other ranks: the part that strategies use.
 class SyncBatchNormBase {
  public:
-  // `collective` is borrowed until another one, or null (one rank), takes its place; the graph of a forward pass needs
-  // it until its backward is done. It takes tensors of the input's device, and nothing else may be under way on it
-  // while forward or backward runs.
+  // `collective` is borrowed until another one, or null (one rank), replaces it; the graph of a forward pass needs it
+  // until the backward pass is done. It must take tensors of the input's device, and no other operation may be in
+  // progress on it while forward or backward runs.
   void attach(Collective* collective) { collective_ = collective; }
 
  protected:
   SyncBatchNormBase() = default;
   virtual ~SyncBatchNormBase() = default;
-  // A clone may outlive what this module is attached to, and nobody would detach it.
+  // A clone is not attached: it may outlive the collective, and no strategy would detach it.
   SyncBatchNormBase(const SyncBatchNormBase& /*other*/) {}
   SyncBatchNormBase& operator=(const SyncBatchNormBase& /*other*/) { return *this; }
 
@@ -67,22 +67,22 @@ class SyncBatchNorm3dImpl : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl>
 
 // torch::nn::BatchNorm1d, 2d and 3d whose statistics, in training, are those of the batches of all ranks together:
 //   torch::nn::Sequential(torch::nn::Conv2d(3, 64, 3), fulgur::nn::SyncBatchNorm2d(64), torch::nn::ReLU())
-// Options, parameters, buffers and the entries of checkpoints are torch's. The strategy attaches them to its ranks;
-// until then, in eval mode, and with one rank, they are BatchNorm to the bit.
+// Options, parameters, buffers and the entries of checkpoints are torch's. The strategy attaches the modules to its
+// ranks; until then, in eval mode, and with one rank, they equal BatchNorm bit for bit.
 // Ranks: all run forward and backward of their modules in the same order. Batches may differ in size, and may be empty
 // on some ranks. Gradients of weight and bias are those of this rank's part; the strategy adds them up.
-// Dtypes: statistics are fp32, of an fp64 input fp64; ranks exchange them in fp64. 16-bit inputs go with fp32 or
+// Dtypes: statistics are fp32, or fp64 for an fp64 input; ranks exchange them in fp64. 16-bit inputs go with fp32 or
 // 16-bit weights.
 // In checkpoint() the second call exchanges statistics again, and updates the running statistics again, as in Python.
-// Errors: c10::Error for an input of the wrong shape, on that rank; with fewer than two values per channel over all
-// ranks, on all; and in a backward with create_graph, which only BatchNorm has. DistributedError from forward and
-// backward.
+// Errors: c10::Error for an input of the wrong shape, on that rank; for fewer than two values per channel over all
+// ranks, on all ranks; and for a backward with create_graph, which only BatchNorm supports. DistributedError from
+// forward and backward.
 // Source: torch.nn.SyncBatchNorm; Chan et al. 1979 for variances of parts.
 TORCH_MODULE(SyncBatchNorm1d);
 TORCH_MODULE(SyncBatchNorm2d);
 TORCH_MODULE(SyncBatchNorm3d);
 
-bool has_sync_batch_norm(const torch::nn::Module& module);  // in it, or itself
+bool has_sync_batch_norm(const torch::nn::Module& module);  // in `module`, or `module` itself
 
 // Attaches every SyncBatchNorm in `module`, itself included.
 void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective);

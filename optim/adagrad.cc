@@ -17,10 +17,10 @@ AdagradOptions checked(AdagradOptions options) {
 void AdagradOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
   visit({.name = "lr_decay", .help = "decay of the learning rate per update", .min = 0}, &lr_decay);
-  visit({.name = "weight_decay", .help = "L2, added to the gradient", .min = 0}, &weight_decay);
-  visit({.name = "initial_accumulator_value", .help = "where the sum of squares starts", .min = 0},
+  visit({.name = "weight_decay", .help = "L2 penalty, added to the gradient", .min = 0}, &weight_decay);
+  visit({.name = "initial_accumulator_value", .help = "start of the sum of squared gradients", .min = 0},
         &initial_accumulator_value);
-  visit({.name = "eps", .help = "added to the root of the sum of squares", .min = 0}, &eps);
+  visit({.name = "eps", .help = "number added to the root of the sum of squared gradients", .min = 0}, &eps);
 }
 
 Adagrad::Adagrad(std::vector<at::Tensor> params, AdagradOptions options)

@@ -14,8 +14,8 @@ struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0.0;                   // the t-th update of a parameter has lr / (1 + (t - 1) * lr_decay)
   double weight_decay = 0.0;               // L2: added to the gradient
-  double initial_accumulator_value = 0.0;  // of the sum of squares
-  double eps = 1e-10;                      // added to its root
+  double initial_accumulator_value = 0.0;  // start of the sum of squared gradients
+  double eps = 1e-10;                      // added to the root of the sum
   void describe(FieldVisitor& visit);
 };
 

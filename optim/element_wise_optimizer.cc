@@ -16,12 +16,12 @@
 namespace fulgur::optim {
 namespace {
 
-// The tensor itself if the kernel can run over its memory, else a copy that it can run over.
+// The tensor itself if the kernel can run over its memory, otherwise a copy that it can run over.
 at::Tensor dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
 }
 
-// Its gradient in the same order of elements, and of a dtype that the kernel reads.
+// The gradient in the element order of `memory`, and in a dtype that the kernel reads.
 at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) {
   const bool read_as_it_is = grad.scalar_type() == memory.scalar_type() ||
                              (memory.scalar_type() == at::kFloat && is_16_bit(grad.scalar_type()));
@@ -50,7 +50,7 @@ GradientScaling scaling_of(const GradientTransform& transform) {
   return scaling;
 }
 
-// Whether the parameters are, which all lie on one device. Some groups may be empty.
+// Whether the parameters are on a CPU. All lie on one device, but some groups may be empty.
 bool are_on_cpu(const std::vector<Optimizer::Group>& groups) {
   const auto first = std::ranges::find_if(groups, [](const Optimizer::Group& group) { return !group.params.empty(); });
   return first == groups.end() || first->params.front().is_cpu();
@@ -140,7 +140,7 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
 void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
                                          std::vector<State>& states, const GradientScaling& scaling,
                                          const std::vector<at::Tensor>& outs) const {
-  std::optional<Rule> rule_of_last;  // nearly always all parameters have as many updates
+  std::optional<Rule> rule_of_last;  // nearly always all parameters have the same number of updates
   int64_t num_updates_of_last = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor& out = outs.empty() ? params[i] : outs[i];

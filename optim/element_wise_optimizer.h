@@ -15,38 +15,38 @@
 
 namespace fulgur::optim {
 
-// What the optimizers with an update rule have in common: state per element, a count of updates per parameter, and a
+// The common part of the optimizers with an update rule: state per element, a count of updates per parameter, and a
 // step that is one pass of fused_update over each parameter on a CPU, and torch's own kernels on other devices.
-// Parameters are fp32 or fp64 and of any strides. Those of 16 bits have a master in fp32, made at their first update:
-// the master is updated and the parameter is its rounding, so that they train as fp32 does; what is written to such a
-// parameter between steps is lost. Their gradients may be of 16 bits or fp32.
+// Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master, made at the first
+// update: the master is updated and rounded to the parameter, so that training is as in fp32; values written to such
+// a parameter between steps are overwritten. The gradient of a 16-bit parameter may be 16-bit or fp32.
 // Throws SetupError for a sparse gradient and for other dtypes.
 class ElementWiseOptimizer : public Optimizer {
  public:
   struct StateField {
     std::string_view name;  // as in torch's state dict
-    size_t slot = 0;        // in Slice::states
+    size_t slot = 0;        // index in Slice::states
     double initial = 0.0;
   };
 
-  // Of one tensor; undefined until its first gradient, or memory to use from then on.
+  // The state of one tensor. Tensors here are undefined until the first gradient, or memory to use from then on.
   struct State {
     std::array<at::Tensor, kMaxStates> tensors;  // by slot
-    at::Tensor master;                           // fp32, of a tensor of 16 bits
+    at::Tensor master;                           // fp32, only for a 16-bit tensor
     int64_t num_updates = 0;
   };
 
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
-  void step_with_torch(const GradientTransform& transform);  // as on other devices; works on a CPU, too
+  void step_with_torch(const GradientTransform& transform);  // the step for other devices; works on a CPU, too
 
-  // The update of a group on other tensors than its parameters: parts of them, each with its gradient and, in the same
-  // place of `states`, its state. On a CPU what comes out, also of a tensor without a gradient, may go to `outs`, of
-  // the same layouts; without them tensors are updated in place.
+  // Updates other tensors than the parameters of a group: parts of them, each with its gradient and, at the same
+  // index of `states`, its state. On a CPU the results, also for tensors without a gradient, may go to `outs`, with
+  // the same layouts; if `outs` is empty, tensors are updated in place.
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
               const GradientTransform& transform, const std::vector<at::Tensor>& outs = {});
 
-  // What step() keeps for a group, by parameter.
+  // The states that step() keeps for a group, by parameter.
   std::vector<State>& states(size_t group);
   ParameterState parameter_state(size_t group, size_t index) override;
   void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
@@ -64,11 +64,11 @@ class ElementWiseOptimizer : public Optimizer {
   ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay,
                        std::vector<StateField> state_fields);
 
-  // Parallel lists of tensors that have as many updates behind them.
+  // Parallel lists of tensors with the same number of updates.
   struct TensorLists {
     std::vector<at::Tensor> params, grads;
     std::array<std::vector<at::Tensor>, kMaxStates> states;  // by slot
-    std::vector<at::Tensor> repeated(double value) const;    // a 0-dim fp32 tensor on their device, as often as a param
+    std::vector<at::Tensor> repeated(double value) const;    // a 0-dim fp32 tensor on their device, once per param
   };
   virtual void update_with_torch(const Group& group, int64_t num_updates, const TensorLists& lists,
                                  const std::optional<at::Tensor>& gradient_divisor) = 0;

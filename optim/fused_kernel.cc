@@ -6,11 +6,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optim/fused_kernel.cc"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it:
+// Highway requires these after foreach_target.h:
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
-#ifndef FULGUR_OPTIM_FUSED_KERNEL_ONCE  // what does not depend on the instruction set
+#ifndef FULGUR_OPTIM_FUSED_KERNEL_ONCE  // code that does not depend on the instruction set
 #define FULGUR_OPTIM_FUSED_KERNEL_ONCE
 namespace fulgur::optim::internal {
 
@@ -25,7 +25,7 @@ template <class R>
 constexpr size_t kIndexOf = Rule(R{}).index();
 
 constexpr size_t kLineBytes = 64;          // the step of the loop: a cache line of T
-constexpr size_t kPrefetchElements = 512;  // ahead
+constexpr size_t kPrefetchElements = 512;  // distance of prefetches
 
 }  // namespace fulgur::optim::internal
 #endif
@@ -81,7 +81,7 @@ HWY_INLINE V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
   return fma(d, weight, fma(d, value, value, hn::Neg(mean)), mean);
 }
 
-// ---- The rules: update_rules.h has their formulas. `present` is null where a state is left out.
+// ---- The rules: update_rules.h has their formulas. `present` is null for a state that is left out.
 
 template <class D>
 struct AdamStep {
@@ -182,7 +182,7 @@ struct LionStep {
     const V<D> mean = lerp(d, states[0], grad, weight1);
     states[0] = lerp(d, states[0], grad, weight2);
     const V<D> zero = hn::Zero(d);
-    V<D> step = mean * lr;  // where mean is 0 or NaN
+    V<D> step = mean * lr;  // the result if mean is 0 or NaN
     step = hn::IfThenElse(mean > zero, lr, step);
     step = hn::IfThenElse(mean < zero, hn::Neg(lr), step);
     return param - fma(d, decay, param, step);
@@ -268,7 +268,7 @@ struct Streams {
   Number* param_out;
   const Grad* HWY_RESTRICT grad;
   Number* states[kMaxStates];
-  Copy* HWY_RESTRICT copy;  // null: none
+  Copy* HWY_RESTRICT copy;  // null: no copy
 };
 
 template <class D>
@@ -309,7 +309,7 @@ struct Streaming {
   bool param, copy;
 };
 
-// Updates a line of elements from `first` on.
+// Updates a line of elements that starts at `first`.
 template <class Step, class D, class Number, class Grad, class Copy>
 HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
                             size_t first, Streaming streaming) {
@@ -353,7 +353,7 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const S
   if (streams.copy) memcpy(streams.copy + first, copy, count * sizeof(Copy));
 }
 
-// The address may lie past the end, or be made of null: it is only a hint.
+// The address may lie past the end, or be computed from null: it is only a hint.
 template <class Element>
 HWY_INLINE void prefetch(const Element* start, size_t index) {
   hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(start) + index * sizeof(Element)));

@@ -6,13 +6,13 @@
 
 #include "optim/update_rules.h"
 
-// What stands between fused_update, which checks and cuts, and the vector code, which is compiled once per instruction
-// set: one call on the calling thread.
+// The interface between fused_update, which checks and cuts into chunks, and the vector code, which is compiled once
+// per instruction set. A call runs on the calling thread.
 namespace fulgur::optim::internal {
 
 template <class T>
 struct KernelCall {
-  size_t rule_index;  // in Rule
+  size_t rule_index;  // index in the variant Rule
   const void* rule;
   const T* param;
   T* param_out;

@@ -16,8 +16,8 @@ constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a
 constexpr int64_t kStreamedBytes = 1 << 20;             // smaller outputs may still be in the cache when they are read
 
 // Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
-// that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so an
-// iteration over that many bytes, which are never touched, is given to libtorch, and the pointers tell the chunk.
+// that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so
+// libtorch is given an iteration over num_units bytes, which are never touched, and the pointers identify the chunk.
 template <class Body>
 void parallel_units(void* memory, int64_t num_units, const Body& body) {
   const at::Tensor units = at::from_blob(memory, {num_units}, at::kByte);
@@ -29,7 +29,7 @@ void parallel_units(void* memory, int64_t num_units, const Body& body) {
       kUnitsPerThread);
 }
 
-// So many states the rule must have; the further ones may be null.
+// The number of states that a rule must have; further states may be null.
 struct RequiredStates {
   size_t operator()(const AdamRule&) const { return 2; }
   size_t operator()(const SGDRule&) const { return 0; }

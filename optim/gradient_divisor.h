@@ -9,15 +9,15 @@
 
 namespace fulgur::optim {
 
-// What torch's fused kernels (at::_fused_*) divide each gradient by: fp32, 0-dim; nullopt for 1. They cannot clip by
-// value: with a clip_value the gradients are transformed here, in a pass of their own, and nothing is left to divide
-// by.
+// The number by which torch's fused kernels (at::_fused_*) divide each gradient: fp32, 0-dim; nullopt for 1. The
+// kernels cannot clip by value: with a clip_value the gradients are transformed here, in a separate pass, and the
+// result is nullopt.
 std::optional<at::Tensor> gradient_divisor(const GradientTransform& transform, const std::vector<at::Tensor>& params);
 
-// Gradients of 16 bits become fp32.
+// Converts 16-bit gradients to fp32.
 void widen_gradients(const std::vector<at::Tensor>& params);
 
-// The transform as a pass of its own over the parameters' gradients.
+// Applies the transform to the parameters' gradients, in a separate pass.
 void transform_gradients(const GradientTransform& transform, const std::vector<at::Tensor>& params);
 
 }  // namespace fulgur::optim

@@ -18,10 +18,10 @@ struct LAMBOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Adam for very large batches: each tensor moves by lr times its own norm, or by lr times Adam's direction where a norm
-// is 0. It needs whole tensors, so it is not element-wise: where parameters are sharded it is refused. Works on every
-// device with torch's operations; norms are summed in fp64, state is fp32 for parameters of 16 bits. Put biases and
-// normalization weights in a group without weight decay, as with AdamW. Options are checked in the constructor:
+// Adam for very large batches: each tensor moves by lr times its own norm, or by lr times Adam's direction where a
+// norm is 0. LAMB needs whole tensors, so it is not element-wise: strategies that shard parameters refuse it. Works
+// on every device with torch's operations; norms are summed in fp64, state is fp32 for 16-bit parameters. Put biases
+// and normalization weights in a group without weight decay, as with AdamW. Options are checked in the constructor:
 // UsageError.
 // Source: You et al. 2020, arXiv:1904.00962, algorithm 2 with bias correction.
 class LAMB final : public Optimizer {
@@ -35,7 +35,7 @@ class LAMB final : public Optimizer {
   void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 
  private:
-  struct State {  // of one parameter; undefined until its first gradient
+  struct State {  // state of one parameter; tensors are undefined until its first gradient
     at::Tensor exp_avg, exp_avg_sq;
     int64_t num_updates = 0;
   };

@@ -20,11 +20,11 @@ LARSOptions checked(LARSOptions options) {
 
 void LARSOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-  visit({.name = "momentum", .help = "of the running sum of scaled gradients", .min = 0}, &momentum);
-  visit({.name = "weight_decay", .help = "L2, added to the gradient", .min = 0}, &weight_decay);
-  visit({.name = "trust_coefficient", .help = "a step's norm, as a part of the tensor's", .min = 0},
+  visit({.name = "momentum", .help = "decay of the running sum of scaled gradients", .min = 0}, &momentum);
+  visit({.name = "weight_decay", .help = "L2 penalty, added to the gradient", .min = 0}, &weight_decay);
+  visit({.name = "trust_coefficient", .help = "norm of a step, as a fraction of the tensor's norm", .min = 0},
         &trust_coefficient);
-  visit({.name = "eps", .help = "added to the norm that is divided by", .min = 0}, &eps);
+  visit({.name = "eps", .help = "number added to the norm that is divided by", .min = 0}, &eps);
 }
 
 LARS::LARS(std::vector<at::Tensor> params, LARSOptions options) : LARS(one_group(std::move(params)), options) {}
@@ -54,7 +54,7 @@ at::Tensor& LARS::momentum_buffer(size_t group, size_t index) {
   return momentum_buffers_[group][index];
 }
 
-// It does not count updates: one that has a buffer had some.
+// LARS does not count updates: a parameter with a buffer had at least one.
 ParameterState LARS::parameter_state(size_t group, size_t index) {
   const at::Tensor& buffer = momentum_buffer(group, index);
   if (!buffer.defined()) return {};

@@ -11,17 +11,17 @@ namespace fulgur::optim {
 
 struct LARSOptions {
   double lr = 0.1;
-  double momentum = 0.9;            // of the running sum of scaled gradients
+  double momentum = 0.9;            // decay of the running sum of scaled gradients
   double weight_decay = 0.0;        // L2: added to the gradient
   double trust_coefficient = 1e-3;  // a tensor's step is about lr times this times its norm
   double eps = 1e-8;                // added to the norm that is divided by
   void describe(FieldVisitor& visit);
 };
 
-// SGD for very large batches: each tensor's gradient g is scaled by trust_coefficient * |p| / (|g| + weight_decay * |p|
-// + eps), or by 1 where a norm is 0, before it enters the momentum. It needs whole tensors, so it is not element-wise:
-// where parameters are sharded it is refused. Works on every device with torch's operations; norms are summed in fp64,
-// state is fp32 for parameters of 16 bits. Options are checked in the constructor: UsageError.
+// SGD for very large batches: each tensor's gradient g is scaled by trust_coefficient * |p| / (|g| + weight_decay *
+// |p| + eps), or by 1 where a norm is 0, before it enters the momentum. LARS needs whole tensors, so it is not
+// element-wise: strategies that shard parameters refuse it. Works on every device with torch's operations; norms are
+// summed in fp64, state is fp32 for 16-bit parameters. Options are checked in the constructor: UsageError.
 // Source: You et al. 2017, arXiv:1708.03888, algorithm 1.
 class LARS final : public Optimizer {
  public:

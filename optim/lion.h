@@ -12,8 +12,8 @@
 namespace fulgur::optim {
 
 struct LionOptions {
-  double lr = 1e-4;                            // every element moves by it; 3 to 10 times smaller than AdamW's
-  std::pair<double, double> betas{0.9, 0.99};  // of the mean whose sign is the step, and of the mean that is kept
+  double lr = 1e-4;                            // every element moves by lr; 3 to 10 times smaller than AdamW's
+  std::pair<double, double> betas{0.9, 0.99};  // decay of the mean whose sign is the step, and of the kept mean
   double weight_decay = 0.0;                   // decoupled: the parameter shrinks by lr * weight_decay
   void describe(FieldVisitor& visit);
 };

@@ -26,9 +26,10 @@ LossScalerOptions checked(LossScalerOptions options) {
 
 void LossScalerOptions::describe(FieldVisitor& visit) {
   constexpr double kTiny = std::numeric_limits<float>::min(), kHuge = std::numeric_limits<float>::max();
-  visit({.name = "init_scale", .help = "first factor of the loss", .min = kTiny, .max = kHuge}, &init_scale);
-  visit({.name = "growth_factor", .help = "of the scale, after growth_interval steps", .min = 1.0}, &growth_factor);
-  visit({.name = "backoff_factor", .help = "of the scale, after a skipped step", .min = kTiny, .max = 1.0},
+  visit({.name = "init_scale", .help = "initial loss scale", .min = kTiny, .max = kHuge}, &init_scale);
+  visit({.name = "growth_factor", .help = "factor of the loss scale after growth_interval finite steps", .min = 1.0},
+        &growth_factor);
+  visit({.name = "backoff_factor", .help = "factor of the loss scale after a skipped step", .min = kTiny, .max = 1.0},
         &backoff_factor);
   visit({.name = "growth_interval", .help = "steps from one growth to the next", .min = 1}, &growth_interval);
 }
@@ -71,7 +72,7 @@ bool any_non_finite(const std::vector<at::Tensor>& gradients) {
   }
   bool found = false;
   for (const auto& [kind, group] : groups) {
-    if (!group.front().is_cpu()) {  // the kernel below would write them all
+    if (!group.front().is_cpu()) {  // the kernel below would write all gradients
       found |= !std::isfinite(joint_norm(group).item<double>());
       continue;
     }

@@ -11,16 +11,16 @@ namespace fulgur::optim {
 
 struct LossScalerOptions {
   double init_scale = 65536.0;
-  double growth_factor = 2.0;      // after growth_interval steps with finite gradients
-  double backoff_factor = 0.5;     // after a step without
+  double growth_factor = 2.0;      // applied after growth_interval steps with finite gradients
+  double backoff_factor = 0.5;     // applied after a step with non-finite gradients
   int64_t growth_interval = 2000;  // steps
   void describe(FieldVisitor& visit);
 };
 
-// What a checkpoint keeps of a LossScaler.
+// The state of a LossScaler in a checkpoint.
 struct LossScalerState {
   double scale = 0.0;
-  int64_t growth_tracker = 0;  // steps with finite gradients since the scale last moved
+  int64_t growth_tracker = 0;  // steps with finite gradients since the scale last changed
   bool operator==(const LossScalerState&) const = default;
 };
 
@@ -37,22 +37,22 @@ class LossScaler {
 
   at::Tensor scale(const at::Tensor& loss) const;  // at least fp32, so that the scale itself does not overflow
   double loss_scale() const { return scale_; }
-  double factor() const { return 1.0 / scale_; }  // makes the gradients those of the loss
+  double factor() const { return 1.0 / scale_; }  // undoes the scale in the gradients
 
-  // Moves the scale, after each step that was taken or skipped. Throws c10::Error when the scale is down to nothing:
-  // then it is the loss that is not finite.
+  // Updates the scale; called after each step, taken or skipped. Throws c10::Error when the scale gets too small:
+  // then the loss itself is not finite.
   void update(bool found_inf);
 
   LossScalerState state() const { return {.scale = scale_, .growth_tracker = growth_tracker_}; }
-  void load_state(const LossScalerState& state);  // throws c10::ValueError if it is none
+  void load_state(const LossScalerState& state);  // throws c10::ValueError for an invalid state
 
  private:
   LossScalerOptions options_;
-  float scale_;  // as in GradScaler
+  float scale_;  // fp32, as in GradScaler
   int64_t growth_tracker_ = 0;
 };
 
-// Whether there is an infinity or a NaN in them; undefined ones are left out. Waits for their device.
+// Whether a gradient contains an infinity or a NaN; undefined gradients are left out. Waits for their device.
 bool any_non_finite(const std::vector<at::Tensor>& gradients);
 
 }  // namespace fulgur::optim

@@ -23,7 +23,7 @@ double fraction(int64_t done, int64_t total) {
   return done >= total ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
 }
 
-// From `start` at 0 to `end` at 1; SGDR, equation 5.
+// Goes from `start` at x = 0 to `end` at x = 1; SGDR, equation 5.
 double cosine(double start, double end, double x) {
   return end + (start - end) * (1.0 + std::cos(std::numbers::pi * x)) / 2.0;
 }
@@ -62,8 +62,8 @@ ExponentialLR::ExponentialLR(Options options) : SchedulerWith(options) {
 double ExponentialLR::lr(double initial_lr, int64_t step) const { return initial_lr * std::pow(options_.gamma, step); }
 
 void ConstantLROptions::describe(FieldVisitor& visit) {
-  visit({.name = "factor", .help = "of the first steps", .min = 0, .max = 1}, &factor);
-  visit({.name = "total_iters", .help = "steps with the factor", .min = 0}, &total_iters);
+  visit({.name = "factor", .help = "factor of the learning rate in the first steps", .min = 0, .max = 1}, &factor);
+  visit({.name = "total_iters", .help = "number of steps with the factor", .min = 0}, &total_iters);
 }
 
 double ConstantLR::lr(double initial_lr, int64_t step) const {
@@ -71,8 +71,10 @@ double ConstantLR::lr(double initial_lr, int64_t step) const {
 }
 
 void LinearLROptions::describe(FieldVisitor& visit) {
-  visit({.name = "start_factor", .help = "at the first step", .min = 0, .max = 1}, &start_factor);
-  visit({.name = "end_factor", .help = "at step total_iters and after", .min = 0, .max = 1}, &end_factor);
+  visit({.name = "start_factor", .help = "factor of the learning rate at the first step", .min = 0, .max = 1},
+        &start_factor);
+  visit({.name = "end_factor", .help = "factor of the learning rate at step total_iters and after", .min = 0, .max = 1},
+        &end_factor);
   visit({.name = "total_iters", .help = "steps from start_factor to end_factor", .min = 0}, &total_iters);
 }
 
@@ -82,7 +84,7 @@ double LinearLR::lr(double initial_lr, int64_t step) const {
 
 void PolynomialLROptions::describe(FieldVisitor& visit) {
   visit({.name = "total_iters", .help = "steps until the learning rate is 0", .min = 1}, &total_iters);
-  visit({.name = "power", .help = "of the polynomial", .min = 0}, &power);
+  visit({.name = "power", .help = "exponent of the polynomial", .min = 0}, &power);
 }
 
 double PolynomialLR::lr(double initial_lr, int64_t step) const {
@@ -90,8 +92,8 @@ double PolynomialLR::lr(double initial_lr, int64_t step) const {
 }
 
 void CosineAnnealingLROptions::describe(FieldVisitor& visit) {
-  visit({.name = "T_max", .help = "steps of half a period", .min = 1}, &T_max);
-  visit({.name = "eta_min", .help = "the lowest learning rate", .min = 0}, &eta_min);
+  visit({.name = "T_max", .help = "number of steps in half a period", .min = 1}, &T_max);
+  visit({.name = "eta_min", .help = "lowest learning rate", .min = 0}, &eta_min);
 }
 
 double CosineAnnealingLR::lr(double initial_lr, int64_t step) const {
@@ -100,8 +102,8 @@ double CosineAnnealingLR::lr(double initial_lr, int64_t step) const {
 
 void CosineAnnealingWarmRestartsOptions::describe(FieldVisitor& visit) {
   visit({.name = "T_0", .help = "steps until the first restart", .min = 1}, &T_0);
-  visit({.name = "T_mult", .help = "each period is so many times the one before", .min = 1}, &T_mult);
-  visit({.name = "eta_min", .help = "the lowest learning rate", .min = 0}, &eta_min);
+  visit({.name = "T_mult", .help = "length of a period, relative to the one before", .min = 1}, &T_mult);
+  visit({.name = "eta_min", .help = "lowest learning rate", .min = 0}, &eta_min);
 }
 
 double CosineAnnealingWarmRestarts::lr(double initial_lr, int64_t step) const {
@@ -115,13 +117,14 @@ double CosineAnnealingWarmRestarts::lr(double initial_lr, int64_t step) const {
 }
 
 void OneCycleLROptions::describe(FieldVisitor& visit) {
-  visit({.name = "max_lr", .help = "the peak; 0: each group's own learning rate", .min = 0}, &max_lr);
-  visit({.name = "total_steps", .help = "of the cycle", .min = 1}, &total_steps);
-  visit({.name = "pct_start", .help = "fraction of the steps that rises", .min = 0, .max = 1}, &pct_start);
-  visit({.name = "anneal_strategy", .help = "shape", .choices = {"cos", "linear"}}, &anneal_strategy);
-  visit({.name = "div_factor", .help = "the peak over the first learning rate", .min = 0}, &div_factor);
-  visit({.name = "final_div_factor", .help = "the first learning rate over the last", .min = 0}, &final_div_factor);
-  visit({.name = "three_phase", .help = "down as fast as up, then to the end"}, &three_phase);
+  visit({.name = "max_lr", .help = "peak learning rate; 0: each group's own", .min = 0}, &max_lr);
+  visit({.name = "total_steps", .help = "number of steps in the cycle", .min = 1}, &total_steps);
+  visit({.name = "pct_start", .help = "fraction of the steps in which the learning rate rises", .min = 0, .max = 1},
+        &pct_start);
+  visit({.name = "anneal_strategy", .help = "shape of the curve", .choices = {"cos", "linear"}}, &anneal_strategy);
+  visit({.name = "div_factor", .help = "peak learning rate divided by the first", .min = 0}, &div_factor);
+  visit({.name = "final_div_factor", .help = "first learning rate divided by the last", .min = 0}, &final_div_factor);
+  visit({.name = "three_phase", .help = "fall as fast as the rise, then anneal to the end"}, &three_phase);
 }
 
 OneCycleLR::OneCycleLR(Options options) : SchedulerWith(std::move(options)) {
@@ -159,9 +162,9 @@ LambdaLR::LambdaLR(Options options) : SchedulerWith(std::move(options)) {
 double LambdaLR::lr(double initial_lr, int64_t step) const { return initial_lr * options_.lr_lambda(step); }
 
 void WarmupOptions::describe(FieldVisitor& visit) {
-  visit({.name = "warmup_steps", .help = "from 0 up to the initial learning rate", .min = 0}, &warmup_steps);
-  visit({.name = "total_steps", .help = "with the warm-up", .min = 1}, &total_steps);
-  visit({.name = "min_lr_ratio", .help = "the factor at the end", .min = 0, .max = 1}, &min_lr_ratio);
+  visit({.name = "warmup_steps", .help = "steps from 0 up to the initial learning rate", .min = 0}, &warmup_steps);
+  visit({.name = "total_steps", .help = "number of steps, including the warm-up", .min = 1}, &total_steps);
+  visit({.name = "min_lr_ratio", .help = "factor of the learning rate at the end", .min = 0, .max = 1}, &min_lr_ratio);
 }
 
 namespace {
@@ -171,7 +174,7 @@ void check_warmup(std::string_view name, const WarmupOptions& options) {
           options.warmup_steps, options.total_steps);
 }
 
-// Linear up, then `decay(1, min_lr_ratio, x)` as x goes from 0 to 1.
+// Rises linearly, then follows `decay(1, min_lr_ratio, x)` as x goes from 0 to 1.
 template <class Decay>
 double warmup_factor(const WarmupOptions& options, int64_t step, Decay decay) {
   if (step < options.warmup_steps) return fraction(step, options.warmup_steps);
@@ -194,14 +197,16 @@ double WarmupLinearLR::lr(double initial_lr, int64_t step) const {
 }
 
 void ReduceLROnPlateauOptions::describe(FieldVisitor& visit) {
-  visit({.name = "mode", .help = "which metric is better", .choices = {"min", "max"}}, &mode);
-  visit({.name = "factor", .help = "of a reduction", .min = 0}, &factor);
+  visit({.name = "mode", .help = "whether a lower or a higher metric is better", .choices = {"min", "max"}}, &mode);
+  visit({.name = "factor", .help = "factor of each reduction", .min = 0}, &factor);
   visit({.name = "patience", .help = "steps without a better metric that change nothing yet", .min = 0}, &patience);
-  visit({.name = "threshold", .help = "better by less than this is not better", .min = 0}, &threshold);
-  visit({.name = "threshold_mode", .help = "what threshold is", .choices = {"rel", "abs"}}, &threshold_mode);
+  visit({.name = "threshold", .help = "smallest improvement that counts as better", .min = 0}, &threshold);
+  visit(
+      {.name = "threshold_mode", .help = "how threshold is measured: relative or absolute", .choices = {"rel", "abs"}},
+      &threshold_mode);
   visit({.name = "cooldown", .help = "steps after a reduction that do not count", .min = 0}, &cooldown);
-  visit({.name = "min_lr", .help = "the lowest learning rate", .min = 0}, &min_lr);
-  visit({.name = "eps", .help = "a smaller change is not made", .min = 0}, &eps);
+  visit({.name = "min_lr", .help = "lowest learning rate", .min = 0}, &min_lr);
+  visit({.name = "eps", .help = "skip changes of the learning rate up to this size", .min = 0}, &eps);
 }
 
 ReduceLROnPlateau::ReduceLROnPlateau(Options options)
@@ -216,7 +221,7 @@ double ReduceLROnPlateau::lr(double initial_lr, int64_t /*step*/) const {
   double lr = initial_lr;
   for (int64_t i = 0; i < num_reductions_; ++i) {
     const double reduced = std::max(lr * options_.factor, options_.min_lr);
-    if (!(lr - reduced > options_.eps)) break;  // nor will the next
+    if (!(lr - reduced > options_.eps)) break;  // further reductions would change nothing, either
     lr = reduced;
   }
   return lr;

@@ -16,17 +16,17 @@
 // Learning-rate schedules with the names, options, defaults and values of torch.optim.lr_scheduler:
 //
 //   return {optim::AdamW(parameters(), {.lr = 3e-4}),
-//           {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = 500, .total_steps = 20'000}), .interval =
-//           "step"}};
+//           {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = 500, .total_steps = 20'000}),
+//            .interval = "step"}};
 //
 // A step of a schedule is what LRSchedulerConfig's interval and frequency say: an epoch, or a step of the optimizer.
-// Where torch multiplies the last learning rate by a factor, these are closed forms of the step: both agree to
-// rounding, and a run is resumed from the number of its steps alone. An option without a usable default must be given;
+// Where torch multiplies the last learning rate by a factor, these schedules are closed forms of the step: both agree
+// up to rounding, and resuming needs only the number of steps. An option without a usable default must be given;
 // constructors check the options: UsageError.
 namespace fulgur::optim {
 namespace internal {
 
-// What the schedules have in common: checked options, a name, make().
+// The common part of the schedules: checked options, a name, make().
 template <class Self, class SelfOptions>
 class SchedulerWith : public LRScheduler {
  public:
@@ -51,7 +51,7 @@ struct StepLROptions {
   void describe(FieldVisitor& visit);
 };
 
-// Times gamma every step_size steps.
+// Multiplies the learning rate by gamma every step_size steps.
 class StepLR final : public internal::SchedulerWith<StepLR, StepLROptions> {
  public:
   static constexpr std::string_view kName = "StepLR";
@@ -64,7 +64,7 @@ struct MultiStepLROptions {
   double gamma = 0.1;
 };
 
-// Times gamma at each milestone; at one that is listed twice, times gamma twice.
+// Multiplies the learning rate by gamma at each milestone, and twice at a milestone that is listed twice.
 class MultiStepLR final : public internal::SchedulerWith<MultiStepLR, MultiStepLROptions> {
  public:
   static constexpr std::string_view kName = "MultiStepLR";
@@ -76,7 +76,7 @@ struct ExponentialLROptions {
   double gamma = 0.0;  // above 0; must be given
 };
 
-// Times gamma every step.
+// Multiplies the learning rate by gamma every step.
 class ExponentialLR final : public internal::SchedulerWith<ExponentialLR, ExponentialLROptions> {
  public:
   static constexpr std::string_view kName = "ExponentialLR";
@@ -90,7 +90,7 @@ struct ConstantLROptions {
   void describe(FieldVisitor& visit);
 };
 
-// Times factor for the first total_iters steps, then as it was.
+// Multiplies the learning rate by factor, but only in the first total_iters steps.
 class ConstantLR final : public internal::SchedulerWith<ConstantLR, ConstantLROptions> {
  public:
   static constexpr std::string_view kName = "ConstantLR";
@@ -99,9 +99,9 @@ class ConstantLR final : public internal::SchedulerWith<ConstantLR, ConstantLROp
 };
 
 struct LinearLROptions {
-  double start_factor = 1.0 / 3;  // 0 to 1; torch has no 0, because it divides by it
+  double start_factor = 1.0 / 3;  // 0 to 1; torch refuses 0, because it divides by the factor
   double end_factor = 1.0;        // 0 to 1
-  int64_t total_iters = 5;        // steps from one to the other; 0: end_factor from the start
+  int64_t total_iters = 5;        // steps from start_factor to end_factor; 0: end_factor from the start
   void describe(FieldVisitor& visit);
 };
 
@@ -119,7 +119,7 @@ struct PolynomialLROptions {
   void describe(FieldVisitor& visit);
 };
 
-// Times (1 - step / total_iters)^power; stays at 0.
+// Multiplies the learning rate by (1 - step / total_iters)^power; stays at 0.
 class PolynomialLR final : public internal::SchedulerWith<PolynomialLR, PolynomialLROptions> {
  public:
   static constexpr std::string_view kName = "PolynomialLR";
@@ -145,7 +145,7 @@ class CosineAnnealingLR final : public internal::SchedulerWith<CosineAnnealingLR
 
 struct CosineAnnealingWarmRestartsOptions {
   int64_t T_0 = 0;       // steps until the first restart; must be given
-  int64_t T_mult = 1;    // each period is so many times the one before
+  int64_t T_mult = 1;    // length of a period, relative to the one before
   double eta_min = 0.0;  // the lowest learning rate
   void describe(FieldVisitor& visit);
 };
@@ -161,9 +161,9 @@ class CosineAnnealingWarmRestarts final
 };
 
 struct OneCycleLROptions {
-  double max_lr = 0.0;                  // the peak; 0: each group's own learning rate, in place of torch's list
-  int64_t total_steps = 0;              // of the cycle; must be given
-  double pct_start = 0.3;               // the fraction of the steps that rises; three_phase: at most 0.5
+  double max_lr = 0.0;                  // the peak; 0: each group's own learning rate, instead of torch's list
+  int64_t total_steps = 0;              // steps of the whole cycle; must be given
+  double pct_start = 0.3;               // fraction of the steps until the peak; three_phase: at most 0.5
   std::string anneal_strategy = "cos";  // cos or linear
   double div_factor = 25.0;             // above 0; starts at max_lr / div_factor
   double final_div_factor = 1e4;        // above 0; ends at max_lr / div_factor / final_div_factor
@@ -171,8 +171,8 @@ struct OneCycleLROptions {
   void describe(FieldVisitor& visit);
 };
 
-// Up to max_lr, then down to almost nothing. It is meant for interval = "step".
-// The learning rate only: cycle_momentum is not supported (torch's default is true; compare with false).
+// Rises to max_lr, then falls to almost nothing. It is meant for interval = "step".
+// Only the learning rate changes: cycle_momentum is not supported (torch's default is true; compare with false).
 // After total_steps the last learning rate stays, where torch throws.
 // Source: Smith and Topin 2017, arXiv:1708.07120; the two phases are fastai's, as in torch.
 class OneCycleLR final : public internal::SchedulerWith<OneCycleLR, OneCycleLROptions> {
@@ -189,7 +189,7 @@ struct LambdaLROptions {
   std::function<double(int64_t)> lr_lambda{};  // step -> factor; pure; must be given
 };
 
-// Times lr_lambda(step).
+// Multiplies the learning rate by lr_lambda(step).
 class LambdaLR final : public internal::SchedulerWith<LambdaLR, LambdaLROptions> {
  public:
   static constexpr std::string_view kName = "LambdaLR";
@@ -198,16 +198,16 @@ class LambdaLR final : public internal::SchedulerWith<LambdaLR, LambdaLROptions>
 };
 
 struct WarmupOptions {
-  int64_t warmup_steps = 0;   // from 0 up to the initial learning rate
-  int64_t total_steps = 0;    // with the warm-up; must be given
+  int64_t warmup_steps = 0;   // steps from 0 up to the initial learning rate
+  int64_t total_steps = 0;    // including the warm-up; must be given
   double min_lr_ratio = 0.0;  // the factor at total_steps and after
   void describe(FieldVisitor& visit);
 };
 
 // A linear warm-up, then half a cosine down to min_lr_ratio. The first step has a learning rate of 0, unless there is
 // no warm-up. It is meant for interval = "step".
-// Source: transformers' get_cosine_schedule_with_warmup, with the floor of get_cosine_with_min_lr_schedule_with_warmup;
-// those rise again after total_steps, this stays down.
+// Source: transformers' get_cosine_schedule_with_warmup, with the floor of
+// get_cosine_with_min_lr_schedule_with_warmup; those two rise again after total_steps, this schedule stays down.
 class WarmupCosineLR final : public internal::SchedulerWith<WarmupCosineLR, WarmupOptions> {
  public:
   static constexpr std::string_view kName = "WarmupCosineLR";
@@ -215,7 +215,8 @@ class WarmupCosineLR final : public internal::SchedulerWith<WarmupCosineLR, Warm
   double lr(double initial_lr, int64_t step) const override;
 };
 
-// The same with a straight line down. Source: transformers' get_linear_schedule_with_warmup, which ends at 0.
+// Like WarmupCosineLR, but with a straight line down. Source: transformers' get_linear_schedule_with_warmup, which
+// ends at 0.
 class WarmupLinearLR final : public internal::SchedulerWith<WarmupLinearLR, WarmupOptions> {
  public:
   static constexpr std::string_view kName = "WarmupLinearLR";
@@ -225,26 +226,27 @@ class WarmupLinearLR final : public internal::SchedulerWith<WarmupLinearLR, Warm
 
 struct ReduceLROnPlateauOptions {
   std::string mode = "min";            // min or max: which metric is better
-  double factor = 0.1;                 // of a reduction; below 1
-  int64_t patience = 10;               // so many steps in a row without a better metric change nothing yet
-  double threshold = 1e-4;             // better by less than this is not better
+  double factor = 0.1;                 // factor of each reduction; below 1
+  int64_t patience = 10;               // steps in a row without a better metric that change nothing yet
+  double threshold = 1e-4;             // smallest improvement that counts as better
   std::string threshold_mode = "rel";  // rel: a fraction of the best metric; abs: a difference from it
   int64_t cooldown = 0;                // steps after a reduction that do not count
-  double min_lr = 0.0;                 // for every group
-  double eps = 1e-8;                   // a smaller change is not made
+  double min_lr = 0.0;                 // lower bound for every group
+  double eps = 1e-8;                   // changes up to this size are not made
   void describe(FieldVisitor& visit);
 };
 
-// Times factor whenever the monitored metric has stopped getting better. A NaN is not better.
+// Multiplies the learning rate by factor whenever the monitored metric has stopped getting better. A NaN is not
+// better.
 class ReduceLROnPlateau final : public internal::SchedulerWith<ReduceLROnPlateau, ReduceLROnPlateauOptions> {
  public:
   static constexpr std::string_view kName = "ReduceLROnPlateau";
   explicit ReduceLROnPlateau(Options options);
-  double lr(double initial_lr, int64_t step) const override;  // of the reductions so far, whatever the step
+  double lr(double initial_lr, int64_t step) const override;  // after the reductions so far, whatever the step
   bool needs_metric() const override { return true; }
   void observe(double metric) override;
   nlohmann::json state() const override;
-  void load_state(const nlohmann::json& state) override;  // throws CheckpointError if it is another's
+  void load_state(const nlohmann::json& state) override;  // throws CheckpointError for another class's state
 
  private:
   bool is_better(double metric) const;
@@ -261,10 +263,11 @@ struct ChainedSchedulerOptions {
   Schedulers schedulers{};  // at least one
 };
 
-// All at once: each takes the learning rate of the one before as its initial one, so that factors multiply. One that
-// sets the learning rate whatever it was, such as OneCycleLR with max_lr, stands first. An eta_min or min_lr bounds
-// what its own scheduler returns (in torch, what it does in a chain depends on the steps before). Unlike torch's it
-// takes ReduceLROnPlateau, which makes a warm-up before a plateau: {LinearLR, ReduceLROnPlateau}.
+// Applies all schedulers at once: each takes the learning rate of the one before as its initial one, so that factors
+// multiply. A scheduler that ignores its initial learning rate, such as OneCycleLR with max_lr, must be first. An
+// eta_min or min_lr bounds what its own scheduler returns (in torch, its effect in a chain depends on the steps
+// before). Unlike torch's, this class accepts ReduceLROnPlateau, which makes a warm-up before a plateau possible:
+// {LinearLR, ReduceLROnPlateau}.
 class ChainedScheduler final : public internal::SchedulerWith<ChainedScheduler, ChainedSchedulerOptions> {
  public:
   static constexpr std::string_view kName = "ChainedScheduler";
@@ -278,10 +281,10 @@ class ChainedScheduler final : public internal::SchedulerWith<ChainedScheduler, 
 
 struct SequentialLROptions {
   Schedulers schedulers{};            // at least one; none that needs a metric
-  std::vector<int64_t> milestones{};  // the steps at which the second, third, ... begin: one fewer, none before another
+  std::vector<int64_t> milestones{};  // sorted steps at which the second, third, ... scheduler begin
 };
 
-// One after the other: each counts its steps from its milestone.
+// Applies one scheduler after the other: each counts its steps from its milestone.
 class SequentialLR final : public internal::SchedulerWith<SequentialLR, SequentialLROptions> {
  public:
   static constexpr std::string_view kName = "SequentialLR";

@@ -22,9 +22,9 @@ std::vector<ElementWiseOptimizer::StateField> fields_for(const RMSpropOptions& o
 void RMSpropOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
   visit({.name = "alpha", .help = "decay of the mean of the squared gradient", .min = 0, .max = 1}, &alpha);
-  visit({.name = "eps", .help = "added to the root of that mean", .min = 0}, &eps);
-  visit({.name = "weight_decay", .help = "L2, added to the gradient", .min = 0}, &weight_decay);
-  visit({.name = "momentum", .help = "of the running sum of steps", .min = 0}, &momentum);
+  visit({.name = "eps", .help = "number added to the root of the mean", .min = 0}, &eps);
+  visit({.name = "weight_decay", .help = "L2 penalty, added to the gradient", .min = 0}, &weight_decay);
+  visit({.name = "momentum", .help = "decay of the running sum of steps", .min = 0}, &momentum);
   visit({.name = "centered", .help = "divide by the deviation from the mean gradient"}, &centered);
 }
 

@@ -13,9 +13,9 @@ namespace fulgur::optim {
 struct RMSpropOptions {
   double lr = 1e-2;
   double alpha = 0.99;        // decay of the running mean of the squared gradient
-  double eps = 1e-8;          // added to its root
+  double eps = 1e-8;          // added to the root of the mean
   double weight_decay = 0.0;  // L2: added to the gradient
-  double momentum = 0.0;      // of the running sum of steps; 0: none is kept
+  double momentum = 0.0;      // decay of the running sum of steps; 0: no sum is kept
   bool centered = false;      // divide by the deviation from the running mean of the gradient
   void describe(FieldVisitor& visit);
 };

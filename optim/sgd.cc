@@ -21,10 +21,10 @@ SGDOptions checked(SGDOptions options) {
 
 void SGDOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-  visit({.name = "momentum", .help = "of the running sum of gradients", .min = 0}, &momentum);
-  visit({.name = "dampening", .help = "a gradient enters the sum times 1 - dampening"}, &dampening);
-  visit({.name = "weight_decay", .help = "L2, added to the gradient", .min = 0}, &weight_decay);
-  visit({.name = "nesterov", .help = "Nesterov momentum"}, &nesterov);
+  visit({.name = "momentum", .help = "decay of the running sum of gradients", .min = 0}, &momentum);
+  visit({.name = "dampening", .help = "damps a gradient in the sum: it enters times 1 - dampening"}, &dampening);
+  visit({.name = "weight_decay", .help = "L2 penalty, added to the gradient", .min = 0}, &weight_decay);
+  visit({.name = "nesterov", .help = "use Nesterov momentum"}, &nesterov);
 }
 
 SGD::SGD(std::vector<at::Tensor> params, SGDOptions options) : SGD(one_group(std::move(params)), options) {}

@@ -12,7 +12,7 @@ namespace fulgur::optim {
 
 struct SGDOptions {
   double lr = 1e-3;
-  double momentum = 0.0;      // of the running sum of gradients; 0: none is kept
+  double momentum = 0.0;      // decay of the running sum of gradients; 0: no sum is kept
   double dampening = 0.0;     // a gradient enters the sum times 1 - dampening
   double weight_decay = 0.0;  // L2: added to the gradient
   bool nesterov = false;      // needs momentum and no dampening

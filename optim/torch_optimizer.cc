@@ -27,8 +27,8 @@
 namespace fulgur::optim {
 namespace {
 
-// The classes of torch::optim. visit() gives `fields`, a Saver or a Loader, what the class keeps of a parameter, under
-// torch's names, and says which tensors must be there.
+// The classes of torch::optim. visit() passes the state that the class keeps of a parameter to `fields`, a Saver or a
+// Loader, under torch's names, and says which tensors must exist.
 template <class TorchClass, class TorchOptions, class TorchParamState>
 struct AdamKind {
   using Class = TorchClass;
@@ -121,7 +121,7 @@ struct LBFGS {
   }
 };
 
-// Calls `use` with the kind of the optimizer; false if there is none.
+// Calls `use` with the kind of the optimizer; returns false for an unknown class.
 template <class Use>
 bool with_kind(const torch::optim::Optimizer& optimizer, const Use& use) {
   const auto is_done = [&](auto kind) {
@@ -151,10 +151,10 @@ class Saver {
   State& state_;
 };
 
-// Takes copies of what fits the parameter, from a state that anybody may have written.
+// Copies a parameter's state from a checkpoint, and checks all of it, because the file may come from anywhere.
 class Loader {
  public:
-  // `num_elements` counts those of all parameters; `owner` begins the messages.
+  // `num_elements` is the total of all parameters; `owner` begins the error messages.
   Loader(const State& saved, const at::Tensor& param, int64_t num_elements, std::string owner)
       : saved_(saved), param_(param), num_elements_(num_elements), owner_(std::move(owner)) {}
 
@@ -175,7 +175,7 @@ class Loader {
     tensor = floating(name, {num_elements_}).to(param_.options(), /*non_blocking=*/false, /*copy=*/true);
   }
 
-  // Has no dimension or one. The first H_diag of LBFGS is an integer.
+  // The saved tensor has no dimension or one. The first H_diag of LBFGS is an integer.
   void scalar(std::string_view name, at::Tensor& tensor, bool is_needed) {
     if (is_absent(name, is_needed)) return;
     const at::Tensor& saved = get<at::Tensor>(name);
@@ -223,7 +223,8 @@ typename Kind::Options& options_of(torch::optim::OptimizerParamGroup& group) {
   return static_cast<typename Kind::Options&>(group.options());
 }
 
-// Also leaves out the second mention of a tied parameter, which torch would update twice.
+// Returns the groups of the optimizer. Also leaves out the second mention of a tied parameter, which torch would
+// update twice.
 std::vector<ParamGroup> groups_of(torch::optim::Optimizer& optimizer) {
   std::vector<ParamGroup> groups;
   const bool is_known = with_kind(optimizer, [&]<class Kind>(Kind) {
@@ -268,7 +269,7 @@ std::string name_of(const torch::optim::Optimizer& optimizer) {
   return fmt::format("TorchOptimizer({})", std::string_view(kind).substr(kind.rfind(':') + 1));
 }
 
-// Older checkpoints have what torch::optim writes itself.
+// Older checkpoints have the archive that torch::optim writes itself, which is refused.
 void check_origin(const torch::optim::Optimizer& optimizer, const State& state) {
   if (state.values().contains("torch")) {
     throw CheckpointError(
@@ -328,7 +329,7 @@ void TorchOptimizer::load_state(const State& state) {
   for_each_param(*optimizer_, [&]<class Kind>(Kind, auto& group, const std::string& key, const at::Tensor& param) {
     auto& own = optimizer_->state();
     const State saved = state.child(key);
-    if (saved.empty() && !std::is_same_v<Kind, Adagrad>) {  // only Adagrad has one before the first gradient
+    if (saved.empty() && !std::is_same_v<Kind, Adagrad>) {  // only Adagrad has a state before the first gradient
       own.erase(param.unsafeGetTensorImpl());
       return;
     }

@@ -32,7 +32,7 @@ struct SGDRule {
 
 // States: sum.   sum += g^2;   p -= lr * g / (sqrt(sum) + eps).
 struct AdagradRule {
-  double lr = 1e-2;  // the decayed one
+  double lr = 1e-2;  // the decayed learning rate
   double eps = 1e-10;
   double l2 = 0.0;
 };
@@ -59,6 +59,6 @@ struct LionRule {
 
 using Rule = std::variant<AdamRule, SGDRule, AdagradRule, RMSpropRule, LionRule>;
 
-constexpr size_t kMaxStates = 3;  // of a rule
+constexpr size_t kMaxStates = 3;  // largest number of states of a rule
 
 }  // namespace fulgur::optim

@@ -4,7 +4,7 @@
 
 #include "core/optimizer.h"
 
-// What optimizers that scale the step of each tensor by norms have in common. Nothing here waits for a device.
+// The common part of optimizers that scale the step of each tensor by norms. Nothing here waits for a device.
 namespace fulgur::optim {
 
 // The parameter's gradient after the transform: a new tensor, fp64 for a parameter in fp64, otherwise fp32.

@@ -50,7 +50,7 @@ EngineOptions offloaded(const Options& options) {
   return engine;
 }
 
-// Throws UsageError if a setting that has no effect differs from what it is unless it is set.
+// Throws UsageError if a setting that has no effect differs from its default.
 template <class Options, class Value>
 void check_unset(const Options& options, Value Options::* setting, std::string_view name, std::string_view because) {
   const Value unset = Options().*setting;

@@ -15,13 +15,13 @@ namespace fulgur {
 
 using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded, ZeroOffload, DelayedUpdate>;
 
-// What a preset asks of FlatStrategy.
+// The options of FlatStrategy that a preset sets.
 struct EngineOptions {
-  std::optional<WorldOptions> world{};  // with a rank for each device
+  std::optional<WorldOptions> world{};  // one rank per device; nullopt: one process
   BucketOptions buckets{};
   bool broadcast_buffers = false;
-  bool shard = false;             // a rank updates its ranges only
-  bool each_micro_batch = false;  // gradients are reduced then, and not only once a window
+  bool shard = false;             // a rank updates only its own ranges
+  bool each_micro_batch = false;  // reduce after each micro-batch, not once per accumulation window
   double host_ratio = 0;
   bool delayed = false;
   int64_t warmup_steps = 0;
@@ -34,10 +34,10 @@ struct EngineOptions {
   }
 };
 
-// Throws UsageError for a base that there cannot be, and for settings that would have no effect.
+// Throws UsageError for an unsupported base, and for settings that would have no effect.
 EngineOptions engine_options(const Preset& preset);
 
-// Throws UsageError if the preset cannot train on as many.
+// Throws UsageError if the preset cannot train on these devices and this number of machines.
 void check_devices(const Preset& preset, const std::vector<c10::Device>& devices, int64_t num_nodes);
 
 }  // namespace fulgur

@@ -64,8 +64,8 @@ void for_each_trainable(const Optimizers& optimizers, const Visit& visit) {
   }
 }
 
-// A parameter's state is saved under its name: two optimizers could not both have one. Their steps would undo the loss
-// scale twice, too.
+// A parameter's state is saved under its name, so only one optimizer can have it. Two would also undo the loss scale
+// twice.
 void check_is_in_one_optimizer(const Optimizers& optimizers, const Names& names) {
   std::unordered_map<const c10::TensorImpl*, size_t> optimizer_of;
   for (size_t o = 0; o < optimizers.size(); ++o) {
@@ -82,15 +82,15 @@ void check_is_in_one_optimizer(const Optimizers& optimizers, const Names& names)
   }
 }
 
-// What lies in a bucket together.
+// The key of parameters that lie in a bucket together.
 struct Run {
   size_t optimizer, group;
   c10::ScalarType dtype;
   auto operator<=>(const Run&) const = default;
 };
 
-// Cuts parameters into buckets, as yet without memory. They come in the order in which backward finishes them. A run
-// has one open bucket at a time; buckets that are open before any was full are small.
+// Cuts parameters into buckets, without memory yet. Parameters are added in the order in which backward finishes
+// them. A Run has one open bucket at a time; buckets that are opened before any is full are small.
 class BucketCutter {
  public:
   explicit BucketCutter(const BucketOptions& options) : options_(options) {}
@@ -115,7 +115,7 @@ class BucketCutter {
     open.end += num_elements;
   }
 
-  // In the order in which backward fills them.
+  // Returns the buckets in the order in which backward fills them.
   std::vector<FlatParameters::Bucket> take() {
     std::ranges::sort(cut_, {}, &Cut::last);
     std::vector<FlatParameters::Bucket> buckets;

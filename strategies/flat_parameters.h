@@ -15,8 +15,8 @@
 namespace fulgur {
 
 struct BucketOptions {
-  int64_t first_bucket_bytes = 1 << 20;  // the first one that backward fills is small: its reduction starts early
-  int64_t bucket_cap_bytes = 25 << 20;   // all others hold up to that much; a larger parameter has a bucket to itself
+  int64_t first_bucket_bytes = 1 << 20;  // cap until one bucket is full: small, so that reducing starts early
+  int64_t bucket_cap_bytes = 25 << 20;   // cap of all other buckets; a larger parameter has a bucket to itself
   int64_t world_size = 1;                // a bucket's length is a multiple of world_size * 64 elements
 };
 
@@ -24,9 +24,9 @@ struct BucketOptions {
 // call over much memory. The parameters stay the tensors that they were: they are views of a bucket now, whoever holds
 // one sees every update, and names, order and state dict do not change.
 //   A bucket holds parameters of one optimizer, one group and one dtype, in reverse registration order, which is about
-//   the order in which backward finishes them. Buckets come in the order in which backward then fills them, whatever
-//   the groups. A tied parameter is there once; frozen ones stay outside.
-// Buckets are filled one by one: memory beyond the model is that of the largest bucket.
+//   the order in which backward finishes them. Buckets come in the order in which backward fills them, whatever the
+//   groups. A tied parameter appears once; frozen parameters stay outside.
+// Buckets are filled one by one: the extra memory meanwhile is that of the largest bucket.
 // Ownership: shares the parameters and owns the buckets. Threading: one thread at a time.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Li et al. 2020, arXiv:2006.15704.
 class FlatParameters {
@@ -43,11 +43,11 @@ class FlatParameters {
     size_t group;       // index in that optimizer
     at::Tensor flat{};  // 1-dim; padding holds zeros
     std::vector<Slot> slots{};
-    int64_t num_bytes = 0;  // of flat
+    int64_t num_bytes = 0;  // size of flat
   };
 
-  // The buckets as they would be, without memory (flat is undefined), were all parameters of this dtype. Errors as
-  // below.
+  // The buckets that the constructor would make, without memory (flat is undefined); `dtype` replaces the parameters'
+  // dtypes. Throws like the constructor.
   static std::vector<Bucket> plan(const torch::nn::Module& module, const Optimizers& optimizers,
                                   const BucketOptions& options, std::optional<c10::ScalarType> dtype = {});
 
@@ -62,11 +62,11 @@ class FlatParameters {
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  // False once a parameter was frozen or unfrozen, or a group was added: make the buckets anew then.
+  // False once a parameter was frozen or unfrozen, or a group was added: recreate the buckets then.
   bool are_those_of(const Optimizers& optimizers) const;
 
-  // Throws c10::Error, naming it, if a parameter no longer lies in its bucket: a cast and back, or torch::load, gives
-  // it memory of its own, which an update would miss.
+  // Throws c10::Error, with the parameter's name, if a parameter no longer lies in its bucket: a cast and back, or
+  // torch::load, gives it memory of its own, which an update would miss.
   void check_in_place() const;
 
  private:

@@ -90,9 +90,9 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   attach_to_ranks();
 }
 
-// What of the module exchanges with other ranks by itself, and the buffers that are to be those of rank 0.
+// Attaches layers that communicate with other ranks themselves, and collects the buffers that rank 0 broadcasts.
 void FlatStrategy::attach_to_ranks() {
-  if (nn::has_sync_batch_norm(*module_)) {  // backward exchanges gradients meanwhile
+  if (nn::has_sync_batch_norm(*module_)) {  // on GPUs with a group of its own: backward reduces gradients meanwhile
     if (!device_.is_cpu() && !statistics_) statistics_ = sub_group_of_all(world_->data());
     nn::attach_sync_batch_norm(*module_, device_.is_cpu() ? &world_->control() : statistics_.get());
   }
@@ -130,7 +130,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   loss_scaling_.emplace(optimizers_.size());
 }
 
-// Refusing would take from others what torch's own optimizers do, so that it is said only.
+// Only a warning, because torch's own optimizers train 16-bit parameters in this way, too.
 void FlatStrategy::warn_of_missing_masters() const {
   for (const auto& bucket : flat_->buckets()) {
     const Optimizer& optimizer = optimizers_[bucket.optimizer];
@@ -212,8 +212,8 @@ void FlatStrategy::flatten() {
   are_gathered_.assign(optimizers_.size(), false);
 }
 
-// Tensors that the module was given since setup(), which has converted and moved all others. Throws SetupError for one
-// of another dtype or on another device.
+// Returns the tensors that were registered after setup(), which converted and moved all others. Throws SetupError for
+// a tensor of another dtype or on another device.
 NamedTensors FlatStrategy::take_new_tensors() {
   NamedTensors added;
   for (const auto& [name, tensor] : named_state(*module_)) {
@@ -230,7 +230,7 @@ NamedTensors FlatStrategy::take_new_tensors() {
   return added;
 }
 
-// Beside the one that trains; 0: that one updates, too.
+// The number of worker threads for the update; 0: the training thread updates.
 int64_t FlatStrategy::wanted_update_threads() const {
   if (engine_.host_ratio == 0 && !(engine_.delayed && device_.is_cpu())) return 0;
   if (engine_.update_threads > 0) return engine_.update_threads;
@@ -239,8 +239,8 @@ int64_t FlatStrategy::wanted_update_threads() const {
                                          /*on_gpu=*/!device_.is_cpu());
 }
 
-// How many ranks of this host may run on these cores, this one included: all of them, or the cores were dealt out.
-// Ranks of a host need not be neighbours.
+// The number of ranks on this host that may run on these cores, this one included: all of them, unless each rank is
+// bound to its own cores. The ranks of a host need not be consecutive.
 int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
   if (alone()) return 1;
   std::array<char, 256> host{};
@@ -249,7 +249,7 @@ int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
   return std::ranges::count(all_gather_bytes(world_->control(), own), own);
 }
 
-// A parameter was frozen or unfrozen, or a group was added.
+// Recreates the buckets if a parameter was frozen or unfrozen, or a group was added.
 void FlatStrategy::rebuild_if_changed() {
   if (flat_->are_those_of(optimizers_)) return;
   TORCH_CHECK(!schedule_ || !schedule_->is_late(),
@@ -280,7 +280,7 @@ void FlatStrategy::check_unchanged() const {
               "on_before_optimizer_step was given lasts until the end of fit)");
 }
 
-// In manual optimisation: what a parameter got before an optimizer had it was not summed over ranks.
+// In manual optimisation: a gradient from before the parameter joined an optimizer was not summed over ranks.
 void FlatStrategy::check_newcomers() const {
   if (alone()) return;
   for (const auto& optimizer : optimizers_) {
@@ -293,8 +293,8 @@ void FlatStrategy::check_newcomers() const {
   }
 }
 
-// Where every rank comes with the same batch, and no graph holds parameters, is the place to look for changes. Changes
-// that training_step itself makes are seen right after it.
+// Looks for changed parameters here, where every rank is at the same batch and no graph holds parameters. Changes
+// that training_step itself makes are detected right after it.
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const bool starts_window = module_->automatic_optimization && !window_is_open_;
   if (starts_window) drain_and_rebuild_if_changed();
@@ -334,7 +334,7 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   if (replicas_) replicas_->backward();
 }
 
-// What is left of the last window's sums is dropped.
+// Begins an accumulation window. Sums left from the last window are dropped.
 void FlatStrategy::open_window() {
   if (!module_->automatic_optimization || std::exchange(window_is_open_, true) || !keeps_sums()) return;
   reducer_->clear();
@@ -347,11 +347,11 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
     if (is_last) window_is_open_ = false;
     return mine;
   }
-  if (!window_is_open_) drain_and_rebuild_if_changed();  // a rank that skips the epoch comes here without a step
+  if (!window_is_open_) drain_and_rebuild_if_changed();  // a rank that skips the epoch comes without training_step()
   open_window();
   check_unchanged();
   if (!is_last && !reduces_each_micro_batch()) return mine;
-  if (mine.micro_batches == 0) {  // gradients of the last step are still there
+  if (mine.micro_batches == 0) {  // drop the gradients of the previous step
     for (const auto& optimizer : optimizers_) optimizer->zero_grad();
   }
   std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
@@ -421,7 +421,7 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
   const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); }),
                           .loss_scale = loss_scaling_->loss_scale()};
   if (report.skipped) {
-    drain();  // a late update is that of the step before
+    drain();  // a delayed update belongs to the step before
   } else {
     update(index, transform_for(index, request, loss_scaling_->factor(index)));
   }
@@ -456,8 +456,8 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   return transform;
 }
 
-// Where every rank has all gradients, rank 0 says what their norm is: with another number of threads its last bit could
-// be another one, and with it the parameters of a rank.
+// If every rank has all gradients, the norm of rank 0 counts: with another number of threads the last bit could
+// differ, and then the parameters would differ between ranks.
 at::Tensor FlatStrategy::norm_of_all_ranks(const at::Tensor& norm) const {
   Collective& group = norm.is_cpu() ? world_->control() : world_->data();
   if (engine_.shard) {
@@ -470,7 +470,7 @@ at::Tensor FlatStrategy::norm_of_all_ranks(const at::Tensor& norm) const {
   return of_rank_0.squeeze();
 }
 
-// Over the sections on the host and on the device.
+// The norm over the sections on the host and on the device.
 at::Tensor FlatStrategy::norm_here(size_t index) const {
   if (const auto norm = norm_taken_on_the_way(index)) return *norm;
   std::vector<at::Tensor> on_host, elsewhere;
@@ -495,7 +495,7 @@ std::optional<at::Tensor> FlatStrategy::norm_taken_on_the_way(size_t index) cons
   return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
 }
 
-// The summed gradients of an optimizer that this rank has: all of them, or its ranges.
+// The summed gradients of an optimizer on this rank: all of them, or the rank's ranges.
 std::vector<at::Tensor> FlatStrategy::gradients_here(size_t index) const {
   std::vector<at::Tensor> gradients;
   if (!keeps_sums()) {
@@ -515,7 +515,7 @@ bool FlatStrategy::any_non_finite(size_t index) {
   wants_norms_ = wants_norms_ || keeps_sums();
   const auto norm = norm_taken_on_the_way(index);
   const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(gradients_here(index));
-  if (!engine_.shard || alone()) return here;  // every rank has the same
+  if (!engine_.shard || alone()) return here;  // every rank has the same gradients
   GroupRanks ranks(world_->control());
   return any_rank(ranks, here);
 }
@@ -523,7 +523,7 @@ bool FlatStrategy::any_non_finite(size_t index) {
 void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
   double factor = 1.0 / static_cast<double>(micro_batches);
   if (loss_scaling_) {
-    loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); });  // before a hook can hide it
+    loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); });  // before a hook changes gradients
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }
@@ -531,7 +531,7 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
   if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
 }
 
-// For a hook that wants to see gradients: whole ones, on every rank.
+// Gathers whole gradients on every rank, for a hook that reads them.
 void FlatStrategy::gather_gradients(size_t index) {
   const c10::NoGradGuard no_grad;
   int64_t num_bytes = 0;
@@ -565,7 +565,7 @@ void FlatStrategy::gather_gradients(size_t index) {
       num_bytes, name());
 }
 
-// What the hook has made of them.
+// Copies the gathered gradients, which a hook may have changed, back into the sums.
 void FlatStrategy::take_gathered_gradients(size_t index) {
   const c10::NoGradGuard no_grad;
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
@@ -617,7 +617,7 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
     memory.parameters += bucket.num_bytes;
     memory.gradients += gradients * num_elements;
-    if (request.accumulates && world_size > 1 && !sums_wait) {  // at the parameters, until the last micro-batch
+    if (request.accumulates && world_size > 1 && !sums_wait) {  // kept at the parameters until the last micro-batch
       memory.gradients += waiting_size * bucket.num_bytes / element_size;
     }
     memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
@@ -631,7 +631,7 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     if (!is_a_gradient) pooled_bytes.push_back(bucket.num_bytes);
   }
   if (std::holds_alternative<Dp>(preset_) && request.device_type == c10::kCPU)
-    memory.gradients *= request.num_devices;  // in one memory
+    memory.gradients *= request.num_devices;  // replicas on the CPU share its memory
   const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
   const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
   if (keeps && !reduces_in_sums) memory.buckets = GradientReducer::pool_bytes(pooled_bytes);
@@ -666,10 +666,10 @@ void FlatStrategy::bring_back(Module& module) noexcept {
   leave_statistics();
   try {
     if (!device_.is_cpu()) {
-      module.zero_grad();  // Module::to leaves gradients behind
+      module.zero_grad();  // Module::to does not move gradients
       module.to(c10::kCPU);
     }
-    flat_.reset();  // only now: parameters that are still in buckets would be copied on the device
+    flat_.reset();  // after module.to(): earlier, parameters would be copied out of buckets on the device
     if (converted_) converted_->give_back();
     current_device_.reset();
   } catch (const std::exception& error) {
@@ -677,12 +677,12 @@ void FlatStrategy::bring_back(Module& module) noexcept {
   }
 }
 
-// The group of SyncBatchNorm on GPUs goes when every rank's device has done all that it was asked in it: a kernel that
-// is broken off leaves garbage in the last update, and others may still read this device's memory.
+// The group of SyncBatchNorm on GPUs is closed after every rank's device has completed its work in the group: an
+// aborted kernel leaves garbage in the last update, and other ranks may still read this device's memory.
 void FlatStrategy::leave_statistics() noexcept {
   if (statistics_ == nullptr) return;
   try {
-    world_->control().barrier();  // throws where a rank has failed, and then the device might wait for ever
+    world_->control().barrier();  // throws if a rank has failed: the device might then wait forever
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
     world_->control().barrier();
   } catch (const std::exception& error) {

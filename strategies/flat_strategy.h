@@ -30,9 +30,9 @@
 namespace fulgur {
 
 // The engine of the presets. The parameters lie in flat buckets, so that they are reduced and updated many at a time.
-// With one rank their gradients stay where autograd puts them, and the optimizer's kernel reads them there; with
-// several a GradientReducer sums them while backward runs, with several devices Replicas do so after it. 16-bit
-// gradients of several micro-batches are summed in fp32.
+// With one rank, gradients stay where autograd puts them, and the optimizer's kernel reads them there. With several
+// ranks a GradientReducer sums them while backward runs; with several devices Replicas sums them after backward.
+// 16-bit gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
   explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
@@ -102,7 +102,7 @@ class FlatStrategy final : public Strategy {
   bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine_.each_micro_batch); }
 
   Preset preset_;
-  EngineOptions engine_;  // of the preset, from setup on
+  EngineOptions engine_;  // the preset's options, from setup() on
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;
@@ -111,32 +111,33 @@ class FlatStrategy final : public Strategy {
   bool accumulates_ = false;
   LocalCollective alone_;
   c10::Device device_{c10::kCPU};
-  std::optional<c10::DeviceGuard> current_device_;  // while it is set up, new tensors go where the module is
+  std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device
   Precision precision_;
   std::optional<ConvertedModule> converted_;
   Optimizers optimizers_;
-  std::vector<at::Tensor> buffers_;         // of the module, if they are broadcast
-  std::shared_ptr<Collective> statistics_;  // of SyncBatchNorm on GPUs
+  std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
+  std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   std::optional<FlatParameters> flat_;
-  std::unordered_set<const c10::TensorImpl*> members_;  // what optimizers had when flat_ was made, frozen ones too
-  // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of one that goes taken.
+  std::unordered_set<const c10::TensorImpl*> members_;  // the optimizers' parameters when flat_ was made, frozen too
+  // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of a freed tensor from
+  // being reused.
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> known_;
-  std::optional<OptimizerShard> shard_;       // where sums of gradients are kept apart from the parameters
-  bool window_is_open_ = false;               // in automatic optimisation: a step's gradients are being made
-  std::vector<bool> are_gathered_{};          // of shard_, by optimizer: parameters have the gradients
-  bool wants_norms_ = false;                  // of shard_: a step has asked for them
-  bool norms_are_known_ = false;              // of shard_: nobody has changed the sums since
-  std::unique_ptr<SideWorker> keeper_;        // of shard_: copies sums to the host
-  std::optional<GradientReducer> reducer_;    // with several ranks, or shard_
-  std::unique_ptr<UpdateSchedule> schedule_;  // of shard_
-  int64_t num_update_threads_ = 0;            // of shard_
-  int64_t num_steps_ = 0;                     // updates, all optimizers' together
+  std::optional<OptimizerShard> shard_;       // set if gradient sums are kept apart from the parameters
+  bool window_is_open_ = false;               // automatic optimisation: gradients of a step are being computed
+  std::vector<bool> are_gathered_{};          // with shard_, by optimizer: parameters hold gathered gradients
+  bool wants_norms_ = false;                  // with shard_: a step has requested norms of the gradients
+  bool norms_are_known_ = false;              // with shard_: the sums have not changed since the norms were taken
+  std::unique_ptr<SideWorker> keeper_;        // with a share on the host: copies sums to the host
+  std::optional<GradientReducer> reducer_;    // set with several ranks, or with shard_
+  std::unique_ptr<UpdateSchedule> schedule_;  // set with shard_
+  int64_t num_update_threads_ = 0;            // 0: the training thread updates
+  int64_t num_steps_ = 0;                     // updates, summed over all optimizers
   OptimizerShard::States resting_states_;     // states of parameters that are frozen now; only with shard_
   bool told_gathered_ = false;
   std::vector<c10::Device> devices_;         // device_ is the first
   std::optional<Replicas> replicas_;         // with several devices, during fit
-  bool has_16_bit_params_ = false;           // in flat_
-  std::optional<LossScaling> loss_scaling_;  // if the precision needs it
+  bool has_16_bit_params_ = false;           // some bucket of flat_ is 16-bit
+  std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale
 };
 
 }  // namespace fulgur

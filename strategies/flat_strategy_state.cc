@@ -9,7 +9,7 @@
 #include "strategies/flat_strategy.h"
 #include "strategies/saved_optimizers.h"
 
-// The part of FlatStrategy that writes checkpoints and goes on from them.
+// The part of FlatStrategy that writes checkpoints and resumes from them.
 namespace fulgur {
 
 std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() const {
@@ -17,8 +17,8 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
   return named_state(*module_);
 }
 
-// `pending`: the late update of delayed_update was computed, but the parameters did not show it yet. Then the state is
-// that after the update, and the parameters after it are the ranges' "next" (of 16 bits: "master", rounded).
+// `pending`: a delayed update was computed, but not yet applied to the parameters. Then the optimizer state is the
+// one after the update, and the updated parameters are the ranges' "next" (of 16-bit parameters: "master", rounded).
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
@@ -38,19 +38,19 @@ StrategyState FlatStrategy::state() {
   return state;
 }
 
-// Also where every rank has the state of all of a bucket, each writes its range.
+// Each rank writes its range of every bucket, even if it holds the state of the whole bucket.
 ElementRange FlatStrategy::written_range(size_t bucket) const {
   return rank_range(flat_->buckets()[bucket].flat.numel(), world_->rank(), world_->world_size());
 }
 
 void FlatStrategy::add_shard_state(StrategyState& state) const {
-  std::vector<int64_t> num_updates;  // of the parameters in buckets, in their order
+  std::vector<int64_t> num_updates;  // by parameter, in the order of buckets
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     auto ranges = shard_->state_ranges(b, written_range(b), schedule_->is_late(), schedule_->updates(b));
     std::ranges::move(ranges, std::back_inserter(state.ranges));
     std::ranges::copy(shard_->num_updates(b), std::back_inserter(num_updates));
   }
-  const at::Tensor everywhere = at::tensor(num_updates, at::kLong);  // a rank without an element of it has 0
+  const at::Tensor everywhere = at::tensor(num_updates, at::kLong);  // 0 on ranks without an element of a parameter
   if (!alone()) world_->control().all_reduce(everywhere, ReduceOp::max).wait();
   std::unordered_map<const c10::TensorImpl*, int64_t> updates_of;
   const int64_t* next = everywhere.const_data_ptr<int64_t>();
@@ -72,7 +72,7 @@ void FlatStrategy::add_shard_state(StrategyState& state) const {
 }
 
 void FlatStrategy::add_own_state(StrategyState& state) const {
-  std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // of each parameter in a bucket
+  std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // this rank's range of each parameter in a bucket
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     const auto& bucket = flat_->buckets()[b];
     for (const auto& slot : bucket.slots) mine[slot.param.unsafeGetTensorImpl()] = {0, 0};
@@ -109,12 +109,12 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   if (pending) schedule_->resume_late();
 }
 
-// The checkpoint is of a run with late updates, which this strategy has none of.
+// Applies the pending update of a checkpoint from a run with delayed updates, because this strategy has none.
 void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& read) {
   for (const Trained& trained : trained_params(*module_, optimizers_)) {
     at::Tensor(trained.param).copy_(updated_parameter(read_whole(trained, shared, read), trained.param));
   }
-  flatten();  // copies of the parameters were made before
+  flatten();  // remakes the copies of parameters
 }
 
 void FlatStrategy::load_shard_state(const State& shared, const ReadRange& read, bool pending) {

@@ -33,8 +33,9 @@ at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot
   return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
 }
 
-// Elements that take a message behind the last bucket's gradients; 0 where that does not go: with one of several
-// optimizers most buckets would be sent for nothing, and 16 bits do not hold its numbers.
+// The number of elements that a message takes after the last bucket's gradients; 0 if it cannot go there: with
+// several optimizers a step of one would send most buckets for nothing, and 16-bit elements do not hold the message's
+// numbers.
 int64_t room_for_message(const FlatParameters& parameters, int64_t world_size) {
   const auto& buckets = parameters.buckets();
   if (buckets.empty()) return 0;
@@ -59,20 +60,20 @@ void for_each_gap(const FlatParameters::Bucket& bucket, const Visit& visit) {
   if (bucket.flat.numel() > end) visit(end, bucket.flat.numel());
 }
 
-// Through pinned memory, if it comes from a GPU to the host: copies to other memory are several times slower.
+// Copies from a GPU to the host go through pinned memory: copies to other memory are several times slower.
 at::Tensor brought_to(c10::Device device, const at::Tensor& part) {
   if (part.device() == device) return part;
   return at::empty(part.sizes(), part.options().device(device).pinned_memory(device.is_cpu())).copy_(part);
 }
 
-// Without padding.
+// True if one parameter fills the bucket, without padding.
 bool fills_bucket_alone(const FlatParameters::Bucket& bucket) {
   return bucket.slots.size() == 1 && bucket.slots.front().num_elements == bucket.flat.numel();
 }
 
 }  // namespace
 
-// The place of hooks on a tensor holds one: what was there is kept inside.
+// A tensor has room for one such hook: an earlier hook is kept inside.
 class GradientReducer::Hook final : public PostAccumulateGradHook {
  public:
   Hook(GradientReducer& reducer, size_t bucket, size_t slot, std::unique_ptr<PostAccumulateGradHook> inner)
@@ -114,7 +115,7 @@ GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& d
 
 GradientReducer::~GradientReducer() {
   for (const size_t b : in_flight_) {
-    if (buckets_[b].kept.valid()) buckets_[b].kept.wait();  // the keeper uses this
+    if (buckets_[b].kept.valid()) buckets_[b].kept.wait();  // the keeper uses this object
   }
   for (const auto& bucket : parameters_.buckets()) {
     for (const auto& slot : bucket.slots) {
@@ -149,12 +150,12 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
   while (next_ < num_early() && is_filled(order_[next_])) launch(order_[next_++]);
 }
 
-// The last bucket may have to wait for the message that it carries.
+// The number of buckets that may start during backward: not the last, if it carries the message.
 size_t GradientReducer::num_early() const { return buckets_.size() - (message_room_ > 0 ? 1 : 0); }
 
-// Launches then happen in the order in which the first backward of rank 0 filled the buckets; what it did not fill
-// comes last. What a bucket holds stays, and so do the bits of its sums. A bucket that carries the message stays the
-// last.
+// Buckets are launched from now on in the order in which the first backward of rank 0 filled them; the buckets that
+// it did not fill come last. The contents of buckets stay, and so do the bits of their sums. A bucket that carries
+// the message stays the last.
 void GradientReducer::learn_order() {
   if (buckets_.empty()) return;
   const auto num_buckets = static_cast<int64_t>(buckets_.size());
@@ -162,7 +163,7 @@ void GradientReducer::learn_order() {
   auto* const begin = first.mutable_data_ptr<int64_t>();
   std::ranges::copy(filled_, begin);
   control_.broadcast(first, /*root=*/0).wait();
-  if (begin[0] < 0) return;  // rank 0 had no gradients; the next time, then
+  if (begin[0] < 0) return;  // rank 0 had no gradients: the next finish() tries again
   learns_order_ = false;
   std::vector<size_t> place(buckets_.size(), buckets_.size());
   for (size_t i = 0; i < buckets_.size() && begin[i] >= 0; ++i) place[static_cast<size_t>(begin[i])] = i;
@@ -180,14 +181,14 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
     throw SetupError(fmt::format(
         "the gradient of parameter '{}' is sparse; give the embedding that it comes from sparse = false", slot.name));
   }
-  const bool goes_soon = places_[b] < next_ + kPooledBuckets;  // or gradients would pile up
+  const bool goes_soon = places_[b] < next_ + kPooledBuckets;  // if not, do not keep it: gradients would pile up
   keeper_fills(b) && goes_soon ? void(bucket.arrived[s] = std::move(grad)) : put_into_bucket(b, s, grad);
   bucket.is_full[s] = true;
   ++bucket.num_full;
 }
 
-// A gradient is the bucket where it would fill it alone, and nobody else holds the tensor or its memory: another
-// gradient of the same backward may be a view of it.
+// A gradient becomes the bucket if it would fill the bucket alone, and nothing else holds the tensor or its memory: the
+// gradient of another parameter may be a view of the same memory.
 bool GradientReducer::becomes_bucket(size_t b, const at::Tensor& gradient) const {
   const FlatParameters::Bucket& bucket = parameters_.buckets()[b];
   return keeps_sums() && !reduces_in_sums(b) && fills_bucket_alone(bucket) && !buckets_[b].gradients.defined() &&
@@ -206,7 +207,7 @@ void GradientReducer::make_bucket_of_gradient(size_t b) {
   bucket.num_full = 1;
 }
 
-// Nobody else waits for what is in the bucket.
+// The keeper may fill the bucket later if no other rank waits for it.
 bool GradientReducer::keeper_fills(size_t b) const {
   return options_.keeper != nullptr && buckets_[b].is_in_sums && data_.world_size() == 1;
 }
@@ -233,7 +234,8 @@ bool GradientReducer::reduces_in_sums(size_t b) const {
          (data_.world_size() == 1 || (!buckets_[b].has_sums && memory.front().scalar_type() == flat.scalar_type()));
 }
 
-// Without a pass of its own: the first gradients of a window, if their sums are in one piece, and where the bucket is.
+// True if reduce_scatter can write the sums directly, which saves a copy: first micro-batch, one section, same device
+// and dtype.
 bool GradientReducer::can_reduce_into_sums(size_t b) const {
   const Bucket& bucket = buckets_[b];
   return !bucket.is_in_sums && !bucket.has_sums && bucket.memory.size() == 1 &&
@@ -310,7 +312,7 @@ void GradientReducer::launch(size_t b) {
 void GradientReducer::finish(std::vector<double>& extra) {
   if (!reducing_) begin();
   reducing_ = false;
-  // Else a rank that waits for memory of the pool, in the middle of backward, would wait for ever.
+  // Otherwise a rank that waits for memory of the pool, in the middle of backward, would wait forever.
   if (keeps_sums() && data_.world_size() > 1) launch_rest(buckets_.size());
   std::vector<double> used = message_of(extra);
   used = message_room_ > 0 ? exchange_with_last_bucket(used) : exchange(used);
@@ -339,7 +341,7 @@ void GradientReducer::finish(std::vector<double>& extra) {
   if (learns_order_) learn_order();
 }
 
-// On the keeper's thread, or on that of backward.
+// Runs on the keeper's thread, or on the thread that calls finish_oldest().
 void GradientReducer::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
@@ -365,7 +367,8 @@ void GradientReducer::add_to_sums(size_t b) {
     const at::Tensor part = kept.narrow(0, begin, sum.numel());
     begin += sum.numel();
     if (!bucket.has_sums) {
-      // Between devices in one dtype: the conversion would take memory of the device, and more bytes would travel.
+      // A copy between devices keeps the dtype: a conversion there would take memory of the device, and send more
+      // bytes.
       const bool converts = part.scalar_type() != sum.scalar_type();
       sum.copy_(converts ? brought_to(sum.device(), part) : part, /*non_blocking=*/true);
       measure(part);
@@ -376,12 +379,12 @@ void GradientReducer::add_to_sums(size_t b) {
     measure(sum);
   }
   bucket.has_sums = true;
-  if (trace::enabled() && !kept.is_cpu()) {  // the span has what the device does, too
+  if (trace::enabled() && !kept.is_cpu()) {  // the span includes the device's work
     c10::impl::VirtualGuardImpl(kept.device().type()).getStream(kept.device()).synchronize();
   }
 }
 
-// Memory of the pool goes back to it.
+// Completes the oldest bucket in flight; memory of the pool returns to the pool.
 void GradientReducer::finish_oldest() {
   const size_t b = in_flight_.front();
   in_flight_.pop_front();
@@ -451,7 +454,7 @@ void GradientReducer::add_used(const std::vector<double>& used) {
   }
 }
 
-// The memory of sums stays, for the next ones.
+// The memory of the sums is kept for the next sums.
 void GradientReducer::clear() {
   for (Bucket& bucket : buckets_) {
     bucket.has_sums = false;
@@ -477,7 +480,7 @@ std::vector<double> GradientReducer::exchange(std::vector<double> message) {
   return message;
 }
 
-// Every bucket is sent, for which of them are used is not known before.
+// Sends every bucket, because which buckets are used is known only afterwards.
 std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector<double>& message) {
   const size_t last = buckets_.size() - 1;
   launch_rest(last);
@@ -492,7 +495,7 @@ std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector
   return {first, first + length};
 }
 
-// Launches the first `num_buckets` in the order of launches, but for those that are on their way.
+// Launches the first `num_buckets` in the order of launches, except those that are launched already.
 void GradientReducer::launch_rest(size_t num_buckets) {
   for (size_t i = 0; i < num_buckets; ++i) {
     const size_t b = order_[i];
@@ -502,7 +505,7 @@ void GradientReducer::launch_rest(size_t num_buckets) {
   }
 }
 
-// Those that this rank has no gradient for are zero.
+// Takes the remaining gradients; parameters without a gradient on this rank count as zero.
 void GradientReducer::fill_up(size_t b) {
   Bucket& bucket = buckets_[b];
   const auto& parameters = parameters_.buckets()[b];

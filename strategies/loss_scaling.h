@@ -11,35 +11,35 @@
 
 namespace fulgur {
 
-// A loss scale over the optimizers of a run. Any backward may give gradients to any optimizer, and they must be stepped
-// with the scale that they were made with: so the scale moves only while no optimizer has gradients waiting, once for
-// all steps since it last did. With one optimizer that is after each step, as GradScaler has it.
+// A loss scale for all optimizers of a run. Any backward may give gradients to any optimizer, and a step must use the
+// scale that its gradients were computed with. So the scale changes only while no optimizer has waiting gradients,
+// once for all steps since the last change. With one optimizer it changes after each step, as in GradScaler.
 // Threading: the training thread only.
 class LossScaling {
  public:
   explicit LossScaling(size_t num_optimizers, optim::LossScalerOptions options = {})
       : scaler_(options), gradients_(num_optimizers) {}
 
-  at::Tensor scale(const at::Tensor& loss);  // for backward
-  void zeroed(size_t optimizer);             // its gradients were dropped
+  at::Tensor scale(const at::Tensor& loss);  // the loss to call backward on
+  void zeroed(size_t optimizer);             // the optimizer's gradients were dropped
 
-  // Whether a gradient is infinite or NaN, so that there must be no step. Remembers it for stepped(), also over what
-  // hooks do to the gradients after unscaled(). Waits for their device.
+  // Whether a gradient is infinite or NaN, so that the step must be skipped. The answer is kept until stepped(),
+  // whatever hooks do to the gradients meanwhile. Waits for the device.
   bool is_non_finite(size_t optimizer, const std::function<bool()>& any_non_finite);
 
-  // What makes the gradients those of the loss: 1 if unscaled() said that they are already.
+  // The factor that undoes the loss scale in the gradients: 1 after unscaled().
   double factor(size_t optimizer) const;
   void unscaled(size_t optimizer) { gradients_[optimizer].unscaled = true; }
 
-  void stepped(size_t optimizer);  // or skipped, as is_non_finite() said
+  void stepped(size_t optimizer);  // also after a skipped step
   double loss_scale() const { return scaler_.loss_scale(); }
 
-  // Between steps of all optimizers.
+  // Call these between steps, while no optimizer has waiting gradients.
   optim::LossScalerState state() const { return scaler_.state(); }
   void load_state(const optim::LossScalerState& state) { scaler_.load_state(state); }
 
  private:
-  struct Gradients {  // of one optimizer
+  struct Gradients {  // the gradients of one optimizer
     bool waiting = false;
     bool unscaled = false;
     std::optional<bool> non_finite{};
@@ -48,7 +48,7 @@ class LossScaling {
 
   optim::LossScaler scaler_;
   std::vector<Gradients> gradients_;
-  std::optional<bool> found_inf_{};  // in any step since the scale last moved; unset if there was none
+  std::optional<bool> found_inf_{};  // in any step since the scale last changed; nullopt: no step yet
 };
 
 }  // namespace fulgur

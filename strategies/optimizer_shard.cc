@@ -22,7 +22,7 @@ constexpr int64_t kPartAlignment = 64;  // elements
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// Calls `visit(name, tensor)` for each tensor of a state, made or not.
+// Calls `visit(name, tensor)` for each tensor of a state, defined or not.
 template <class TensorsOfState, class Visit>
 void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype, TensorsOfState& state,
                      const Visit& visit) {
@@ -30,7 +30,7 @@ void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype
   if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
 }
 
-// What either has in its memory, and whoever has views of it.
+// Exchanges the memory of two tensors, also for all views of them.
 void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
   c10::StorageImpl& one = *a.storage().unsafeGetStorageImpl();
   c10::StorageImpl& other = *b.storage().unsafeGetStorageImpl();
@@ -39,7 +39,7 @@ void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
   one.set_data_ptr_noswap(other.set_data_ptr(std::move(of_one)));
 }
 
-// The elements of a tensor in the order of its memory.
+// The elements of a tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
 
 }  // namespace
@@ -80,7 +80,7 @@ ElementRange OptimizerShard::range(size_t bucket) const {
   return rank_range(parameters_.buckets()[bucket].flat.numel(), options_.rank, options_.world_size);
 }
 
-// The part on the host comes first.
+// Cuts a range into sections; the section on the host comes first.
 void OptimizerShard::cut(size_t b) {
   const ElementRange whole = range(b);
   const int64_t middle = whole.begin + elements_on_host(whole.size(), options_.host_ratio);
@@ -156,7 +156,7 @@ void OptimizerShard::make_parts(size_t b) {
   }
 }
 
-// Not yet written, so that a worker's first update places it.
+// The memory is not written here: pages are placed near the worker whose first update writes them.
 void OptimizerShard::make_host_states(size_t b, Part& part) {
   const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
   const c10::ScalarType state_dtype = optim::widened(dtype);
@@ -245,9 +245,9 @@ ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) 
                         });
       }
     });
-    group.all_reduce(all).wait();  // to every element one rank adds something
+    group.all_reduce(all).wait();  // for each element, one rank adds a value, the others 0
     const at::Tensor shaped = all.as_strided(param.sizes(), param.strides());
-    gathered.tensors.emplace(name, arena_ ? shaped.cpu() : shaped);  // where there is room for all of them
+    gathered.tensors.emplace(name, arena_ ? shaped.cpu() : shaped);  // the device may be too small for all
   });
   return gathered;
 }
@@ -269,7 +269,7 @@ void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
   }
 }
 
-// `saved` may be on another device, and of another precision.
+// `saved` may be on another device, and in another precision.
 void OptimizerShard::load_piece(size_t b, Part& part, size_t i, const ParameterState& saved) {
   ElementWiseOptimizer::State& own = part.states[i];
   own.num_updates = saved.num_updates;
@@ -293,7 +293,7 @@ std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange with
       for (size_t i = 0; i < part.pieces.size(); ++i) {
         const Piece& piece = part.pieces[i];
         const ElementWiseOptimizer::State& state = part.states[i];
-        const int64_t in_bucket = section.range.begin + part.begin + piece.offset;  // of the piece
+        const int64_t in_bucket = section.range.begin + part.begin + piece.offset;  // start of the piece
         const int64_t begin = std::max(in_bucket, within.begin);
         const int64_t end = std::min(in_bucket + piece.num_elements, within.end);
         if (begin >= end || state.num_updates == 0) continue;

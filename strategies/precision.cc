@@ -40,7 +40,7 @@ const Known& find(std::string_view name) {
 
 // Gives a tensor, which stays the same object, another type.
 void set_dtype(const at::Tensor& tensor, c10::ScalarType dtype) {
-  tensor.mutable_grad().reset();  // it would have the wrong type
+  tensor.mutable_grad().reset();  // the gradient would have the wrong type
   tensor.set_data(tensor.detach().to(dtype));
 }
 

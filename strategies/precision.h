@@ -15,29 +15,29 @@
 
 namespace fulgur {
 
-// In which floating-point types a run computes, by Lightning's names:
+// The floating-point types in which a run computes, by Lightning's names:
 //   32 (32-true)        as the module is; nothing is converted
 //   64 (64-true)        module and batches in fp64
 //   bf16-mixed (bf16)   autocast to bf16: weights, gradients and updates in fp32
 //   16-mixed (16)       autocast to fp16, with a loss scale
 //   bf16-true, 16-true  module and batches in bf16 or fp16; element-wise optimizers keep fp32 masters (for others there
 //                       is a warning), 16-true a loss scale too
-// Integer tensors are never converted, and neither is the type of new tensors in a step: make them by x.options().
+// Integer tensors are never converted. New tensors in a step have torch's default type: make them by x.options().
 class Precision {
  public:
   Precision() = default;                      // 32
-  explicit Precision(std::string_view name);  // throws UsageError, with the known names, for another one
+  explicit Precision(std::string_view name);  // throws UsageError, with the known names, for an unknown one
 
-  std::string_view name() const { return name_; }  // the short one
+  std::string_view name() const { return name_; }  // the short name
   bool is_mixed() const { return autocast_dtype_.has_value(); }
   std::optional<c10::ScalarType> autocast_dtype() const { return autocast_dtype_; }
-  std::optional<c10::ScalarType> true_dtype() const { return true_dtype_; }  // what is converted becomes that
+  std::optional<c10::ScalarType> true_dtype() const { return true_dtype_; }  // nullopt: nothing is converted
   bool is_true_16_bit() const { return true_dtype_ && *true_dtype_ != c10::kDouble; }
   bool needs_loss_scale() const;  // fp16: small gradients would be rounded to 0
 
   Batch convert(const Batch& batch) const;
 
-  // Warns if another precision is known to be faster there.
+  // Warns if another precision is known to be faster on this device type.
   void warn_if_slow_on(c10::DeviceType device_type) const;
 
  private:
@@ -46,7 +46,7 @@ class Precision {
   std::optional<c10::ScalarType> true_dtype_{};
 };
 
-// What a forward pass runs in, in this thread: autocast, if the precision is mixed.
+// The scope of a forward pass in this thread: autocast, if the precision is mixed.
 class PrecisionScope {
  public:
   PrecisionScope(const Precision& precision, c10::DeviceType device_type);
@@ -55,8 +55,8 @@ class PrecisionScope {
   std::optional<AutocastScope> autocast_;
 };
 
-// What backward and updates run in, should they be called within a PrecisionScope (manual optimisation does): autocast
-// is off, and at the end no cast weights are left that the update has made stale.
+// The scope of backward and updates, which may run within a PrecisionScope (manual optimisation): autocast is off,
+// and at the end cached casts of weights are dropped, because the update has made them stale.
 class OutsidePrecisionScope {
  public:
   OutsidePrecisionScope(const Precision& precision, c10::DeviceType device_type);
@@ -68,16 +68,16 @@ class OutsidePrecisionScope {
   std::optional<AutocastScope> autocast_;
 };
 
-// A module's floating parameters and buffers in the precision's type, and later in their own again. The tensors stay
-// the same objects; gradients are dropped where the type changes. Holds handles to what it has converted.
+// Converts a module's floating-point parameters and buffers to the precision's type, and later back to their own. The
+// tensors stay the same objects; gradients are dropped if the type changes. Holds handles to the converted tensors.
 class ConvertedModule {
  public:
   ConvertedModule(torch::nn::Module& module, const Precision& precision);
-  void give_back();  // what still has the type that it was given
+  void give_back();  // only tensors that still have the converted type
 
  private:
   c10::ScalarType dtype_ = c10::kFloat;
-  std::vector<std::pair<at::Tensor, c10::ScalarType>> own_dtypes_;  // of what was converted
+  std::vector<std::pair<at::Tensor, c10::ScalarType>> own_dtypes_;  // the converted tensors with their own types
 };
 
 }  // namespace fulgur

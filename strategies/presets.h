@@ -8,7 +8,7 @@ namespace fulgur {
 
 using StrategyRegistry = Registry<Strategy>;
 
-// The built-in strategies and those that users added. Register one of your own before the first Trainer is made:
+// The built-in strategies and those that users added. Register your own before the first Trainer is made:
 //   strategy_registry().add("mine", [] { return std::make_unique<Mine>(); });
 StrategyRegistry& strategy_registry();
 

@@ -16,7 +16,7 @@
 namespace fulgur {
 namespace {
 
-// Throws on every rank, with the first line that differs from rank 0's. `what` the lines are, in the plural.
+// Throws on every rank, with the first line that differs from rank 0's. `what` names the lines, in the plural.
 void check_same_lines(const std::vector<std::string>& lines, Collective& control, std::string_view what) {
   const std::vector<std::string> by_rank = all_gather_bytes(control, fmt::format("{}", fmt::join(lines, "\n")));
   for (size_t rank = 1; rank < by_rank.size(); ++rank) {

@@ -15,7 +15,7 @@ namespace fulgur {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Gives parameters and buffers on every rank the values of rank 0. Throws SetupError on every rank, with the first
-// difference, if they are not of the same names, shapes and dtypes.
+// difference, if names, shapes or dtypes differ.
 void make_equal(const torch::nn::Module& module, World& world);
 
 // Throws SetupError on every rank if the ranks do not train the same parameters, by name, shape and dtype, in the same

@@ -29,7 +29,7 @@ namespace {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Tied ones as often as they are registered: a replica need not be tied to be right.
+// Tied tensors appear as often as they are registered: a replica need not be tied to be right.
 template <class Dict>
 NamedTensors defined_ones(const Dict& tensors) {
   NamedTensors defined;
@@ -43,7 +43,7 @@ std::string describe(const NamedTensors& tensors, size_t i) {
   return i < tensors.size() ? c10::str("'", tensors[i].first, "' of shape ", tensors[i].second.sizes()) : "no more";
 }
 
-// Throws SetupError unless a replica has the same tensors, as its own.
+// Throws SetupError unless a replica has tensors of the same names and shapes, and owns them.
 void check_replica(const Module& module, const NamedTensors& originals, const NamedTensors& copies) {
   for (size_t i = 0; i < std::max(originals.size(), copies.size()); ++i) {
     const std::string original = describe(originals, i), copy = describe(copies, i);
@@ -63,7 +63,7 @@ void check_replica(const Module& module, const NamedTensors& originals, const Na
   }
 }
 
-// Shares the memory of `original` where they are on one device, which is the CPU.
+// Shares the memory of `original` if both are on one device, which is then the CPU.
 void follow_parameter(const at::Tensor& copy, const at::Tensor& original) {
   if (copy.device() != original.device()) {
     copy.copy_(original, /*non_blocking=*/true);
@@ -99,10 +99,10 @@ void seed_apart(const std::vector<c10::Device>& devices) {
 // more threads than there are CPUs. This gives it one more, which sleeps until the calling thread ends.
 void keep_idle_threads_from_spinning() {
   at::set_num_threads(2);
-  at::ones({1 << 17}).add_(1.0);  // enough elements for two
+  at::ones({1 << 17}).add_(1.0);  // enough elements for two threads
 }
 
-// While it lives, the module logs elsewhere.
+// Restores the module's link at the end of a scope in which the module logs elsewhere.
 class LinkRestored {
  public:
   explicit LinkRestored(Module& module) : module_(module), link_(module.link()) {}
@@ -136,7 +136,7 @@ struct Replicas::Replica {
     for (size_t i = 0; i < buffers.size(); ++i) take_over(buffers[i].second, original.buffers[i].second);
   }
 
-  // Also the type, which the precision may have changed.
+  // Takes over the dtype, too, which the precision may have changed.
   void take_over(const at::Tensor& copy, const at::Tensor& original) const {
     copy.set_data(original.detach().to(device, /*non_blocking=*/false, /*copy=*/true));
   }
@@ -152,7 +152,7 @@ struct Replicas::Replica {
     for (size_t i = 0; i < submodules.size(); ++i) submodules[i]->train(original.submodules[i]->is_training());
   }
 
-  // It logs for itself from now on.
+  // Makes the replica log to a MetricLog of its own.
   void attach(const RunLink& link, const Batch& part) {
     RunLink own = link;
     if (link.metrics != nullptr) {
@@ -163,15 +163,15 @@ struct Replicas::Replica {
     module.attach(own);
   }
 
-  std::shared_ptr<Module> owned{};  // null for the first, which is the user's
+  std::shared_ptr<Module> owned{};  // null for the first replica, which is the user's module
   Module& module;
   c10::Device device;
   NamedTensors params, buffers;
   std::vector<std::shared_ptr<torch::nn::Module>> submodules;  // parents first
   MetricLog log{};
-  at::Tensor loss{};                // of the last step, with its graph
-  std::vector<at::Tensor> spent{};  // gradients that were added to another's; backward has their memory again
-  at::Tensor seed{};                // a leaf that stands for it in the mean; its gradient is how much the loss counts
+  at::Tensor loss{};                // loss of the last step, with its graph
+  std::vector<at::Tensor> spent{};  // gradients already added to another replica's; the next backward reuses the memory
+  at::Tensor seed{};                // a leaf that stands for `loss` in the mean; its gradient is the weight of `loss`
   SerialWorker worker{};
 };
 
@@ -201,17 +201,17 @@ void Replicas::prepare_threads() {
   const int all = at::get_num_threads();
   const int share = std::max(1, all / static_cast<int>(replicas_.size()));
   on_each(replicas_.size(), [&](size_t i) {
-    at::get_num_threads();  // the first call in a thread sets the number: not later, over ours
+    at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
     if (i == 0 && share == 1 && all > 1) keep_idle_threads_from_spinning();
     at::set_num_threads(share);
     at::autocast::increment_nesting();  // see on_each
   });
-  at::set_num_threads(all);  // also for threads to come, which would have the last number that anyone set
+  at::set_num_threads(all);  // new threads would otherwise get the last number that any thread set
 }
 
 at::Tensor Replicas::training_step(const Batch& batch, int64_t batch_idx) {
   std::vector<Batch> parts = batch.split(static_cast<int64_t>(replicas_.size()));
-  if (parts.empty()) parts.push_back(batch);  // without samples
+  if (parts.empty()) parts.push_back(batch);  // a batch without samples
   for (size_t i = 1; i < parts.size(); ++i) replicas_[i]->follow(*replicas_.front());
   run_steps(parts, batch_idx);
   if (MetricLog* metrics = module_.link().metrics) {
@@ -243,7 +243,7 @@ at::Tensor Replicas::mean_loss(const std::vector<Batch>& parts) {
     Replica& replica = *replicas_[i];
     replica.seed.reset();
     if (!replica.loss.defined()) continue;
-    if (replica.loss.numel() != 1) return replica.loss;  // no loss, as the caller will say
+    if (replica.loss.numel() != 1) return replica.loss;  // not a scalar loss: the caller reports the error
     replica.seed = replica.loss.detach().requires_grad_(replica.loss.requires_grad());
     const double weight = num_samples > 0.0 ? static_cast<double>(parts[i].batch_size()) / num_samples : 1.0;
     const at::Tensor term = replica.seed.to(replicas_.front()->device).mul(weight);
@@ -253,7 +253,7 @@ at::Tensor Replicas::mean_loss(const std::vector<Batch>& parts) {
 }
 
 void Replicas::backward() {
-  const RandomStateRestored random_state;  // checkpoint() moves it, on every thread
+  const RandomStateRestored random_state;  // checkpoint() changes the random state, on every thread
   on_each(replicas_.size(), [&](size_t i) {
     Replica& replica = *replicas_[i];
     replica.spent.clear();
@@ -263,7 +263,7 @@ void Replicas::backward() {
   sum_gradients();
 }
 
-// As a tree, so that the order of additions is always the same and devices can work at once.
+// Sums as a tree, so that the order of additions is always the same and devices can work at once.
 void Replicas::sum_gradients() {
   const c10::NoGradGuard no_grad;
   for (size_t stride = 1; stride < replicas_.size(); stride *= 2) {
@@ -280,8 +280,8 @@ void Replicas::sum_gradients() {
 }
 
 // Runs job(i) on the threads of the first `count` replicas, in this thread's modes, and waits for all. Autocast keeps
-// its casts of weights for the whole process: they are dropped here, not at the end of a scope in one of the threads,
-// where others may be about to use theirs again.
+// casts of weights for the whole process: they are dropped here, not at the end of a scope in one thread, when other
+// threads may be about to use them again.
 void Replicas::on_each(size_t count, const std::function<void(size_t)>& job) {
   const AutocastScope autocast(AutocastState::now(replicas_.front()->device.type()));
   const at::ThreadLocalState modes;

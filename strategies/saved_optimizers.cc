@@ -15,7 +15,7 @@ std::string updates_key(const std::string& parameter) { return "num_updates/" + 
 std::string strides_key(const std::string& parameter) { return "strides/" + parameter; }
 std::string optimizer_key(size_t index) { return fmt::format("optimizers/{}", index); }
 
-// Empty for the usual, row-major order.
+// The strides of a parameter as text; empty for row-major order.
 std::string memory_order(const at::Tensor& param) {
   return param.is_contiguous() ? "" : fmt::format("{}", fmt::join(param.strides(), ","));
 }
@@ -102,7 +102,7 @@ void load_optimizers(const torch::nn::Module& module, const Optimizers& optimize
   for (const Trained& trained : trained_params(module, optimizers)) check_memory_order(shared, trained);
 }
 
-// One without elements has no ranges to read.
+// A parameter without elements has no ranges to read, so its count is not saved.
 void save_num_updates(State& shared, const Trained& trained, int64_t num_updates) {
   if (num_updates > 0 && trained.param.numel() > 0) shared.set(updates_key(trained.name), num_updates);
 }

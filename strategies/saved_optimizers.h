@@ -12,16 +12,16 @@
 #include "core/optimizer.h"
 #include "core/state.h"
 
-// How optimizers stand in a checkpoint. The state that all ranks share has
-//   optimizers/<i>/...          name, the settings of groups, and what else the optimizer keeps
-//   num_updates/<parameter>     of those that had any
-//   strides/<parameter>         of those that do not lie row by row in memory
-// and ranges have what is kept for each element.
+// How optimizers are saved in a checkpoint. The state that all ranks share has
+//   optimizers/<i>/...          name, settings of groups, and the optimizer's own state
+//   num_updates/<parameter>     only for parameters with updates
+//   strides/<parameter>         only for parameters that are not row-major
+// and the ranges hold the state of each element.
 namespace fulgur {
 
-// A parameter that an optimizer has.
+// A parameter that an optimizer trains.
 struct Trained {
-  std::string name;  // in the module
+  std::string name;  // the parameter's name in the module
   at::Tensor param;
   Optimizer* optimizer;
   size_t group, index;
@@ -30,7 +30,7 @@ std::vector<Trained> trained_params(const torch::nn::Module& module, const Optim
 
 void save_optimizers(const torch::nn::Module& module, const Optimizers& optimizers, State& shared);
 
-// Throws CheckpointError if they are others, or a parameter lies in memory in another order.
+// Throws CheckpointError if the saved optimizers are different, or a parameter was saved with other strides.
 void load_optimizers(const torch::nn::Module& module, const Optimizers& optimizers, const State& shared);
 
 void save_num_updates(State& shared, const Trained& trained, int64_t num_updates);
@@ -42,7 +42,7 @@ StateTensors part_of(const ParameterState& whole, int64_t begin, int64_t num_ele
 // The state of a whole parameter, with tensors of its shape; for reading only.
 ParameterState read_whole(const Trained& trained, const State& shared, const ReadRange& read);
 
-// `param`, or the part of it that `saved` is of, as the late update of the checkpoint leaves it.
+// The values of `param`, or of the part that `saved` covers, after the pending update of the checkpoint.
 at::Tensor updated_parameter(const ParameterState& saved, const at::Tensor& param);
 
 }  // namespace fulgur

@@ -24,98 +24,99 @@
 
 namespace fulgur {
 
-// What one optimizer step is to do with the gradients.
+// How one optimizer step uses the gradients.
 struct StepRequest {
-  int64_t micro_batches = 1;    // whose losses' gradients were summed; the step is taken on their mean
-  GradientClipping clipping{};  // of that mean
-  Closure closure{};            // for an optimizer that needs_closure(); it leaves the gradients of one batch
+  int64_t micro_batches = 1;    // number of micro-batches whose gradients were summed; the step uses the mean
+  GradientClipping clipping{};  // applied to the mean gradient
+  Closure closure{};            // for an optimizer that needs_closure(): each call computes the gradients of one batch
 };
 
-// What became of it.
+// The outcome of one optimizer step.
 struct StepReport {
-  bool skipped = false;  // nothing was changed: with the loss scale in use, gradients were not finite
+  bool skipped = false;  // gradients were not finite at the current loss scale: nothing was changed
   double loss_scale = 1.0;
 };
 
-// The micro-batches of one optimizer step, as one rank has seen them.
+// An accumulation window: the micro-batches of one optimizer step, as one rank has seen them.
 struct Window {
-  int64_t micro_batches = 0;  // that had a loss
-  bool wants_stop = false;    // asks for the end of fit
-  bool ends_epoch = false;    // has no further batch in this epoch
+  int64_t micro_batches = 0;  // micro-batches that had a loss
+  bool wants_stop = false;    // requests the end of fit
+  bool ends_epoch = false;    // no further batch in this epoch
 };
 
-// What a strategy is set up with.
+// The arguments of Strategy::setup().
 struct StrategySetup {
-  std::vector<c10::Device> devices;  // of this process
+  std::vector<c10::Device> devices;  // all devices of this process
   Precision precision{};
   World& world;                  // the ranks that train together; borrowed until teardown
-  bool deterministic = false;    // the same bits however the parameters fall into buckets
+  bool deterministic = false;    // bits must not depend on how parameters are cut into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
-  bool sends_ahead = true;       // gradients may go on their way in backward: nobody looks at them, or calls it twice
-  bool accumulates = false;      // a window has several micro-batches; a callback may ask for that later all the same
+  bool sends_ahead = true;       // gradients may be reduced during backward: no hook reads them, backward runs once
+  bool accumulates = false;      // windows have several micro-batches; if false, a callback may still request it later
 };
 
-// A run whose memory a strategy is asked for.
+// The run whose memory Strategy::model_memory() estimates.
 struct MemoryRequest {
   Precision precision{};
-  int64_t num_devices = 1;  // over all machines
+  int64_t num_devices = 1;  // total over all machines
   c10::DeviceType device_type = c10::kCPU;
-  bool accumulates = false;  // a window has several micro-batches
+  bool accumulates = false;  // accumulation windows have several micro-batches
 };
 
-// What a strategy has beside the module, for a checkpoint.
+// The state of a strategy for a checkpoint, without the module's.
 struct StrategyState {
   State shared{};                    // the same on every rank
-  std::vector<StateRange> ranges{};  // those that this rank writes; over all ranks each element is there once. Views
+  std::vector<StateRange> ranges{};  // written by this rank, as views; over all ranks each element is written once
 };
 
 // How a Module is trained: where its parameters, gradients and optimizer state live, and how an update reaches them.
-// The loops call these members and know nothing else of it. strategies/presets.h registers the built-in ones, and
-// yours. Threading: the training thread only.
+// The loops use a strategy through these members only. strategies/presets.h registers the built-in strategies and
+// those of users. Threading: the training thread only.
 class Strategy {
  public:
   virtual ~Strategy() = default;
-  virtual std::string name() const = 0;  // as registered
+  virtual std::string name() const = 0;  // the registered name
 
-  // Its settings, for flags and options structs (strategies/strategy_choice.h).
+  // Visits the settings, for flags and options structs (strategies/strategy_choice.h).
   virtual void describe(FieldVisitor&) {}
 
-  // Throws UsageError if it cannot train on these devices of each of num_nodes machines; called by the Trainer's
-  // constructor.
+  // Throws UsageError if the strategy cannot train on these devices of each of num_nodes machines; called by the
+  // Trainer's constructor.
   virtual void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const = 0;
 
-  // For a strategy with a process (rank) for each device: how ranks are connected. Else there is one process.
+  // How ranks are connected, for a strategy with one process (rank) per device; nullopt: one process for all devices.
   virtual std::optional<WorldOptions> rank_per_device() const { return std::nullopt; }
 
-  // Brings the module to its devices and into its precision, in which training_step and backward then run; afterwards
-  // it is the same on every rank. The module outlives teardown(). Throws UsageError if the strategy cannot train so.
+  // Moves the module to the devices and into the precision of the run; afterwards its state is the same on every
+  // rank. The module must outlive teardown(). Throws UsageError if the strategy cannot train with this setup.
   virtual void setup(Module& module, const StrategySetup& setup) = 0;
 
-  // Takes over the optimizers that the module made, once it is on its devices. Only before fit. Throws UsageError if it
-  // cannot run one of them.
+  // Takes over the optimizers of the module, after setup(). Called for fit only. Throws UsageError for an optimizer
+  // that the strategy cannot run.
   virtual void setup_optimizers(Optimizers optimizers) = 0;
   virtual const Optimizers& optimizers() const = 0;
 
-  // By the module's transfer_batch_to_device, in the precision of the run.
+  // Moves a batch by the module's transfer_batch_to_device, in the precision of the run.
   virtual Batch to_device(const Batch& batch) = 0;
 
-  // One micro-batch, in order: training_step, zero_grad if it is the first of its step, backward. The loss still holds
-  // its graph. Gradients of a step's micro-batches are summed. `is_last`: of its window, so that gradients may go on
-  // their way to other ranks.
+  // The calls for one micro-batch, in order: training_step, zero_grad if the micro-batch is the first of its step,
+  // backward. The returned loss still holds its graph. The gradients of a step's micro-batches are summed. `is_last`:
+  // the micro-batch is the last of its accumulation window, so that gradients may be sent to other ranks.
   virtual at::Tensor training_step(const Batch& batch, int64_t batch_idx) = 0;
   virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;
 
-  // Ends a micro-batch. After the last of a window gradients are the sums over all ranks, and what comes back is the
-  // window of all: micro_batches summed, what any rank wants; before it is that or `mine`. Every rank calls it, also
-  // one that had no loss. `mine` counts from the window's first micro-batch.
+  // Ends a micro-batch. After the last one of an accumulation window, gradients are the sums over all ranks, and the
+  // result combines the windows of all ranks: micro_batches is the sum, a flag is set if any rank set it. Earlier,
+  // the result is this combination or `mine`. Every rank calls it, also a rank without a loss. `mine` counts from the
+  // first micro-batch of the window.
   virtual Window end_micro_batch(const Window& mine, bool /*is_last*/) { return mine; }
 
-  // For manual optimisation: a backward that leaves the mean over ranks, added to gradients that are there already.
+  // For manual optimisation: adds the mean of the gradients over ranks to the existing gradients.
   virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }
 
-  // What a rank would keep of a model that is trained by these optimizers, without making any of it. dp: what its first
-  // device keeps. Unset: not known.
+  // The memory that a rank would keep for a model trained by these optimizers, computed without allocating it. For
+  // dp: the memory of the first device. nullopt: not known.
   virtual std::optional<ModelMemory> model_memory(const Module& /*module*/, const Optimizers& /*optimizers*/,
                                                   const MemoryRequest& /*request*/) const {
     return std::nullopt;
@@ -124,23 +125,24 @@ class Strategy {
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;
 
-  // Applies updates that are still under way. Every rank calls it, between steps.
+  // Completes updates that are still in progress. Every rank calls it, between steps.
   virtual void drain() {}
 
-  // Makes the gradients those of the mean loss, without loss scale, for a hook that wants to see them; the following
-  // optimizer_step is then asked for micro_batches = 1.
+  // Turns the gradients into those of the mean loss, without loss scale, for a hook that reads them. The following
+  // optimizer_step then gets micro_batches = 1.
   virtual void materialize_gradients(size_t optimizer, int64_t micro_batches) = 0;
 
-  // The tensors to save, by the names that Python's state_dict gives them; a tied one once.
+  // The tensors to save, by the names of Python's state_dict; a tied tensor appears once.
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;
 
-  // Between steps, every rank. What is read in state() may change with the next step. load_state() comes after
-  // setup_optimizers(), before the first step, also with another number of ranks or of another strategy; the module has
-  // its saved weights already. Throws CheckpointError if the state is of another kind.
+  // Every rank calls these between steps. The tensors in state() may change with the next step. load_state() follows
+  // setup_optimizers(), before the first step, when the module has its saved weights; the state may come from another
+  // number of ranks or another strategy. Throws CheckpointError if the state does not fit the optimizers.
   virtual StrategyState state() = 0;
   virtual void load_state(const State& shared, const ReadRange& read) = 0;
 
-  // Gives the module back as ordinary tensors of their own types on the CPU. Also after a failed setup; does not throw.
+  // Turns the module back into ordinary tensors of their own types on the CPU. Also called after a failed setup; does
+  // not throw.
   virtual void teardown() noexcept = 0;
 };
 

@@ -13,7 +13,7 @@
 namespace fulgur {
 namespace {
 
-// A visitor made of a function.
+// A FieldVisitor that calls a function.
 template <class Visit>
 class Visitor final : public FieldVisitor {
  public:
@@ -56,9 +56,9 @@ std::map<std::string, Setting> all_settings() {
   return settings;
 }
 
-// Flags keep views of their texts.
+// Flags keep views of their texts, so texts are kept until the process exits.
 std::string_view kept(std::string text) {
-  static std::mutex mutex;  // Trainers may be made on several threads
+  static std::mutex mutex;  // Trainers may be created on several threads
   static std::set<std::string> texts;
   const std::lock_guard lock(mutex);
   return *texts.insert(std::move(text)).first;

@@ -21,12 +21,12 @@ concept StrategyOptions = requires(T options, FieldVisitor& visit) {
   options.describe(visit);
 };
 
-// Which strategy, and how it is set: `.strategy = "ddp"`, `.strategy = Ddp{.bucket_cap_mib = 10}`, or, on a command
-// line, --strategy=ddp --strategy.bucket_cap_mib=10.
+// A strategy by name, with its settings: `.strategy = "ddp"`, `.strategy = Ddp{.bucket_cap_mib = 10}`, or, on a
+// command line, --strategy=ddp --strategy.bucket_cap_mib=10.
 class StrategyChoice {
  public:
   StrategyChoice() = default;                                                          // auto
-  StrategyChoice(std::string_view name) : name_(name) {}                               // NOLINT: implicit, as all
+  StrategyChoice(std::string_view name) : name_(name) {}                               // NOLINT: all implicit
   StrategyChoice(const char* name) : StrategyChoice(std::string_view(name)) {}         // NOLINT
   StrategyChoice(const std::string& name) : StrategyChoice(std::string_view(name)) {}  // NOLINT
   template <StrategyOptions T>
@@ -37,17 +37,18 @@ class StrategyChoice {
   const std::string& name() const { return name_; }
   bool is_auto() const { return canonical_name(name_) == "auto"; }
 
-  // Makes it, or `if_auto`. Throws UsageError for an unknown name or setting, or a setting's value.
+  // Creates the chosen strategy, or `if_auto` if the choice is auto. Throws UsageError for an unknown name, an
+  // unknown setting, or a wrong value.
   std::unique_ptr<Strategy> make(std::string_view if_auto) const;
 
-  // As flags: `strategy`, and `strategy.X` for each setting X of any registered strategy.
+  // Visits the flags: `strategy`, and `strategy.X` for each setting X of any registered strategy.
   void describe(FieldVisitor& visit);
 
  private:
   void take_settings(const std::function<void(FieldVisitor&)>& describe);
 
   std::string name_ = "auto";
-  std::map<std::string, std::string, std::less<>> settings_{};  // as text
+  std::map<std::string, std::string, std::less<>> settings_{};  // values as text
 };
 
 }  // namespace fulgur

@@ -11,21 +11,21 @@
 namespace fulgur {
 namespace {
 
-constexpr size_t kFewCores = 8;  // not worth binding threads to
+constexpr size_t kFewCores = 8;  // threads are bound only if there are more cores
 constexpr int64_t kThreadsThatFeedGpu = 4;
 
 }  // namespace
 
 struct UpdateSchedule::Update {
   std::vector<Optimizer::Group> groups;
-  GradientTransform transform;       // on the device
-  GradientTransform host_transform;  // the same on the host
+  GradientTransform transform;       // for the device
+  GradientTransform host_transform;  // the same for the host
   bool late;
-  std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: it is left alone
+  std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: the bucket is left alone
   std::vector<std::vector<double>> used{};                    // by bucket and slot
   std::vector<std::vector<std::shared_future<void>>> done{};  // by bucket
 
-  ~Update() {  // workers use it
+  ~Update() {  // workers use this object
     for (const auto& parts : done) {
       for (const auto& part : parts) part.wait();
     }
@@ -110,7 +110,7 @@ SideWorker& UpdateSchedule::worker_of(const OptimizerShard::Section& section, in
   return section.on_host || section.copy.is_cpu() ? *workers_[static_cast<size_t>(number)] : beside_;
 }
 
-// Of sections with a copy of their parameters.
+// Starts the update of sections with a copy of their parameters.
 void UpdateSchedule::start_bucket(Update& update, size_t b) {
   for (size_t s = 0; s < update.sums[b].size(); ++s) {
     const OptimizerShard::Section& section = shard_.sections(b)[s];
@@ -125,7 +125,8 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
   }
 }
 
-// By the user, between steps. Not those before the first update: weights are loaded there.
+// Warns about the user's writes to parameters between steps, which are overwritten. Writes before the first update
+// are fine: weights are loaded there.
 void UpdateSchedule::tell_of_writes(const Update& update) {
   if (told_of_writes_) return;
   for (size_t b = 0; b < versions_.size(); ++b) {
@@ -171,7 +172,7 @@ void UpdateSchedule::finish(Update& update) {
     } else if (!update.done[b].empty()) {
       published = beside_.run([this, b, late = update.late] { shard_.publish(b, late); });
     }
-    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd notices
+    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd sees the change
     if (update.late) reducer_.give_back(b, std::move(update.sums[b]));
   }
   gather();

@@ -40,7 +40,7 @@ class CaseRecorder(unittest.TextTestResult):
 
     def addError(self, test, error):
         super().addError(test, error)
-        if not isinstance(test, unittest.TestCase):  # of setUpClass or setUpModule, outside any case
+        if not isinstance(test, unittest.TestCase):  # setUpClass or setUpModule failed, outside any case
             self.add_case(test)
         self.note("error", str(error[1]), self._exc_info_to_string(error, test))
 

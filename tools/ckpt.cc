@@ -1,4 +1,4 @@
-// What is in a checkpoint, is it whole, how do two differ, and what others can read:
+// Inspects, verifies, compares and exports checkpoints:
 //   bazel run //tools:ckpt -- inspect runs/version_0/checkpoints/last
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -64,7 +64,7 @@ void inspect(const fs::path& folder) {
   fmt::print("{} elements; optimizer state in {} ranges\n", num_elements, manifest.ranges.size());
 }
 
-// A line that is written over, if somebody looks at it: only on a terminal.
+// A line that is overwritten, printed only on a terminal.
 class Progress {
  public:
   ~Progress() { clear(); }
@@ -73,13 +73,13 @@ class Progress {
     fmt::print(stderr, "\r\x1b[K{}", line);
     std::fflush(stderr);
   }
-  void clear() { show(""); }  // before something else is printed
+  void clear() { show(""); }  // before other output
 
  private:
   const bool is_terminal_ = ::isatty(STDERR_FILENO) == 1;
 };
 
-// Reads every byte.
+// Verifies every byte.
 void check(const fs::path& folder) {
   const Manifest manifest = read_manifest(folder);
   bool is_whole = true;
@@ -94,11 +94,11 @@ void check(const fs::path& folder) {
     std::fflush(stdout);
     is_whole = is_whole && !damage;
   }
-  const CheckpointReader read(folder, {.digests = false});  // what the files say of each other
+  const CheckpointReader read(folder, {.digests = false});  // verifies that the files agree with each other
   if (!is_whole) throw CheckpointError(fmt::format("{} is damaged", folder.string()));
 }
 
-// The names of the optimizer's state of a parameter.
+// The names of the parameters that have optimizer state.
 std::vector<std::string> parameters_with_state(const CheckpointReader& checkpoint) {
   std::set<std::string> names;
   for (const auto& range : checkpoint.manifest().ranges) names.insert(range.parameter);
@@ -131,7 +131,7 @@ class Difference {
   }
 
  private:
-  // Two NaN are the same, and so are two infinities.
+  // Two NaN count as equal, and so do two infinities of the same sign.
   static double largest_difference(const at::Tensor& a, const at::Tensor& b) {
     const at::Tensor same = a.eq(b).logical_or(a.isnan().logical_and(b.isnan()));
     return a.sub(b).abs().masked_fill(same, 0).max().item<double>();
@@ -145,7 +145,7 @@ class Difference {
   int64_t num_compared_ = 0, num_told_ = 0;
 };
 
-// Tells of each tensor in one or both of two lists.
+// Compares each tensor in one or both of two lists.
 void compare_tensors(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b,
                      Difference& difference) {
   for (const auto& [name, tensor] : a) {
@@ -184,7 +184,7 @@ bool differ(const fs::path& first, const fs::path& second) {
   return difference.any();
 }
 
-// Python's load_state_dict asks for every name of tied weights.
+// Python's load_state_dict expects every name of tied weights.
 NamedTensors weights_by_every_name(const CheckpointReader& checkpoint) {
   NamedTensors weights = checkpoint.finished_weights();
   const std::map<std::string, at::Tensor> by_name(weights.begin(), weights.end());
@@ -194,7 +194,7 @@ NamedTensors weights_by_every_name(const CheckpointReader& checkpoint) {
   return weights;
 }
 
-// Further names of tied weights and those that they are under, as safetensors.torch.save_model() notes them.
+// Maps each further name of tied weights to the name that has the tensor, as safetensors.torch.save_model() does.
 std::map<std::string, std::string> metadata_of(const CheckpointReader& checkpoint) {
   std::map<std::string, std::string> metadata;
   for (const auto& parameter : checkpoint.manifest().parameters) {

@@ -42,7 +42,8 @@ void check_amount(std::string_view option, const Fraction& amount) {
       fmt::format("{} must be a Fraction between 0 and 1, or a number of Batches; got {}", option, amount.value));
 }
 
-// Of so many batches at least one, in few digits: rounded up, because 0.3333 of 3 batches is none.
+// The smallest fraction that is at least one of `num_batches` batches, in few digits: rounded up, because 0.3333 of 3
+// batches is none.
 double smallest_fraction(int64_t num_batches) {
   const auto n = static_cast<double>(num_batches);
   const double scale = std::pow(10.0, 3 + std::ceil(std::log10(n)));

@@ -40,7 +40,7 @@ class TimeSpan {
 // batches, or 10% of the epoch.
 class BatchLimit {
  public:
-  BatchLimit() = default;                       // all of it
+  BatchLimit() = default;                       // the whole epoch
   BatchLimit(Batches limit) : limit_(limit) {}  // NOLINT: implicit, as is the next
   BatchLimit(Fraction limit) : limit_(limit) {}
   explicit BatchLimit(std::string_view text);  // throws UsageError
@@ -48,8 +48,9 @@ class BatchLimit {
   // Throws UsageError if a count is negative or a fraction not in [0, 1]; `option` begins the message.
   void check(std::string_view option) const;
 
-  // Batches to run of an epoch that has `num_batches` of them (nullopt: unknown; then also the result may be). Throws
-  // SetupError if a fraction of an unknown number is asked for, or of so few that no batch is left.
+  // The number of batches to run of an epoch with `num_batches` batches (nullopt: unknown; then the result may be
+  // nullopt, too). Throws SetupError for a fraction of an unknown number, or of so few batches that none would be
+  // left.
   std::optional<int64_t> of(std::optional<int64_t> num_batches, std::string_view option) const;
 
   bool is_zero() const;  // no batch is run

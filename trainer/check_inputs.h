@@ -9,20 +9,20 @@
 #include "data/data_module.h"
 #include "trainer/batch_limit.h"
 
-// Whether a module and data fit together. All throw SetupError.
+// Checks that a module and data fit together. All functions throw SetupError.
 namespace fulgur {
 
 void require(bool condition, const std::string& message);
 
-// A step hook; `need` says who wants it.
+// Requires that the Module overrides a step hook; `need` says what the hook is needed for.
 void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need);
 
-// The loader, which can give at least one batch. `name` as in Loaders.
+// Returns the loader if it can yield at least one batch. `name` is its name in Loaders.
 std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name);
 LoaderList checked(LoaderList loaders, std::string_view name);
 
-// The loaders to validate with during fit; none if the limit leaves none, or if there is no data, which `warn` says to
-// a module that validates.
+// The loaders to validate with during fit; empty if the limit is zero, or if there is no validation data. With `warn`,
+// missing data is logged as a warning if the Module overrides validation_step.
 LoaderList validation_loaders(const ModuleHandle& module, DataModule& data, const BatchLimit& limit, bool warn);
 
 }  // namespace fulgur

@@ -14,7 +14,8 @@
 
 namespace fulgur {
 
-// Keeps it until all is done; but ranks that do not reach each other can do no more together.
+// Keeps the first error until all calls are made. A DistributedError is thrown at once: ranks that cannot reach each
+// other can do nothing more together.
 class CheckpointSaver::FirstError {
  public:
   template <class Call>
@@ -104,7 +105,7 @@ void CheckpointSaver::write_beside(const Request& request) {
     thread_ = std::make_unique<SerialWorker>();
   }
   auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));
-  // The rest is rank 0's to write.
+  // Rank 0 writes the rest.
   if (group_.rank() > 0) *content = {.rank = std::move(content->rank), .ranges = std::move(content->ranges)};
   make_independent(*content);
   writing_ = {request, thread_->run([this, content, request] {

@@ -15,31 +15,31 @@
 
 namespace fulgur {
 
-// Writes the checkpoints of a run that hooks ask for: at once, or while fit trains at the end of the running step.
-// Every rank makes the same calls. Threading: the training thread; with SaveOptions::async files are written on a
-// thread of its own, one checkpoint at a time, and what goes wrong there is thrown by the next call, which first does
-// what it is to do unless the ranks do not reach each other any more.
+// Writes the checkpoints that the hooks of a run request: at once, or, while fit trains, at the end of the running
+// step. Every rank makes the same calls. Threading: the training thread. With SaveOptions::async a background thread
+// writes the files, one checkpoint at a time; an error in that thread is thrown by the next call, after the work of
+// that call, or at once if it is a DistributedError.
 class CheckpointSaver {
  public:
   using Path = std::filesystem::path;
   using MakeContent = std::function<CheckpointContent(bool weights_only)>;
   using Saved = std::function<void(const Path& folder, const SaveOptions& options)>;
 
-  // `group` is borrowed. `saved` is called on every rank, once a checkpoint is whole.
+  // `group` is borrowed. `saved` is called on every rank, once a checkpoint is complete.
   CheckpointSaver(Collective& group, MakeContent content, Saved saved);
   ~CheckpointSaver();  // waits for the thread; its errors are logged
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
-  // While it is true, what is asked for waits for at_boundary().
+  // While `in_training` is true, requests wait for at_boundary().
   void set_in_training(bool in_training) { in_training_ = in_training; }
 
   void save(const Path& folder, const SaveOptions& options);
-  bool is_asked_for(const Path& folder) const;  // and not yet there
-  void at_boundary();                           // fit is between two steps
+  bool is_asked_for(const Path& folder) const;  // requested or being written, but not yet complete
+  void at_boundary();                           // called by fit at a step boundary
   void finish();                                // waits until everything is written
 
-  // The run fails: what is being written beside it ends.
+  // Called when the run fails: drops all requests and aborts the write in the background.
   void abort(std::string_view reason);
 
  private:
@@ -62,7 +62,7 @@ class CheckpointSaver {
   Saved saved_;
   bool in_training_ = false;
   std::vector<Request> requests_;
-  std::shared_ptr<Collective> own_group_;  // of the thread
+  std::shared_ptr<Collective> own_group_;  // the background thread's group; null until the first async save
   std::optional<Writing> writing_;
   std::unique_ptr<SerialWorker> thread_;
 };

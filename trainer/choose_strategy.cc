@@ -12,7 +12,7 @@
 namespace fulgur {
 namespace {
 
-// The ranks that torchrun, srun or mpirun started, if one of them did.
+// The environment that a launcher (torchrun, srun, mpirun) set for its ranks; nullopt: there is no launcher.
 std::optional<ClusterEnvironment> cluster() { return detect_cluster_environment(process_environment_variables()); }
 
 bool is_auto(const Devices& devices) { return canonical_name(devices.to_string()) == "auto"; }

@@ -13,22 +13,22 @@
 
 namespace fulgur {
 
-// The devices of this machine. Where nothing was said of strategy and devices, one device; or, where somebody started
-// several ranks, a device each. Throws UsageError if they are not there.
+// The devices of this machine that the run uses. If neither strategy nor devices are set, one device; if a launcher
+// started several ranks, one device for each. Throws UsageError if the machine does not have them.
 std::vector<c10::Device> choose_devices(const TrainerOptions& options);
 
-// The devices of this host's ranks where whoever started them shows each rank one GPU, its own (srun
-// --gpus-per-task=1): for every rank the one that it sees, `visible`, of as many as there are ranks on the host.
-// Nothing where the ranks see more or others, were not started by others, or other devices were asked for.
+// The devices of this host's ranks if the launcher shows each rank only its own GPU (srun --gpus-per-task=1): for
+// every rank on the host the one GPU that this process sees, `visible`. nullopt if the ranks see several GPUs or none,
+// were not started by a launcher, or if another number of devices is requested.
 std::optional<std::vector<c10::Device>> one_gpu_for_each_rank(const std::optional<ClusterEnvironment>& environment,
                                                               const Devices& asked,
                                                               const std::vector<c10::Device>& visible);
 
-// Throws UsageError if it cannot train on them.
+// Throws UsageError if the strategy cannot train on `devices`.
 std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices);
 
-// For a run of one process: whoever starts several ranks does not want each to train by itself. Those that our launcher
-// started may do so between runs that they share. Throws UsageError.
+// For a run of one process. Throws UsageError if a launcher started several ranks, each of which would then train by
+// itself. Ranks that fulgur started may do so between runs that they share.
 void check_alone();
 
 }  // namespace fulgur

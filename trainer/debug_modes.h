@@ -5,9 +5,9 @@
 
 namespace fulgur {
 
-// Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`, and at the end of its life
-// puts back those that it has set: a Trainer in another thread may want others. Where there is a GPU, deterministic
-// also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
+// Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`. The destructor restores only
+// the switches that were set, because a Trainer in another thread may have set the other one. Where there is a GPU,
+// deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
 class DebugModes {
  public:
   DebugModes(const TrainerOptions& options, EntryPoint entry_point);

@@ -13,7 +13,7 @@
 namespace fulgur {
 namespace {
 
-// The mode of every submodule, restored at the end: parents first, because train() reaches down to the children.
+// Restores the train or eval mode of every submodule: parents first, because train() also sets the children.
 class ModesRestored {
  public:
   explicit ModesRestored(Module& module) {
@@ -29,7 +29,7 @@ class ModesRestored {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
 };
 
-// What the run shows of its stage, restored at the end.
+// Restores the stage of the run, with its batch and loader indices.
 class StageRestored {
  public:
   explicit StageRestored(LoopContext& context) : context_(context), before_(context.state) {}
@@ -49,7 +49,7 @@ class StageRestored {
   const RunState before_;
 };
 
-// While it lives, the run is in its sanity check.
+// Marks the run as sanity checking for the lifetime of the object.
 class SanityChecking {
  public:
   explicit SanityChecking(RunState& state) : state_(state) { state.sanity_checking = true; }
@@ -61,7 +61,7 @@ class SanityChecking {
   RunState& state_;
 };
 
-// What a pass changes of the run, to be brought back where the pass does not count.
+// The state that a pass changes, to be restored if the pass does not count.
 class BeforePass {
  public:
   BeforePass(LoopContext& context, int64_t& num_batches_run)
@@ -89,7 +89,7 @@ struct ModeHook {
   void (Module::*member)();
 };
 
-// The hooks that make the stages differ.
+// The hooks in which validation and test differ.
 struct EvaluationHooks {
   using StageHook = hooks::SharedHook<void (Callback::*)(TrainerControl&), void (Module::*)()>;
   using BatchHook = hooks::SharedHook<void (Callback::*)(TrainerControl&, const Batch&, int64_t),
@@ -151,7 +151,8 @@ constexpr std::string_view name_of_loader(Stage stage) {
   return stage == Stage::validate ? "the val loader" : stage == Stage::test ? "the test loader" : "the predict loader";
 }
 
-// Calls `body(batch)` for every batch of every loader, until `ends()`, which is asked before each; then it is false.
+// Calls `body(batch)` for every batch of every loader. Stops and returns false if `ends()`, called before each, is
+// true.
 template <class Ends, class Body>
 bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, const Ends& ends, const Body& body) {
   RunState& state = context.state;
@@ -218,7 +219,7 @@ bool EvaluationLoop::run_unless(const std::function<bool()>& ends) {
   return false;
 }
 
-// Nothing where a pass is left before its end.
+// Returns nullopt if `ends` stopped the pass.
 std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, const std::function<bool()>& ends) {
   const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
   HookCaller& hooks = context_.hooks;
@@ -256,7 +257,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
   return metrics;
 }
 
-// So that what the hooks of the start have done is undone.
+// Runs the end hooks of a stopped pass, so that they can undo what the start hooks did.
 void EvaluationLoop::leave() {
   const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
   HookCaller& hooks = context_.hooks;
@@ -269,7 +270,7 @@ void EvaluationLoop::leave() {
     everyone([&] { hooks.within(hook, [&] { (hooks.module().*hook.module)(); }); });
   };
   call(epoch_end, phase.epoch_end);
-  epoch_end([&] { context_.metrics.end_epoch(stage_); });  // resets what was logged by reference
+  epoch_end([&] { context_.metrics.end_epoch(stage_); });  // resets metrics that were logged by reference
   call(end, phase.end);
   const bool alone = context_.ranks.world_size() == 1;
   alone ? epoch_end.warn("at the end of a validation that a signal cut short") : epoch_end.rethrow();
@@ -282,7 +283,7 @@ std::vector<double> EvaluationLoop::batches_of_every_rank(const EvaluationLoader
   std::vector<double> counts;
   for (size_t i = 0; i < loaders.size(); ++i) {
     const auto count = loaders.num_batches(i);
-    const bool is_known = count && loaders.loader(i).num_batches();  // not only its limit
+    const bool is_known = count && loaders.loader(i).num_batches();  // a limit alone may exceed the length
     counts.push_back(is_known ? static_cast<double>(*count) : unknown);
   }
   context_.ranks.all_reduce(counts, Reduction::min);

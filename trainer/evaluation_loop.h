@@ -12,7 +12,7 @@
 
 namespace fulgur {
 
-// The loaders of one evaluation stage, each with how many of its batches are run.
+// The loaders of one evaluation stage, each with the number of its batches to run.
 class EvaluationLoaders {
  public:
   EvaluationLoaders() = default;
@@ -31,8 +31,8 @@ class EvaluationLoaders {
   std::vector<std::optional<int64_t>> limits_;
 };
 
-// Passes over loaders for validation, also in the middle of fit, or for test: without gradients and in eval mode. The
-// train or eval mode of every submodule, and the stage of the run, are afterwards as they were.
+// Passes over loaders for validation, also in the middle of fit, or for test: without gradients and in eval mode.
+// Afterwards the train or eval mode of every submodule and the stage of the run are restored.
 class EvaluationLoop {
  public:
   EvaluationLoop(LoopContext& context, Stage stage, EvaluationLoaders loaders = {})
@@ -41,20 +41,20 @@ class EvaluationLoop {
   void set_loaders(EvaluationLoaders loaders) { loaders_ = std::move(loaders); }
   bool empty() const { return loaders_.empty(); }
 
-  // Of all passes so far: the x of step metrics.
+  // The batches of all passes so far: the x axis of step metrics.
   int64_t num_batches_run() const { return num_batches_run_; }
   void set_num_batches_run(int64_t num_batches) { num_batches_run_ = num_batches; }
 
-  // One pass; the metrics that it logged, reduced.
+  // Runs one pass and returns the reduced metrics that it logged.
   Metrics run();
 
-  // The same, but left before a batch for which `ends` is true; then it is false. Metrics, random numbers and the
-  // states of callbacks are then as before, as they are if it throws. The hooks of the end are called, too; what those
-  // of the epoch's end throw, with too little to look at, is a warning where there is one rank. All ranks ask together,
-  // and so never where one of them may have no batch.
+  // Like run(), but stops before a batch if `ends` returns true, and then returns false. Metrics, random numbers and
+  // callback states are then restored, as they are if the pass throws. The end hooks still run; in a single process an
+  // exception of an epoch-end hook, which may have seen too little data, is only a warning. All ranks call `ends`
+  // before the same batches, and never where a rank may have no batch.
   bool run_unless(const std::function<bool()>& ends);
 
-  // A pass over the first batches; metrics and random numbers are afterwards as before.
+  // Runs a pass over the first `num_steps` batches of each loader (-1: all), then restores metrics and random numbers.
   void run_sanity_check(int64_t num_steps);
 
  private:
@@ -69,7 +69,7 @@ class EvaluationLoop {
   int64_t num_batches_run_ = 0;
 };
 
-// The same for predict_step; returns its results, one for each batch, loader by loader.
+// Runs one pass of predict_step; returns its results, one for each batch, loader by loader.
 std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders& loaders);
 
 }  // namespace fulgur

@@ -8,7 +8,7 @@
 
 namespace fulgur {
 
-// Calls that must all be made, whatever one of them throws. Keeps the first exception.
+// Makes calls of which each must be made even if another throws. Keeps the first exception.
 class EveryoneGetsIt {
  public:
   template <class Call>

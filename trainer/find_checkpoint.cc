@@ -23,7 +23,7 @@ std::vector<fs::path> checkpoints_in(const fs::path& folder) {
   return found;
 }
 
-// Also where the process ended before `last` could point to the first one.
+// The checkpoint that `last` points to; the newest one if the process ended before it could make `last`.
 std::optional<fs::path> last_in(const fs::path& folder) {
   if (is_checkpoint(folder / "last")) return fs::canonical(folder / "last");
   const std::vector<fs::path> found = checkpoints_in(folder);

@@ -44,7 +44,7 @@ void FitBounds::agree(bool any_wants_stop) {
 
 void FitBounds::agree() { agree(ranks_.world_size() > 1 ? any_rank(ranks_, wants_stop()) : wants_stop()); }
 
-// Only those that agreed to stop ask each other why.
+// The ranks exchange the signal only after they have agreed to stop.
 void FitBounds::find_signal() {
   look_for_signal();
   if (ranks_.world_size() > 1 && agreed_) {

@@ -16,7 +16,7 @@
 namespace fulgur {
 namespace {
 
-constexpr int64_t kDefaultMaxEpochs = 1000;  // Lightning's
+constexpr int64_t kDefaultMaxEpochs = 1000;  // Lightning's default
 
 int64_t max_epochs(const TrainerOptions& options) {
   if (options.max_epochs) return *options.max_epochs;
@@ -25,7 +25,8 @@ int64_t max_epochs(const TrainerOptions& options) {
   return kDefaultMaxEpochs;
 }
 
-// Parts that the user put in eval mode stay in it; a whole model in eval mode was more likely forgotten there.
+// Submodules in eval mode stay in eval mode, which the user may have intended; a whole model was more likely
+// forgotten.
 void warn_of_frozen_modes(const Module& module) {
   const auto modules = module.modules();
   const auto num_eval = std::ranges::count_if(modules, [](const auto& part) { return !part->is_training(); });
@@ -63,7 +64,7 @@ FitLoop::FitLoop(LoopContext& context, LoaderSources sources)
   write_plan();
 }
 
-// Counts and clocks of the validation go on when the loaders are made anew.
+// The counts and clocks of validation continue when the loaders are recreated.
 void FitLoop::load() {
   const TrainerOptions& options = context_.options;
   const auto name_of = [&](std::string_view limit) { return options.overfit_batches ? "overfit_batches" : limit; };
@@ -85,7 +86,7 @@ void FitLoop::load() {
   context_.state.has_validation = !validation_.empty();
 }
 
-// All ranks train on as many batches. A loader that knows no length on one rank counts as such on all.
+// All ranks train on the same number of batches. If one rank does not know the length, it is unknown on all.
 std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_batches) {
   constexpr double kUnknown = -1;
   double least = num_batches ? static_cast<double>(*num_batches) : kUnknown, most = least;
@@ -101,7 +102,7 @@ std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_bat
   return static_cast<int64_t>(least);
 }
 
-// What RunState says of the whole run.
+// Fills in what RunState says about the whole run.
 void FitLoop::write_plan() {
   const TrainerOptions& options = context_.options;
   RunState& state = context_.state;
@@ -198,8 +199,8 @@ State FitLoop::state() const {
   return state;
 }
 
-// The order of samples is that of all ranks together, so that others than before can go on in it. Where they do not
-// divide evenly, the few that only some of the ranks would get are left out.
+// The data position is a number of samples over all ranks, so that another number of ranks can resume from it. If the
+// samples do not divide evenly, the few that only some of the ranks would get are left out.
 void FitLoop::load_state(const State& state, const State& metrics, const State& of_rank) {
   RunState& run = context_.state;
   run.epoch = progress_.epoch = count_of(state, "epoch");
@@ -253,7 +254,7 @@ void FitLoop::restore() {
   RandomState(resume_->of_rank.child("random")).restore();
 }
 
-// ModelCheckpoint comes after the Module here, so that it finds what was logged in on_train_epoch_end.
+// ModelCheckpoint runs after the Module here, so that it sees what on_train_epoch_end logged.
 void FitLoop::end_epoch(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   const auto runs_last = [](const Callback& callback) { return callback.runs_last(); };

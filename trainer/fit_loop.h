@@ -18,7 +18,7 @@ namespace fulgur {
 // All epochs of fit, each with its validations.
 class FitLoop {
  public:
-  // Give the loaders, checked; asked again by reload_dataloaders_every_n_epochs.
+  // Return the checked loaders; called again by reload_dataloaders_every_n_epochs.
   struct LoaderSources {
     std::function<std::shared_ptr<Loader>()> train;
     std::function<LoaderList()> val;
@@ -29,15 +29,16 @@ class FitLoop {
 
   void run(OptimizerSteps& steps);
 
-  // Where it stands, for a checkpoint between two steps; and to go on from there when it runs. `metrics`: those of
-  // ended epochs. `of_rank`: all that this rank kept; empty if the ranks were others. Throws CheckpointError if
-  // max_epochs is behind already, or for a count or a time that no run can have.
+  // The position of the loop, for a checkpoint at a step boundary; after load_state(), run() resumes from it.
+  // `metrics`: the metrics of ended epochs. `of_rank`: rank_state() of this rank; empty if the number of ranks was
+  // another one. Throws CheckpointError if max_epochs is already exceeded, or for a count or a time that no run can
+  // have.
   State state() const;
   void load_state(const State& state, const State& metrics, const State& of_rank);
 
-  // Random numbers and metrics of this rank; those that were loaded, until the run has begun to go on. After an epoch
-  // that a bound or a stop has cut, the metrics are what the epoch had collected: a run that resumes in it completes
-  // them.
+  // Random numbers and metrics of this rank; after load_state() the loaded ones, until run() restores them. After an
+  // epoch that a bound or a stop cut short, the metrics are what the epoch had collected, and a run that resumes in
+  // that epoch completes them.
   State rank_state() const;
 
  private:
@@ -59,15 +60,15 @@ class FitLoop {
   LoopContext& context_;
   LoaderSources sources_;
   std::shared_ptr<Loader> train_;
-  std::optional<int64_t> num_train_batches_;  // of an epoch, limits applied; nullopt: unknown
-  bool together_ = false;                     // it is unknown, and there are several ranks
+  std::optional<int64_t> num_train_batches_;  // per epoch, limits applied; nullopt: unknown
+  bool together_ = false;                     // several ranks, and a train loader without a known length
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   TrainEpochLoop::Progress progress_;
-  std::optional<Resume> resume_;               // until the first epoch has begun
-  std::optional<State> metrics_of_cut_epoch_;  // what the last epoch collected, if it was cut
+  std::optional<Resume> resume_;               // set by load_state(), until the first epoch has run
+  std::optional<State> metrics_of_cut_epoch_;  // nullopt: the last epoch was complete
   FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
-  bool told_idle_ = false;  // of an epoch without a step
+  bool told_idle_ = false;  // the warning of an epoch without a step is given once
 };
 
 }  // namespace fulgur

@@ -19,7 +19,7 @@
 namespace fulgur {
 namespace {
 
-// "Keeps<std::string>" of "mine::Keeps<std::string>".
+// Turns "mine::Keeps<std::string>" into "Keeps<std::string>".
 std::string without_namespace(const std::string& type) {
   size_t end = type.size();
   int depth = 0;
@@ -32,7 +32,7 @@ std::string without_namespace(const std::string& type) {
   return colons == std::string::npos ? type : type.substr(colons + 2);
 }
 
-// "ModelCheckpoint"; of several the second is "ModelCheckpoint-2".
+// One key for each callback: its type, "ModelCheckpoint"; for the second of a type "ModelCheckpoint-2".
 std::vector<std::string> keys_of(const std::vector<std::shared_ptr<Callback>>& callbacks) {
   std::map<std::string, int> seen;
   std::vector<std::string> keys;

@@ -14,14 +14,14 @@
 
 namespace fulgur {
 
-// The weights of a module, with the names of tied ones.
+// The weights of a module, with the further names of tied parameters.
 CheckpointContent weights_of(const Module& module, NamedTensors weights);
 
-// Which parameters are trained, as it was when the checkpoint was written. Before the optimizers are made.
+// Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made.
 void load_requires_grad(Module& module, const CheckpointReader& checkpoint);
 
-// All of a fit that a checkpoint keeps beside the weights. All are borrowed; of callbacks only those that run on this
-// rank.
+// Everything of a fit that a checkpoint keeps in addition to the weights. All members are borrowed; `callbacks` has
+// only those that run on this rank.
 struct FitState {
   LoopContext& context;
   OptimizerSteps& steps;
@@ -29,7 +29,7 @@ struct FitState {
   const std::vector<std::shared_ptr<Callback>>& callbacks;
 
   void add_to(CheckpointContent& content) const;
-  void load(const CheckpointReader& checkpoint) const;  // throws CheckpointError if it is of another fit
+  void load(const CheckpointReader& checkpoint) const;  // throws CheckpointError if the fits do not match
 };
 
 }  // namespace fulgur

@@ -17,13 +17,13 @@
 
 namespace fulgur {
 
-// Fires a hook: every callback in list order, then the Module. While it runs, log() does what the hook's scope allows,
-// and an exception out of it gets its place (core/exception_text.h).
+// Fires a hook: every callback in list order, then the Module. While a hook runs, log() does what the hook's scope
+// allows, and an exception that the hook throws is annotated with its place (core/exception_text.h).
 class HookCaller {
  public:
   using Callbacks = std::vector<std::shared_ptr<Callback>>;
 
-  // All are borrowed and must outlive it.
+  // All references are borrowed and must outlive the HookCaller.
   HookCaller(const Callbacks& callbacks, TrainerControl& control, const RunState& state, MetricLog& metrics)
       : callbacks_(callbacks), control_(control), state_(state), metrics_(metrics) {}
 
@@ -31,7 +31,7 @@ class HookCaller {
   Module& module() const { return *module_; }
   const Callbacks& callbacks() const { return callbacks_; }
 
-  // Calls `body` as that hook; hooks nest (manual_backward within training_step).
+  // Calls `body` as `hook`; hooks nest (manual_backward within training_step).
   template <class Body>
   decltype(auto) within(const Hook& hook, const Body& body) {
     const Scope scope(*this, hook);
@@ -43,10 +43,11 @@ class HookCaller {
     }
   }
 
-  // How far a place can be named: code may run for the whole run, for an epoch, or for a batch.
+  // How precisely a place is named: code may run for the whole run, for an epoch, or for a batch.
   enum class WhatRuns { run, epoch, batch };
 
-  // Calls `body`, which is no hook in which log() may be called: "in the train loader (train, epoch 0, batch 3)".
+  // Calls `body`, which is not a hook and may not log(). The place of its exceptions is, for example, "in the train
+  // loader (train, epoch 0, batch 3)".
   template <class Body>
   decltype(auto) located(std::string_view what, WhatRuns runs, const Body& body) const {
     try {
@@ -65,7 +66,7 @@ class HookCaller {
     });
   }
 
-  // on_train_batch_start: everyone is asked; one that says so skips the rest of the epoch.
+  // Fires on_train_batch_start for all callbacks and the Module; returns skip_epoch if any of them does.
   BatchAction train_batch_start(const Batch& batch, int64_t batch_idx) {
     return within(hooks::on_train_batch_start, [&] {
       bool skip = false;
@@ -77,7 +78,7 @@ class HookCaller {
     });
   }
 
-  // A hook that only callbacks have, or only those for which `wanted` holds get now.
+  // Fires a hook that only callbacks have, for the callbacks for which `wanted` holds.
   template <class Wanted, class... Params, class... Args>
   void callbacks_where(Wanted wanted, const Hook& hook, void (Callback::*member)(TrainerControl&, Params...),
                        const Args&... args) {
@@ -92,14 +93,14 @@ class HookCaller {
     callbacks_where([](const Callback&) { return true; }, hook, member, args...);
   }
 
-  // Sends metrics to the loggers; nothing if there are none. A metric named "step" takes the place of `step`.
+  // Sends metrics to the loggers, unless there are no metrics. A metric named "step" replaces `step`.
   void send(Metrics metrics, int64_t step) {
     if (const auto own_step = metrics.extract("step")) step = static_cast<int64_t>(own_step.mapped());
     if (!metrics.empty()) callbacks_only(hooks::on_metrics, &Callback::on_metrics, std::as_const(metrics), step);
   }
 
  private:
-  // Says which hook runs for as long as it lives.
+  // Marks `hook` as the running hook for the lifetime of the object.
   class Scope {
    public:
     Scope(HookCaller& caller, const Hook& hook) : caller_(caller), outer_(caller.metrics_.hook()) {

@@ -6,15 +6,15 @@
 
 namespace fulgur::hooks {
 
-// A hook that callbacks and the Module have, in one of its forms.
+// A hook that both callbacks and the Module have; the types hold its signature.
 template <class CallbackMember, class ModuleMember>
 struct SharedHook : Hook {
   CallbackMember callback;
   ModuleMember module;
 };
 
-// The hooks in firing order, with what log() may do in them. Those that only make something (loaders, modes of the
-// model) belong to the hook that they are called in, or to none.
+// The hooks in firing order, with what log() may do in them. Hooks that only create or switch something (loaders,
+// modes of the model) belong to the hook that calls them, or to none.
 #define FULGUR_SHARED_HOOK(name, scope) \
   inline constexpr SharedHook name { Hook{#name, LogScope::scope}, &Callback::name, &Module::name }
 #define FULGUR_HOOK(name, scope) \

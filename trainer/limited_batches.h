@@ -12,16 +12,16 @@
 
 namespace fulgur {
 
-// The first batches of one epoch of a loader, at most `limit`, of which the last is known as such. A batch is fetched
-// when it is taken, so that a random generator that the loader draws from stands where it would in a run that goes on
-// from a checkpoint; of a loader that does not know its length, or was left between two batches, one is fetched ahead.
-// With `together` all ranks have as many: where one ends, all do.
+// The first batches of one epoch of a loader, at most `limit`; the last batch is known to be the last. A batch is
+// fetched when it is taken, so that a random generator of the loader is in the same state as in a run that resumes
+// from a checkpoint. One batch is fetched ahead if the loader does not know its length, or resumes in the middle of a
+// batch. With `together` all ranks have the same number of batches: all end when the first one ends.
 class LimitedBatches {
  public:
-  // Of an epoch that was begun before: what is behind it.
+  // The part of a resumed epoch that is already consumed.
   struct Behind {
     int64_t batches = 0;
-    int64_t samples = 0;  // of this rank
+    int64_t samples = 0;  // consumed by this rank
   };
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together, const Behind& behind)
@@ -41,7 +41,7 @@ class LimitedBatches {
 
   bool empty() const { return looks_ahead_ ? !next_ : *left_ <= 0; }
 
-  // Only if it is not empty. Throws SetupError if the loader has fewer batches than it promised.
+  // Requires !empty(). Throws SetupError if the loader has fewer batches than it promised.
   Batch take() {
     if (!looks_ahead_) fetch();
     if (!next_) {

@@ -23,7 +23,7 @@
 
 namespace fulgur {
 
-// What every loop works with. Owned by the Trainer, for the length of one entry point.
+// What every loop works with. Ownership: the Trainer, for the duration of one entry point.
 struct LoopContext {
   const TrainerOptions& options;
   Strategy& strategy;
@@ -39,15 +39,15 @@ struct LoopContext {
   CheckpointSaver& saver;
   const SignalWatch& signals;
   const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
-  const std::function<void()>& on_step_boundary;     // asks ModelCheckpoint, between two steps
+  const std::function<void()>& on_step_boundary;     // lets ModelCheckpoint save
   const std::atomic<bool>& stop_requested;
   NonFinite& non_finite;
-  int64_t& accumulate_grad_batches;  // from the next epoch on
+  int64_t& accumulate_grad_batches;  // takes effect with the next epoch
 
-  // What evaluation steps run in; training steps run in the strategy's.
+  // The precision scope of evaluation steps; training steps run in the strategy's scope.
   PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
 
-  // Whether loggers get the values of a step, counted from 0. In barebones mode there are none.
+  // Whether loggers get the values of `step`, counted from 0; never in barebones mode.
   bool is_logged(int64_t step) const {
     return options.log_every_n_steps && (step + 1) % *options.log_every_n_steps == 0;
   }

@@ -9,8 +9,8 @@
 
 namespace fulgur {
 
-// Keeps a copy of a module's parameters, buffers and gradients, and puts them back at the end of its life. The module
-// is borrowed.
+// Keeps a copy of a module's parameters, buffers and gradients, and restores them in its destructor. The module is
+// borrowed.
 class ModuleRestored {
  public:
   explicit ModuleRestored(Module& module);

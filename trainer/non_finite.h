@@ -13,8 +13,8 @@
 
 namespace fulgur {
 
-// Warns of the loss and of metrics that are NaN or infinite: once in a run for each name. It looks only at numbers that
-// are on the host anyway, so that no accelerator is waited for: metrics on their way to the loggers, and losses on the
+// Warns of a loss or a metric that is NaN or infinite, once in a run for each name. Looks only at numbers that are on
+// the host anyway, so that no step waits for the accelerator: metrics on their way to the loggers, and losses on the
 // CPU. Threading: the training thread.
 class NonFinite {
  public:

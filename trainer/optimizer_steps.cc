@@ -92,7 +92,7 @@ bool OptimizerSteps::step(const Closure& closure) {
     at::Tensor loss = closure();
     StepRequest evaluated{.micro_batches = end_evaluation({.micro_batches = 1}).micro_batches,
                           .clipping = trainer_clipping()};
-    if (evaluated.micro_batches > 1) {  // ranks
+    if (evaluated.micro_batches > 1) {  // summed over several ranks
       context_.strategy.materialize_gradients(0, std::exchange(evaluated.micro_batches, 1));
       double mean = loss.item<double>();
       context_.ranks.all_reduce({&mean, 1}, Reduction::mean);
@@ -107,7 +107,7 @@ bool OptimizerSteps::step(const Closure& closure) {
 
 void OptimizerSteps::skip_closure() { end_evaluation({.ends_epoch = true}); }
 
-// How often an optimizer evaluates the loss depends on what it finds, so that all ranks take part or none.
+// How often an optimizer evaluates the loss depends on the losses, so that either all ranks take part or none.
 Window OptimizerSteps::end_evaluation(const Window& mine) {
   const Window all = context_.strategy.end_micro_batch(mine, /*is_last=*/true);
   if (!all.ends_epoch || all.micro_batches == 0) return all;
@@ -150,7 +150,7 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
   return stepped;
 }
 
-// Once: later ones are as they should be.
+// Warns only once: a skipped step now and then is normal.
 void OptimizerSteps::tell_of_skipped(const StepReport& report) {
   if (std::exchange(told_skipped_, true)) return;
   log_warning(
@@ -184,7 +184,7 @@ void OptimizerSteps::move(LRSchedule& schedule) {
       return;
     }
     metric = found->second;
-    context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // so that learning rates stay the same on all
+    context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // keeps learning rates the same on all ranks
   }
   context_.hooks.within(hooks::lr_scheduler_step, [&] { context_.hooks.module().lr_scheduler_step(schedule, metric); });
 }

@@ -17,7 +17,8 @@ namespace fulgur {
 // TrainEpochLoop puts them together; in manual optimisation the Module does.
 class OptimizerSteps final : public ManualOptimization {
  public:
-  // Hands the optimizers to the strategy. Throws SetupError or UsageError if they do not fit the Module or the options.
+  // Passes the optimizers to the strategy. Throws SetupError or UsageError if they do not fit the Module or the
+  // options.
   OptimizerSteps(LoopContext& context, Optimizers optimizers);
 
   const Optimizers& optimizers() const override { return context_.strategy.optimizers(); }
@@ -27,20 +28,22 @@ class OptimizerSteps final : public ManualOptimization {
   void backward(const at::Tensor& loss, bool is_last);
   void step(size_t optimizer) override { step(optimizer, 1); }
 
-  // One update from the summed gradients of so many micro-batches. False: the Module's optimizer_step left it out.
+  // One update from the gradients summed over `micro_batches`. Returns false if the update was skipped: by the
+  // Module's optimizer_step, or for gradients that are not finite.
   bool step(size_t optimizer, int64_t micro_batches);
 
-  // The first optimizer computes loss and gradients itself, by this, as often as it wants.
+  // Whether the first optimizer evaluates loss and gradients itself, through a closure, as often as it needs.
   bool needs_closure() const { return optimizers()[0].needs_closure(); }
   bool step(const Closure& closure);
 
-  // With several ranks: this one skips the epoch. Throws SetupError on every rank if another computes a loss meanwhile.
+  // With several ranks: called by a rank that skips the epoch. Throws SetupError on every rank if another rank
+  // computes a loss.
   void skip_closure();
 
-  // Throws SetupError if the optimizer cannot take a step of so many micro-batches.
+  // Throws SetupError if the optimizer cannot accumulate this number of micro-batches.
   void check_accumulation(int64_t accumulate_grad_batches) const;
 
-  // Moves the schedules of an interval that are due. Plateau schedules, which look at a metric, come after validation.
+  // Advances the schedules of `interval` that are due. Plateau schedules, which read a metric, run after validation.
   enum class Kind { plain, plateau };
   void move_schedules(std::string_view interval, Kind kind);
 
@@ -55,7 +58,7 @@ class OptimizerSteps final : public ManualOptimization {
   LoopContext& context_;
   bool wants_gradients_;
   bool told_skipped_ = false;
-  std::set<const LRSchedule*> told_missing_;  // schedules whose metric was not there, of which that was said
+  std::set<const LRSchedule*> told_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;
 };
 

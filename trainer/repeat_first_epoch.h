@@ -6,8 +6,8 @@
 
 namespace fulgur {
 
-// A loader whose every epoch is the first one of `loader`, in that order: for overfit_batches, where the same few
-// batches are to be learned by heart even if the loader shuffles.
+// A loader whose every epoch is the first epoch of `loader`, in the same order: for overfit_batches, which trains on
+// the same few batches even if the loader shuffles.
 std::shared_ptr<Loader> repeat_first_epoch(std::shared_ptr<Loader> loader);
 
 }  // namespace fulgur

@@ -65,7 +65,7 @@ void resolve_barebones(TrainerOptions& options) {
   options.num_sanity_val_steps = 0;
 }
 
-// A checkpoint's place in training has no meaning under the bounds of fast_dev_run.
+// The position of a checkpoint in training has no meaning under the bounds of fast_dev_run.
 void resolve_fast_dev_run(TrainerOptions& options) {
   if (options.fast_dev_run == 0) return;
   const Batches batches(options.fast_dev_run);
@@ -129,7 +129,7 @@ void add_default_callbacks(TrainerOptions& options) {
 TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
   check_amounts(options);
-  static_cast<void>(Precision(options.precision));  // throws if it is not known
+  static_cast<void>(Precision(options.precision));  // throws if the name is unknown
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
   resolve_barebones(options);
   resolve_fast_dev_run(options);

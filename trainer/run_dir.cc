@@ -24,7 +24,7 @@ constexpr std::string_view kPrefix = "version_";
 
 fs::path runs_in(const fs::path& root) { return (root.empty() ? working_directory() : root) / "runs"; }
 
-// The newest first.
+// The numbers N of the folders version_N, the newest first.
 std::vector<int64_t> versions_in(const fs::path& runs) {
   std::vector<int64_t> versions;
   std::error_code error;

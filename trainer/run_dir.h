@@ -7,12 +7,12 @@
 namespace fulgur {
 
 // Makes and returns `root`/runs/version_N with the smallest N above all that exist. An empty root is
-// working_directory(). Processes that ask at the same time get different folders. What is made survives a power cut.
-// Throws CheckpointError or std::filesystem::filesystem_error.
+// working_directory(). Processes that call this at the same time get different folders. The folder survives a power
+// cut. Throws CheckpointError or std::filesystem::filesystem_error.
 std::filesystem::path make_run_dir(const std::filesystem::path& root);
 
-// The folder of a run with a name, `root`/runs/<name>, which may exist or not; and the same, made. Throws UsageError if
-// it is no name of a folder.
+// The folder of a named run, `root`/runs/<name>, which may exist or not; make_named_run_dir creates it. Throws
+// UsageError if `name` cannot be the name of a folder.
 std::filesystem::path named_run_dir(const std::filesystem::path& root, const std::string& name);
 std::filesystem::path make_named_run_dir(const std::filesystem::path& root, const std::string& name);
 

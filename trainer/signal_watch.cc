@@ -18,12 +18,12 @@
 namespace fulgur {
 namespace {
 
-std::atomic<int> noted_signal = 0;  // since the first of the watches that live now was made
+std::atomic<int> noted_signal = 0;  // reset when the first watch is made
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
 
 extern "C" void note_signal(int number) { noted_signal = number; }
 
-// The handlers, which are the process's: all watches share them.
+// The signal handlers of the process, which all watches share.
 class Handlers {
  public:
   void add_watch() {

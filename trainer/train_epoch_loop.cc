@@ -57,7 +57,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   LimitedBatches batches =
       read([&] { return LimitedBatches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind); });
   if (resumed != nullptr) {
-    random->restore();  // the loader drew from it before, too
+    random->restore();  // undoes the draws of begin_epoch, which the checkpoint has already
     state.is_last_batch = reached_last = batches.empty();
   } else if (batches.empty()) {
     throw SetupError(
@@ -85,7 +85,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
   if (others_wait && steps_.needs_closure()) {
     steps_.skip_closure();
-  } else if (window_batches_ > 0 || others_wait) {  // the epoch was skipped in the middle of a window
+  } else if (window_batches_ > 0 || others_wait) {  // the epoch was skipped within an accumulation window
     end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }
@@ -95,7 +95,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
 }
 
-// In an epoch that was begun in another process, which may have ended before a validation did.
+// Resumes an epoch that another process began, with the validation that it may have left incomplete.
 void TrainEpochLoop::go_on(const Resumed& resumed) {
   resumed.restore();
   const auto due = std::exchange(progress_.due, std::nullopt);
@@ -149,7 +149,7 @@ at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch, bool is_last) {
   if (micro_batches_ == 0) steps_.zero_grad(0);
   steps_.backward(loss, is_last);
   ++micro_batches_;
-  return loss.detach();  // the graph has served
+  return loss.detach();  // releases the graph
 }
 
 at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
@@ -212,7 +212,7 @@ void TrainEpochLoop::log_step_metrics() {
   context_.send(context_.metrics.take_step_metrics(), step);
 }
 
-// No step follows, beside which a late update could land: the last validation and checkpoint are to see it.
+// Completes a delayed update if no step follows to do so, so that the last validation and checkpoint see it.
 void TrainEpochLoop::drain_if_last() {
   if (ends_here() || (ended_ && bounds_.is_last_epoch())) context_.strategy.drain();
 }
@@ -230,7 +230,8 @@ void TrainEpochLoop::validate_after_batch(bool is_due) {
   }
 }
 
-// False if a signal came meanwhile: it stays due. Within a window, where no run can go on, it comes to its end.
+// Returns false if a signal stopped the validation, which then stays due. Within an accumulation window, where no run
+// can resume, the validation completes.
 bool TrainEpochLoop::validate() {
   if (window_batches_ > 0) {
     validation_.run();

@@ -15,31 +15,32 @@
 
 namespace fulgur {
 
-// The batches of one training epoch, with the validations that fall among them.
-//   A window is the micro-batches of one optimizer step: accumulate_grad_batches of them, fewer at the end of the
-//   epoch. The loop ends only between windows, so that no gradient is lost.
+// Runs the batches of one training epoch, and the validations between them.
+//   An accumulation window is the micro-batches of one optimizer step: accumulate_grad_batches of them, fewer at the
+//   end of the epoch. The loop ends only at step boundaries, which are between two windows, so that no gradient is
+//   discarded.
 class TrainEpochLoop {
  public:
   // Which batches the weights have seen.
   struct Progress {
     int64_t epoch = 0;
-    int64_t of_epoch = 0;            // how many
-    int64_t odd_samples = 0;         // beside them, of a run on other ranks
-    int64_t total = 0;               // of all epochs
-    bool epoch_is_complete = false;  // it did not end by a bound of fit
+    int64_t of_epoch = 0;            // batches of the epoch, up to the last step boundary
+    int64_t odd_samples = 0;         // consumed beyond of_epoch, by a run on other ranks
+    int64_t total = 0;               // micro-batches of all epochs
+    bool epoch_is_complete = false;  // not cut short by a bound of fit
     struct Validation {
-      bool after_step;     // the batch before it ended in an optimizer step
-      bool is_last_batch;  // of the epoch
+      bool after_step;     // the batch before the validation ended in an optimizer step
+      bool is_last_batch;  // the batch before the validation is the last of the epoch
     };
-    std::optional<Validation> due{};  // it has not come to its end
+    std::optional<Validation> due{};  // due, but not complete
   };
-  // An epoch that was begun in another process.
+  // An epoch that another process began.
   struct Resumed {
     LimitedBatches::Behind behind;
-    std::function<void()> restore;  // what changes with every batch: metrics, random generators
+    std::function<void()> restore;  // restores what every batch changes: metrics, random generators
   };
 
-  // All are borrowed. `validation` may be empty.
+  // All references are borrowed. `validation` may be empty.
   TrainEpochLoop(LoopContext& context, OptimizerSteps& steps, FitBounds& bounds, EvaluationLoop& validation,
                  ValidationSchedule& validation_schedule, Progress& progress)
       : context_(context),
@@ -49,8 +50,9 @@ class TrainEpochLoop {
         schedule_(validation_schedule),
         progress_(progress) {}
 
-  // `limit`: batches at most. `together`: of a loader that does not know its length, all ranks run as many. Ends with
-  // the loader, with a bound of fit, or when on_train_batch_start says so. `resumed`: null for an epoch from its start.
+  // `limit`: the most batches to run. `together`: all ranks run the same number of batches of a loader that does not
+  // know its length. Ends with the loader, at a bound of fit, or when on_train_batch_start returns skip_epoch.
+  // `resumed`: null for an epoch from its start.
   void run(Loader& loader, std::optional<int64_t> limit, bool together, const Resumed* resumed);
 
  private:
@@ -79,8 +81,8 @@ class TrainEpochLoop {
   Progress& progress_;
 
   int64_t accumulate_grad_batches_ = 1;  // in this epoch
-  int64_t window_batches_ = 0;           // of the running window
-  int64_t micro_batches_ = 0;            // those of them that had a loss
+  int64_t window_batches_ = 0;           // micro-batches of the accumulation window so far
+  int64_t micro_batches_ = 0;            // the part of window_batches_ that had a loss
   bool ended_ = false;                   // a rank has no further batch
   bool stepped_ = false;                 // the last batch ended in an optimizer step
 };

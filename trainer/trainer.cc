@@ -33,7 +33,7 @@
 namespace fulgur {
 namespace {
 
-// C++ cannot exchange the layers of a model for others.
+// C++ cannot replace the layers of a model, so that plain BatchNorm is an error.
 void check_sync_batch_norm(const Module& module) {
   const std::vector<std::string> plain = nn::plain_batch_norm_names(module);
   if (plain.empty()) return;
@@ -43,14 +43,14 @@ void check_sync_batch_norm(const Module& module) {
       fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 
-// So that dropout differs from rank to rank. Rank 0 draws what one process would.
+// Gives each rank a seed of its own, so that dropout differs from rank to rank. Rank 0 draws what one process would.
 void seed_rank(int64_t rank) {
   if (rank == 0) return;
   const uint64_t seed = at::globalContext().defaultGenerator(c10::kCPU).current_seed();
   seed_everything(seed + static_cast<uint64_t>(rank) * 0x9e3779b97f4a7c15);
 }
 
-// Callbacks of the Module take the place of those of their type.
+// The callbacks of the options and of the Module. A callback of the Module replaces those of the same type.
 std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOptions& options, Module& module) {
   auto callbacks = options.callbacks;
   auto added = module.configure_callbacks();
@@ -70,7 +70,7 @@ std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOption
   return callbacks;
 }
 
-// While it lives, the module reaches the optimizers of the run; its teardown hook does not.
+// Lets the module access the optimizers of the run for the lifetime of the object, which ends before teardown.
 class OptimizersInReach {
  public:
   OptimizersInReach(Module& module, const RunLink& link, ManualOptimization& optimizers)
@@ -88,13 +88,13 @@ class OptimizersInReach {
   RunLink link_;
 };
 
-// The metrics of one pass; none if a limit turns the stage off.
+// The metrics of one pass; empty if a limit turns the stage off.
 Metrics evaluate(LoopContext& context, Stage stage, EvaluationLoaders loaders) {
   EvaluationLoop loop(context, stage, std::move(loaders));
   return loop.empty() ? Metrics{} : loop.run();
 }
 
-// One that came when no step was left to look for it. Every rank has the same.
+// A signal that came after the last step had looked for one; 0: none. The same on every rank.
 int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   double pending = signals.pending();
   if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
@@ -167,7 +167,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
     try {
       loop.run(steps);
       saver_->finish();
-    } catch (...) {  // here, so that on_exception can save
+    } catch (...) {  // caught here, so that on_exception can save
       tell_of_failure(std::current_exception(), data);
       fit_state_ = nullptr;
       throw;
@@ -267,7 +267,7 @@ void Trainer::run_trial(const ModuleHandle& module, DataModule& data, std::share
   options.check_val_every_n_epoch = 1;
   options.log_every_n_steps = std::nullopt;
   options.enable_progress_bar = options.enable_model_summary = options.enable_checkpointing = options.logger = false;
-  options.barebones = false;  // it takes no callbacks
+  options.barebones = false;  // barebones allows no callbacks
   options.fast_dev_run = 0;
   Trainer trial(std::move(options));
   trial.is_trial_ = true;
@@ -341,7 +341,8 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   leave_ranks(failure != nullptr ? failure : after.first());
 }
 
-// Connects this process to the others, if the strategy has any. One rank is alone, so that its failure ends no other.
+// Connects this process to the other ranks, if there are any. A single rank joins no session, so that its failure ends
+// no other process.
 void Trainer::meet_ranks() {
   const std::optional<WorldOptions> ranks = strategy_->rank_per_device();
   World* const threads = ranks ? ThreadWorld::current() : nullptr;
@@ -367,13 +368,13 @@ void Trainer::meet_ranks() {
   own_devices_ = {devices_[static_cast<size_t>(local_rank_) % devices_.size()]};
 }
 
-// The other ranks learn why; leave_ranks(failure) follows.
+// Aborts all ranks with `reason`; leave_ranks(failure) follows.
 void Trainer::give_up(const std::string& reason) {
   if (session_ != nullptr) return session_->abort(reason);
   world_->abort(reason);
 }
 
-// Throws `failure`, or that of the rank that caused it.
+// Throws `failure`, or the failure of the rank that caused it.
 void Trainer::leave_ranks(std::exception_ptr failure) {
   world_ = nullptr;
   Session* session = std::exchange(session_, nullptr);
@@ -392,14 +393,14 @@ void Trainer::prepare_data(DataModule& data) {
   world_->control().barrier();
 }
 
-// That of rank 0, which makes it.
+// Every rank uses the run folder that rank 0 creates.
 void Trainer::share_run_dir() {
   if (world_size_ == 1) return;
   const std::string own = rank_ == 0 ? run_dir().string() : "";
   run_dir_ = all_gather_bytes(world_->control(), own).front();
 }
 
-// It was made to be known, whether or not anybody would write to it.
+// The folder is created when its path is first needed; it may have stayed empty.
 void Trainer::remove_unused_run_dir() {
   if (rank_ > 0 || run_dir_.empty()) return;
   std::error_code is_used;
@@ -408,7 +409,7 @@ void Trainer::remove_unused_run_dir() {
   run_dir_.clear();
 }
 
-// Each rank reads its part. Throws on every rank if one would have nothing to read.
+// Shards the loader over the ranks. Throws on every rank if one of them would have nothing to read.
 std::shared_ptr<Loader> Trainer::shared_out(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
   const bool share = world_size_ > 1 && options_.use_distributed_sampler;
   const DataShard shard{.rank = rank_, .world_size = world_size_, .even = even};
@@ -484,7 +485,7 @@ void Trainer::teardown(DataModule& data) {
   everyone.rethrow();
 }
 
-// Once.
+// Runs once per run; later calls return at once.
 void Trainer::tell_of_failure(const std::exception_ptr& failure, DataModule& data) {
   if (std::exchange(failing_, true)) return;
   metrics_.set_batch(nullptr);  // the batch is gone
@@ -522,7 +523,7 @@ std::string Trainer::device_summary() const {
   return summary;
 }
 
-// Beside that of one device, where the strategy needs another amount.
+// The memory of the model under this strategy and, if different, on a single device.
 std::string Trainer::memory_summary() const {
   const MemoryRequest request{.precision = precision_,
                               .num_devices = static_cast<int64_t>(devices_.size()) * options_.num_nodes,
@@ -544,7 +545,7 @@ const Optimizers& Trainer::optimizers() {
   return fit_state_ == nullptr ? kNone : strategy_->optimizers();
 }
 
-// A CPU has no index here, as in tensors.
+// A CPU device has no index here, as in tensors.
 c10::Device Trainer::device() const {
   const c10::Device own = own_devices_.front();
   return own.is_cpu() ? c10::Device(c10::kCPU) : own;

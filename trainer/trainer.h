@@ -48,70 +48,75 @@ class Trainer final : private TrainerControl {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  // With a strategy of several ranks, the first entry point of a process starts the others, unless torchrun, srun or
-  // mpirun did: they run this program from its beginning, and so what stands around fit runs on every rank.
+  // With a strategy of several ranks, the first entry point of a process starts the other ranks, unless torchrun, srun
+  // or mpirun did. Each rank runs this program from its beginning, so that the code before and after fit runs on every
+  // rank.
 
   // Trains until a bound is reached or a stop is requested, and validates in between if there is a validation_step and
-  // a val loader. Starts counting anew, or goes on from the checkpoint TrainerOptions::ckpt_path: with as many ranks
-  // and the same strategy as if it had never ended, bit for bit; otherwise from the same weights, optimizer state and
-  // place in the data. The module is on the CPU afterwards. SIGTERM and Ctrl-C end it after the running step or amid a
-  // validation, which begins anew in the run that goes on, with a checkpoint if there is a ModelCheckpoint:
-  // InterruptedError. It is thrown for a signal after the last step, too, when everything has been saved.
+  // a val loader. Starts from scratch, or resumes from the checkpoint TrainerOptions::ckpt_path: with the same
+  // strategy and number of ranks bit for bit as if the run had never ended (except for dp on a CPU with dropout);
+  // otherwise from the same weights, optimizer state and data position. The module is on the CPU afterwards. Errors:
+  // SIGTERM and Ctrl-C end fit with InterruptedError after the running step or during a validation, which starts over
+  // in the run that resumes; a ModelCheckpoint saves first. InterruptedError is also thrown for a signal after the last
+  // step, once everything is saved.
   void fit(ModuleHandle module, DataModule& data);
   void fit(ModuleHandle module, Loaders loaders);
 
-  // One pass of validation_step, or of test_step; the metrics that it logged, reduced. Of several loaders, metrics have
-  // /dataloader_idx_N behind their names. The weights are those of the module, or of the checkpoint `ckpt_path`: a
-  // folder, or "best" or "last" of this Trainer's run, or of the run of its name. UsageError if there is no such one.
+  // Runs one pass of validation_step, or of test_step, and returns the reduced metrics that it logged. With several
+  // loaders, the names of metrics end in /dataloader_idx_N. The weights are those of the module, or of the checkpoint
+  // `ckpt_path`: a folder, or "best" or "last" of this Trainer's run, or of the run called TrainerOptions::name.
+  // Throws UsageError if there is no such checkpoint.
   Metrics validate(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
   Metrics validate(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
   Metrics test(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
   Metrics test(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
 
-  // One pass of predict_step; a result for each batch, loader by loader, on the CPU. With several ranks each has those
-  // of its own part of the data.
+  // Runs one pass of predict_step; returns a result for each batch, loader by loader, on the CPU. With several ranks,
+  // each rank returns the results of its own shard of the data.
   std::vector<Batch> predict(ModuleHandle module, DataModule& data, const std::string& ckpt_path = "");
   std::vector<Batch> predict(ModuleHandle module, Loaders loaders, const std::string& ckpt_path = "");
 
-  // Trains for a few steps, each with a larger learning rate than the one before, and says how the loss took it:
+  // Trains for a few steps, each with a larger learning rate than the one before, and returns the curve of the loss:
   //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
-  // Learning-rate schedules and all callbacks are left out. The module's parameters, buffers and gradients and the
-  // random generators are afterwards as they were; what the module's hooks do elsewhere stays done. In fast_dev_run it
-  // warns and tries nothing. Errors: those of fit; UsageError for options.
+  // Learning-rate schedules and all callbacks are left out. Afterwards the module's parameters, buffers and gradients
+  // and the random generators are restored; other effects of the module's hooks stay. In fast_dev_run it only warns.
+  // Errors: as for fit; UsageError for options that cannot be used.
   LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 
-  // The largest batch size, in samples, with which training does not run out of memory, up to max_size and the size
-  // of the data set. Leaves everything as find_learning_rate does; in fast_dev_run it is init_size.
+  // The largest batch size, in samples, with which training does not run out of memory, up to max_size and the size of
+  // the data set. Restores the same as find_learning_rate; in fast_dev_run the result is init_size.
   //   const int64_t size = trainer.find_batch_size(module, [&](int64_t batch_size) {
   //     return Loaders{.train = DataLoader::make(dataset, {.batch_size = batch_size})};
   //   });
   int64_t find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                           BatchSizeFinderOptions options = {});
 
-  // Saves the module of the running or the last entry point, and in fit all that it takes to go on; in training once
-  // the running step has ended. Throws CheckpointError, or UsageError before the first entry point.
+  // Saves the module of the running or the last entry point, and in fit everything needed to resume; in training the
+  // checkpoint is written once the running step has ended. Throws CheckpointError, or UsageError before the first
+  // entry point.
   void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) override;
 
-  // fit ends after the running optimizer step, once min_epochs and min_steps are reached; if none runs, the next fit
-  // ends before its first step. Forgotten when fit ends. May be called from any thread, while the Trainer lives.
+  // fit ends after the running optimizer step, once min_epochs and min_steps are reached; if no fit runs, the next fit
+  // ends before its first step. The request is cleared when fit ends. May be called from any thread, while the Trainer
+  // lives.
   void request_stop(std::string_view reason) override;
 
   const RunState& state() const override { return state_; }
 
-  // This process among those that train together. Known from the first entry point on.
+  // The rank of this process, and the number of ranks that train together. Known from the first entry point on.
   int64_t global_rank() const override { return rank_; }
   int64_t world_size() const override { return world_size_; }
   using TrainerControl::is_global_zero;
 
-  // The folder of the last entry point's files, or of the running one's: runs/version_N under default_root_dir. Throws
-  // UsageError before the first entry point.
+  // The folder for files of the running or the last entry point: runs/version_N, or runs/<name>, under
+  // default_root_dir. Throws UsageError before the first entry point.
   const std::filesystem::path& run_dir() override;
 
   Metrics callback_metrics() const { return metrics_.callback_metrics(); }
   Metrics progress_bar_metrics() const { return metrics_.progress_bar_metrics(); }
   const Metrics& logged_metrics() const { return metrics_.logged_metrics(); }
-  const TrainerOptions& options() const { return options_; }  // defaults filled in, but for max_epochs: state() has it
+  const TrainerOptions& options() const { return options_; }  // defaults filled in; max_epochs: see state()
 
  private:
   // TrainerControl
@@ -128,7 +133,7 @@ class Trainer final : private TrainerControl {
   double from_rank_zero(double value) override;
   void remove_checkpoint(const std::filesystem::path& folder) override;
 
-  // What all entry points share: setup, `body`, and whatever happens teardown.
+  // What all entry points share: setup, `body`, and, even after an exception, teardown.
   void run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const std::function<void(LoopContext&)>& body);
   void open_checkpoint(const std::string& ckpt_path, DataModule& data);
@@ -161,26 +166,26 @@ class Trainer final : private TrainerControl {
 
   TrainerOptions options_;
   std::unique_ptr<Strategy> strategy_;
-  std::vector<c10::Device> devices_;      // of each machine
-  std::vector<c10::Device> own_devices_;  // of this process
+  std::vector<c10::Device> devices_;      // used on each machine
+  std::vector<c10::Device> own_devices_;  // used by this process
   Precision precision_;
-  std::optional<World> alone_;  // the world of a strategy without ranks
-  World* world_ = nullptr;      // of the running entry point
-  Session* session_ = nullptr;  // that it belongs to
+  std::optional<World> alone_;  // the world of a run of one process
+  World* world_ = nullptr;      // null: no entry point is running
+  Session* session_ = nullptr;  // owns world_; null: world_ is alone_ or a ThreadWorld
   int64_t rank_ = 0, local_rank_ = 0, world_size_ = 1;
   RunState state_;
   MetricLog metrics_;
-  std::vector<std::shared_ptr<Callback>> callbacks_;  // of the run: those of the options and of the Module
+  std::vector<std::shared_ptr<Callback>> callbacks_;  // the options' and, during a run, the Module's
   HookCaller hooks_;
-  std::optional<ModuleHandle> module_;          // of the running or the last entry point
-  RunLink link_;                                // what the module reaches of the run
-  std::optional<CheckpointReader> checkpoint_;  // that the running entry point began with
-  std::filesystem::path resumed_from_;          // by the running fit; empty: it began anew, or with weights only
-  bool names_origin_ = false;                   // ckpt_path is the path of that folder, and not "last" or a link
-  bool origin_was_left_ = false;                // the run that saved it ended early: a signal, an exception
-  const FitState* fit_state_ = nullptr;         // of the running fit, once there is something to save
-  std::unique_ptr<CheckpointSaver> saver_;      // of the running entry point
-  bool failing_ = false;                        // it has thrown
+  std::optional<ModuleHandle> module_;          // null before the first entry point
+  RunLink link_;                                // what the module can access of the run
+  std::optional<CheckpointReader> checkpoint_;  // loaded by the running entry point
+  std::filesystem::path resumed_from_;          // empty: fit started from scratch, or with weights only
+  bool names_origin_ = false;                   // ckpt_path is the path of resumed_from_, not "last" or a link
+  bool origin_was_left_ = false;                // a run that a signal or an exception ended saved resumed_from_
+  const FitState* fit_state_ = nullptr;         // null: there is no running fit to save
+  std::unique_ptr<CheckpointSaver> saver_;      // null: no entry point is running
+  bool failing_ = false;                        // the running entry point has thrown
   bool interrupted_ = false;                    // a signal ends the run
   bool running_ = false;
   std::atomic<bool> stop_requested_ = false;
@@ -188,7 +193,7 @@ class Trainer final : private TrainerControl {
   bool told_slow_ = false;                  // the warning that the precision is slow here is given once
   bool told_no_shard_ = false;              // the warning of a loader that cannot be sharded is given once
   bool is_trial_ = false;                   // a trial of find_*: no schedules, no callbacks of the module
-  std::optional<ModuleRestored> restored_;  // puts the module back when a trial goes
+  std::optional<ModuleRestored> restored_;  // restores the module after a trial
   std::filesystem::path run_dir_;
 };
 

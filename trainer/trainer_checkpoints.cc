@@ -26,7 +26,7 @@
 namespace fulgur {
 namespace {
 
-// Removes what killed saves have left in the folder. One that cannot be looked into is none of this run's.
+// Removes what killed saves have left in the folder. A folder that cannot be read is not this run's.
 void remove_left_overs(const std::filesystem::path& folder) {
   try {
     remove_temporary_folders(folder);
@@ -34,9 +34,9 @@ void remove_left_overs(const std::filesystem::path& folder) {
   }
 }
 
-// Whether the path is that of a checkpoint, and neither "last" nor that of a link.
+// Whether the path is the folder of a checkpoint, and neither "last" nor a link.
 bool names_itself(std::filesystem::path ckpt_path) {
-  if (!ckpt_path.has_filename()) ckpt_path = ckpt_path.parent_path();  // "a/" is a
+  if (!ckpt_path.has_filename()) ckpt_path = ckpt_path.parent_path();  // "a/" becomes "a"
   return is_checkpoint(ckpt_path) && !std::filesystem::is_symlink(ckpt_path);
 }
 
@@ -59,7 +59,7 @@ void Trainer::check_ranks_go_on(const std::filesystem::path& folder) const {
 std::filesystem::path Trainer::free_checkpoint_path(const std::filesystem::path& wanted) {
   if (world_ == nullptr) throw UsageError("free_checkpoint_path: no run is under way");
   check_ranks_go_on(wanted);
-  world_->control().barrier();  // as write_checkpoint begins
+  world_->control().barrier();  // earlier saves are complete; write_checkpoint waits, too
   const auto is_taken = [&](const std::filesystem::path& path) {
     return std::filesystem::symlink_status(path).type() != std::filesystem::file_type::not_found ||
            (saver_ != nullptr && saver_->is_asked_for(path));
@@ -81,7 +81,7 @@ void Trainer::remove_checkpoint(const std::filesystem::path& folder) {
   std::error_code error;
   if (rank_ > 0 || !is_checkpoint(folder)) return;
   if (names_origin_ && std::filesystem::equivalent(folder, resumed_from_, error))
-    return;  // the same command may come again
+    return;  // the same command may be run again
   try {
     fulgur::remove_checkpoint(folder);
   } catch (const CheckpointError& damaged) {  // by no fault of this run
@@ -98,8 +98,8 @@ CheckpointContent Trainer::checkpoint_content(bool weights_only) {
   return content;
 }
 
-// Tells the callbacks. What was saved only because a run ended is removed when `last` points to a newer checkpoint that
-// a run can resume from.
+// Calls on_checkpoint_saved. A checkpoint that was saved only because a run ended early is removed when `last` points
+// to a newer one that a run can resume from.
 void Trainer::tell_of_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
   hooks_.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
   const bool has_all = fit_state_ != nullptr && !options.weights_only;
@@ -126,7 +126,7 @@ void Trainer::tell_where_checkpoints_are() {
   }
 }
 
-// The first ModelCheckpoint of the run; null: it has none.
+// The first ModelCheckpoint of the run; null: there is none.
 ModelCheckpoint* Trainer::model_checkpoint() const {
   for (const auto& callback : callbacks_) {
     if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) return saving;
@@ -134,7 +134,7 @@ ModelCheckpoint* Trainer::model_checkpoint() const {
   return nullptr;
 }
 
-// Where there may be checkpoints to begin with; those to look at first come first. Only fit takes one of another run.
+// The folders to search for a checkpoint, in this order. Only fit uses a checkpoint of another run.
 std::vector<std::filesystem::path> Trainer::folders_of_checkpoints() {
   std::vector<std::filesystem::path> folders;
   const bool is_fit = state_.entry_point == EntryPoint::fit;
@@ -151,7 +151,7 @@ std::vector<std::filesystem::path> Trainer::folders_of_checkpoints() {
   return folders;
 }
 
-// Rank 0 looks, so that all ranks read the same.
+// Rank 0 searches, so that all ranks read the same checkpoint.
 void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   resumed_from_.clear();
   names_origin_ = origin_was_left_ = false;
@@ -186,8 +186,8 @@ void Trainer::open_checkpoint(const std::string& ckpt_path, DataModule& data) {
   tell_of_resume();
 }
 
-// A run that goes on shows what the checkpoint's showed, but for what its precision had rounded and this one's has not:
-// that is what the masters are, after an update that was under way, too.
+// A resumed run has the weights that the checkpointed run had. If that run rounded them to a 16-bit precision and this
+// one has another precision, they are the fp32 masters, with a delayed update that was in progress.
 NamedTensors Trainer::checkpointed_weights() const {
   if (resumed_from_.empty()) return checkpoint_->finished_weights();
   const Precision before(checkpoint_->run().get<std::string>("strategy/precision"));
@@ -232,7 +232,7 @@ void Trainer::interrupt(int signal) {
   throw InterruptedError(message, signal);
 }
 
-// What the program does after fit is still to be done, for which SLURM gives another job.
+// The program still has to run the code after fit, so that the SLURM job is queued again.
 void Trainer::interrupt_after_last_step(int signal) const {
   if (signal == SIGUSR1 && rank_ == 0) requeue();
   throw InterruptedError(fmt::format("{} came after the last of {} steps", signal_name(signal), state_.global_step),

@@ -5,7 +5,7 @@
 namespace fulgur {
 namespace {
 
-// A setting that is made from text.
+// A field whose value is parsed from text.
 template <class T>
 TextField text_field(T& value) {
   return {[&value](std::string_view text) { value = T(text); }, [&value] { return value.to_string(); }};
@@ -20,22 +20,28 @@ TextField text_field(std::optional<T>& value) {
 }  // namespace
 
 void TrainerOptions::describe(FieldVisitor& visit) {
-  visit({.name = "accelerator", .help = "what to train on", .choices = {"auto", "cpu", "cuda", "gpu"}}, &accelerator);
+  visit({.name = "accelerator", .help = "device type to train on", .choices = {"auto", "cpu", "cuda", "gpu"}},
+        &accelerator);
   strategy.describe(visit);
   visit({.name = "devices", .help = "a count (2), indices (0,2) or auto"},
         TextField{[this](std::string_view text) { devices = Devices(text); }, [this] { return devices.to_string(); }});
-  visit({.name = "num_nodes", .help = "machines", .min = 1}, &num_nodes);
+  visit({.name = "num_nodes", .help = "number of machines", .min = 1}, &num_nodes);
   visit({.name = "max_epochs", .help = "epochs to train; -1: no bound", .min = -1}, &max_epochs);
-  visit({.name = "min_epochs", .help = "epochs to train before a requested stop is heard", .min = 0}, &min_epochs);
+  visit({.name = "min_epochs", .help = "epochs to train before a requested stop takes effect", .min = 0}, &min_epochs);
   visit({.name = "max_steps", .help = "optimizer steps to train; -1: no bound", .min = -1}, &max_steps);
-  visit({.name = "min_steps", .help = "optimizer steps before a requested stop is heard", .min = 0}, &min_steps);
+  visit({.name = "min_steps", .help = "optimizer steps before a requested stop takes effect", .min = 0}, &min_steps);
   visit({.name = "max_time", .help = "time to train, DD:HH:MM:SS"}, text_field(max_time));
   visit({.name = "fast_dev_run", .help = "batches of a trial run; 0: a whole run", .min = 0}, &fast_dev_run);
-  visit({.name = "overfit_batches", .help = "train on the same few: 10 batches, or 10%"}, text_field(overfit_batches));
-  visit({.name = "limit_train_batches", .help = "of an epoch: 10 batches, or 10%"}, text_field(limit_train_batches));
-  visit({.name = "limit_val_batches", .help = "the same for validation"}, text_field(limit_val_batches));
-  visit({.name = "limit_test_batches", .help = "the same for test"}, text_field(limit_test_batches));
-  visit({.name = "limit_predict_batches", .help = "the same for predict"}, text_field(limit_predict_batches));
+  visit({.name = "overfit_batches", .help = "train on the same few batches in every epoch: 10 batches, or 10%"},
+        text_field(overfit_batches));
+  visit({.name = "limit_train_batches", .help = "training batches of an epoch: 10 batches, or 10%"},
+        text_field(limit_train_batches));
+  visit({.name = "limit_val_batches", .help = "validation batches of each loader: 10 batches, or 10%"},
+        text_field(limit_val_batches));
+  visit({.name = "limit_test_batches", .help = "test batches of each loader: 10 batches, or 10%"},
+        text_field(limit_test_batches));
+  visit({.name = "limit_predict_batches", .help = "predict batches of each loader: 10 batches, or 10%"},
+        text_field(limit_predict_batches));
   visit({.name = "val_check_interval", .help = "validate every 50% of an epoch, 100 batches, or 00:01:00:00"},
         text_field(val_check_interval));
   visit({.name = "check_val_every_n_epoch",
@@ -46,25 +52,29 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &num_sanity_val_steps);
   visit({.name = "precision", .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true"},
         &precision);
-  visit({.name = "accumulate_grad_batches", .help = "micro-batches to an optimizer step", .min = 1},
+  visit({.name = "accumulate_grad_batches", .help = "micro-batches per optimizer step", .min = 1},
         &accumulate_grad_batches);
   visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0}, &gradient_clip_val);
-  visit({.name = "gradient_clip_algorithm", .help = "what is bounded", .choices = {"norm", "value"}},
+  visit({.name = "gradient_clip_algorithm", .help = "clip by total norm or by value", .choices = {"norm", "value"}},
         &gradient_clip_algorithm);
   visit({.name = "detect_anomaly", .help = "find the operation that gave NaN; slow"}, &detect_anomaly);
   visit({.name = "sync_batchnorm", .help = "refuse BatchNorm that does not synchronise ranks"}, &sync_batchnorm);
-  visit({.name = "deterministic", .help = "only deterministic algorithms"}, &deterministic);
-  visit({.name = "use_distributed_sampler", .help = "each rank reads its part of the data"}, &use_distributed_sampler);
-  visit({.name = "reload_dataloaders_every_n_epochs", .help = "0: never", .min = 0},
+  visit({.name = "deterministic", .help = "use only deterministic algorithms"}, &deterministic);
+  visit({.name = "use_distributed_sampler", .help = "let each rank read only its shard of the data"},
+        &use_distributed_sampler);
+  visit({.name = "reload_dataloaders_every_n_epochs",
+         .help = "recreate the data loaders every n epochs; 0: never",
+         .min = 0},
         &reload_dataloaders_every_n_epochs);
   visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},
         &log_every_n_steps);
-  visit({.name = "ckpt_path", .help = "checkpoint to go on from: a folder, last or best"}, &ckpt_path);
-  visit({.name = "ckpt_strict", .help = "its weights have the names of the module's"}, &ckpt_strict);
-  visit({.name = "ckpt_weights_only", .help = "take its weights and begin with the rest"}, &ckpt_weights_only);
-  visit({.name = "ckpt_verify", .help = "compare what is read with its digests"}, &ckpt_verify);
+  visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best"}, &ckpt_path);
+  visit({.name = "ckpt_strict", .help = "require that checkpoint and module have the same weight names"}, &ckpt_strict);
+  visit({.name = "ckpt_weights_only", .help = "load only the weights of the checkpoint, and start over"},
+        &ckpt_weights_only);
+  visit({.name = "ckpt_verify", .help = "compare what is read of a checkpoint with its digests"}, &ckpt_verify);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);
-  visit({.name = "name", .help = "of the run, whose folder is runs/<name>"}, &name);
+  visit({.name = "name", .help = "name of the run, whose folder is runs/<name>"}, &name);
   visit({.name = "enable_progress_bar", .help = "show progress and result tables"}, &enable_progress_bar);
   visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);

@@ -17,22 +17,22 @@ namespace fulgur {
 
 // How to train. Names and meanings are Lightning's; docs/differences.md has what is not the same.
 struct TrainerOptions {
-  // Where, and how.
+  // Where to train.
   std::string accelerator = "auto";  // cpu, cuda, or auto: cuda where there is one
-  StrategyChoice strategy{};         // a name or an options struct; auto: ddp for several devices, else single_device
+  StrategyChoice strategy{};         // a name or options struct; auto: ddp for several devices, or single_device
   Devices devices{};                 // a count, a list of indices, or "auto"
-  int64_t num_nodes = 1;             // machines
+  int64_t num_nodes = 1;             // number of machines
 
   // How long. The bound that is reached first ends fit; minimum bounds win over a requested stop.
   std::optional<int64_t> max_epochs{};  // -1: no bound; unset: 1000, with a warning, if nothing else bounds fit
   int64_t min_epochs = 0;
   int64_t max_steps = -1;  // optimizer steps; -1: no bound
   int64_t min_steps = 0;
-  std::optional<TimeSpan> max_time{};  // of fit: "DD:HH:MM:SS" or a std::chrono duration
+  std::optional<TimeSpan> max_time{};  // bound on fit: "DD:HH:MM:SS" or a std::chrono duration
   int64_t fast_dev_run = 0;            // n: n batches of every stage, one epoch, no files; to find mistakes quickly
-  std::optional<BatchLimit> overfit_batches{};  // the same first batches of training in every epoch; limits val too
+  std::optional<BatchLimit> overfit_batches{};  // the same first batches in every epoch; limits val too
   BatchLimit limit_train_batches{};  // Batches(10) or Fraction(0.1) of each epoch; Batches(0) turns the stage off
-  BatchLimit limit_val_batches{};    // of each val loader
+  BatchLimit limit_val_batches{};    // applies to each val loader
   BatchLimit limit_test_batches{};
   BatchLimit limit_predict_batches{};
 
@@ -41,35 +41,35 @@ struct TrainerOptions {
   std::optional<int64_t> check_val_every_n_epoch = 1;  // nullopt: val_check_interval counts across epochs
   std::optional<int64_t> num_sanity_val_steps{};       // val batches run before training; default 2; -1: all
 
-  // How a step is made.
+  // How a step is computed.
   std::string precision = "32";                  // 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true
-  int64_t accumulate_grad_batches = 1;           // micro-batches to an optimizer step; the step is taken on their mean
+  int64_t accumulate_grad_batches = 1;           // micro-batches per optimizer step, which uses their mean
   double gradient_clip_val = 0.0;                // 0: no clipping
   std::string gradient_clip_algorithm = "norm";  // norm or value
   bool detect_anomaly = false;                   // find the operation whose backward gave NaN; slow
   bool sync_batchnorm = false;                   // refuses BatchNorm that is not nn::SyncBatchNorm
   bool deterministic = false;                    // only deterministic algorithms; an operation without one throws
 
-  bool use_distributed_sampler = true;            // each rank reads its part of what the loaders have
-  int64_t reload_dataloaders_every_n_epochs = 0;  // ask the DataModule for its loaders anew; 0: never
+  bool use_distributed_sampler = true;            // each rank reads its shard of the data
+  int64_t reload_dataloaders_every_n_epochs = 0;  // recreate the loaders every n epochs; 0: never
 
-  // What fit goes on from: a checkpoint's folder; "last" or "best", those that a ModelCheckpoint has marked in this
-  // run's folder (without `name`: in the newest that has one), where "last" begins anew if there is none; empty:
-  // nothing.
+  // The checkpoint that fit resumes from: a folder, or "last" or "best", as a ModelCheckpoint has marked it in this
+  // run's folder (without `name`: in the newest run that has one). With "last", fit starts from scratch if there is
+  // none. Empty: no checkpoint.
   std::string ckpt_path{};
-  bool ckpt_strict = true;         // its weights have the names of the module's
-  bool ckpt_weights_only = false;  // take its weights, and begin with everything else
+  bool ckpt_strict = true;         // checkpoint and module must have the same weight names
+  bool ckpt_weights_only = false;  // load only the weights, and start over
   bool ckpt_verify = true;         // compare the bytes that are read with the manifest's digests
 
   // What is shown and written. Unset is true, but false in barebones mode.
   std::optional<int64_t> log_every_n_steps{};  // how often loggers get the values of a step; default 50
   std::string default_root_dir{};              // runs/version_N is made in it; empty: where the command was typed
-  std::string name{};                          // of the run: its folder is runs/<name>, also of the runs that go on
+  std::string name{};                          // name of the run; its folder is runs/<name>, also when it resumes
   std::optional<bool> enable_progress_bar{};   // adds a ProgressBar, and an EvaluationTable after validate and test
   std::optional<bool> enable_model_summary{};  // adds a ModelSummary
   std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none
   std::optional<bool> logger{};                // adds a CSVLogger if callbacks has none
-  bool barebones = false;                      // for measuring: turns every extra off, and refuses those asked for
+  bool barebones = false;                      // for measuring: turns every extra off; requesting one throws
   std::vector<std::shared_ptr<Callback>> callbacks{};  // in firing order; ModelCheckpoint is moved to the end
 
   void describe(FieldVisitor& visit);

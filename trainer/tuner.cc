@@ -130,8 +130,9 @@ void LearningRateFinderOptions::describe(FieldVisitor& visit) {
   visit({.name = "max_lr", .help = "the last learning rate"}, &max_lr);
   visit({.name = "num_steps", .help = "optimizer steps, each with a learning rate of its own", .min = 2}, &num_steps);
   visit({.name = "mode", .help = "how the rates are spaced", .choices = {"exponential", "linear"}}, &mode);
-  visit({.name = "early_stop_threshold", .help = "stop when the loss is so many times its minimum", .min = 1},
-        &early_stop_threshold);
+  visit(
+      {.name = "early_stop_threshold", .help = "stop when the smoothed loss is this multiple of its minimum", .min = 1},
+      &early_stop_threshold);
 }
 
 void BatchSizeFinderOptions::describe(FieldVisitor& visit) {
@@ -139,7 +140,7 @@ void BatchSizeFinderOptions::describe(FieldVisitor& visit) {
   visit({.name = "init_size", .help = "samples in the first trial's batches", .min = 1}, &init_size);
   visit({.name = "max_size", .help = "samples in the largest batches", .min = 1}, &max_size);
   visit({.name = "steps_per_trial", .help = "optimizer steps of a trial", .min = 1}, &steps_per_trial);
-  visit({.name = "margin", .help = "part that binsearch takes off", .min = 0, .max = 1}, &margin);
+  visit({.name = "margin", .help = "part of its result that binsearch subtracts", .min = 0, .max = 1}, &margin);
 }
 
 LearningRateCurve sweep_learning_rate(const LearningRateFinderOptions& options, const Trial& trial) {
@@ -153,7 +154,7 @@ int64_t search_batch_size(const BatchSizeFinderOptions& options, const std::func
                           const std::function<bool(int64_t size)>& is_whole_epoch) {
   check(options);
   int64_t size = options.init_size;
-  trial(size);  // a size that does not fit at all is the caller's to hear of
+  trial(size);  // throws if even the first size does not fit
   int64_t too_large = options.max_size + 1;
   while (size < options.max_size && !is_whole_epoch(size)) {
     const int64_t larger = std::min(2 * size, options.max_size);

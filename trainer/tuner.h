@@ -17,7 +17,7 @@ struct LearningRateFinderOptions {
   double max_lr = 1.0;
   int64_t num_steps = 100;            // optimizer steps, each with a learning rate of its own
   std::string mode = "exponential";   // how the rates are spaced: exponential or linear
-  double early_stop_threshold = 4.0;  // stop once the smoothed loss is so many times its minimum; infinity: never
+  double early_stop_threshold = 4.0;  // stop at this multiple of the smallest smoothed loss; infinity: never
 
   void describe(FieldVisitor& visit);
 };
@@ -37,19 +37,19 @@ struct BatchSizeFinderOptions {
   int64_t init_size = 2;       // samples in the first trial's batches
   int64_t max_size = 8192;
   int64_t steps_per_trial = 3;  // optimizer steps
-  double margin = 0.05;         // of binsearch: so much is taken off what it found, since memory use varies
+  double margin = 0.05;         // part of its result that binsearch subtracts, since memory use varies
 
   void describe(FieldVisitor& visit);
 };
 
-// Runs fit for so many optimizer steps with one more callback, and leaves everything as it was.
+// Runs fit for `num_steps` optimizer steps with `callback`, and then restores everything.
 using Trial = std::function<void(std::shared_ptr<Callback> callback, int64_t num_steps)>;
 
 // Throws UsageError if an option cannot be used.
 LearningRateCurve sweep_learning_rate(const LearningRateFinderOptions& options, const Trial& trial);
 
-// `trial` runs with batches of a size, and throws if memory runs out. True from `is_whole_epoch` says that a larger
-// batch would hold no more samples. Throws UsageError if an option cannot be used, and what the first trial throws.
+// `trial` runs with batches of a size, and throws if memory runs out. `is_whole_epoch` returns true if a larger batch
+// would hold no more samples. Throws UsageError if an option cannot be used, and what the first trial throws.
 int64_t search_batch_size(const BatchSizeFinderOptions& options, const std::function<void(int64_t size)>& trial,
                           const std::function<bool(int64_t size)>& is_whole_epoch);
 

@@ -30,7 +30,7 @@ std::string read_gzip(const std::filesystem::path& path) {
   return text;
 }
 
-// The next number of `text`, which is left at what comes after it and its separator.
+// Returns the next number of `text`, and removes it and the separator after it from `text`.
 float take_number(std::string_view& text, const std::filesystem::path& path) {
   float number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

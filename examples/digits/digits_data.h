@@ -9,14 +9,14 @@ namespace digits {
 
 // The UCI digits: 1,797 handwritten digits of 8 x 8 pixels. The file is the one that scikit-learn ships: gzipped CSV,
 // 64 pixels of 0 to 16 and a label in each row. Returns "image", float [1797, 1, 8, 8] in 0..1, and "label", int64
-// [1797]. Throws std::runtime_error if the file is missing or is not like that.
+// [1797]. Throws std::runtime_error if the file is missing or has another format.
 fulgur::Batch read_digits(const std::filesystem::path& file);
 
-// The file that the build brought, beside this program.
+// The file that the build has downloaded for this program.
 std::filesystem::path default_file();
 
-// The digits cut by `seed` into 1,257 for training, 180 for validation and 360 for test. Training shuffles, and drops
-// the last short batch, so that every step sees as many samples.
+// The digits split by `seed` into 1,257 for training, 180 for validation and 360 for test. Training shuffles, and
+// drops the last short batch, so that every step sees the same number of samples.
 class DigitsData final : public fulgur::DataModule {
  public:
   DigitsData(std::filesystem::path file, int64_t batch_size, uint64_t seed);

@@ -18,10 +18,10 @@ struct DigitsOptions {
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
-    visit({.name = "data", .help = "the digits: gzipped CSV"}, &data);
+    visit({.name = "data", .help = "file of the digits: gzipped CSV"}, &data);
     visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
     visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-    visit({.name = "seed", .help = "of the weights, the split and the order of samples", .min = 0}, &seed);
+    visit({.name = "seed", .help = "seed of the weights, the split and the order of samples", .min = 0}, &seed);
   }
 };
 

@@ -18,7 +18,7 @@ using namespace fulgur;
 namespace nn = torch::nn;
 namespace F = torch::nn::functional;
 
-constexpr int64_t kVocabSize = 256;  // bytes
+constexpr int64_t kVocabSize = 256;  // one token per byte
 constexpr double kMinLrRatio = 0.1;
 constexpr double kInitStd = 0.02;
 
@@ -36,7 +36,7 @@ class CausalAttentionImpl : public nn::Module {
     project_ = register_module("project", nn::Linear(options.n_embd, options.n_embd));
   }
 
-  at::Tensor forward(const at::Tensor& x) {  // [batch_size, length, n_embd], and so the result
+  at::Tensor forward(const at::Tensor& x) {  // x and the result: [batch_size, length, n_embd]
     const auto qkv = qkv_->forward(x).unflatten(2, {3, n_head_, -1}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto mixed = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], /*attn_mask=*/{},
                                                         is_training() ? dropout_ : 0.0, /*is_causal=*/true);
@@ -90,15 +90,16 @@ at::Tensor next_token(const at::Tensor& logits, double temperature, const at::Ge
 }  // namespace
 
 void LanguageModelOptions::describe(FieldVisitor& visit) {
-  visit({.name = "n_layer", .help = "blocks", .min = 1}, &n_layer);
-  visit({.name = "n_head", .help = "attention heads of a block", .min = 1}, &n_head);
+  visit({.name = "n_layer", .help = "number of blocks", .min = 1}, &n_layer);
+  visit({.name = "n_head", .help = "attention heads per block", .min = 1}, &n_head);
   visit({.name = "n_embd", .help = "width of a token's vector; a multiple of n_head", .min = 1}, &n_embd);
   visit({.name = "context", .help = "characters that the model looks back on", .min = 1}, &context);
   visit({.name = "dropout", .help = "fraction of values that are dropped in training", .min = 0, .max = 1}, &dropout);
   visit({.name = "lr", .help = "learning rate at its peak", .min = 0}, &lr);
   visit({.name = "warmup", .help = "fraction of all steps in which the learning rate rises", .min = 0, .max = 1},
         &warmup);
-  visit({.name = "weight_decay", .help = "of matrices; biases and norms have none", .min = 0}, &weight_decay);
+  visit({.name = "weight_decay", .help = "weight decay of matrices; biases and norms have none", .min = 0},
+        &weight_decay);
 }
 
 LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
@@ -115,14 +116,14 @@ LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
   initialize();
 }
 
-// GPT-2's: what is added to the residual stream starts smaller, the more blocks there are.
+// GPT-2's initial weights: what is added to the residual stream starts smaller, the more blocks there are.
 void LanguageModel::initialize() {
   const at::NoGradGuard no_grad;
   const double residual_std = kInitStd / std::sqrt(2.0 * static_cast<double>(options_.n_layer));
   for (const auto& parameter : named_parameters()) {
     const std::string& name = parameter.key();
     if (name.ends_with("bias")) parameter.value().zero_();
-    if (parameter.value().dim() < 2 || name == "head.weight") continue;  // the head is the embedding
+    if (parameter.value().dim() < 2 || name == "head.weight") continue;  // the head shares the embedding's weight
     parameter.value().normal_(0.0, name.ends_with("project.weight") ? residual_std : kInitStd);
   }
 }
@@ -163,8 +164,9 @@ Optimizers LanguageModel::configure_optimizers() {
 
 void SampleOptions::describe(FieldVisitor& visit) {
   visit({.name = "sample.length", .help = "characters to write at the end", .min = 0}, &length);
-  visit({.name = "sample.temperature", .help = "of the softmax; 0 always takes the likeliest", .min = 0}, &temperature);
-  visit({.name = "sample.prompt", .help = "what the sample goes on from"}, &prompt);
+  visit({.name = "sample.temperature", .help = "softmax temperature; 0 always takes the likeliest", .min = 0},
+        &temperature);
+  visit({.name = "sample.prompt", .help = "text that the sample continues"}, &prompt);
 }
 
 void check(const SampleOptions& options) {

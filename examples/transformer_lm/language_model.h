@@ -17,7 +17,7 @@ struct LanguageModelOptions {
   double dropout = 0.0;
   double lr = 2e-3;           // the peak of the schedule
   double warmup = 0.05;       // fraction of all steps in which the learning rate rises
-  double weight_decay = 0.1;  // of matrices; biases and norms have none
+  double weight_decay = 0.1;  // for matrices; biases and norms have none
   void describe(fulgur::FieldVisitor& visit);
 };
 
@@ -32,7 +32,7 @@ class LanguageModel final : public fulgur::Module {
   using Options = LanguageModelOptions;
   explicit LanguageModel(Options options);
 
-  // tokens: int64 [batch_size, length up to context]. Returns logits [batch_size, length, 256] of what follows each.
+  // tokens: int64 [batch_size, length up to context]. Returns logits [batch_size, length, 256] of each next token.
   at::Tensor forward(const at::Tensor& tokens);
 
   at::Tensor training_step(const fulgur::Batch& batch, int64_t batch_idx) override;
@@ -49,19 +49,19 @@ class LanguageModel final : public fulgur::Module {
   torch::nn::Dropout dropout_{nullptr};
   torch::nn::Sequential blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};
-  torch::nn::Linear head_{nullptr};  // its weight is token_embedding_'s
+  torch::nn::Linear head_{nullptr};  // shares the weight of token_embedding_
 };
 
 struct SampleOptions {
   int64_t length = 300;         // characters to write
-  double temperature = 0.8;     // of the softmax; lower is safer, 0 always takes the likeliest
-  std::string prompt = "The ";  // what the sample goes on from; at least one character
+  double temperature = 0.8;     // softmax temperature; lower is safer, 0 always takes the likeliest
+  std::string prompt = "The ";  // start of the sample; at least one character
   void describe(fulgur::FieldVisitor& visit);
 };
 void check(const SampleOptions& options);  // throws UsageError
 
-// Writes on from the prompt, character by character, on the model's device; returns what follows the prompt. The same
-// seed gives the same text. The model is in its former mode afterwards. Throws as check() does.
+// Continues the prompt, character by character, on the model's device; returns what follows the prompt. The same seed
+// gives the same text. The model is in its former mode afterwards. Throws as check() does.
 std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t seed);
 
 }  // namespace transformer_lm

@@ -1,4 +1,4 @@
-// Trains a small GPT on the characters of text files, then lets it write.
+// Trains a small GPT on the characters of text files, then prints a sample of its text.
 #include <fmt/format.h>
 
 #include "examples/transformer_lm/language_model.h"
@@ -23,7 +23,7 @@ struct Options {
     data.describe(visit);
     model.describe(visit);
     sample.describe(visit);
-    visit({.name = "seed", .help = "of the weights, the windows and the sample", .min = 0}, &seed);
+    visit({.name = "seed", .help = "seed of the weights, the windows and the sample", .min = 0}, &seed);
   }
 };
 
@@ -41,7 +41,7 @@ void train(Options options) {
   const auto model = make_module<LanguageModel>(options.model);
   const auto checkpoint = ModelCheckpoint::make({.monitor = "val_bpc"});
   const auto throughput = std::make_shared<Throughput>();
-  const bool is_bare = options.trainer.barebones;  // then the Trainer takes no callbacks
+  const bool is_bare = options.trainer.barebones;  // a barebones Trainer takes no callbacks
   const bool saves = options.trainer.enable_checkpointing.value_or(!is_bare);
   if (!is_bare) options.trainer.callbacks.push_back(throughput);
   if (saves) options.trainer.callbacks.push_back(checkpoint);

@@ -21,12 +21,12 @@ struct TextSplit {
 };
 TextSplit split_texts(const std::vector<std::string>& texts);
 
-// What each character of `val` costs a model that knows only how often each byte comes in `train`, in bits: what a
-// model that reads has to beat. Each byte counts once more than it comes, so that none is impossible.
+// Bits per character of `val` for a model that knows only how often each byte occurs in `train`: the baseline for a
+// model that reads. Each byte counts once more than it occurs, so that none is impossible.
 double order_0_bpc(const TextSplit& split);
 
-// Every window of `length` characters of a text, or those that begin every `stride` characters. Samples: "tokens",
-// uint8 [length]. A window may reach from the end of one file into the next.
+// Windows of `length` characters of a text, one beginning every `stride` characters. Samples: "tokens", uint8
+// [length]. A window may reach from the end of one file into the next.
 class TextWindows final : public fulgur::Dataset {
  public:
   // Throws UsageError if there is no window: the text is shorter than `length`.
@@ -41,14 +41,14 @@ class TextWindows final : public fulgur::Dataset {
 };
 
 struct TextDataOptions {
-  std::string path = "/usr/share/common-licenses";  // a text that every Debian has; 0.2 million characters
+  std::string path = "/usr/share/common-licenses";  // present on every Debian; 0.2 million characters
   int64_t batch_size = 32;                          // windows of context + 1 characters
-  int64_t batches_per_epoch = 100;                  // of training; then comes a validation
+  int64_t batches_per_epoch = 100;                  // training batches from one validation to the next
   void describe(fulgur::FieldVisitor& visit);
 };
 
-// Training: windows from anywhere in the text, another draw every epoch, by `seed`. Validation: the held-out text in
-// windows that do not overlap, apart from a rest that is shorter than one. The texts are read in setup().
+// Training: windows from anywhere in the text, drawn by `seed` and differently in every epoch. Validation: the
+// held-out text in windows that do not overlap; a shorter rest is left out. The texts are read in setup().
 class TextData final : public fulgur::DataModule {
  public:
   TextData(TextDataOptions options, int64_t context, uint64_t seed);

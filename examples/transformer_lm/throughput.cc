@@ -30,7 +30,7 @@ void Throughput::on_train_epoch_end(fulgur::TrainerControl& trainer) {
   trainer.metrics().log("tokens_per_s", epoch_.rate());
 }
 
-// An accelerator runs behind; reading the loss waits for it.
+// An accelerator runs asynchronously; reading the loss waits for it.
 void Throughput::stop_clock() {
   if (last_loss_.defined()) last_loss_.item<double>();
   last_loss_.reset();

@@ -11,7 +11,7 @@ namespace transformer_lm {
 // Measures training in tokens per second, validation left out, and logs it as tokens_per_s at the end of every epoch.
 class Throughput final : public fulgur::Callback {
  public:
-  double tokens_per_s() const;  // of the last fit so far; 0 before
+  double tokens_per_s() const;  // mean over the last fit so far; 0 before it
 
   void on_train_start(fulgur::TrainerControl& trainer) override;
   void on_train_epoch_start(fulgur::TrainerControl& trainer) override;
@@ -33,7 +33,7 @@ class Throughput final : public fulgur::Callback {
   void stop_clock();
 
   Count epoch_, fit_;
-  std::optional<Clock::time_point> started_{};  // unset while the clock stands still
+  std::optional<Clock::time_point> started_{};  // unset while the clock is stopped
   at::Tensor last_loss_{};
 };
 

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::read_file;
 
-// What this process has given to write(), as the system counts it.
+// Bytes that this process has passed to write(), as the system counts them.
 int64_t num_bytes_written() {
   const std::string text = read_file("/proc/self/io");
   const std::string label = "wchar: ";
@@ -99,7 +99,7 @@ TEST_F(CSVLoggerTest, GoesOnBehindTheRowsOfTheCheckpoint) {
   logger.on_metrics(trainer, {{"a", 1}}, 0);
   logger.on_metrics(trainer, {{"\"b\",", 2}}, 1);
   const State saved = logger.state();
-  logger.on_metrics(trainer, {{"a", 3}}, 2);  // what was lost comes again
+  logger.on_metrics(trainer, {{"a", 3}}, 2);  // a row after the checkpoint, which the resumed run replaces
   CSVLogger resumed;
   resume(resumed, saved);
   resumed.on_metrics(trainer, {{"a", 4}}, 2);
@@ -116,7 +116,7 @@ TEST_F(CSVLoggerTest, AnotherRunInTheSameFolderHasAFileOfItsOwn) {
   EXPECT_EQ(other.file().filename(), "metrics-v1.csv");
 }
 
-// A checkpoint may come from anywhere: it chooses no file outside the run's folder.
+// A checkpoint may come from anywhere, so it cannot choose a file outside the run's folder.
 TEST_F(CSVLoggerTest, AStateNamesNoFileOutsideTheRun) {
   const fs::path run = dir.path() / "runs/a";
   fs::create_directories(run);
@@ -149,7 +149,7 @@ TEST_F(CSVLoggerTest, OverwritesNoFileThatIsNotItsOwn) {
   }
 }
 
-// The file may be that of an earlier run of this name, which has nothing to do with this one.
+// The file may belong to an earlier run of the same name, which has nothing to do with this one.
 TEST_F(CSVLoggerTest, ARunThatHadNoRowsYetStartsAFileOfItsOwn) {
   logger.on_metrics(trainer, {{"a", 1}}, 0);
   const State before_its_first_row = CSVLogger().state();
@@ -160,7 +160,7 @@ TEST_F(CSVLoggerTest, ARunThatHadNoRowsYetStartsAFileOfItsOwn) {
   EXPECT_EQ(resumed.file().filename(), "metrics-v1.csv");
 }
 
-// As if the process were killed there.
+// A failing write stands for a process that is killed while it writes.
 TEST_F(CSVLoggerTest, AWriteThatFailsLosesAtMostTheRowThatItChanges) {
   logger.on_metrics(trainer, {{"a", 1}, {"b", 1}}, 0);
   logger.on_metrics(trainer, {{"a", 2}}, 1);
@@ -168,11 +168,11 @@ TEST_F(CSVLoggerTest, AWriteThatFailsLosesAtMostTheRowThatItChanges) {
     const testing::FileSizeLimit full_disk(0);
     EXPECT_THROW(logger.on_metrics(trainer, {{metric, 3}}, 1), std::runtime_error);
   };
-  fails("b");  // one more cell of the last row
+  fails("b");  // adds a cell to the last row
   EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
-  fails("c");  // one more column
+  fails("c");  // adds a column
   EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
-  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);  // nothing temporary is left
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);  // no temporary file is left
 }
 
 TEST_F(CSVLoggerTest, WritesEachRowOnceOrTwiceHoweverManyThereAre) {
@@ -192,7 +192,7 @@ TEST_F(CSVLoggerTest, AValueThatIsLoggedAgainReplacesALongerOne) {
   EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n");
 }
 
-// The machine may have stopped amid a row.
+// The machine may have stopped in the middle of a row.
 TEST_F(CSVLoggerTest, GoesOnBehindTheLastWholeRow) {
   logger.on_metrics(trainer, {{"a", 1}}, 0);
   logger.on_metrics(trainer, {{"a", 2}}, 1);

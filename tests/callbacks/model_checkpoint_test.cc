@@ -30,7 +30,7 @@ class ModelCheckpointTest : public ::testing::Test {
   testing::TempDir dir;
   testing::FakeTrainerControl trainer{dir.path()};
 
-  // Epochs that each log `val_acc` and end.
+  // Runs one epoch for each accuracy, which logs it as `val_acc`.
   void run_epochs(ModelCheckpoint& checkpoint, const std::vector<double>& accuracies) {
     for (const double accuracy : accuracies) {
       trainer.run_state.global_step += 10;
@@ -63,7 +63,7 @@ TEST_F(ModelCheckpointTest, KeepsTheNewestWithoutMonitor) {
 TEST_F(ModelCheckpointTest, KeepsTheBestByMode) {
   ModelCheckpoint best({.monitor = "val_acc", .mode = "max"});
   run_epochs(best, {0.5, 0.9, 0.7});
-  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30"));  // and the newest
+  EXPECT_THAT(kept(), UnorderedElementsAre("epoch=1-step=20", "epoch=2-step=30"));  // the best and the newest
   EXPECT_EQ(best.best_model_score(), 0.9);
 }
 
@@ -77,7 +77,7 @@ TEST_F(ModelCheckpointTest, KeepsTheNewestBesideTheBestUntilThereIsANewerOne) {
   EXPECT_THAT(kept(), ElementsAre("epoch=3-step=40"));
 }
 
-// A run may be a copy of another, or follow it: neither takes the other's away.
+// A run may be a copy of another run, or follow it: neither removes the other's checkpoints.
 TEST_F(ModelCheckpointTest, TakesUpOnlyWhatIsInItsOwnFolder) {
   ModelCheckpoint first;
   run_epochs(first, {0.1});

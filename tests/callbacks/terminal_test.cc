@@ -56,7 +56,7 @@ TEST_F(TerminalTest, ProgressBarDrawsNoMoreOftenThanAsked) {
   trainer.run_state = {.num_batches = 4, .max_epochs = 1};
   ProgressBar bar({.refresh_interval = 1h, .out = &out, .is_terminal = true});
   train_epoch(bar);
-  EXPECT_EQ(std::ranges::count(out.str(), '\r'), 1);  // the end of the epoch
+  EXPECT_EQ(std::ranges::count(out.str(), '\r'), 1);  // at the end of the epoch
 }
 
 TEST_F(TerminalTest, ProgressBarGoesWithoutAnyBounds) {
@@ -65,7 +65,7 @@ TEST_F(TerminalTest, ProgressBarGoesWithoutAnyBounds) {
   EXPECT_THAT(out.str(), MatchesRegex("Epoch 1 4 \\| .* it/s\n"));
 }
 
-// What is to be seen of it in the end: a carriage return takes the cursor to the line's beginning, to write over it.
+// What the terminal shows in the end: a carriage return moves the cursor to the beginning of the line to overwrite it.
 std::string seen_on_terminal(const std::string& written) {
   std::string screen, line;
   size_t column = 0;

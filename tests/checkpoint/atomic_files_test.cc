@@ -36,14 +36,14 @@ auto writes(const std::string& text) {
   return [text](FileWriter& file) { file.write(text.data(), text.size()); };
 }
 
-// `fill` writes into `temporary`.
+// Creates a folder whose files `fill` writes into `temporary`.
 void create_folder(const fs::path& folder, const std::function<void(const fs::path& temporary)>& fill) {
   TemporaryFolder temporary(folder);
   fill(temporary.path());
   temporary.commit();
 }
 
-// In a child process: makes a temporary folder with a file in it, and is killed.
+// Forks a child process that makes a temporary folder with a file in it, and is killed.
 void be_killed_while_filling(const fs::path& target) {
   EXPECT_EXIT(
       {

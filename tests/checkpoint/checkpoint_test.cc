@@ -1,4 +1,4 @@
-// Checkpoints that several ranks write and any number reads.
+// Checkpoints that several ranks write and any number of ranks reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -31,7 +31,7 @@ constexpr int64_t kSize = 96;
 at::Tensor weight() { return at::arange(kSize, at::kFloat).reshape({8, 12}); }
 at::Tensor moment() { return at::arange(kSize, at::kFloat).mul(0.5); }
 
-// What a rank gives: its part of one parameter's state.
+// What one rank contributes: its part of one parameter's state.
 CheckpointContent content_of(int64_t rank, int64_t world_size) {
   CheckpointContent content{.weights = {{"w", weight()}, {"empty", at::empty({0})}}, .aliases = {{"tied", "w"}}};
   content.run.set("loops/epoch", int64_t{3});
@@ -88,7 +88,7 @@ TEST(Checkpoint, IsNotThereIfOneRankFails) {
   const std::string message = message_of<CheckpointError>([&] {
     run_ranks(3, [&](World& world) {
       CheckpointContent content = content_of(world.rank(), 3);
-      if (world.rank() == 1) content.ranges.push_back(content.ranges.front());  // a name twice
+      if (world.rank() == 1) content.ranges.push_back(content.ranges.front());  // the same range twice
       write_checkpoint(dir.path() / "c", content, world.control());
     });
   });
@@ -118,7 +118,7 @@ TEST(Checkpoint, FindsDamageInWhatIsRead) {
               AllOf(HasSubstr("is damaged"), HasSubstr("optimizer-1-of-2.safetensors")));
 }
 
-// The memory order of a parameter whose state does not lie row by row: a text in state.json.
+// The strides in state.json are the memory order of a parameter whose state does not lie row by row.
 TEST(Checkpoint, RefusesStridesThatLeadOutOfTheState) {
   const testing::TempDir dir;
   LocalCollective alone;

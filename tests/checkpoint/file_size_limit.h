@@ -6,7 +6,7 @@
 
 namespace fulgur::testing {
 
-// While it lives, files of this process grow no further: as on a disk that is full.
+// While an instance lives, files of this process cannot grow beyond the limit, as on a full disk.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(rlim_t num_bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

@@ -54,7 +54,7 @@ TEST(DigestOf, TellsHowFarItIs) {
   EXPECT_EQ(so_far.back(), 1'000'000);
 }
 
-TEST(FileWriter, HashIsThatOfXxh3) {  // https://github.com/Cyan4973/xxHash: XXH3 of nothing
+TEST(FileWriter, HashIsThatOfXxh3) {  // XXH3 of no bytes, https://github.com/Cyan4973/xxHash
   const TempDir dir;
   EXPECT_EQ(write_file(dir.path() / "f", "").xxh3, 0x2d06800538d394c2U);
 }

@@ -1,4 +1,4 @@
-// Turns files into others, for formats_test.py: formats_program <what> <from> <to>; prints the digest of <to>.
+// Converts files for formats_test.py: formats_program <what> <from> <to>; prints the digest of <to>.
 #include <fmt/format.h>
 
 #include <cstdio>

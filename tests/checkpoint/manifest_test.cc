@@ -161,7 +161,7 @@ TEST(Manifest, RefusesBombsBeforeItMakesRoomForThem) {
 
 TEST(Manifest, EveryCutAndEveryFlippedBitIsRefusedOrLeavesAValidManifest) {
   const std::string text = to_json(small());
-  for (size_t size = 0; size + 2 < text.size(); ++size) {  // but for the line's end
+  for (size_t size = 0; size + 2 < text.size(); ++size) {  // leaves out cuts within the line's end
     EXPECT_THROW(parse_manifest(text.substr(0, size), "m"), CheckpointError) << size;
   }
   for (size_t bit = 0; bit < 8 * text.size(); ++bit) {

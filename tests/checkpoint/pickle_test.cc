@@ -104,7 +104,7 @@ TEST(Pickle, RefusesWhatIsNoPickle) {
 TEST(Pickle, RefusesBombs) {
   EXPECT_THAT(refusal(std::string(5 << 20, 'N')), HasSubstr("more than 4194304 values"));
   EXPECT_THAT(refusal(std::string(3 << 20, ']') + std::string(3 << 20, 'a') + "."), HasSubstr("a value is missing"));
-  // A list that holds itself, and one long list made a dict again and again.
+  // A list that contains itself, and one long list from which a dict is made many times.
   EXPECT_THAT(refusal("]q\x01h\x01"
                       "a."),
               HasSubstr("no dict of tensors"));
@@ -121,12 +121,12 @@ std::string repeated(const std::string& bytes, int count) {
   return all;
 }
 
-// Remembers the small tensor as 2.
+// Opcodes that make the small tensor, remember it as 2 and pop it.
 std::string remembered_tensor() {
   PickleWriter pickle;
   pickle.tensor(small());
-  std::string bytes = pickle.finish().substr(2);  // without the protocol
-  bytes.back() = 'q';                             // instead of the end
+  std::string bytes = pickle.finish().substr(2);  // drops the protocol opcode
+  bytes.back() = 'q';                             // remembers the tensor instead of ending
   return bytes + "\x02" + "0";
 }
 

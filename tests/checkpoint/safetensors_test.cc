@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using testing::TempDir;
 
-// The file read back by the format's description alone.
+// A file parsed by the format's description alone.
 struct Parsed {
   nlohmann::json header;
   std::string data;
@@ -66,7 +66,7 @@ TEST(Safetensors, BringsBackEveryDtypeAndShape) {
     const at::Tensor read = file.tensor(name);
     EXPECT_EQ(read.scalar_type(), tensor.scalar_type());
     EXPECT_EQ(read.sizes(), tensor.sizes());
-    if (tensor.numel() == 0) continue;  // it may have no memory
+    if (tensor.numel() == 0) continue;  // an empty tensor may have no memory
     EXPECT_EQ(std::memcmp(read.const_data_ptr(), tensor.const_data_ptr(), tensor.nbytes()), 0) << name;
   }
 }
@@ -130,7 +130,7 @@ TEST(SafetensorsFile, WritingToATensorLeavesTheFile) {
   EXPECT_EQ(digest_of(dir.path() / "f"), digest);
 }
 
-TEST(SafetensorsFile, CopiesWhatIsNotAligned) {  // as other writers may leave it
+TEST(SafetensorsFile, CopiesWhatIsNotAligned) {  // other writers may leave tensors unaligned
   const TempDir dir;
   const std::string header = R"({"c":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                              R"("a":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})";

@@ -15,7 +15,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
-// What Python makes of these files, and we of Python's: formats_test.py.
+// formats_test.py checks that Python reads these files, and that fulgur reads Python's.
 namespace fulgur {
 namespace {
 
@@ -62,7 +62,7 @@ TEST(TorchArchive, NamesFileAndReason) {
 TEST(TorchArchive, SaysThatThereIsNoRoomAndLeavesNothing) {
   const TempDir dir;
   const at::Tensor large = torch::ones({300'000});
-  for (const rlim_t limit : {0, 1000, 300'000, 1'200'000, 1'300'000}) {  // in each part of the archive
+  for (const rlim_t limit : {0, 1000, 300'000, 1'200'000, 1'300'000}) {  // one limit in each part of the archive
     const testing::FileSizeLimit no_more(limit);
     EXPECT_THAT(
         message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {{"w", large}, {"v", -large}}); }),
@@ -76,7 +76,7 @@ TEST(TorchArchive, SaysThatThereIsNoRoomAndLeavesNothing) {
   EXPECT_EQ(testing::read_file(dir.path() / "m.pt"), "mine");
 }
 
-// The bytes of a small file. `central` is where the directory begins to describe the entry of that name.
+// The bytes of a small file. `central` is the offset at which the directory begins to describe the named entry.
 struct SmallFile {
   explicit SmallFile(const std::filesystem::path& folder) {
     write_torch_file(folder / "small.pt", {{"w", torch::ones({2})}});
@@ -98,7 +98,7 @@ TEST(TorchArchive, RefusesACompressedEntryBeforeAnythingIsUnpacked) {
   for (const std::string name : {"version", "data.pkl", "data/0", "byteorder"}) {
     SmallFile file(dir.path());
     std::filesystem::remove(dir.path() / "small.pt");
-    file.bytes[file.central("archive/" + name) + 10] = 8;  // deflate
+    file.bytes[file.central("archive/" + name) + 10] = 8;  // compression method deflate
     EXPECT_THAT(refusal(dir.path(), file.bytes), HasSubstr("its entry 'archive/" + name + "' is compressed"));
   }
   SmallFile file(dir.path());
@@ -167,7 +167,7 @@ TEST(TorchArchive, AFlippedBitOfAnyByteIsRefusedOrLeavesAStateDict) {
     write_file(dir.path() / "flipped.pt", flipped);
     try {
       for (const auto& [name, tensor] : read_torch_file(dir.path() / "flipped.pt")) {
-        EXPECT_LE(tensor.numel(), 2) << i;  // libtorch reads zip files without their checksums
+        EXPECT_LE(tensor.numel(), 2) << i;  // libtorch does not verify the checksums of zip files
       }
     } catch (const CheckpointError& error) {
       EXPECT_THAT(error.what(), HasSubstr("flipped.pt")) << i;

@@ -25,8 +25,8 @@ struct Options {
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-    visit({.name = "verbose", .help = "say more"}, &verbose);
-    visit({.name = "title", .help = "of the run"}, &title);
+    visit({.name = "verbose", .help = "print more"}, &verbose);
+    visit({.name = "title", .help = "title of the run"}, &title);
   }
 };
 

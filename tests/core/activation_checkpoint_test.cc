@@ -33,7 +33,7 @@ std::vector<c10::Device> devices() {
   return devices;
 }
 
-// Two blocks with dropout, and everything that may differ between two ways to run them.
+// Two blocks with dropout, and the tensors whose gradients are compared between two ways to run them.
 struct Net : torch::nn::Module {
   torch::nn::Sequential first{nullptr}, second{nullptr};
   at::Tensor x;
@@ -295,7 +295,7 @@ TEST(Checkpoint, ChangesInPlaceOfWhatBackwardNeedsAreFound) {
   const at::Tensor x = torch::randn({3}).requires_grad_();
   const at::Tensor y = checkpoint(
       [](const at::Tensor& in) {
-        const at::Tensor h = in.exp();  // needs its result
+        const at::Tensor h = in.exp();  // backward needs the result of exp()
         h.mul_(2);
         return h.sin();
       },
@@ -303,7 +303,7 @@ TEST(Checkpoint, ChangesInPlaceOfWhatBackwardNeedsAreFound) {
   EXPECT_THAT(message_of<c10::Error>([&] { y.sum().backward(); }), HasSubstr("in place"));
 }
 
-// A backward over several GPUs has a thread for each, whose replays draw at the same time.
+// A backward over several GPUs has one thread for each GPU, whose replays draw random numbers at the same time.
 TEST(Checkpoint, AReplayLeavesTheGeneratorsOfOtherGpusWhereTheyAre) {
   if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() < 2) GTEST_SKIP() << "there are no two GPUs";
   const c10::Device here(c10::kCUDA, 0), other(c10::kCUDA, 1);

@@ -160,7 +160,7 @@ TEST(Describe, RefusesWhatSmallNumbersEnumsAndVectorsCannotBe) {
   EXPECT_EQ(told("widths", "8,x"), "widths: element 1: 'x' is not a whole number");
   EXPECT_EQ(told("widths", "0"), "widths: element 0 must be at least 1; got 0");
   EXPECT_EQ(told("modes", "max,mni"), "modes: element 1: unknown value 'mni'; did you mean 'min'? known: min, max");
-  EXPECT_THAT(options.widths, ElementsAre(64, 32));  // as it was
+  EXPECT_THAT(options.widths, ElementsAre(64, 32));  // unchanged
 
   EXPECT_EQ(message_of<UsageError>([] { check_fields("Thing", ManyKinds{.widths = {8, 0}}); }),
             "Thing: widths: element 1 must be at least 1; got 0");

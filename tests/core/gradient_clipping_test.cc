@@ -17,7 +17,7 @@
 namespace fulgur {
 namespace {
 
-// A gradient of 64 MiB in fp32, or of 32 MiB in 16 bits.
+// A gradient of 64 MiB in fp32, or of 32 MiB in a 16-bit type.
 constexpr int64_t kNumElements = 16 << 20;
 constexpr int64_t kMostBytesBeside = 8 << 20;
 
@@ -43,7 +43,7 @@ TEST(GradientClipping, TakesLittleMemoryBesideALargeGradient) {
   }
 }
 
-// 1 counts beside 2^30 only in a sum of fp64, and 2^20 ones only if each is added in it.
+// Next to 2^30, a 1 counts only in an fp64 sum, and 2^20 ones count only if each is added in fp64.
 TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
   at::Tensor gradient = at::full({(5 << 18) + 3}, 1.0, at::kFloat);
   gradient[7] = 1 << 15;
@@ -52,8 +52,7 @@ TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
   EXPECT_DOUBLE_EQ(joint_norm({gradient}).item<double>(), std::sqrt(squares));
   const at::Tensor transposed = at::full({1 << 10, 1 << 11}, 2.0, at::kFloat).t();
   EXPECT_DOUBLE_EQ(joint_norm({gradient, transposed}).item<double>(), std::sqrt(squares + 4.0 * (1 << 21)));
-  const at::Tensor expanded =
-      at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // all elements share one place in memory
+  const at::Tensor expanded = at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // all elements share one address
   EXPECT_DOUBLE_EQ(joint_norm({expanded}).item<double>(), std::sqrt(4.0 * (1 << 21)));
   EXPECT_EQ(joint_norm({}).item<double>(), 0.0);
 }

@@ -32,7 +32,7 @@ Batch batch_of(int64_t size) { return {{"x", torch::zeros({size, 2})}}; }
 
 class MetricLogTest : public ::testing::Test {
  protected:
-  // One batch of `size` samples with `value` logged in its step.
+  // Runs one batch of `size` samples whose step logs `value`.
   template <class Value>
   void step(Stage stage, int64_t size, Value value, const LogOptions& options = {}) {
     const Batch batch = batch_of(size);
@@ -161,7 +161,7 @@ TEST_F(MetricLogTest, TheSameNameInTwoHooksIsTwoValues) {
   log.begin_epoch(Stage::train);
   step(Stage::train, 1, 1.0, {.on_step = false, .on_epoch = true});
   log.enter(Stage::train, kEpochEnd);
-  log.log("m", 5.0, {.prog_bar = true});  // other options, and no mean of the two: the later one is kept
+  log.log("m", 5.0, {.prog_bar = true});  // other options, so there is no mean of the two: the later value is kept
   EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m", 5.0)));
 }
 
@@ -171,12 +171,12 @@ TEST_F(MetricLogTest, TheValueOfAStepIsTheMeanOverItsMicroBatches) {
   log.begin_step(Stage::train);
   log.log("m", 1.0);
   log.log("m", torch::tensor(2.0F));
-  step(Stage::validate, 1, 7.0);  // in the middle of the window
+  step(Stage::validate, 1, 7.0);  // in the middle of the accumulation window
   log.enter(Stage::train, kTrainingStep);
   log.log("m", 3.0);
   EXPECT_THAT(log.take_step_metrics(), ElementsAre(Pair("m", 2.0)));
   log.begin_step(Stage::train);
-  EXPECT_THAT(log.take_step_metrics(), IsEmpty());  // nothing was logged in this one
+  EXPECT_THAT(log.take_step_metrics(), IsEmpty());  // nothing was logged in this step
 }
 
 TEST_F(MetricLogTest, SeveralLoadersHaveTheirNumberBehindTheName) {
@@ -211,17 +211,17 @@ TEST_F(MetricLogTest, RefusesAMeanWithoutABatchSize) {
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0); }), HasSubstr("pass {.batch_size = ...}"));
 }
 
-// Two ranks: the other one has 3 samples with a mean of 10, a minimum of -7 and a maximum of 2.
+// Rank 0 of two: rank 1 has 3 samples with a mean of 10, a minimum of -7 and a maximum of 2.
 struct WithAnother : Ranks {
   int64_t rank() const override { return 0; }
   int64_t world_size() const override { return 2; }
   std::vector<std::string> all_gather(std::string_view text) override {
     return {std::string(text), other_logs.value_or(std::string(text))};
   }
-  std::optional<std::string> other_logs{};  // else the same
+  std::optional<std::string> other_logs{};  // what rank 1 logs; nullopt: the same as rank 0
   void all_reduce(std::span<double> values, Reduction reduction) override {
     if (reduction == Reduction::sum) {
-      ASSERT_EQ(values.size(), 2U);  // a mean travels as its two sums
+      ASSERT_EQ(values.size(), 2U);  // a mean is exchanged as two sums
       values[0] += 30.0;
       values[1] += 3.0;
     } else {
@@ -260,7 +260,7 @@ TEST_F(MetricLogTest, RefusesToReduceWhatNotEveryRankLogged) {
 TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
   WithAnother ranks;
   metrics::Mean mean;
-  for (const bool sync : {true, false}) {  // two samples with a mean of 4 here, three with a mean of 10 there
+  for (const bool sync : {true, false}) {  // rank 0 has 2 samples with a mean of 4, rank 1 has 3 with a mean of 10
     log.begin_epoch(Stage::validate);
     log.enter(Stage::validate, kValidationStep);
     mean.update(3.0);
@@ -273,7 +273,7 @@ TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
   }
 }
 
-// A batch of 8 whose parts have 5 and 3 samples, and what each logs.
+// A batch of 8 samples in parts of 5 and 3, and the values that each part logs.
 class PartsOfABatch : public MetricLogTest {
  protected:
   void both(const LogOptions& options, double first, double second) {
@@ -327,7 +327,7 @@ TEST_F(PartsOfABatch, HaveMetricsOfTheirOwnWhichBecomeOneValue) {
   const Batch part = batch_of(1);
   log.begin_epoch(Stage::train);
   log.enter(Stage::train, kTrainingStep);
-  for (int step = 0; step < 2; ++step) {  // in the second, only the first has a part
+  for (int step = 0; step < 2; ++step) {  // only the first replica has a part in the second step
     MetricLog first, second;
     first.begin_part(log, part);
     second.begin_part(log, part);
@@ -371,7 +371,7 @@ TEST_F(MetricLogTest, OneLoadersValueMayBeLoggedInTwoHooks) {
   EXPECT_THAT(log.end_epoch(Stage::validate), ElementsAre(Pair("a", 2.0)));
 }
 
-// The meta device takes the place of an accelerator: what a checkpoint has on the CPU comes to it, not the other way.
+// The meta device stands for an accelerator: values that a checkpoint has on the CPU move to the device, and not back.
 TEST_F(MetricLogTest, AfterAResumeValuesStayOnTheirDevice) {
   State saved;
   {

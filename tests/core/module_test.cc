@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::message_of;
 
-// Every way to override, or not to.
+// Modules that override a step with each kind of access, or not at all.
 struct Plain : Module {};
 struct Public : Module {
   void validation_step(const Batch&, int64_t) override {}

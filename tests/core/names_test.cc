@@ -15,7 +15,7 @@ TEST(Names, DashUnderscoreAndCaseAreTheSame) { EXPECT_EQ(canonical_name("Max-Epo
 TEST(Names, NearestForgivesASlip) {
   EXPECT_EQ(nearest_name("dpp", kKnown), "ddp");
   EXPECT_EQ(nearest_name("single-devise", kKnown), "single_device");
-  EXPECT_EQ(nearest_name("max_epohcs", kKnown), "max_epochs");  // two neighbours swapped count once
+  EXPECT_EQ(nearest_name("max_epohcs", kKnown), "max_epochs");  // two swapped neighbours count as one edit
 }
 
 TEST(Names, NearestFindsAPartOfAName) { EXPECT_EQ(nearest_name("epochs", kKnown), "max_epochs"); }

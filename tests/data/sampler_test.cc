@@ -20,7 +20,7 @@ TEST(RandomSampler, OrderIsAFunctionOfSeedAndEpoch) {
   EXPECT_TRUE(sampler.indices(3).equal(RandomSampler(100, 1).indices(3)));
   EXPECT_FALSE(sampler.indices(3).equal(sampler.indices(4)));
   EXPECT_FALSE(sampler.indices(3).equal(RandomSampler(100, 2).indices(3)));
-  EXPECT_FALSE(sampler.indices(1).equal(RandomSampler(100, 2).indices(0)));  // seed and epoch do not add up
+  EXPECT_FALSE(sampler.indices(1).equal(RandomSampler(100, 2).indices(0)));  // seed and epoch are not simply added
 }
 
 TEST(RandomSampler, LeavesTheGlobalGeneratorAlone) {

@@ -23,7 +23,7 @@ using testing::message_of;
 constexpr int64_t kMebibyte = int64_t{1} << 20;
 constexpr int64_t kTebibyte = int64_t{1} << 40;
 
-// What the environment says while it lives.
+// Sets FULGUR_HOST_MEMORY_GIB while an instance lives.
 class ScopedHostMemory {
  public:
   explicit ScopedHostMemory(const char* gib) { ::setenv("FULGUR_HOST_MEMORY_GIB", gib, /*overwrite=*/1); }
@@ -39,7 +39,7 @@ TEST(HostArena, WhatTheUserSaysOfTheMemoryTakesThePlaceOfWhatTheSystemSays) {
   EXPECT_THAT(message_of<UsageError>([] { HostArena(300 * kMebibyte, {.processes = 2}); }),
               HasSubstr("needs 0.29 GiB of host memory, but 0.25 GiB are available"));
   const ScopedHostMemory much("2e6");
-  EXPECT_EQ(HostArena(kTebibyte).num_bytes(), kTebibyte);  // nothing of it is touched
+  EXPECT_EQ(HostArena(kTebibyte).num_bytes(), kTebibyte);  // no page of it is touched
 }
 
 TEST(HostArena, WhatTheUserSaysIsANumber) {

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 
 TEST(SideWorkerTest, JobsRunOneAfterAnotherOnAThreadOfTheirOwn) {
   SideWorker worker(c10::kCPU);
-  std::vector<int> order;  // unguarded: get() hands it over
+  std::vector<int> order;  // unguarded: get() synchronizes
   std::thread::id thread;
   std::shared_future<void> last;
   for (int i = 0; i < 5; ++i) {

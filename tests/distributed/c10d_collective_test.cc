@@ -1,4 +1,4 @@
-// What a group asks of c10d's backend of a device, here a backend that only counts, on the meta device.
+// What a group calls of c10d's backend of a device, here a backend that only counts calls, on the meta device.
 #include "distributed/c10d_collective.h"
 
 #include <ATen/ops/zeros.h>
@@ -15,7 +15,7 @@
 namespace fulgur {
 namespace {
 
-// Before anyone asks whether there is a trace, which is decided once in a process.
+// Runs before the first query for a trace, which is decided once per process.
 [[maybe_unused]] const int is_traced =
     ::setenv("FULGUR_TRACE", (::testing::TempDir() + "/c10d_collective_test").c_str(), /*overwrite=*/1);
 
@@ -38,7 +38,7 @@ class Backend final : public c10d::Backend {
   }
 
  private:
-  // Has no future, as NCCL's for tensors that do not divide.
+  // Has no future, like NCCL's work for tensors that do not divide evenly.
   struct Done final : c10d::Work {
     bool wait(std::chrono::milliseconds) override { return true; }
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return nullptr; }
@@ -79,7 +79,7 @@ TEST(C10dCollective, AGroupThatDoesNotShutDownIsAborted) {
   EXPECT_EQ(calls.aborts, 1);
 }
 
-// With a trace, whose spans end when the future is complete.
+// With a trace, a span ends when the future completes.
 TEST(C10dCollective, WorkWithoutAFutureHasNoSpan) {
   Calls calls;
   const auto group = group_of(calls);

@@ -46,7 +46,7 @@ TEST(ClusterEnvironment, IsNothingWithoutALauncher) {
   EXPECT_FALSE(detect_cluster_environment({}));
   EXPECT_FALSE(detect_cluster_environment({{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}, {"NODE_RANK", "0"}}));
   EXPECT_FALSE(detect_cluster_environment({{"RANK", ""}}));
-  EXPECT_FALSE(detect_cluster_environment({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "4"}}));  // salloc's shell
+  EXPECT_FALSE(detect_cluster_environment({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "4"}}));  // the shell of salloc
   EXPECT_FALSE(detect_cluster_environment({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}}));  // a script with one task
 }
 
@@ -160,7 +160,7 @@ TEST(ClusterEnvironment, MustHaveTheSizeAskedFor) {
               HasSubstr("torchrun started 4 ranks, but devices=2 and num_nodes=1 need 2"));
 }
 
-// srun --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES for each rank.
+// Each rank sees one GPU under srun --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES for each rank.
 TEST(OneGpuForEachRank, IsTheOneThatItSees) {
   const c10::Device gpu(c10::kCUDA, 0), other(c10::kCUDA, 1), cpu(c10::kCPU);
   const ClusterEnvironment four{.name = "SLURM", .world_size = 8, .local_world_size = 4}, one{.name = "SLURM"};

@@ -29,7 +29,7 @@ using testing::message_of;
 using ::testing::Not;
 using testing::run_ranks;
 
-// What exchanges bytes between ranks.
+// The transport between ranks.
 enum class Through { shared_memory, gloo };
 
 std::string name_of(Through through) { return through == Through::gloo ? "gloo" : "shared_memory"; }
@@ -70,7 +70,7 @@ class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::
   int64_t world_size() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
 
-  // Also with fewer elements than ranks, ends that are uneven, and several chunks; small all_reduces, and a large one.
+  // Includes fewer elements than ranks, uneven ends and several chunks; small all_reduces, and a large one.
   void for_each_size(const std::function<void(World&, int64_t)>& body) const {
     std::vector<int64_t> sizes{1, 2, 5, 64, 1003};
     if (world_size() <= 4) sizes.push_back(20011);
@@ -138,7 +138,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EveryCollective,
                                             ::testing::Values(Through::shared_memory, Through::gloo)),
                          kNameOfCollective);
 
-// Shares of a chunk that some ranks have nothing of; with 64 ranks an outbox that has room for one element of each.
+// Some ranks have no share of a chunk; with 64 ranks the outbox has room for one element of each rank.
 INSTANTIATE_TEST_SUITE_P(ManyRanks, EveryCollective,
                          ::testing::Combine(::testing::Values(8, 16, 64), ::testing::Values(at::kDouble, at::kByte),
                                             ::testing::Values(Through::shared_memory)),
@@ -215,7 +215,7 @@ TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
       works.push_back(i % 3 == 0 ? world.data().all_reduce(buckets.back())
                                  : world.data().reduce_scatter(buckets.back()));
     }
-    world.control().barrier();  // does not wait for them
+    world.control().barrier();  // does not wait for the pending collectives
     for (size_t i = 0; i < 6; ++i) works[world.rank() % 2 == 0 ? i : 5 - i].wait();
     for (size_t i = 0; i < 6; ++i) {
       const ElementRange whole{0, buckets[i].numel()};
@@ -225,7 +225,7 @@ TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
   });
 }
 
-// More than are kept at a time, and finished on another thread than the one that starts them.
+// More collectives than are kept at a time, some finished on another thread than the one that starts them.
 TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
   run_ranks(3, over(GetParam(), patient()), [](World& world) {
     std::vector<at::Tensor> sums;
@@ -262,7 +262,7 @@ class SmallOnes {
   std::vector<Work> works_;
 };
 
-// Rank 0 starts all of its own before it meets the other, which starts none before.
+// Rank 0 starts all of its collectives before the barrier, rank 1 starts its own after it.
 TEST_P(Collectives, StartingManySmallOnesWaitsForNobody) {
   run_ranks(2, over(GetParam(), patient()), [](World& world) {
     SmallOnes ones(world);
@@ -273,7 +273,8 @@ TEST_P(Collectives, StartingManySmallOnesWaitsForNobody) {
   });
 }
 
-// Rank 1 waits for all of them, while rank 0 waits to meet it: they go on without a thread that waits.
+// Rank 1 waits for all of them while rank 0 is in the barrier: rank 0's part proceeds without a thread that waits for
+// it.
 TEST_P(Collectives, SmallOnesThatAreStartedGoOn) {
   run_ranks(2, over(GetParam(), patient()), [](World& world) {
     SmallOnes ones(world);
@@ -338,7 +339,7 @@ TEST(Collective, RefusesWhatItCannotSend) {
   }
 }
 
-// A tensor on another device stands for one on a GPU, of which the control group would read the address.
+// A tensor on another device stands for one on a GPU, whose address the control group would read as host memory.
 TEST(Collective, RefusesATensorOnAnotherDevice) {
   run_ranks(2, [](World& world) {
     const at::Tensor meta = torch::zeros({4}, torch::device(at::kMeta));
@@ -355,7 +356,7 @@ TEST(Collective, RefusesATensorOnAnotherDevice) {
   });
 }
 
-// Rank 1 has come, but ends before it connects.
+// Rank 1 has joined, but ends before it connects.
 TEST_P(Collectives, ARankThatDoesNotConnectIsWaitedForAsLongAsForOneThatDoesNotCome) {
   const auto start = std::chrono::steady_clock::now();
   WorldOptions options = over(GetParam(), patient());
@@ -477,7 +478,7 @@ TEST_P(Collectives, ARankThatThrowsStopsTheOthersWithItsReason) {
   }
 }
 
-// A store that loses the heartbeats of rank 1, as where its host has gone without a word, or answers nobody.
+// A store that loses the heartbeats of rank 1, as if its host had vanished, or that no longer answers.
 class FailingStore final : public c10d::HashStore {
  public:
   std::atomic<bool> loses_rank_1 = false, hangs = false;
@@ -492,8 +493,8 @@ class FailingStore final : public c10d::HashStore {
   }
 };
 
-// What rank 0 hears, which waits for a rank 1 that does not come, when the store fails: in the data group, or in a
-// group that was made from it.
+// Returns the error of rank 0, which waits in vain for rank 1 in the data group or in a group made from it, when the
+// store fails.
 std::string heard_when(Through through, std::atomic<bool> FailingStore::* failure, bool in_sub_group = false) {
   const auto store = c10::make_intrusive<FailingStore>();
   std::latch both_are_there(2), is_over(1);
@@ -538,7 +539,7 @@ TEST_P(Collectives, AStoreWhoseHostVanishesEndsTheRunLongBeforeTheTimeout) {
 TEST_P(Collectives, ARankThatThrowsDoesNotWaitForItsOwnPendingWork) {
   const auto start = std::chrono::steady_clock::now();
   const auto body = [](World& world) {
-    if (world.rank() == 0) world.control().barrier();  // rank 0 joins nothing
+    if (world.rank() == 0) world.control().barrier();  // keeps rank 0 from joining the collectives
     const at::Tensor flat = torch::ones({100000});
     std::vector<Work> pending;
     pending.push_back(world.data().all_reduce(flat));

@@ -27,7 +27,7 @@ class Transfer final : public c10d::Work {
   const bool fails_;
 };
 
-// Rank 0 of 2; only the first message is lost.
+// Rank 0 of 2, for which only the first message is lost.
 class FailsOnce final : public c10d::Backend {
  public:
   FailsOnce() : Backend(0, 2) {}

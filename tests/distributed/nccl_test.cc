@@ -1,4 +1,4 @@
-// Collectives on a GPU, by NCCL: every rank needs one to itself, so here a rank is alone, and gets what it gave.
+// Collectives on a GPU over NCCL: every rank needs a GPU to itself, so here there is one rank, which gets what it gave.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-// A run of several ranks that goes as it is told: rank_program MODE [name=value ...]; see launcher_test.py.
+// A run of several ranks that behaves as MODE says: rank_program MODE [name=value ...]; see launcher_test.py.
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ struct Settings {
   int64_t number(const std::string& name) const { return std::stoll(values.at(name)); }
 };
 
-// The test waits for these files: this rank is at work.
+// Announces that this rank is at work: the test waits for these files.
 void leave_pid(const Settings& settings, int64_t rank) {
   if (settings.values.at("folder").empty()) return;
   const std::filesystem::path file = settings.values.at("folder") + "/" + std::to_string(rank);

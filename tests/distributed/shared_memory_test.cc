@@ -27,7 +27,7 @@ struct Asked {
   bool willing = true;
 };
 
-// What each rank, a thread, gets.
+// Connects ranks, each a thread, and returns the memory of each.
 std::vector<Memory> connect(const std::vector<Asked>& by_rank) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Memory> memories(by_rank.size());
@@ -76,7 +76,7 @@ TEST(SharedMemory, IsUsedOnlyIfAllRanksCanAndAskForTheSame) {
   EXPECT_EQ(said.find(warning), said.rfind(warning));  // the warning comes once
 }
 
-// Of many rounds, in which the counters go around, with ranks that run ahead of each other.
+// Many rounds, in which the counters wrap around, with ranks that run ahead of each other.
 TEST(SharedMemory, BringsEveryRoundInOrder) {
   const std::vector<Memory> memories = connect({{}, {}, {}});
   std::vector<std::thread> ranks;

@@ -14,7 +14,7 @@ constexpr int64_t kRanks = 8;
 
 struct Use {
   int64_t num_params;
-  int64_t peak;  // bytes of a step on one rank: activations and buckets too
+  int64_t peak;  // bytes of a step on one rank, including activations and buckets
 };
 
 Use use_of(const StrategyChoice& choice, int64_t n_layer) {

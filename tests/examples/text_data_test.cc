@@ -30,7 +30,7 @@ at::Tensor all_tokens(fulgur::Loader& loader, int64_t epoch) {
   return at::cat(batches);
 }
 
-std::string numbers(int64_t count) {  // each window of four characters or more comes once
+std::string numbers(int64_t count) {  // each window of four characters or more occurs once
   std::string text;
   for (int64_t i = 0; i < count; ++i) text += std::to_string(1000 + i);
   return text;

@@ -2,10 +2,10 @@
 """Runs of two ranks in which nothing goes wrong, over and over: does each of them end?
 
   ./bazelw build //tests/failure:fault_program
-  nice tests/failure/ends.py --runs 1000     fit on a thread of its own and a main() that just returns, in turn with others
+  nice tests/failure/ends.py --runs 1000     alternates: fit on a thread of its own, a main() that just returns, ...
 
-Prints a line for every hundred runs. Of a run that does not end within --limit-s it writes every thread's stack (by gdb)
-to stdout, and ends with exit code 1.
+Prints a line for every hundred runs. If a run does not end within --limit-s, prints every thread's stack (by gdb) and
+ends with exit code 1.
 """
 import argparse
 import concurrent.futures
@@ -18,7 +18,7 @@ KINDS = [(main, in_thread, batches) for main in ("plain", "") for in_thread in (
 
 
 def ranks_of(process):
-    """It and the ranks that it has started."""
+    """The process and the ranks that it has started."""
     pids = [process.pid]
     for task in pathlib.Path(f"/proc/{process.pid}/task").glob("*/children"):
         pids += [int(pid) for pid in task.read_text().split()]
@@ -31,7 +31,7 @@ def stacks(pids):
 
 
 def run(program, kind, limit_s, extra):
-    """What went wrong."""
+    """Returns what went wrong, or None."""
     main, in_thread, batches = kind
     command = [program, *([main] if main else []), "--devices=2", "--max_epochs=2", f"--batches={batches}",
                f"--in_thread={in_thread}", "--strategy.timeout_s=1000", "--strategy.connect_timeout_s=1000", *extra]

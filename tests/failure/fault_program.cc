@@ -1,4 +1,4 @@
-// A fit of several ranks in which one of them misbehaves as it is told; see faults.py.
+// A fit of several ranks in which one rank misbehaves as the flags say; see faults.py.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -49,21 +49,23 @@ struct FaultOptions {
            .choices = {"none", "throw", "throw_usage_error", "throw_int", "exit", "_exit", "kill", "abort", "stop",
                        "spin", "skip", "print", "throw_in_a_thread", "exit_in_a_thread"}},
           &fault);
-    visit({.name = "at", .help = "the hook, or other place, where it does so"}, &at);
-    visit({.name = "victim", .help = "its rank"}, &victim);
-    visit({.name = "after", .help = "times that it has been there before", .min = 0}, &after);
-    visit({.name = "exit_code", .help = "of exit and _exit", .min = 0}, &exit_code);
-    visit({.name = "batches", .help = "of each rank in an epoch", .min = 1}, &batches);
-    visit({.name = "more_batches", .help = "that each rank has more than the one before", .min = 0}, &more_batches);
+    visit({.name = "at", .help = "hook or other place where the victim misbehaves"}, &at);
+    visit({.name = "victim", .help = "rank that misbehaves"}, &victim);
+    visit({.name = "after", .help = "times that the victim passes `at` before it misbehaves", .min = 0}, &after);
+    visit({.name = "exit_code", .help = "exit code of exit and _exit", .min = 0}, &exit_code);
+    visit({.name = "batches", .help = "batches of each rank in an epoch", .min = 1}, &batches);
+    visit({.name = "more_batches", .help = "additional batches of each rank compared with the one before", .min = 0},
+          &more_batches);
     visit({.name = "sized", .help = "the loaders know their lengths"}, &sized);
-    visit({.name = "fits", .help = "one after the other, each with a Trainer of its own", .min = 1}, &fits);
+    visit({.name = "fits", .help = "number of fits in turn, each with a Trainer of its own", .min = 1}, &fits);
     visit({.name = "swallow", .help = "an exception of a fit does not end the program"}, &swallow);
     visit({.name = "in_thread", .help = "every fit runs on a thread of its own"}, &in_thread);
-    visit({.name = "saves", .help = "a checkpoint after every step"}, &saves);
-    visit({.name = "busy_s", .help = "for how long the other ranks compute where the victim misbehaves", .min = 0},
+    visit({.name = "saves", .help = "save a checkpoint after every step"}, &saves);
+    visit({.name = "busy_s", .help = "seconds for which the other ranks compute where the victim misbehaves", .min = 0},
           &busy_s);
-    visit({.name = "ending_s", .help = "what the victim needs to tidy up after its failure", .min = 0}, &ending_s);
-    visit({.name = "folder", .help = "where the ranks leave notes"}, &folder);
+    visit({.name = "ending_s", .help = "seconds that the victim needs to tidy up after its failure", .min = 0},
+          &ending_s);
+    visit({.name = "folder", .help = "folder in which the ranks leave notes"}, &folder);
   }
 };
 
@@ -74,7 +76,7 @@ int64_t number_in_environment(std::initializer_list<const char*> names) {
   return 0;
 }
 
-// Of a process that starts the ranks of its host and others; TrainerControl does not tell.
+// The rank of this process, which may itself start the other ranks of its host; TrainerControl does not provide it.
 int64_t this_rank(const FaultOptions& options) {
   if (std::getenv("RANK") == nullptr && std::getenv("NODE_RANK") != nullptr)
     return number_in_environment({"NODE_RANK"}) * std::stoll(options.trainer.devices.to_string());
@@ -88,7 +90,7 @@ class Saboteur {
   int64_t rank() const { return rank_; }
   const FaultOptions& options() const { return options_; }
 
-  // A file that appears whole.
+  // Writes a file that appears only once it is complete.
   void note(const std::string& name, const std::string& text) const {
     if (options_.folder.empty()) return;
     const std::string file = options_.folder + "/" + name;
@@ -96,7 +98,7 @@ class Saboteur {
     std::filesystem::rename(file + fmt::format(".part{}", rank_), file);
   }
 
-  // Returns false if the victim is to leave out what comes next.
+  // Returns false if the victim must skip what comes next.
   bool reach(std::string_view place) {
     if (options_.fault == "none" || place != options_.at || reached_++ != options_.after) return true;
     if (rank_ == options_.victim) return misbehave(place);
@@ -203,7 +205,7 @@ class InCallbacks final : public Callback {
   Saboteur& saboteur_;
 };
 
-// Of this rank alone: it shares nothing out, so that ranks may have as many batches as they like.
+// A loader of this rank alone: it does not shard, so that ranks may have any number of batches.
 class OwnLoader final : public Loader {
  public:
   OwnLoader(Saboteur& saboteur, std::string place, int64_t num_batches, uint64_t seed)
@@ -270,7 +272,7 @@ void run(FaultOptions options) {
   fmt::print("rank {} is done\n", saboteur.rank());
 }
 
-// Without run_command_line().
+// A main() without run_command_line().
 int plain_main(int argc, char** argv) {
   FaultOptions options;
   const std::vector<std::string> arguments(argv + 2, argv + argc);

@@ -30,9 +30,9 @@ import uuid
 TIMEOUT_S = 5
 GRACE_S = 5
 CONNECT_TIMEOUT_S = 2
-START_S = 90  # a run of healthy ranks, on a machine that is busy
+START_S = 90  # limit for a run of healthy ranks on a busy machine
 
-# Places in a fit, by how often each is reached.
+# Places in a fit, grouped by how often a run reaches them.
 ONCE = ["setup", "callback_setup", "configure_optimizers", "on_train_start", "on_train_end", "on_fit_end", "teardown"]
 BY_EPOCH = ["on_validation_start", "on_validation_end", "on_train_epoch_end"]
 SAVING = ["save_checkpoint", "after_save_checkpoint"]
@@ -48,14 +48,14 @@ CLEAN = {name: value for name, value in os.environ.items() if name not in LAUNCH
 class Plan:
     """One run: what is started, what happens to it, and how it must end."""
     arguments: list
-    codes: list  # exit code of each process that is started; a collection: one of them
-    says: list  # for each, patterns that its stderr must contain
-    starts: list = dataclasses.field(default_factory=lambda: [{}])  # for each, its environment variables
-    act: typing.Callable = None  # act(run): the fault, if it comes from outside
-    fault: str = "note"  # when the time begins: note (the victim leaves one), act, start, or none (nothing is wrong)
+    codes: list  # exit code of each process that is started; a collection: any code in it
+    says: list  # for each process, patterns that its stderr must contain
+    starts: list = dataclasses.field(default_factory=lambda: [{}])  # for each process, its environment variables
+    act: typing.Callable = None  # act(run): causes the fault from outside; None: the program causes it
+    fault: str = "note"  # when the clock starts: note (left by the victim), act, start, or none (no fault)
     limit_s: float = TIMEOUT_S + GRACE_S
-    unread: bool = False  # stdout is a pipe that nobody reads
-    occupied: list = dataclasses.field(default_factory=list)  # sockets that are open for as long as the run
+    unread: bool = False  # stdout is a pipe that no process reads
+    occupied: list = dataclasses.field(default_factory=list)  # sockets that stay open during the run
 
 
 def flags(devices, fault="none", at="training_step", victim=1, after=0, **others):
@@ -142,7 +142,7 @@ def killed_at_any_time(rng):
 
 
 def terminated(rng):
-    """As Ctrl-C does, or a scheduler that ends the job: it saves and ends."""
+    """Sends a signal as Ctrl-C does, or a scheduler that ends the job: the run saves and ends."""
     devices = rng.choice([2, 3])
     number, everyone = rng.choice([(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)])
 
@@ -168,7 +168,7 @@ def hang(run, devices, victim, delay_s):
 
 
 def draw_hang(rng, devices, victim, **others):
-    """Flags and delay: in one of the places, or at any time, also while the ranks meet."""
+    """Returns flags and a delay: the rank hangs at one of the places, or at any time, also while the ranks connect."""
     place = rng.choice(PLACES)
     if rng.random() < 0.6:
         return flags(devices, "stop", place, victim, draw_after(rng, place), **others), None
@@ -184,7 +184,7 @@ def child_hangs(rng):
 
 
 def continue_after_the_others(run, pid):
-    """The others must end while this one hangs, and it when it goes on."""
+    """The other ranks must end while this one hangs, and this one when it continues."""
     others = [other for other in run.pids().values() if other != pid]
     limit = run.fault_time + TIMEOUT_S + GRACE_S
     run.check(run.wait_until(lambda: all(state_of(other) in ("", "Z") for other in others), limit - time.monotonic()),
@@ -231,7 +231,7 @@ def unequal_loaders(rng):
 def exits(rng):
     devices, victim = draw_ranks(rng)
     place = rng.choice(PLACES)
-    fault = rng.choice(["exit", "exit_in_a_thread", *(["_exit"] if victim > 0 else [])])  # rank 0's would end all
+    fault = rng.choice(["exit", "exit_in_a_thread", *(["_exit"] if victim > 0 else [])])  # rank 0's _exit ends all
     code = rng.choice([0, 7])
     run_code = code or 1
     says = [rf"rank {victim} (called exit\({code}\) in the middle of a run|ended with exit code {run_code}|"
@@ -245,13 +245,13 @@ def throws_between_runs(rng):
     plan = throws([place])(rng)
     says = rf"^\[rank {victim}\] error: (in .*: )?boom in {place}$"
     if place == "before_fit" and victim == 0:
-        says = rf"^error: (in .*: )?boom in {place}$"  # it has no rank yet
+        says = rf"^error: (in .*: )?boom in {place}$"  # the process has no rank yet
     plan.arguments, plan.says = flags(devices, "throw", place, victim, fits=2), [[says]]
     return plan
 
 
 def leaves_between_runs(rng):
-    """A rank that is done when the others go on."""
+    """A rank that has finished while the others still train."""
     devices, victim = draw_ranks(rng)
     if victim > 0 and rng.random() < 0.5:
         return Plan(flags(devices, "skip", "before_fit", victim, fits=2), [1],
@@ -274,7 +274,7 @@ def others_are_busy(rng):
 
 
 def takes_its_time_to_end(rng):
-    """A rank that saves what it can when it has failed: it is not killed while it does so."""
+    """A rank that has failed saves what it can, and is not killed while it saves."""
     devices, victim = draw_ranks(rng)
     place = rng.choice(BY_BATCH)
     return Plan(flags(devices, "throw", place, victim, draw_after(rng, place), ending_s=3.5), [1],
@@ -351,7 +351,7 @@ def one_of_two_hosts(rng):
 
 
 def a_host_hangs(rng):
-    """The rank that has started the other one of its host."""
+    """The rank that hangs has started the other rank of its host."""
     victim = rng.choice([0, 2])
     arguments, delay_s = draw_hang(rng, 2, victim, num_nodes=2)
 
@@ -364,7 +364,7 @@ def a_host_hangs(rng):
 
 
 def prints_without_end(rng):
-    """To a pipe that nobody reads, if it is rank 0."""
+    """The victim prints to a pipe that no process reads, if it is rank 0."""
     devices, victim = draw_ranks(rng)
     place = rng.choice(BY_BATCH)
     return Plan(flags(devices, "print", place, victim, draw_after(rng, place)), [1],
@@ -408,7 +408,7 @@ COMPUTES = {"computes for ever"}
 # Running them.
 
 def state_of(pid):
-    """'R', 'S', 'T', 'Z', ...; '' if there is no such process."""
+    """Returns 'R', 'S', 'T', 'Z', ...; '' if there is no such process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -468,7 +468,7 @@ class Run:
         return True
 
     def wait_for_note(self, name):
-        """Its text. The note named fault tells when the victim misbehaved."""
+        """Returns the note's text. The note named fault records when the victim misbehaved."""
         note = self.path / name
         ended = lambda: all(process.poll() is not None for process in self.processes)
         self.wait_until(lambda: note.exists() or ended(), START_S)
@@ -498,7 +498,7 @@ class Run:
         return living
 
     def zombies(self):
-        """Ranks that have ended, but whose parent has not asked for their exit code; that of orphans is this process."""
+        """Ranks that have ended, but whose parent has not waited for them; this process is the parent of orphans."""
         zombies = []
         for pid in self.pids().values():
             try:
@@ -515,7 +515,7 @@ class Run:
                 and not self.zombies())
 
     def wait_for_end(self):
-        """Seconds from the fault until no process was left."""
+        """Returns the seconds from the fault until no process was left."""
         plan = self.plan
         if plan.act is not None:
             plan.act(self)
@@ -550,7 +550,7 @@ class Run:
             open_socket.close()
 
     def execute(self):
-        """What went wrong, and seconds from the fault until the end."""
+        """Returns what went wrong, and the seconds from the fault until the end."""
         seconds = 0
         try:
             seconds = self.wait_for_end()
@@ -573,7 +573,7 @@ class Run:
 
 
 def run_case(program, name, seed):
-    """What went wrong in one run of a case, and seconds from the fault until the end."""
+    """Returns what went wrong in one run of a case, and the seconds from the fault until the end."""
     rng = random.Random(f"{seed} {name}")
     plan = CASES[name](rng)
     network = {"FULGUR_SHARED_MEMORY": rng.choice("01")}  # 0: Gloo
@@ -582,7 +582,7 @@ def run_case(program, name, seed):
 
 
 def run_all(program, names, repeat, seed, jobs):
-    """For each case, what went wrong and the seconds of each of its runs."""
+    """Returns for each case what went wrong in each run, and its seconds."""
     results = {name: [] for name in names}
 
     def one(name, number):
@@ -591,8 +591,8 @@ def run_all(program, names, repeat, seed, jobs):
         if wrong:
             print("\n".join(f"WRONG {name}, run {number}: {line}" for line in wrong), flush=True)
 
-    # Runs that wait for a timeout use no processor meanwhile, so that more of them go at a time; one that computes all
-    # the time has to be the only one.
+    # Runs that wait for a timeout use no processor meanwhile, so more of them run at a time; a run that computes all
+    # the time has to run alone.
     pool = concurrent.futures.ThreadPoolExecutor
     with pool(jobs) as quick, pool(jobs) as waiting, pool(1) as computing:
         pool_of = lambda name: waiting if name in WAITS else computing if name in COMPUTES else quick
@@ -603,7 +603,7 @@ def run_all(program, names, repeat, seed, jobs):
 
 
 def print_table(results):
-    """Whether all went well."""
+    """Returns whether all went well."""
     print(f"{'case':<26} runs wrong  longest until all had ended, s")
     for name, runs in results.items():
         wrong, seconds = sum(bool(complaints) for complaints, _ in runs), max(seconds for _, seconds in runs)
@@ -622,7 +622,7 @@ def main():
     parser.add_argument("--only", default="", help="cases whose name contains it")
     options = parser.parse_args()
     become_subreaper()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits SIGINT as ignored
     print(f"seed {options.seed}", flush=True)
     started = time.monotonic()
     names = [name for name in CASES if options.only in name]

@@ -6,7 +6,7 @@ import unittest
 PROGRAM = pathlib.Path("tests/failure/resume_program").absolute()
 CKPT = pathlib.Path("tools/ckpt").absolute()
 
-# $1: the program, $2: the tool, the rest: flags. Prints sections that begin with "== ".
+# $1: the program, $2: tools/ckpt, further arguments: flags. Prints sections that begin with "== ".
 SCRIPT = r"""
 program=$1; ckpt=$2; shift 2
 disk=$(mktemp -d)
@@ -33,7 +33,7 @@ def in_own_mounts(*command):
 
 
 def why_no_mounts():
-    """None if this process may mount file systems of its own."""
+    """Returns None if this process may mount file systems of its own, otherwise the reason."""
     try:
         tried = subprocess.run(in_own_mounts("mount", "-t", "tmpfs", "none", "/mnt"), capture_output=True, text=True)
     except FileNotFoundError as error:

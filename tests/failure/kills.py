@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Runs that save at every step, of which a random rank is killed at a random time (SIGKILL, or SIGTERM, which they answer
-by saving) and which go on from their last checkpoint, until they are through: do they end as a run that nobody killed, bit
-for bit?
+"""Runs that save at every step. A random rank is killed at a random time (SIGKILL, or SIGTERM, on which the run saves),
+and the run resumes from its last checkpoint, until it completes: does it end as a run that was never killed, bit for
+bit?
 
   ./bazelw build //tests/failure:resume_program
   tests/failure/kills.py                 ten runs: strategies, world sizes, with and without SaveOptions::async, in turn
   tests/failure/kills.py --runs 100      the long form, in about ten minutes on two cores
   tests/failure/kills.py --only zero_offload --seed 7
 
-Exit code 1 if one ended otherwise, or left something of an interrupted save behind.
+Exit code 1 if a run ended otherwise, or left files of an interrupted save behind.
 """
 import argparse
 import concurrent.futures
@@ -26,7 +26,7 @@ import time
 MAX_KILLS = 4
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
 ENDED_BY_SIGNAL = [-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM]
-LIMIT_S = 120  # of one start
+LIMIT_S = 120  # per start
 STRATEGIES = ["single_device", "dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"]
 WORLD_SIZES = [1, 2, 4]
 
@@ -52,7 +52,7 @@ class Kind:
 
 
 def kinds():
-    """All, in an order in which the first few are of many kinds."""
+    """Returns all kinds, in an order in which the first few differ in many ways."""
     several = [(s, n) for n in WORLD_SIZES for s in STRATEGIES if n == 1 or s != "single_device"]
     mixed = [several[i * 7 % len(several)] for i in range(len(several))]
     return [Kind(s, n, (i + again) % 2 == 1) for again in (0, 1) for i, (s, n) in enumerate(mixed)]
@@ -64,7 +64,7 @@ def start(program, kind, folder):
 
 
 def ranks_of(process):
-    """It and the ranks that it has started."""
+    """The process and the ranks that it has started."""
     children = pathlib.Path(f"/proc/{process.pid}/task")
     pids = [process.pid]
     for task in children.glob("*/children"):
@@ -81,7 +81,7 @@ def last_line(output):
 
 
 def through(program, kind, folder):
-    """What a run prints that nobody kills."""
+    """Returns what a run prints that is not killed."""
     process = start(program, kind, folder)
     out, err = process.communicate(timeout=LIMIT_S)
     if process.returncode != 0:
@@ -90,7 +90,7 @@ def through(program, kind, folder):
 
 
 def killed_and_resumed(program, kind, seconds, rng):
-    """What the run prints that gets through at last, and how often it was killed in training."""
+    """Returns what the run prints in the end, how often it was killed in training, and leftovers of saves."""
     with tempfile.TemporaryDirectory() as folder:
         kills = 0
         while kills < MAX_KILLS:
@@ -122,7 +122,7 @@ def leftovers(folder):
 
 
 def check_kind(program, kind, runs, seed):
-    """What went wrong, and the kills of each run."""
+    """Returns what went wrong, and the kills of each run."""
     rng = random.Random(f"{seed} {kind}")
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
@@ -140,7 +140,7 @@ def check_kind(program, kind, runs, seed):
 
 
 def run_all(program, number, seed, jobs, only=""):
-    """What went wrong, and the kills of each run."""
+    """Returns what went wrong, and the kills of each run."""
     wanted = [kind for kind in kinds() if only in str(kind)]
     counts = {kind: 0 for kind in wanted}
     for kind in itertools.islice(itertools.cycle(wanted), number):

@@ -1,5 +1,5 @@
-// A fit for tests/failure/kills.py, which kills it again and again: saves as often as it is told to, goes on from the
-// last checkpoint, and prints what it has come to.
+// A fit for tests/failure/kills.py, which kills it repeatedly: saves as often as the flags say, resumes from the last
+// checkpoint, and prints the final state.
 #include <fmt/format.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/dropout.h>
@@ -19,10 +19,10 @@ using namespace fulgur;
 
 struct RegressionOptions {
   double dropout = 0.2;
-  int64_t step_ms = 10;  // so that there is time to be killed in
+  int64_t step_ms = 10;  // leaves time to be killed in
   void describe(FieldVisitor& visit) {
-    visit({.name = "dropout", .help = "part of the activations", .min = 0, .max = 1}, &dropout);
-    visit({.name = "step_ms", .help = "what a batch takes, at least", .min = 0}, &step_ms);
+    visit({.name = "dropout", .help = "fraction of activations that are dropped", .min = 0, .max = 1}, &dropout);
+    visit({.name = "step_ms", .help = "least milliseconds per batch", .min = 0}, &step_ms);
   }
 };
 
@@ -30,14 +30,14 @@ struct ResumeOptions {
   TrainerOptions trainer{};
   RegressionOptions module{};
   int64_t save_every = 1;  // optimizer steps
-  int64_t keep = 1;        // the newest checkpoint, or with -1 all
+  int64_t keep = 1;        // 1: the newest checkpoint, -1: all
   bool async = false;
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     module.describe(visit);
-    visit({.name = "save_every", .help = "steps from one save to the next", .min = 1}, &save_every);
-    visit({.name = "keep", .help = "1: the newest checkpoint, -1: all"}, &keep);
-    visit({.name = "async", .help = "write beside the training"}, &async);
+    visit({.name = "save_every", .help = "optimizer steps from one save to the next", .min = 1}, &save_every);
+    visit({.name = "keep", .help = "checkpoints to keep: 1: the newest, -1: all"}, &keep);
+    visit({.name = "async", .help = "write checkpoints in the background"}, &async);
   }
 };
 

@@ -107,8 +107,8 @@ TEST(Classification, AFailedUpdateChangesNothing) {
   EXPECT_EQ(accuracy.compute().item<double>(), 1.0);
 }
 
-// On an accelerator update() cannot throw without waiting for it; the count in the states stands for what it does
-// there.
+// On an accelerator update() cannot throw without waiting for the device, so it counts bad labels; setting the count
+// in the states stands for that here.
 TEST(Classification, AnOutOfRangeLabelThatWasOnlyCountedMakesTheValueNaN) {
   const auto spoiled = [](const Metric& metric) {
     MetricStates states = metric.states();

@@ -12,7 +12,7 @@
 
 namespace fulgur::testing {
 
-// What torchmetrics made of the inputs in metrics_golden.json, which tools/golden/metrics.py writes.
+// The inputs and torchmetrics' results in metrics_golden.json, which tools/golden/metrics.py writes.
 class Golden {
  public:
   struct Case {
@@ -35,7 +35,7 @@ class Golden {
     return cases;
   }
 
-  // int64, or float64 if there is a decimal point.
+  // Returns int64, or float64 if there is a decimal point.
   at::Tensor tensor(const std::string& input) const {
     const nlohmann::json& value = json_.at("inputs").at(input);
     std::vector<int64_t> shape;
@@ -62,8 +62,8 @@ inline void expect_near(const at::Tensor& value, const at::Tensor& expected) {
   EXPECT_TRUE(torch::allclose(value.flatten().to(at::kDouble), expected, 1e-6, 1e-6)) << value << "\n" << expected;
 }
 
-// Batches of unequal sizes give torchmetrics' value; so do the same after reset(), on two ranks, and with repeated
-// samples that are not valid. `update(metric, batch, valid)` hands over the tensors of a batch.
+// Expects torchmetrics' value from batches of unequal sizes, also after reset(), on two ranks, and with repeated
+// samples that are not valid. `update(metric, batch, valid)` passes the tensors of a batch on.
 template <class MetricType, class Update>
 void expect_golden(const Golden& golden, const Golden::Case& expected, const MetricType& empty, const Update& update) {
   SCOPED_TRACE(expected.description);

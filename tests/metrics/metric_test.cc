@@ -55,7 +55,7 @@ TEST(Metric, GoesOnFromGivenStates) {
   EXPECT_TRUE(after.compute().equal(whole.compute()));
 }
 
-// The example of core/metric.h, but for how many amounts and of which shapes a batch adds.
+// The example of core/metric.h, with further updates that add the wrong number of amounts or wrong shapes.
 class MeanError final : public Metric {
  public:
   MeanError() : Metric("MeanError", {{"sum", at::zeros({}, at::kDouble)}, {"count", at::zeros({}, at::kLong)}}) {}
@@ -78,7 +78,7 @@ TEST(Metric, OneOfYourOwnSaysWhatIsWrongInUpdate) {
               HasSubstr("the state 'sum' has the shape [], accumulate got [3]; they must be the same"));
   EXPECT_THAT(told(&MeanError::add_nothing), HasSubstr("accumulate got an undefined tensor for 'sum'"));
   error.update(torch::tensor({1.0, 2.0}), torch::tensor({2.0, 5.0}));
-  EXPECT_EQ(error.compute().item<double>(), 2.0);  // nothing of the failed ones is left
+  EXPECT_EQ(error.compute().item<double>(), 2.0);  // failed updates leave nothing behind
 }
 
 TEST(Metric, RefusesStatesOfAnotherMetric) {
@@ -114,7 +114,7 @@ TEST(Metric, UpdatesMayBeInInferenceModeAndOutOfIt) {
   EXPECT_FALSE(sum.compute().requires_grad());
 }
 
-TEST(Metric, ScoresAreCopied) {  // a buffer that is used again does not change what was counted
+TEST(Metric, ScoresAreCopied) {  // reusing the buffer does not change what was counted
   AUROC auroc({.task = Task::binary});
   const auto scores = torch::tensor({0.1F, 0.9F});
   auroc.update(scores, torch::tensor({0, 1}));

@@ -44,7 +44,7 @@ TEST(Regression, ANaNThatIsNotValidDoesNotCount) {
   EXPECT_EQ(metric.compute().item<double>(), 1.0);
 }
 
-TEST(Regression, RefusesDifferentShapes) {  // which would broadcast
+TEST(Regression, RefusesDifferentShapes) {  // the shapes would broadcast
   MeanSquaredError metric;
   EXPECT_THAT(testing::message_of<c10::ValueError>([&] { metric.update(torch::zeros({3, 1}), torch::zeros({3})); }),
               ::testing::HasSubstr("preds and target must have the same shape; got [3, 1] and [3]"));

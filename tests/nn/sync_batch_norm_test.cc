@@ -41,8 +41,8 @@ constexpr int64_t kNumSteps = 3;
 
 struct Layer {
   std::string name{};
-  int64_t dimension = 2;                      // of the module
-  std::vector<int64_t> value_sizes = {3, 4};  // of an input, after batch and channels
+  int64_t dimension = 2;                      // 1, 2 or 3: BatchNorm1d, 2d or 3d
+  std::vector<int64_t> value_sizes = {3, 4};  // sizes of an input after batch and channels
   BatchNormOptions options = BatchNormOptions(kNumFeatures);
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
 };
@@ -66,10 +66,10 @@ std::vector<Layer> every_layer() {
   };
 }
 
-// One of each step.
+// One input and one cotangent per step.
 struct Data {
   std::vector<at::Tensor> inputs{};
-  std::vector<at::Tensor> cotangents{};  // the gradients of the outputs
+  std::vector<at::Tensor> cotangents{};  // gradients of the outputs
 };
 
 Data random_data(const Layer& layer, int64_t batch_size, at::ScalarType dtype) {
@@ -78,7 +78,7 @@ Data random_data(const Layer& layer, int64_t batch_size, at::ScalarType dtype) {
   sizes.insert(sizes.end(), layer.value_sizes.begin(), layer.value_sizes.end());
   std::vector<int64_t> per_sample(sizes.size(), 1);
   per_sample[0] = batch_size;
-  const at::Tensor trend = 0.3 * torch::arange(batch_size, at::kDouble).view(per_sample);  // ranks differ in mean
+  const at::Tensor trend = 0.3 * torch::arange(batch_size, at::kDouble).view(per_sample);  // ranks get different means
   const auto random = [&] { return torch::randn(sizes, at::kDouble); };
   Data data;
   for (int64_t step = 0; step < kNumSteps; ++step) {
@@ -98,7 +98,7 @@ Data part_of(const Data& data, const std::vector<int64_t>& batch_sizes, int64_t 
   return part;
 }
 
-// What training leaves.
+// The results of training.
 struct Trained {
   std::vector<at::Tensor> outputs{};
   std::vector<at::Tensor> input_grads{};
@@ -109,7 +109,7 @@ struct Trained {
   at::Tensor num_batches_tracked{};
 };
 
-// `Norm` is a module of torch's or of ours: they have the same members.
+// `Norm` is torch's module or ours, which have the same members.
 template <class Norm>
 Trained train(Norm& norm, const Data& data) {
   if (norm.weight.defined()) {
@@ -174,7 +174,7 @@ at::Tensor summed(at::Tensor value, Collective& collective) {
   return value;
 }
 
-using BatchSizes = std::vector<int64_t>;  // of the ranks
+using BatchSizes = std::vector<int64_t>;  // one per rank
 
 std::string name_of(const std::tuple<Layer, BatchSizes, at::ScalarType>& param) {
   const auto& [layer, batch_sizes, dtype] = param;
@@ -215,7 +215,7 @@ INSTANTIATE_TEST_SUITE_P(Layers, SyncBatchNormTraining,
                                             ::testing::Values(at::kDouble, at::kFloat)),
                          [](const auto& param) { return name_of(param.param); });
 
-// Nobody answers.
+// A group in which no rank answers.
 class NoCollective final : public Collective {
  public:
   int64_t rank() const override { return 0; }
@@ -292,7 +292,7 @@ TEST(SyncBatchNorm, InEvalModeIsBatchNormWithoutACollective) {
 
 class SyncBatchNorm16Bit : public ::testing::TestWithParam<std::tuple<at::ScalarType, bool, bool>> {};
 
-// Of two ranks, against fp64 over both: the errors of torch's BatchNorm, or little more.
+// Two ranks compared with fp64 over both: the errors are those of torch's BatchNorm, or little more.
 TEST_P(SyncBatchNorm16Bit, KeepsStatisticsAndTheirGradientsInFp32) {
   const auto& [dtype, fp32_module, affine] = GetParam();
   const at::ScalarType module_dtype = fp32_module ? at::kFloat : dtype;
@@ -446,7 +446,7 @@ TEST(SyncBatchNorm, TooFewValuesOverAllRanksAreRefusedOnEach) {
       const at::Tensor input = torch::ones({batch_sizes[static_cast<size_t>(world.rank())], 4});
       const std::string got = "got " + std::to_string(batch_sizes[0]) + " over 3 ranks";
       EXPECT_THAT(message_of<c10::Error>([&] { norm->forward(input); }), HasSubstr(got));
-      world.control().barrier();  // the group goes on
+      world.control().barrier();  // the group still works
     });
   }
 }
@@ -464,7 +464,7 @@ TEST(SyncBatchNorm, RefusesASecondDerivative) {
   });
 }
 
-// `fail` throws on rank 1, of three; on the others `body` does.
+// Rank 1 of three calls `fail`, which throws; the others call `body`.
 void expect_all_fail(const std::function<void(SyncBatchNorm2d&, World&)>& fail,
                      const std::function<void(SyncBatchNorm2d&)>& body, const std::string& reason) {
   const auto start = std::chrono::steady_clock::now();

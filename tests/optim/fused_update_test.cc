@@ -46,7 +46,7 @@ struct Format {
   bool copies;
 };
 
-// All streams of an update, each with a guard before and behind it. A shorter one begins with the same numbers.
+// All streams of an update, each with a guard on both sides. A shorter one begins with the same numbers.
 struct Streams {
   static constexpr size_t kGuard = 64;
   std::vector<float> param, grad;
@@ -66,7 +66,7 @@ struct Streams {
     states.resize(num_states);
     for (size_t i = 0; i < num_states; ++i) {
       fill(states[i], static_cast<unsigned>(3 + i), 0.1f);
-      for (size_t k = offset; k < offset + size; ++k) states[i][k] *= states[i][k];  // means of squares are
+      for (size_t k = offset; k < offset + size; ++k) states[i][k] *= states[i][k];  // second moments are >= 0
     }
     copy.assign(offset + size + kGuard, 0x7777);
     grad16.resize(offset + size + kGuard);
@@ -210,7 +210,7 @@ TEST_P(FusedUpdate, TheNewParametersMayGoElsewhere) {
 TEST_P(FusedUpdate, LargeParametersAreStreamedElsewhereWithTheSameBits) {
   constexpr int64_t kSize = (1 << 20) + 7;
   Streams streams(kSize, GetParam().num_states), in_place = streams;
-  const at::Tensor out = torch::zeros({kSize + 1});  // at a multiple of 64 bytes
+  const at::Tensor out = torch::zeros({kSize + 1});  // begins at a multiple of 64 bytes
   ASSERT_EQ(reinterpret_cast<uintptr_t>(out.data_ptr()) % 64, 0);
   Slice<float> slice = streams.slice(kFormats[0]);
   slice.param_out = out.mutable_data_ptr<float>();
@@ -243,7 +243,7 @@ TEST_P(FusedUpdate, KeepsANaNWhereItIs) {
   });
 }
 
-// The same rule in fp64 is the exact value, as far as fp32 can tell.
+// The same rule in fp64 gives the exact value, to the precision of fp32.
 TEST_P(FusedUpdate, InSinglePrecisionRoundsTheUpdateInDoublePrecision) {
   Streams streams(333, GetParam().num_states);
   const auto widened = [](const std::vector<float>& values) {
@@ -273,7 +273,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Lion", LionRule{.lr = 0.01, .decay = 1e-3}, 1}),
     [](const auto& test) { return test.param.name; });
 
-// What arithmetic does with them aside, NaNs are alike.
+// All NaNs count as equal: their bits depend on the arithmetic.
 void expect_same_number(float actual, float expected, uint32_t bits) {
   if (std::isnan(expected)) {
     EXPECT_TRUE(std::isnan(actual)) << std::hex << bits;
@@ -302,7 +302,7 @@ TEST(FusedUpdateFormats, Every16BitGradientIsReadExactly) {
   }
 }
 
-// All upper halves of a float with lower halves around those where rounding changes, for both formats.
+// All upper halves of a float with lower halves around the points where rounding changes, for both formats.
 TEST(FusedUpdateFormats, CopiesAreRoundedToNearestEvenAndNaNsKept) {
   std::vector<float> values;
   for (uint32_t upper = 0; upper < 1 << 16; ++upper) {
@@ -322,7 +322,7 @@ TEST(FusedUpdateFormats, CopiesAreRoundedToNearestEvenAndNaNsKept) {
                                                     .copy_type = type,
                                                     .num_elements = static_cast<int64_t>(values.size())});
       for (size_t i = 0; i < values.size(); ++i) {
-        if (std::isinf(values[i])) continue;  // times no weight decay it is NaN; finite ones are rounded to it too
+        if (std::isinf(values[i])) continue;  // infinity * 0 (weight decay) is NaN; finite values round to it, too
         const auto bits = std::bit_cast<uint32_t>(values[i]);
         if (type == at::kHalf) {
           expect_same_number(c10::Half(copy[i], c10::Half::from_bits()), c10::Half(values[i]), bits);
@@ -348,7 +348,7 @@ TEST(FusedUpdateErrors, NameWhatIsMissing) {
       refusal(SGDRule{},
               {.param = &value, .grad = &value, .copy_out = &value, .copy_type = at::kFloat, .num_elements = 1}),
       HasSubstr("a copy of type Float"));
-  fused_update(AdamRule{}, Slice<float>{});  // nothing to do
+  fused_update(AdamRule{}, Slice<float>{});  // an empty slice is allowed
 }
 
 }  // namespace

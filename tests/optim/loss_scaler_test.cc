@@ -33,7 +33,7 @@ TEST(LossScaler, MovesAsTorchsGradScaler) {
   const LossScalerOptions all_options[] = {
       {},
       {.growth_interval = 7},
-      {.init_scale = 1e38, .growth_interval = 1},  // grows into infinity, and stays
+      {.init_scale = 1e38, .growth_interval = 1},  // grows into infinity, and stays there
       {.init_scale = 1000.0, .growth_factor = 1.7, .backoff_factor = 0.3, .growth_interval = 3}};
   std::mt19937 random(1);
   for (const LossScalerOptions& options : all_options) {

@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-// What Python torch computed; tools/golden/lr_schedulers.py writes it.
+// The values of Python torch, which tools/golden/lr_schedulers.py writes.
 const nlohmann::json& golden() {
   static const nlohmann::json file = [] {
     std::ifstream stream("tests/optim/lr_schedulers_golden.json");
@@ -100,7 +100,7 @@ const std::map<std::string, Maker>& makers() {
   return all;
 }
 
-// The metrics of a plateau case; of the other cases as many zeros, which a pure schedule does not look at.
+// The metrics of a plateau case; the other cases have the same number of zeros, which a pure schedule ignores.
 std::vector<double> metrics_of(const nlohmann::json& golden_case) {
   auto metrics = golden_case["metrics"].get<std::vector<double>>();
   metrics.resize(golden_case["lrs"][0].size() - 1);
@@ -108,7 +108,7 @@ std::vector<double> metrics_of(const nlohmann::json& golden_case) {
 }
 
 TEST(LRSchedulers, EveryGoldenCaseIsCompared) {
-  EXPECT_EQ(golden().size(), makers().size() + 1);  // and the line that says what made it
+  EXPECT_EQ(golden().size(), makers().size() + 1);  // one entry says what made the file
   for (const auto& [name, maker] : makers()) EXPECT_TRUE(golden().contains(name)) << name;
 }
 

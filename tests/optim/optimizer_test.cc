@@ -41,7 +41,7 @@ void set_gradients(const std::vector<at::Tensor>& params, int step) {
   for (const at::Tensor& param : params) param.mutable_grad() = torch::randn(param.sizes(), generator);
 }
 
-// Fewer elements than torch's kernels share out to threads.
+// Fewer elements than torch's kernels split over threads.
 std::vector<at::Tensor> many_parameters() {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(12);
   return {torch::randn({32'000}, generator).requires_grad_()};
@@ -80,7 +80,7 @@ std::vector<at::Tensor> doubles(const std::vector<at::Tensor>& params) {
   return result;
 }
 
-// The distance of each element from the exact one: fp64, as one vector.
+// The absolute error of each element in fp64, as one vector.
 at::Tensor errors(const std::vector<at::Tensor>& params, const std::vector<at::Tensor>& exact) {
   std::vector<at::Tensor> result;
   for (size_t i = 0; i < params.size(); ++i) {
@@ -107,10 +107,9 @@ TEST_P(OptimizerOfTorch, TakesTheSamePathInDoublePrecision) {
 }
 
 // Where the formula is short (Adagrad, RMSprop), most of either error is the rounding of the parameter at the end of
-// each step, which both have in common. The means over finitely many elements then differ by chance, and by another
-// chance on every instruction set, because torch's kernels round differently there: 4,000 elements of Adagrad
-// had 1.0015 times torch's error with AVX-512, 40,000 have 0.998 times. So an excess counts from three of its standard
-// errors on.
+// each step, which is common to both. The means over finitely many elements then differ by chance, and differently on
+// every instruction set, because torch's kernels round differently there: 4,000 elements of Adagrad had 1.0015 times
+// torch's error with AVX-512, 40,000 have 0.998 times. So an excess counts only from three of its standard errors on.
 TEST_P(OptimizerOfTorch, IsNoLessExactOver100Steps) {
   const auto exact = trained(doubles(many_parameters()), 100, GetParam().make_theirs);
   const at::Tensor ours = errors(trained(many_parameters(), 100, GetParam().make_ours), exact);
@@ -175,9 +174,10 @@ INSTANTIATE_TEST_SUITE_P(
              }}),
     [](const auto& test) { return test.param.name; });
 
-// ---- Those without: their papers' formulas, element by element in fp64.
+// ---- Our optimizers without a counterpart in torch: their papers' formulas, element by element in fp64.
 
-// Calls update(p, g, step) for each parameter, as vectors of numbers, and expects what `optimizers` makes of them.
+// Calls update(p, g, step) for each parameter, as vectors of numbers, and expects the same from the optimizers of
+// `make`.
 template <class Update>
 void expect_formula(const std::function<Optimizers(std::vector<at::Tensor>)>& make, const Update& update,
                     double tolerance) {
@@ -246,7 +246,7 @@ TEST(LARS, ATensorOfZerosMovesAsWithSGD) {
   EXPECT_TRUE(still.equal(torch::ones({3})));
 }
 
-// Every kind of optimizer, for what they have in common.
+// Every kind of optimizer, for tests of their common behaviour.
 struct Kind {
   const char* name;
   std::function<Optimizers(std::vector<ParamGroup>)> make;
@@ -262,7 +262,7 @@ TEST_P(EveryOptimizer, LeavesAParameterWithoutGradientAlone) {
     set_gradients(params, step);
     set_gradients(alone, step);
     params[0].mutable_grad().reset();
-    if (step == 1) params[1].mutable_grad().reset();  // skips its second step, so its own count stays behind
+    if (step == 1) params[1].mutable_grad().reset();  // skips its second step, so its own count lags by one
     for (const auto& optimizer : both) optimizer->step();
     if (step != 1) {
       for (const auto& optimizer : one) optimizer->step();
@@ -406,7 +406,7 @@ const auto kind_name = [](const auto& test) { return std::string(test.param.name
 INSTANTIATE_TEST_SUITE_P(ElementWise, EveryOptimizer, ::testing::ValuesIn(kElementWise), kind_name);
 INSTANTIATE_TEST_SUITE_P(WholeTensor, EveryOptimizer, ::testing::ValuesIn(kWholeTensor), kind_name);
 
-// ---- Those with an update rule.
+// ---- Optimizers with an update rule.
 
 const Kind kWithAllOptions[] = {
     {"Adam", [](auto groups) { return optim::Adam(groups, {.lr = 0.1, .weight_decay = 0.1}); }},
@@ -430,7 +430,7 @@ TEST_P(ElementWiseOptimizer, DoesTheSameWithTorchsOperations) {
   for (int step = 0; step < 20; ++step) {
     set_gradients(ours, step);
     set_gradients(theirs, step);
-    if (step % 3 == 1) {  // so that there are different counts of updates
+    if (step % 3 == 1) {  // gives the parameters different counts of updates
       ours[1].mutable_grad().reset();
       theirs[1].mutable_grad().reset();
     }

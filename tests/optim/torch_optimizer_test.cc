@@ -39,7 +39,8 @@ using ::testing::ThrowsMessage;
 using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 using OwnedByTorch = std::unique_ptr<torch::optim::Optimizer>;
 
-// The second one lies column by column, unless `row_by_row`; the last one is in no loss and so never has a gradient.
+// The second parameter lies column by column, unless `row_by_row`; the last one is in no loss, so it never has a
+// gradient.
 std::vector<at::Tensor> parameters(bool row_by_row = false) {
   at::Tensor matrix = torch::linspace(-2, 1, 6).view({2, 3}).t().detach();
   if (row_by_row) matrix = matrix.contiguous();
@@ -68,7 +69,7 @@ void take_steps(AnyOptimizer& optimizer, const std::vector<at::Tensor>& params, 
 struct Kind {
   const char* name;
   std::function<OwnedByTorch(const Groups&)> make;
-  bool needs_closure = false;  // takes one group of parameters that lie row by row
+  bool needs_closure = false;  // such an optimizer takes one group of parameters that lie row by row
 };
 
 OwnedByTorch make(const Kind& kind, const std::vector<at::Tensor>& params) {
@@ -76,7 +77,7 @@ OwnedByTorch make(const Kind& kind, const std::vector<at::Tensor>& params) {
   return kind.make({Groups::value_type(std::vector{params[0]}), Groups::value_type(std::vector{params[1], params[2]})});
 }
 
-// What a checkpoint's files make of it.
+// Writes a state to a checkpoint's files and reads it back.
 State through_files(const State& state) {
   const TempDir dir;
   NamedTensors tensors;
@@ -99,7 +100,7 @@ TEST_P(EveryTorchOptimizer, GoesOnFromItsStateBitForBit) {
     TorchOptimizer saved(make(GetParam(), first));
     take_steps(saved, first, steps_before, needs_closure);
     TorchOptimizer restored(make(GetParam(), resumed));
-    take_steps(restored, resumed, 2, needs_closure);  // leaves a state that must go
+    take_steps(restored, resumed, 2, needs_closure);  // leaves a state that load_state() must replace
     restored.load_state(through_files(saved.state()));
     {
       const at::NoGradGuard no_grad;
@@ -128,7 +129,7 @@ TEST_P(EveryTorchOptimizer, RefusesAStateThatDoesNotFit) {
     }
     bad = good;
     bad.erase(name);
-    const bool is_alone = good.child(name.substr(0, name.rfind('/'))).values().size() == 1;  // then nothing was kept
+    const bool is_alone = good.child(name.substr(0, name.rfind('/'))).values().size() == 1;  // no state is left
     if (!is_alone) {
       EXPECT_THROW(optimizer.load_state(bad), CheckpointError);
     }

@@ -1,2 +1,2 @@
-// Linked to libtorch; what it loads is all that matters.
+// A program linked to libtorch; only the libraries that it loads matter.
 int main() { return 0; }

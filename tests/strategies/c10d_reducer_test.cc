@@ -1,4 +1,4 @@
-// The gradients of ddp beside those of torch's own reducer, c10d::Reducer.
+// The gradients of ddp compared with those of torch's own reducer, c10d::Reducer.
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
@@ -44,7 +44,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> process_group(const c10::intrusive_ptr<c1
   return made;
 }
 
-// The mean over ranks.
+// Gradients that c10d::Reducer averages over ranks.
 std::vector<at::Tensor> by_c10d(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank, int64_t world_size) {
   Net net;
   const std::vector<at::Tensor> params = net.parameters();

@@ -1,4 +1,4 @@
-// ddp_sharded beside ddp, on ranks that are threads.
+// ddp_sharded compared with ddp, on ranks that are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -47,7 +47,7 @@ void expect_equal_to_ddp(int64_t world_size, const Case& c, const DdpSharded& sh
 
 class EqualsDdp : public ::testing::TestWithParam<Case> {};
 
-// Shards change where sums and updates are made, and no bit of them.
+// Shards change where sums and updates are made, and no bit of the result.
 TEST_P(EqualsDdp, BitForBitOnTwoRanks) {
   const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = GetParam().bucket_mib};
   expect_equal_to_ddp<Net<optim::AdamW>>(2, GetParam(), sharded);
@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(, EqualsDdp,
                                            Case{.name = "bf16True", .precision = "bf16-true"}),
                          [](const auto& test) { return test.param.name; });
 
-// Its weights are more than a small all_reduce takes, which adds in the order of ranks whatever carries it.
+// Has more weights than a small all_reduce takes, which adds in the order of ranks over every transport.
 struct Wide : TinyModule {
   torch::nn::Linear up = register_module("up", torch::nn::Linear(4, 3000));
   torch::nn::Linear down = register_module("down", torch::nn::Linear(3000, 4));
@@ -163,7 +163,7 @@ struct LeavesOneOut : Net<optim::SGD> {
   }
 };
 
-// One rank has no gradients for a batch, while the other has so many buckets of them that it waits for the first ones.
+// One rank has no gradients for a batch; the other has so many buckets of gradients that it waits for the first ones.
 TEST(DdpShardedTest, ARankWithoutALossDoesNotKeepOthersWaiting) {
   for (const int64_t accumulate : {1, 2}) {
     const Case c{.name = "leaves", .accumulate = accumulate, .bucket_mib = 0.0001};
@@ -207,8 +207,7 @@ TEST(DdpShardedTest, TiedWeightsAndGroupsAddedLaterTrainAsWithDdp) {
   expect_equal_to_ddp<AddsAGroup>(2, {.name = "added"}, {});
 }
 
-// Gradients of four micro-batches. In 16 bits 256 + 1 is 256, so that they add up to 258, and those of two ranks to
-// 516.
+// Gradients of four micro-batches. In bf16 256 + 1 is 256, so the sum would be 258, and 516 over two ranks.
 constexpr std::array kGradients{256.0, 1.0, 1.0, 2.0};
 constexpr double kSum = 256 + 1 + 1 + 2;
 
@@ -263,7 +262,7 @@ TEST(DdpTest, GradientsOf16BitsAddUpIn32InManualOptimisation) {
   }
 }
 
-// A part of the module that has 16 bits, and is frozen at first.
+// A module with a bf16 parameter that is frozen at first.
 struct ThawsIn16Bits : Module {
   at::Tensor single = register_parameter("single", torch::zeros({8}));
   at::Tensor half = register_parameter("half", torch::zeros({8}, at::kBFloat16));
@@ -305,8 +304,8 @@ TEST(DdpShardedTest, SaysThatOneRankSavesNoMemory) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("ddp_sharded with one rank saves no memory"));
 }
 
-// A gradient of the first bucket that only rank 0 has: rank 1 sends nothing before it waits for rank 0 in the backward
-// of `norm`, which rank 0 comes to after more buckets than the pool has.
+// Only rank 0 has a gradient in the first bucket: rank 1 sends nothing before it waits for rank 0 in the backward of
+// `norm`, which rank 0 reaches after more buckets than the pool has.
 TEST(DdpShardedTest, ALayerThatWaitsForOtherRanksInBackwardIsNotKeptWaiting) {
   struct Synced : TinyModule {
     torch::nn::Linear stem{nullptr};
@@ -394,7 +393,7 @@ TEST(DdpShardedTest, ManualOptimisationIsRefused) {
                DistributedError);
 }
 
-// Where the gradients lie at the parameters, too: those that were not summed over ranks would make them differ.
+// Also refused where gradients lie at the parameters: gradients not summed over ranks would make the parameters differ.
 template <class M>
 void expect_refused_on_two_ranks(const Case& c) {
   for (const std::string strategy : {"ddp", "ddp_sharded", "zero_offload"}) {
@@ -444,7 +443,7 @@ TEST(ParametersThatChange, JustBeforeTheUpdateAreRefused) {
   expect_refused_on_two_ranks<AddsInHook>({});
 }
 
-// In manual optimisation a parameter that no optimizer had in the backward has the gradient of its own rank.
+// In manual optimisation a parameter that no optimizer had in the backward keeps the gradient of its own rank.
 TEST(ParametersThatChange, WithAGradientOfTheirOwnAreRefusedInManualOptimisation) {
   struct AddsBetween : AddsAGroup {
     AddsBetween() { automatic_optimization = false; }
@@ -468,7 +467,7 @@ TEST(ParametersThatChange, WithAGradientOfTheirOwnAreRefusedInManualOptimisation
                DistributedError);
 }
 
-// At the start of a window where one rank has no loss at first, and must not be asked for its next batch meanwhile.
+// One rank has no loss at the start of an accumulation window, and must not fetch its next batch meanwhile.
 TEST(ParametersThatChange, AtTheStartOfAWindowReachEveryRankWithTheSameBatch) {
   struct FreezesLater : TinyModule {
     FreezesLater() { testing::draw_weights(*this); }
@@ -491,7 +490,7 @@ TEST(ParametersThatChange, AtTheStartOfAWindowReachEveryRankWithTheSameBatch) {
   }
 }
 
-// A layer that the module has from the second epoch on, of other values on each rank.
+// Gets a layer in the second epoch, whose values differ between ranks.
 struct Grows : AddsAGroup {
   torch::nn::Linear grown{nullptr};
   virtual torch::nn::Linear make_layer() const { return torch::nn::Linear(4, 4); }
@@ -552,7 +551,7 @@ TEST(ParametersThatChange, ANewLayerThatDoesNotFitIsRefused) {
   });
 }
 
-// The last bit of a norm depends on the number of threads, which ranks need not have in common.
+// The last bit of a norm depends on the number of threads, which may differ between ranks.
 TEST(DdpTest, ClipsByTheNormOfRank0) {
   struct NormOfRank0 : testing::OthersHaveTheSame {
     using OthersHaveTheSame::OthersHaveTheSame;
@@ -601,7 +600,7 @@ TEST(PiecesIn, CoverEveryElementOnceForAnyNumberOfRanks) {
   }
 }
 
-// The same states, by the parameters of another module.
+// The same states, keyed by the parameters of another module.
 OptimizerShard::States renamed(const OptimizerShard::States& states, const TinyModule& from, const TinyModule& to) {
   OptimizerShard::States found;
   for (size_t i = 0; i < from.parameters().size(); ++i) {
@@ -615,7 +614,7 @@ void step(const TinyModule& net, const Optimizers& optimizers) {
   optimizers[0].step();
 }
 
-// State of an optimizer of whole parameters, cut for 2 ranks, put together and given to another one of whole
+// State of an optimizer of whole parameters, cut for 2 ranks, put together and loaded into another optimizer of whole
 // parameters.
 TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
   TinyModule net;
@@ -649,7 +648,7 @@ TEST(OptimizerShardTest, StateGoesToOtherStrategiesAndBack) {
   });
 }
 
-// As after a checkpoint of `64`, which has no masters.
+// A checkpoint of precision `64` has no masters.
 TEST(OptimizerShardTest, TakesTheStateOfAnotherPrecision) {
   TinyModule net;
   net.to(at::kBFloat16);
@@ -665,7 +664,7 @@ TEST(OptimizerShardTest, TakesTheStateOfAnotherPrecision) {
   EXPECT_TRUE(state.tensor("master").equal(param.detach().to(at::kFloat)));
 }
 
-// State of 2 ranks, put together and cut again for 3, and for one.
+// State of 2 ranks, put together and cut again for 3 ranks, and for one.
 TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
   std::mutex mutex;
   ParameterState saved;

@@ -1,4 +1,4 @@
-// Updates one step late, beside the recurrence written out.
+// Updates one step late, compared with the recurrence written out.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -61,15 +61,15 @@ struct Plan {
   int64_t warmup = 0;
   int64_t world_size = 1;
   double ratio = 1;
-  bool bf16 = false;                // bf16-true
-  std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; if there are any, in fp16
+  bool bf16 = false;                // precision bf16-true
+  std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; unless empty, precision is 16-mixed
 
   const char* precision() const { return bf16 ? "bf16-true" : (overflows_at.empty() ? "32" : "16-mixed"); }
 };
 
-constexpr double kOverflow = 1e37;  // with the loss scale more than fp32 holds
+constexpr double kOverflow = 1e37;  // times the loss scale it exceeds fp32
 
-// Keeps its batches.
+// A module that keeps its batches.
 template <class O>
 struct Recorded : TinyModule {
   std::vector<Batch> batches;
@@ -93,25 +93,25 @@ struct Recorded : TinyModule {
   }
 };
 
-// What becomes of the update under way when the gradients of the next step overflow. Only the first is right.
+// What happens to the update in progress when the gradients of the next step overflow. Only is_applied is right.
 enum class OnOverflow { is_applied, is_lost, stays_under_way };
 
 struct Recurrence {
   std::vector<at::Tensor> params{};
   int64_t global_step = 0;
-  int64_t skipped_beside_an_update = 0;  // steps
+  int64_t skipped_beside_an_update = 0;  // steps that overflow while an update is in progress
 };
 
-// theta_{i+1} uses g_{i-1}, with the settings of step i-1; synchronous at first. A step whose gradients overflow has no
-// update and counts nowhere.
+// theta_{i+1} uses g_{i-1}, with the settings of step i-1; the first updates are synchronous. A step whose gradients
+// overflow has no update and is not counted.
 template <class O>
 Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
                       OnOverflow on_overflow = OnOverflow::is_applied) {
-  TinyModule net;  // at the parameters that training_step sees
+  TinyModule net;  // has the parameters that training_step sees
   Recorded<O>::seed(net);
   if (plan.bf16) net.to(at::kBFloat16);
   Recurrence result;
-  std::vector<at::Tensor>& owned = result.params;  // what is updated
+  std::vector<at::Tensor>& owned = result.params;  // parameters that the optimizer updates
   for (const at::Tensor& param : net.parameters()) owned.push_back(param.detach().clone().requires_grad_());
   O optimizer(owned, {.lr = kLr});
   struct Late {
@@ -144,7 +144,7 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
   for (size_t begin = 0; begin < batches.size(); begin += static_cast<size_t>(window)) {
     Late now{.gradients = {}, .transform = {}, .lr = lr};
     bool finite = true;
-    for (int64_t k = 0; k < plan.accumulate; ++k) {  // first over ranks
+    for (int64_t k = 0; k < plan.accumulate; ++k) {  // sums over ranks first, then over micro-batches
       net.zero_grad();
       for (int64_t r = 0; r < plan.world_size; ++r) backward(begin + static_cast<size_t>(k * plan.world_size + r));
       const auto params = net.parameters();
@@ -177,7 +177,7 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
 struct Trained {
   std::vector<at::Tensor> params{};
   int64_t global_step = 0;
-  std::vector<Batch> batches{};  // of all ranks, in turn
+  std::vector<Batch> batches{};  // batches of all ranks, in turn
 };
 
 template <class O>
@@ -242,7 +242,7 @@ TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
   }
 }
 
-// The optimizer's fp32 masters are what is late; the bf16 parameters are theirs, rounded.
+// The fp32 masters of the optimizer are delayed; the bf16 parameters are the masters, rounded.
 TEST(DelayedUpdateTest, WithParametersOf16BitsIsTheRecurrenceBitForBit) {
   for (const std::string& base : kBases) {
     for (const double clip : {0.0, 0.1}) {
@@ -264,7 +264,7 @@ TEST(DelayedUpdateTest, WithAPartOnTheDeviceIsTheRecurrenceBitForBit) {
   }
 }
 
-// In fp16 the first steps overflow by themselves, too: their loss scales are too large.
+// In fp16 the first steps overflow by themselves, too, because their loss scales are too large.
 TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
   for (const std::string& base : kBases) {
     for (const int64_t accumulate : {1, 2}) {
@@ -281,7 +281,7 @@ TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
 TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
   for (const std::string base : {"ddp", "ddp_sharded", "zero_offload"}) {
     expect_recurrence<optim::AdamW>({.base = base, .warmup = 2, .world_size = 2});
-    expect_recurrence<optim::AdamW>({.base = base, .world_size = 2, .overflows_at = {15}});  // of rank 1
+    expect_recurrence<optim::AdamW>({.base = base, .world_size = 2, .overflows_at = {15}});  // a micro-batch of rank 1
     expect_recurrence<optim::SGD>({.base = base, .world_size = 2, .overflows_at = {15}});
   }
   for (const std::string base : {"ddp_sharded", "zero_offload"}) {
@@ -304,7 +304,7 @@ TEST(DelayedUpdateTest, RanksHaveTheSameParametersWhateverTheBase) {
   }
 }
 
-// lambda/2 x^2 by SGD: the synchronous one converges up to lr * lambda = 2, the late one up to 1.
+// lambda/2 x^2 by SGD: synchronous updates converge up to lr * lambda = 2, delayed updates up to 1.
 struct Quadratic : Module {
   at::Tensor x = register_parameter("x", torch::ones({1}));
   double lr, momentum;
@@ -328,8 +328,8 @@ TEST(DelayedUpdateTest, ConvergesUpToHalfTheLearningRate) {
   EXPECT_GT(where_it_ends(2.01, "single_device"), 1e2);
 }
 
-// With momentum m it takes far less: roots of (z - 1)(z - m) + lr * lambda are inside of the unit circle up to 1 - m,
-// those of the synchronous (z - 1)(z - m) + lr * lambda * z up to 2 (1 + m).
+// With momentum m delayed updates diverge far earlier: the roots of (z - 1)(z - m) + lr * lambda are inside the unit
+// circle up to 1 - m, the roots of the synchronous (z - 1)(z - m) + lr * lambda * z up to 2 (1 + m).
 TEST(DelayedUpdateTest, WithMomentumConvergesUpToAFarSmallerLearningRate) {
   const DelayedUpdate delayed{.base = "single_device"};
   EXPECT_LT(where_it_ends(0.09, delayed, 0.9), 1e-2);
@@ -357,7 +357,7 @@ TEST(DelayedUpdateTest, TheWarmUpCountsTheStepsOfStrategiesThatARunResumesFrom) 
   }
 }
 
-// SGD whose updates take their time, or fail.
+// SGD whose updates are slow, or fail.
 class Odd final : public optim::ElementWiseOptimizer {
  public:
   Odd(std::vector<at::Tensor> params, std::chrono::milliseconds delay, int64_t fails_at)
@@ -401,7 +401,7 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsEndsTheRun) {
   }
 }
 
-// Of one rank's update alone.
+// Only the update of rank 1 fails.
 struct WithOddOnRank1 : WithOdd<0> {
   static thread_local int64_t rank_of_thread;
   Optimizers configure_optimizers() override {
@@ -434,7 +434,7 @@ struct Watched : Recorded<optim::SGD> {
 };
 
 TEST(DelayedUpdateTest, TheLastValidationSeesTheWeightsThatFitEndsWith) {
-  for (const int64_t max_steps : {-1, 9}) {  // the second ends amid an epoch
+  for (const int64_t max_steps : {-1, 9}) {  // the second run ends in the middle of an epoch
     const auto module = make_module<Watched>();
     Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device"},
                                     .max_epochs = 2,
@@ -455,7 +455,7 @@ TEST(DelayedUpdateTest, OtherValidationsLeaveTheUpdateUnderWay) {
     options.val_check_interval = Batches(2);
     options.limit_val_batches = Batches(limit_val_batches);
     Trainer(options).fit(module, {.train = testing::tiny_loader(40, 8), .val = testing::tiny_loader(8, 8)});
-    EXPECT_EQ(module->at_validations.size(), limit_val_batches > 0 ? 5U : 0U);  // with the sanity check
+    EXPECT_EQ(module->at_validations.size(), limit_val_batches > 0 ? 5U : 0U);  // includes the sanity check
     return testing::flat_weights(*module);
   };
   EXPECT_TRUE(weights(1).equal(weights(0)));

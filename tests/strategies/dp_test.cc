@@ -37,10 +37,10 @@ using testing::quiet;
 using testing::tiny_loader;
 using testing::TinyModule;
 
-// Keeps what the Trainer sees. The members are those of the first device.
+// Records what the Trainer sees: the module of the first device.
 struct Observed : TinyModule {
-  std::vector<double> losses{};                  // of whole batches
-  std::vector<at::Tensor> gradients{}, after{};  // the first step's, and the parameters after it
+  std::vector<double> losses{};                  // one per batch
+  std::vector<at::Tensor> gradients{}, after{};  // gradients of the first step, and the parameters after it
 
   at::Tensor training_step(const Batch& batch, int64_t) override { return loss(batch); }
   void on_before_optimizer_step(Optimizer&) override {
@@ -142,7 +142,7 @@ TEST_P(DpTest, EqualsOneDeviceOnBatchesSmallerThanTheDevices) {
 }
 
 TEST_P(DpTest, AccumulatesAndClips) {
-  TrainerOptions options{.max_epochs = 9, .accumulate_grad_batches = 4};  // a short last window
+  TrainerOptions options{.max_epochs = 9, .accumulate_grad_batches = 4};  // the last accumulation window is short
   options.gradient_clip_val = 0.1;
   expect_as_on_one_device(options);
 }
@@ -154,7 +154,7 @@ TEST_P(DpTest, TwoRunsHaveTheSameBits) {
   }
 }
 
-// Uses a weight before and after the other part has, or has not, ended an autocast scope of its own.
+// Uses a weight before and after the other part ends an autocast scope of its own, if it has one.
 struct UsesAWeightTwice : Observed {
   UsesAWeightTwice(std::shared_ptr<std::barrier<>> its_parts, bool has_scope)
       : parts(std::move(its_parts)), scope(has_scope) {}
@@ -180,7 +180,7 @@ TEST(Dp, CastsOfWeightsAreKeptWhileAnyThreadMayUseThem) {
   for (size_t i = 0; i < with->gradients.size(); ++i) EXPECT_TRUE(with->gradients[i].equal(without->gradients[i])) << i;
 }
 
-// Whose own scope is the only one: nobody else drops the casts before the weights change.
+// The scope in the step is the only one: no other code drops the cached casts before the weights change.
 struct OwnAutocast : Observed {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     const AutocastScope on({.enabled = true});
@@ -211,8 +211,8 @@ TEST_P(DpTest, True16BitsAreNearOneDevice) {
   const TrainerOptions options{.max_epochs = 9, .precision = "bf16-true"};
   expect_as_on_one_device(options, {.one_step = 2e-2, .losses = 0.1});
   const auto module = trained(on_devices(GetParam(), options));
-  EXPECT_EQ(module->out->weight.scalar_type(), at::kFloat);        // as it was before
-  EXPECT_EQ(module->gradients.front().scalar_type(), at::kFloat);  // the sum of several
+  EXPECT_EQ(module->out->weight.scalar_type(), at::kFloat);        // the same as before the run
+  EXPECT_EQ(module->gradients.front().scalar_type(), at::kFloat);  // the sum of several gradients
 }
 
 struct Overflows : Observed {
@@ -259,7 +259,7 @@ TEST_P(DpTest, TiedWeightsStayTied) {
   EXPECT_TRUE(module->again->weight.is_same(module->hidden->weight));
 }
 
-// Which samples use `rare` is in the data: of the first batch, only the last part.
+// The data decides which samples use `rare`: in the first batch, only the samples of the last part.
 struct PartlyUsed : Observed {
   torch::nn::Linear unused{nullptr}, rare{nullptr};
   PartlyUsed() {
@@ -326,7 +326,7 @@ struct SkipsNegative : Observed {
 
 TEST(Dp, APartWithoutALossDoesNotCount) {
   const at::Tensor x = torch::rand({8, 4});
-  x.slice(0, 6).neg_();  // those of the third device
+  x.slice(0, 6).neg_();  // samples of the third device
   expect_same_run(*trained<SkipsNegative>(on_devices(3), one_batch(x, 8)), *trained(on_devices(1), one_batch(x, 6)));
 }
 
@@ -361,7 +361,7 @@ TEST(Dp, BuffersAreThoseOfTheFirstPartAndGoToAll) {
   EXPECT_TRUE(module->norm->running_var.allclose(expected->running_var));
   EXPECT_EQ(module->norm->num_batches_tracked.item<int64_t>(), 2);
   const Metrics metrics = trainer.callback_metrics();
-  EXPECT_EQ(metrics.at("lowest_step"), metrics.at("highest_step"));  // the second step's
+  EXPECT_EQ(metrics.at("lowest_step"), metrics.at("highest_step"));  // both values are of the second step
   EXPECT_EQ(metrics.at("tracked"), 2.0);  // 0 in the first step, 1 in both parts of the second
 }
 
@@ -419,7 +419,7 @@ struct Throws : Observed {
 };
 
 TEST(Dp, AnExceptionOfOnePartReachesTheCallerAsItIs) {
-  const auto loader = tiny_loader(16, 8);  // 3, 3 and 2
+  const auto loader = tiny_loader(16, 8);  // parts of 3, 3 and 2
   const double expected = testing::tiny_dataset(16)->get(14)["x"].flatten()[0].item<double>();
   try {
     trained<Throws>(on_devices(3), loader);
@@ -458,7 +458,7 @@ TEST(Dp, ThreadsEndWithTheRun) {
   EXPECT_LE(num_threads(), before);
 }
 
-// All parts are in the region at once, in forward as in backward; random numbers are drawn after it.
+// All parts are in the region at the same time, in forward and in backward; random numbers are drawn after it.
 struct Noisy : Observed {
   explicit Noisy(std::shared_ptr<std::barrier<>> its_parts) : parts(std::move(its_parts)) {}
   std::shared_ptr<std::barrier<>> parts;
@@ -512,7 +512,7 @@ struct BuiltInSetup : Observed {
 TEST_P(DpTest, ReplicasAreSetUpAsTheModuleIs) { expect_as_on_one_device<BuiltInSetup>(); }
 
 TEST(Dp, EvaluationRunsOnTheModuleAlone) {
-  const auto module = std::make_shared<TinyModule>();  // which has no replicas
+  const auto module = std::make_shared<TinyModule>();  // has no replicas
   const auto score = [&](int64_t devices) {
     return Trainer(on_devices(devices)).validate(module, {.val = {tiny_loader()}}).at("val_loss");
   };

@@ -115,7 +115,7 @@ TEST(FlatParameters, GroupsHaveBucketsOfTheirOwn) {
   EXPECT_EQ(flat.buckets()[1].group, 1U);
 }
 
-// A bucket is full with the parameter of it that was registered first.
+// A bucket is complete once backward has reached the parameter of it that was registered first.
 TEST(FlatParameters, BucketsComeInTheOrderInWhichBackwardFillsThemWhateverTheGroups) {
   for (const bool weights_first : {true, false}) {
     Net net;
@@ -206,7 +206,7 @@ TEST(FlatParameters, AParameterWithoutElementsIsInPlaceBesideOthers) {
   flat.check_in_place();
 }
 
-// What an optimizer keeps of a parameter is saved by the parameter's name.
+// The optimizer's state of a parameter is saved by the parameter's name, so that one optimizer alone may have it.
 TEST(FlatParameters, RefusesAParameterOfTwoOptimizers) {
   for (const bool frozen : {false, true}) {
     Net net;

@@ -1,4 +1,4 @@
-// Every strategy of one process on a GPU, beside the CPU.
+// Every strategy of one process on a GPU, compared with the CPU.
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ TEST(Gpu, EveryStrategyTrainsAsOnTheCpu) {
 }
 
 constexpr int64_t kWidth = 1024;
-constexpr int64_t kLayers = 16;  // each takes 2 MiB in 16 bits
+constexpr int64_t kLayers = 16;  // each layer has 2 MiB in 16-bit precision
 
 struct Deep : Module {
   torch::nn::Sequential layers;
@@ -88,7 +88,7 @@ struct Deep : Module {
   Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
 };
 
-// The parameters, and a window: two buckets, the gradient that is on its way into one, and what a step makes beside.
+// The GPU holds the parameters, two buckets, the gradient that is being copied into one, and the temporaries of a step.
 TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
   constexpr int64_t kLayerBytes = kWidth * kWidth * 2;
@@ -112,12 +112,12 @@ TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
   }
 }
 
-// A pinned batch goes back to the pool of pinned memory while its copy is still to come.
+// A pinned batch goes back to the pool of pinned memory before its copy has run.
 TEST(Gpu, BatchesArriveAsTheyWereTaken) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
   const c10::Device gpu(c10::kCUDA, 0);
   at::Tensor product = torch::eye(4096, gpu);
-  for (int i = 0; i < 40; ++i) product = product.mm(product);  // what comes now waits
+  for (int i = 0; i < 40; ++i) product = product.mm(product);  // keeps the GPU busy, so that the copies below wait
   std::vector<Batch> moved;
   for (int i = 0; i < 20; ++i) {
     const Batch batch{{"x", torch::full({1 << 18}, i)}};

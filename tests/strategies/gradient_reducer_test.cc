@@ -23,7 +23,7 @@ namespace {
 
 using testing::run_ranks;
 
-// Three layers; the second only sometimes has a part in the loss.
+// Three layers; the second enters the loss only sometimes.
 struct Net : torch::nn::Module {
   torch::nn::Linear first{nullptr}, sometimes{nullptr}, last{nullptr};
   Net() {
@@ -54,7 +54,7 @@ struct Case {
 
 class Reducing : public ::testing::TestWithParam<Case> {
  protected:
-  // Net on each rank, flattened, with a reducer.
+  // Runs `body` on each rank with a flattened Net and a reducer.
   template <class Body>
   void on_ranks(const Body& body) const {
     const Case& params = GetParam();
@@ -71,7 +71,7 @@ class Reducing : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Gradients of the sum of every rank's losses, by autograd alone.
+// Gradients of the sum of all ranks' losses, by autograd alone.
 std::map<std::string, at::Tensor> expected_gradients(int64_t world_size, int64_t micro_batches,
                                                      const std::function<bool(int64_t rank)>& uses_sometimes) {
   Net net;
@@ -125,7 +125,7 @@ TEST_P(Reducing, MicroBatchesBeforeTheLastStayAtHome) {
 TEST_P(Reducing, WithoutAHeadStartTheSameSums) {
   const auto expected = expected_gradients(GetParam().world_size, 1, [](int64_t) { return true; });
   on_ranks([&](World& world, Net& net, GradientReducer& reducer) {
-    if (world.rank() == 0) reducer.begin();  // ranks need not agree
+    if (world.rank() == 0) reducer.begin();  // ranks need not agree on begin()
     net.loss(input_of(world.rank(), 0), true).backward();
     std::vector<double> extra;
     reducer.finish(extra);
@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Reducing,
                                   std::to_string(test.param.bucket_bytes) + (test.param.rank_order ? "RankOrder" : "");
                          });
 
-// Each weight alone is more than a small all_reduce takes, which adds in the order of ranks anyway.
+// Each weight has more elements than a small all_reduce takes, which adds in the order of ranks anyway.
 struct WideNet : torch::nn::Module {
   torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 3000));
   torch::nn::Linear last = register_module("last", torch::nn::Linear(3000, 6));
@@ -221,7 +221,7 @@ TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
   EXPECT_FALSE(sums_over_gloo(one_parameter, /*rank_order=*/false).equal(sums_over_gloo(all, /*rank_order=*/false)));
 }
 
-// Of a rank that keeps whole buckets where they are.
+// Each rank keeps the sums of whole buckets, which are reduced in place.
 TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
   for (const auto& [world_size, has_keeper] : {std::pair<int64_t, bool>{1, false}, {1, true}, {2, false}, {2, true}}) {
     run_ranks(world_size, [&, has_keeper = has_keeper](World& world) {
@@ -259,7 +259,7 @@ TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
           is_in_both = is_in_both && others.at(slot.name).defined();
           EXPECT_TRUE(torch::allclose(sum.narrow(0, slot.begin, slot.num_elements), wanted, 1e-5, 1e-6)) << slot.name;
         }
-        if (!is_in_both) continue;  // nothing came in the second micro-batch
+        if (!is_in_both) continue;  // the second micro-batch has no gradient for it
         ASSERT_EQ(reducer.norms(b).size(), 1U) << b;
         EXPECT_DOUBLE_EQ(reducer.norms(b)[0].item<double>(), sum.to(at::kDouble).norm().item<double>()) << b;
       }
@@ -281,7 +281,7 @@ struct Tables : torch::nn::Module {
   at::Tensor loss_of_product(double scale) const { return (first.view_as(second) * second * scale).square().sum(); }
 };
 
-// A rank's range of each bucket, in memory made by `make_sums`.
+// Options for the sums of a rank's range of each bucket, in memory that `make_sums` makes.
 ReduceOptions sharded_sums(const FlatParameters& flat, int64_t world_size) {
   return {.shard = true, .make_sums = [&flat, world_size](size_t b) {
             const at::Tensor& whole = flat.buckets()[b].flat;
@@ -306,7 +306,7 @@ TEST(GradientReducer, AGradientThatFillsItsBucketTakesNoOtherMemory) {
     tables.loss_of_product(1.0).backward();
     std::vector<double> extra;
     reducer.finish(extra);
-    EXPECT_LT(memory.live() - before, 4 * kRows * 64 / 10);  // a bucket that had been copied would stay in the pool
+    EXPECT_LT(memory.live() - before, 4 * kRows * 64 / 10);  // a copied bucket would stay in the pool
     EXPECT_EQ(reducer.sums(0).at(0).max().item<float>(), 2.0F);
     EXPECT_EQ(reducer.sums(0).at(0).min().item<float>(), 2.0F);
   }
@@ -337,7 +337,7 @@ TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
   }
 }
 
-// As for micro-batches that are added up: exactly, also the first, and into the memory that was made for them.
+// Sums of micro-batches may have a wider type: all are exact, also the first, and lie in the memory made for them.
 TEST(GradientReducer, SumsMayBeWiderThanGradients) {
   for (const int64_t world_size : {1, 2}) {
     run_ranks(world_size, [](World& world) {
@@ -356,7 +356,7 @@ TEST(GradientReducer, SumsMayBeWiderThanGradients) {
         std::vector<double> extra;
         reducer.finish(extra);
       };
-      reduce(16.0);  // gradients of 1024 and 4 a rank: their sum has no place in bfloat16
+      reduce(16.0);  // gradients of 1024 and 4 per rank, whose sum bfloat16 cannot hold
       reduce(1.0);
       const at::Tensor sum = reducer.sums(0).at(0);
       EXPECT_TRUE(sum.is_same(memory.at(0)));
@@ -367,7 +367,7 @@ TEST(GradientReducer, SumsMayBeWiderThanGradients) {
         reduce(1.0);
         reducer.give_back(0, taken);
       }
-      EXPECT_EQ(memory.size(), flat.buckets().size() + 1);  // what was given back is taken, and no third one
+      EXPECT_EQ(memory.size(), flat.buckets().size() + 1);  // memory that was given back is used again; no third one
     });
   }
 }
@@ -399,7 +399,7 @@ TEST(GradientReducer, SumsThatWereTakenAreNotWrittenTo) {
   EXPECT_FALSE(second.is_same(taken[0]));
 }
 
-// A rank that is alone, and notes when a bucket of how many elements is sent.
+// A single rank that records each send with the bucket's number of elements.
 class NotesSending final : public Collective {
  public:
   explicit NotesSending(std::vector<std::string>& events) : events_(events) {}
@@ -419,7 +419,7 @@ class NotesSending final : public Collective {
   std::vector<std::string>& events_;
 };
 
-// Layers that backward comes to in another order than the opposite of their registration.
+// Layers that backward reaches in another order than the reverse of their registration.
 struct OutOfOrder : torch::nn::Module {
   torch::nn::Linear body_1{nullptr}, body_2{nullptr}, stem{nullptr};
   OutOfOrder() {
@@ -466,10 +466,10 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
     };
     reduce();
     EXPECT_THAT(events, ::testing::Contains("all_reduce of 192")) << keeps_sums;
-    EXPECT_EQ(events[0], "backward comes to the stem") << keeps_sums;  // which everything waits for
+    EXPECT_EQ(events[0], "backward comes to the stem") << keeps_sums;  // everything waits for the stem
     reduce();
     EXPECT_EQ(events[0], "all_reduce of 192") << keeps_sums;
-    if (!keeps_sums) continue;  // the message of the ranks rides on the bucket of body_1, which goes last
+    if (!keeps_sums) continue;  // the ranks' message is sent with the bucket of body_1, which goes last
     EXPECT_THAT(events, ::testing::ElementsAre("all_reduce of 192", "all_reduce of 128", "backward comes to the stem",
                                                "all_reduce of 64", "backward ends"));
   }
@@ -485,7 +485,7 @@ TEST(GradientReducer, RanksLaunchInTheOrderOfRank0) {
     const auto reduce = [&](double scale) {
       net.zero_grad();
       reducer.begin();
-      // Rank 1 comes to the layers in the order of their registration.
+      // Backward of rank 1 reaches the layers in the order of their registration.
       const at::Tensor x = torch::full({2, 64}, scale);
       const at::Tensor loss =
           world.rank() == 0

@@ -41,7 +41,7 @@ TEST(LossScaling, GradientsOfEveryOptimizerAreSteppedWithTheScaleThatTheyWereMad
   scaling.scale(kLoss);
   EXPECT_TRUE(scaling.is_non_finite(0, look_at(kInfinite)));
   scaling.stepped(0);
-  EXPECT_EQ(scaling.loss_scale(), 8.0);  // the other one's gradients wait
+  EXPECT_EQ(scaling.loss_scale(), 8.0);  // the other optimizer has not stepped yet
   EXPECT_FALSE(scaling.is_non_finite(1, look_at(kFinite)));
   EXPECT_EQ(scaling.factor(1), 1.0 / 8.0);
   scaling.stepped(1);
@@ -50,7 +50,7 @@ TEST(LossScaling, GradientsOfEveryOptimizerAreSteppedWithTheScaleThatTheyWereMad
   scaling.scale(kLoss);
   scaling.is_non_finite(0, look_at(kInfinite));
   scaling.stepped(0);
-  scaling.zeroed(1);  // as in a GAN: gradients that nobody wanted
+  scaling.zeroed(1);  // drops gradients that no optimizer needs, as in a GAN
   EXPECT_EQ(scaling.loss_scale(), 2.0);
 }
 
@@ -60,7 +60,7 @@ TEST(LossScaling, RemembersWhatItFoundBeforeTheGradientsWereUnscaled) {
   EXPECT_TRUE(scaling.is_non_finite(0, look_at(kInfinite)));
   scaling.unscaled(0);
   EXPECT_EQ(scaling.factor(0), 1.0);
-  EXPECT_TRUE(scaling.is_non_finite(0, look_at(kFinite)));  // a hook has clipped them
+  EXPECT_TRUE(scaling.is_non_finite(0, look_at(kFinite)));  // remembered although a hook has clipped the gradients
   scaling.stepped(0);
   EXPECT_EQ(scaling.factor(0), 1.0 / 32768.0);
 }

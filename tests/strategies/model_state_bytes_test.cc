@@ -1,4 +1,4 @@
-// What of a model each rank keeps, counted on rank 0 of ranks that are not there.
+// The bytes of a model that each rank keeps, counted on rank 0; the other ranks do not exist.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -33,12 +33,12 @@ using ::testing::HasSubstr;
 using ::testing::Throws;
 
 constexpr int64_t kWidth = 512;
-constexpr int64_t kLayers = 16;  // of a quarter of a million parameters
+constexpr int64_t kLayers = 16;  // each has a quarter of a million parameters
 
 struct Mlp : Module {
   torch::nn::Sequential layers;
   const std::string optimizer;
-  const bool head_first;  // the layer that was registered first is the last of forward
+  const bool head_first;  // true: the layer that was registered first is the last of forward
   explicit Mlp(std::string its_optimizer, bool its_head_first = false)
       : optimizer(std::move(its_optimizer)), head_first(its_head_first) {
     for (int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(kWidth, kWidth));
@@ -83,14 +83,14 @@ struct Plan {
 };
 
 struct Bytes {
-  int64_t steady;  // what stays from step to step, or if that is more, between micro-batches
+  int64_t steady;  // bytes that stay from step to step, or between micro-batches if these are more
   ModelMemory estimated;
-  double model_state;  // per parameter: what stays from step to step, but for the buckets
-  double buckets;      // per parameter
-  double peak;         // above what stays, in the largest bucket and gradient
+  double model_state;  // steady bytes per parameter, without the buckets
+  double buckets;      // bytes per parameter
+  double peak;         // bytes above `steady`, in units of a layer
 };
 
-// So that a layer is a bucket.
+// With this size a layer is a bucket.
 double bucket_mib(const std::string& precision) { return precision == "32" ? 1.5 : 0.75; }
 
 Bytes bytes_of(const Plan& plan) {
@@ -127,7 +127,7 @@ Bytes bytes_of(const Plan& plan) {
     }
     strategy->optimizer_step(0, {.micro_batches = all.micro_batches});
   };
-  for (int i = 0; i < 2; ++i) step();  // late updates have their memory in the second
+  for (int i = 0; i < 2; ++i) step();  // delayed updates allocate their memory in the second step
   strategy->drain();
   memory.reset_peak();
   const int64_t between_steps = memory.live() - before;
@@ -155,7 +155,7 @@ TEST_P(ModelState, OfDdpShardedIsThatOfTheFormula) {
   const Bytes bytes =
       bytes_of({.strategy = sharded, .num_devices = GetParam().world_size, .precision = GetParam().precision});
   EXPECT_NEAR(bytes.model_state, GetParam().expected, 0.03 * GetParam().expected);
-  EXPECT_LE(bytes.peak, 3.1);  // of a layer: two buckets and a gradient, with what forward keeps
+  EXPECT_LE(bytes.peak, 3.1);  // in layers: two buckets and a gradient, with what forward keeps
   RecordProperty("bytes_per_parameter", std::to_string(bytes.model_state));
 }
 
@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(, ModelState,
                                   std::to_string(test.param.world_size);
                          });
 
-// Whatever the order of groups, and wherever in the module a layer is registered.
+// The order of groups does not matter, nor where in the module a layer is registered.
 TEST(ModelStateInAnyOrder, OfDdpShardedIsThatOfTheFormula) {
   const DdpSharded sharded{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0};
   for (const auto& [groups, head_first] :
@@ -175,7 +175,7 @@ TEST(ModelStateInAnyOrder, OfDdpShardedIsThatOfTheFormula) {
         std::pair("biases, swapped", false), std::pair("AdamW", true), std::pair("halves, swapped", true)}) {
     const Bytes bytes =
         bytes_of({.strategy = sharded, .num_devices = 4, .optimizer = groups, .head_first = head_first});
-    // A weight that is apart from its bias is a bucket, which takes nothing from the pool.
+    // A weight whose bias is in another group is a bucket by itself, which takes nothing from the pool.
     const double pool = std::string_view(groups).starts_with("biases") ? 0 : bytes.buckets;
     EXPECT_NEAR(bytes.model_state + bytes.buckets - pool, 7, 0.03 * 7) << groups << head_first;
     EXPECT_LE(bytes.peak, 3.1) << groups << head_first;
@@ -212,7 +212,7 @@ TEST(Teardown, LeavesNoStateOfFrozenParametersBehind) {
   step();
   at::Tensor(module->parameters()[0]).set_requires_grad(false);
   step();
-  EXPECT_GT(memory.live() - before, int64_t{7} * kWidth * kWidth);  // the state of the frozen one, 8 bytes for each
+  EXPECT_GT(memory.live() - before, int64_t{7} * kWidth * kWidth);  // state of the frozen one, 8 bytes per element
   strategy->teardown();
   EXPECT_NEAR(static_cast<double>(memory.live() - before), 0, 1 << 16);
 }
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{DelayedUpdate{.base = "ddp"}, 2}, Plan{DelayedUpdate{.base = "ddp_sharded"}, 2},
                       Plan{DdpSharded{.bucket_cap_mib = 0.2, .first_bucket_mib = 0}, 4}));
 
-// In three micro-batches, so that sums of 16-bit gradients have become fp32 before the last one.
+// Three micro-batches, so that sums of 16-bit gradients are fp32 before the last one.
 INSTANTIATE_TEST_SUITE_P(
     WhereMicroBatchesAreAccumulated, EstimatedMemory,
     ::testing::Values(Plan{.strategy = "single_device", .micro_batches = 3},
@@ -276,7 +276,7 @@ TEST(OffloadedBytes, HoldSumsOfMicroBatchesInFp32) {
   }
 }
 
-// A device keeps its parameters and the window; 16 bytes a parameter are on the host, 18 if updates are late.
+// A device keeps its parameters and its buckets; 16 bytes per parameter are on the host, 18 with delayed updates.
 TEST(OffloadedBytes, AreThoseOfTheFormula) {
   for (const auto& [strategy, precision, num_devices, host] :
        {std::tuple("zero_offload", "bf16-true", 1, 16.0), std::tuple("delayed_update", "bf16-true", 1, 18.0),
@@ -328,7 +328,7 @@ TEST(FlatParametersMemory, IsOneBucketMoreThanTheModelWhileTheyAreMade) {
   const FlatParameters flat(*module, optimizers,
                             {.first_bucket_bytes = kBucketBytes, .bucket_cap_bytes = kBucketBytes});
   EXPECT_LE(memory.peak() - before, kBucketBytes + 4096);
-  EXPECT_GT(memory.peak() - before, kBucketBytes / 2);  // it was counted
+  EXPECT_GT(memory.peak() - before, kBucketBytes / 2);  // the bucket was counted
   EXPECT_NEAR(static_cast<double>(memory.live() - before), 0, 4096);
 }
 

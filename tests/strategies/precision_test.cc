@@ -61,7 +61,7 @@ TEST(Precision, ConvertsTheFloatingTensorsOfABatch) {
 
 TEST(ConvertedModule, HasEveryFloatingTensorInTheTypeAndThenInItsOwn) {
   torch::nn::BatchNorm1d module(3);
-  module->weight.set_data(module->weight.detach().to(at::kDouble));  // a mixture
+  module->weight.set_data(module->weight.detach().to(at::kDouble));  // makes the types mixed
   module->num_batches_tracked.fill_(1000001);
   const at::Tensor weight = module->weight;
   weight.mutable_grad() = torch::ones_like(weight);
@@ -73,7 +73,7 @@ TEST(ConvertedModule, HasEveryFloatingTensorInTheTypeAndThenInItsOwn) {
   EXPECT_TRUE(weight.requires_grad());
   EXPECT_EQ(module->running_mean.scalar_type(), at::kBFloat16);
   EXPECT_EQ(module->running_var.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(module->num_batches_tracked.item<int64_t>(), 1000001);  // bf16 has no such number
+  EXPECT_EQ(module->num_batches_tracked.item<int64_t>(), 1000001);  // bf16 cannot represent this number
   EXPECT_EQ(module->num_batches_tracked.scalar_type(), at::kLong);
 
   converted.give_back();
@@ -107,7 +107,7 @@ TEST(PrecisionScope, IsAutocastForAsLongAsItLives) {
   EXPECT_EQ(dtype(), at::kFloat);
   const PrecisionScope scope(Precision("32"), c10::kCPU);
   EXPECT_EQ(dtype(), at::kFloat);
-  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);  // torch's own default again
+  EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);  // torch's own default is back
 }
 
 TEST(PrecisionScope, NoCastWeightOutlivesAnUpdateInIt) {

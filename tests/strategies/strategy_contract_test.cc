@@ -1,6 +1,6 @@
-// What every strategy must do, by name and number of devices; delayed_update, which trains otherwise, before its
-// updates are late. A new strategy is added to the list at the end and nowhere else. tests/trainer/ranks_test.cc has
-// what ranks add to it.
+// What every strategy must do, by name and number of devices; delayed_update, which trains differently, is tested
+// before its updates are delayed. A new strategy is added to the list at the end and nowhere else.
+// tests/trainer/ranks_test.cc tests what ranks add.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ class StrategyContract : public ::testing::TestWithParam<Contract> {
     return testing::quiet(
         {.strategy = choice_of(GetParam().strategy), .devices = GetParam().devices, .max_epochs = max_epochs});
   }
-  // A module of the same weights on each rank, and the batches of 8 of a rank: `num_batches` for each.
+  // Runs `body` on each rank with a module of the same weights and a loader of `num_batches` batches of 8 per rank.
   template <class M, class Body>
   void on_ranks(int64_t num_batches, const Body& body) const {
     run_ranks(world_size(), [&](World& world) {
@@ -54,7 +54,7 @@ class StrategyContract : public ::testing::TestWithParam<Contract> {
 };
 
 // A hand-written loop over the same batches with the same kernel: what the strategy must equal, bit for bit. The
-// gradients of ranks are added in their order.
+// gradients of ranks are added in rank order.
 std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epochs, int64_t world_size) {
   const auto params = module.parameters();
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;
@@ -116,7 +116,7 @@ TEST_P(StrategyContractInBits, EqualsAPlainLoop) {
     }
     if (rank > 0) return;
     EXPECT_EQ(trained->train_losses, losses);
-    EXPECT_LT(losses.back(), 0.5 * losses.front());  // and it learns
+    EXPECT_LT(losses.back(), 0.5 * losses.front());  // the model learns
   });
 }
 

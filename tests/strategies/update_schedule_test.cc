@@ -1,5 +1,5 @@
-// Updates on worker threads, at once and late, beside the recurrence over plain tensors. Parameters are read all the
-// time, so that under tsan a worker that writes them is found.
+// Updates on worker threads, at once and delayed, compared with the recurrence over plain tensors. Parameters are
+// read all the time, so that tsan finds a worker that writes them.
 #include "strategies/update_schedule.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ struct Net : torch::nn::Module {
   }
 };
 
-double read(const Net& net) {  // by our own code, which tsan sees
+double read(const Net& net) {  // reads in our own code, which tsan sees
   double sum = 0;
   for (const at::Tensor& param : net.parameters()) {
     const auto* values = param.const_data_ptr<float>();
@@ -93,7 +93,7 @@ TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
     reducer.begin();
     const double before = read(net);
     net.backward(step);
-    EXPECT_EQ(read(net), before);  // whatever the workers do
+    EXPECT_EQ(read(net), before);  // unchanged whatever the workers do
     std::vector<double> nothing;
     reducer.finish(nothing);
     schedule.step(0, {}, late && step >= kWarmup);

@@ -1,5 +1,5 @@
-// That a late update runs beside the next step, as the trace of a run shows it. Update and step wait for each other, so
-// that a run where they take turns would not get through.
+// A delayed update runs concurrently with the next step, as the trace of a run shows. Update and step wait for each
+// other, so that a run in which they take turns would not complete.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -24,7 +24,7 @@ namespace {
 
 constexpr size_t kSteps = 4;
 
-// Counts what has happened; whoever waits for too long gives up.
+// Counts events; waiting for an event throws after 30 s.
 class Meeting {
  public:
   void tell(const std::string& event) {
@@ -68,7 +68,7 @@ class Patient final : public optim::ElementWiseOptimizer {
 struct Waiting : testing::TinyModule {
   size_t num_forwards = 0;
   Waiting() {
-    hidden->weight.register_hook([](const at::Tensor&) { meeting().tell("backward"); });  // among its last
+    hidden->weight.register_hook([](const at::Tensor&) { meeting().tell("backward"); });  // near the end of backward
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     meeting().wait_for("update", num_forwards++);
@@ -105,7 +105,7 @@ TEST_P(UpdateTraceTest, ALateUpdateLiesBesideTheNextForwardAndBackward) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / GetParam();
   ::setenv("FULGUR_TRACE", folder.c_str(), 1);
-  EXPECT_EXIT((train(GetParam()), std::exit(0)), ::testing::ExitedWithCode(0), "");  // a process writes its trace then
+  EXPECT_EXIT((train(GetParam()), std::exit(0)), ::testing::ExitedWithCode(0), "");  // exit() writes the trace
   auto spans = spans_of(folder / "rank-0.json");
   for (const std::string name : {"forward", "backward", "update"}) ASSERT_EQ(spans[name].size(), kSteps) << name;
   for (size_t step = 0; step + 1 < kSteps; ++step) {

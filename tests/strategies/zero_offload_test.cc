@@ -1,4 +1,4 @@
-// State and updates on the host: the bits of the strategies that have them on the device.
+// State and updates on the host give the bits of the strategies that have them on the device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -100,7 +100,7 @@ TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
   expect_equal<Looks>(2, c, "ddp_sharded", ZeroOffload{.ratio = 0.5});
 }
 
-// One shares a bucket with others; one has a bucket to itself, in which there is nothing to update.
+// beside_others shares a bucket with other parameters; empty has a bucket to itself, in which nothing is updated.
 TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
   struct WithEmpty : TinyModule {
     at::Tensor beside_others = register_parameter("beside_others", torch::zeros({0, 3}));
@@ -141,7 +141,7 @@ std::string said_with(const StrategyChoice& strategy, int64_t world_size = 1) {
 TEST(ZeroOffload, SaysThatWhatOthersWriteToParametersIsLost) {
   const std::string said = said_with("zero_offload");
   EXPECT_THAT(said, HasSubstr("parameter 'hidden.weight' was written to between steps, which is lost"));
-  EXPECT_EQ(said.find("written to"), said.rfind("written to"));  // once
+  EXPECT_EQ(said.find("written to"), said.rfind("written to"));  // warns once
   EXPECT_THAT(said_with("ddp_sharded", 2), Not(HasSubstr("written to")));
 }
 

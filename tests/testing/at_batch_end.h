@@ -24,7 +24,7 @@ inline std::shared_ptr<Callback> at_batch_end(std::function<void(TrainerControl&
   return std::make_shared<AtBatchEnd>(std::move(action));
 }
 
-// Requests a stop at every batch from this one of fit on, counted from 1.
+// Requests a stop at the end of every batch of fit from batch `num_batches` on, counted from 1.
 inline std::shared_ptr<Callback> stop_at_batch(int64_t num_batches) {
   return at_batch_end([num_batches, count = int64_t{0}](TrainerControl& trainer) mutable {
     if (++count >= num_batches) trainer.request_stop("the test wants it");

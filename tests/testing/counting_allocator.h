@@ -10,7 +10,7 @@
 
 namespace fulgur::testing {
 
-// While it lives, counts the bytes that tensors on the CPU have. Threading: any.
+// While an instance lives, it counts the bytes of tensors on the CPU. Threading: any.
 class CountingAllocator final : public c10::Allocator {
  public:
   CountingAllocator() : inner_(c10::GetAllocator(c10::kCPU)) { c10::SetAllocator(c10::kCPU, this, kPriority); }
@@ -18,12 +18,12 @@ class CountingAllocator final : public c10::Allocator {
   CountingAllocator(const CountingAllocator&) = delete;
   CountingAllocator& operator=(const CountingAllocator&) = delete;
 
-  int64_t live() const { return live_; }  // allocated since it was made, and not yet freed
-  int64_t peak() const { return peak_; }  // of that
+  int64_t live() const { return live_; }  // bytes allocated since construction and not yet freed
+  int64_t peak() const { return peak_; }  // highest live() since construction or reset_peak()
   void reset_peak() { peak_ = live_.load(); }
 
   c10::DataPtr allocate(size_t num_bytes) override {
-    // The size stands in front of the data.
+    // The size is stored in front of the data.
     auto* block = static_cast<char*>(std::aligned_alloc(kAlignment, (num_bytes / kAlignment + 2) * kAlignment));
     const auto size = static_cast<int64_t>(num_bytes);
     std::memcpy(block, &size, sizeof(size));
@@ -52,7 +52,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   static constexpr uint8_t kPriority = 255;
-  static inline std::atomic<int64_t> live_{0}, peak_{0};  // blocks may outlive it
+  static inline std::atomic<int64_t> live_{0}, peak_{0};  // static, because blocks may outlive the instance
 
   c10::Allocator* inner_;
 };

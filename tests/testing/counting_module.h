@@ -7,10 +7,10 @@
 
 namespace fulgur::testing {
 
-// Counts what fit, validate, test and predict run. The sanity check is counted by itself.
+// Counts the batches that fit, validate, test and predict run. The sanity check is counted by itself.
 struct CountingModule : TinyModule {
   int64_t trained = 0, validated = 0, tested = 0, predicted = 0, sanity_checked = 0;  // batches
-  std::vector<int64_t> validations;  // after how many training batches each of them came
+  std::vector<int64_t> validations;  // number of training batches before each validation
 
   at::Tensor training_step(const Batch& batch, int64_t i) override {
     ++trained;

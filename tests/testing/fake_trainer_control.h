@@ -22,7 +22,7 @@ class FakeTrainerControl final : public TrainerControl {
   std::vector<std::filesystem::path> saved;
   int64_t accumulate = 1;
 
-  // One epoch of the stage that logs `metrics`.
+  // Logs `metrics` as one epoch of the stage does.
   void log_epoch(Stage stage, const Metrics& metrics, const LogOptions& options = {}) {
     metric_log.begin_epoch(stage);
     static constexpr Hook kEpochEnd{"on_epoch_end", LogScope::epoch};

@@ -18,14 +18,14 @@ inline at::Tensor flat_weights(const torch::nn::Module& module) {
   return torch::cat(parts);
 }
 
-// The same weights in every module of a type.
+// Draws the same weights for every module of a type.
 inline void draw_weights(torch::nn::Module& module) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(9);
   const c10::NoGradGuard no_grad;
   for (const auto& parameter : module.parameters()) parameter.normal_(0, 0.5, generator);
 }
 
-// Odd sizes, two groups, a parameter without a part in the loss, one that is frozen for the first epoch.
+// Odd sizes, two groups, a parameter that is not in the loss, one that is frozen in the first epoch.
 template <class Optimizer>
 struct Net : TinyModule {
   torch::nn::Linear unused{nullptr}, thawing{nullptr}, wide{nullptr};
@@ -43,7 +43,7 @@ struct Net : TinyModule {
   }
   void on_train_epoch_start() override {
     if (current_epoch() == 1) thawing->weight.set_requires_grad(true);
-    out->bias.set_requires_grad(current_epoch() != 1);  // its state waits for an epoch
+    out->bias.set_requires_grad(current_epoch() != 1);  // frozen in epoch 1, which leaves its state unchanged
   }
   Optimizers configure_optimizers() override {
     return Optimizer(

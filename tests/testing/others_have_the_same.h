@@ -8,7 +8,7 @@
 
 namespace fulgur::testing {
 
-// Rank 0 of many: the others have what it has.
+// Rank 0 of several: every other rank has the same values as rank 0.
 class OthersHaveTheSame : public Collective {
  public:
   explicit OthersHaveTheSame(int64_t world_size) : world_size_(world_size) {}

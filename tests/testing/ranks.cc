@@ -20,7 +20,7 @@ void run_ranks(int64_t world_size, WorldOptions options, const std::function<voi
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;
   std::exception_ptr first;
-  std::barrier all_done(world_size);  // a World that goes breaks the connections of the others
+  std::barrier all_done(world_size);  // destroying a World breaks the connections of the others
   const auto run_rank = [&](int64_t rank) {
     at::set_num_threads(1);
     const auto note = [&](World& world, std::exception_ptr error, const char* what) {

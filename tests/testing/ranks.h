@@ -7,10 +7,10 @@
 
 namespace fulgur::testing {
 
-// Runs `body` once per rank, each in a thread of its own, connected by shared memory, or else by Gloo over the loopback
-// interface. Trainers in it run on these ranks. Threads of ATen: one per rank. If ranks throw, the others are told, as
-// in a run of processes, and the first one's exception comes out. Timeout: 20 s, unless the options say otherwise;
-// heartbeats every 0.1 s.
+// Runs `body` once per rank, each in a thread of its own, connected by shared memory, or otherwise by Gloo over the
+// loopback interface. Trainers in `body` run on these ranks. ATen has one thread per rank. If ranks throw, the others
+// are aborted, as in a run of processes, and the first rank's exception is rethrown. Timeout: 20 s, unless the
+// options say otherwise; heartbeats every 0.1 s.
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body);
 void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body);
 

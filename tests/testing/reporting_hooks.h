@@ -12,7 +12,7 @@
 
 namespace fulgur::testing {
 
-// Each reports its hooks, by name, as they are reached, and else does what its base does.
+// Each class reports its hooks, by name, when they are reached, and otherwise does what its base does.
 using Reached = std::function<void(const std::string& hook)>;
 
 #define M_HOOK(hook) \

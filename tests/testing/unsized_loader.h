@@ -8,7 +8,7 @@
 
 namespace fulgur::testing {
 
-// The batches of another loader, but not their number: what a stream looks like.
+// The batches of another loader without their number, as in a stream.
 class UnsizedLoader final : public Loader {
  public:
   explicit UnsizedLoader(std::shared_ptr<Loader> loader) : loader_(std::move(loader)) {}

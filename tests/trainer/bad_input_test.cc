@@ -1,5 +1,5 @@
-// Bad input, by the rows of the list of Lightning's checks that we follow (section 10 of the reference): what somebody
-// writes, and what he is told. Where a message names a fix, the expected text is that part of it.
+// Bad input, by the rows of the list of Lightning's checks that we follow (section 10 of the reference): what a user
+// writes, and which message follows. Where a message names a fix, the expected text is that part of it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,15 +38,15 @@ using testing::tiny_loader;
 using testing::TinyModule;
 using testing::UnsizedLoader;
 
-// Does what the user did, and returns what the user is told, or kNotHere.
+// Does what the user did; returns the message, or kNotHere if this machine cannot refuse it.
 using Trigger = std::function<std::string()>;
 constexpr std::string_view kNotHere = "this machine has what the row asks for";
 
 struct Row {
-  int number;        // in the list
-  std::string name;  // of the test; empty: the row has no meaning here
-  Trigger trigger;   // none if it has no meaning
-  std::string text;  // what the message must have; or why the row has no meaning
+  int number;        // number in the list
+  std::string name;  // test name; empty: the row has no meaning here
+  Trigger trigger;   // null if the row has no meaning here
+  std::string text;  // expected part of the message, or why the row has no meaning here
 };
 
 Row no_meaning(int number, std::string why) { return {number, {}, {}, std::move(why)}; }
@@ -66,7 +66,7 @@ Trigger made(TrainerOptions options) {
   return [options] { return refusal_of<UsageError>([&] { Trainer trainer(options); }); };
 }
 
-// The command line refuses the flag, or the Trainer that is made of it.
+// The command line refuses the flag, or the Trainer refuses the options that it gives.
 Trigger parsed(std::string flag) {
   return [flag] {
     return refusal_of<UsageError>([&] {
@@ -481,7 +481,7 @@ Trigger fitted_with(std::shared_ptr<Callback> callback, TrainerOptions options =
   return fitted<M>(options);
 }
 
-// The Trainer goes on from what an earlier one has left in the folder.
+// The Trainer resumes from what an earlier Trainer has left in the folder.
 struct TwoRuns {
   testing::TempDir dir{};
   TrainerOptions options = [this] {
@@ -526,7 +526,7 @@ std::string weights_of_another_model() {
       [&] { Trainer(quiet()).test(make_module<Other>(), {.test = tiny_loader()}, path); });
 }
 
-// test asks for a checkpoint of a folder in which there is none.
+// test() requests a checkpoint of a folder that has none.
 Trigger tested_with(std::string ckpt_path) {
   return [ckpt_path] {
     const testing::TempDir dir;

@@ -104,7 +104,7 @@ TEST(FitBounds, AStopIsForgottenByTheNextFit) {
   Trainer trainer(quiet({.callbacks = {stop_at_batch(3)}}));
   trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
   trainer.fit(make_module<CountingModule>(), {.train = tiny_loader(40, 8)});
-  EXPECT_EQ(trainer.state().global_step, 1);  // stop_at_batch asks again at once
+  EXPECT_EQ(trainer.state().global_step, 1);  // stop_at_batch requests a stop again at once
 }
 
 TEST(FitBounds, AStopThatAFailedFitWasAskedForIsForgotten) {
@@ -120,7 +120,7 @@ TEST(FitBounds, AStopThatAFailedFitWasAskedForIsForgotten) {
   EXPECT_EQ(trainer.state().global_step, 5);
 }
 
-// As by a thread that wants it while another has only begun to call fit.
+// A thread may request a stop while another is about to call fit.
 TEST(FitBounds, AStopBeforeFitEndsThatFit) {
   Trainer trainer(quiet());
   trainer.request_stop("before fit");
@@ -191,7 +191,7 @@ bool is_default(int signal) {
   return now.sa_handler == SIG_DFL;
 }
 
-// As of two fits that overlap in two threads.
+// Two fits may overlap in two threads.
 TEST(SignalWatch, TheLastOfSeveralPutsTheHandlersBack) {
   for (const bool first_ends_first : {true, false}) {
     auto first = std::make_unique<SignalWatch>(true), second = std::make_unique<SignalWatch>(true);
@@ -208,7 +208,7 @@ TEST(SignalWatch, TheLastOfSeveralPutsTheHandlersBack) {
   }
 }
 
-// Each of them waits in its second batch for the other one to come so far.
+// Each fit waits in its second batch until the other one has come to the same batch.
 TEST(SignalWatch, TwoFitsAtOnceTrainAsAloneAndPutTheHandlersBack) {
   struct Meets : testing::TinyModule {
     std::barrier<>* meeting = nullptr;
@@ -226,7 +226,7 @@ TEST(SignalWatch, TwoFitsAtOnceTrainAsAloneAndPutTheHandlersBack) {
       seed_everything(i);
       (*modules)[i] = make_module<Meets>();
     }
-    fit(alone[i], 1 + i);  // one of the two ends later
+    fit(alone[i], 1 + i);  // one of the two fits ends later
   }
   std::barrier meeting(2);
   std::vector<std::thread> threads;
@@ -270,7 +270,7 @@ TEST(SignalWatch, LeavesASignalToTheProgramThatHandlesIt) {
   EXPECT_EQ(own.sa_handler, SIG_IGN);
 }
 
-// Counts the exchanges; the other rank says what this one does.
+// Counts the exchanges; the other rank always sends the same as this one.
 struct TwoRanks final : Ranks {
   int64_t exchanges = 0;
   int64_t rank() const override { return 0; }

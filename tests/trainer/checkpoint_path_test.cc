@@ -1,4 +1,4 @@
-// Which checkpoint a run begins with, what becomes of it if it does not fit, and how runs end in one.
+// Which checkpoint a run starts from, what happens if it does not fit, and which checkpoint a run ends with.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ class CheckpointPathTest : public ::testing::Test {
  protected:
   testing::TempDir dir;
 
-  // Of five steps an epoch.
+  // Options of a run with five steps per epoch.
   TrainerOptions options(TrainerOptions given = {}) {
     given.default_root_dir = dir.path();
     if (!given.max_epochs) given.max_epochs = 2;
@@ -60,7 +60,7 @@ class CheckpointPathTest : public ::testing::Test {
   fs::path checkpoints(const std::string& run) const { return dir.path() / "runs" / run / "checkpoints"; }
 };
 
-// A score that says how many steps the weights have seen, in whichever process.
+// The score is the number of steps that the weights have seen, in any process.
 struct CountsSteps : TinyModule {
   at::Tensor steps;
   CountsSteps() { steps = register_buffer("steps", at::zeros({})); }
@@ -98,7 +98,7 @@ TEST_F(CheckpointPathTest, LastBeginsAnewWhereThereIsNoneAndElseGoesOn) {
   EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last"}), 5);
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 10);
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 0);
-  EXPECT_THAT(names_in(dir.path() / "runs"), ElementsAre("version_0", "version_1"));  // the third wrote nothing
+  EXPECT_THAT(names_in(dir.path() / "runs"), ElementsAre("version_0", "version_1"));  // the third run wrote nothing
 }
 
 TEST_F(CheckpointPathTest, ARunWithANameHasOneFolder) {
@@ -119,7 +119,7 @@ TEST_F(CheckpointPathTest, BestIsTheOneThatTheMonitorChose) {
   EXPECT_NEAR(metrics.at("test_loss"), checkpoint->best_model_score(), 1e-6);
 }
 
-// A run that is started again and again keeps no more than one that was never interrupted.
+// A run that is resumed again and again keeps no more checkpoints than one that was never interrupted.
 TEST_F(CheckpointPathTest, FiveResumesLeaveTheBestAndTheNewest) {
   const auto run = [&](int64_t max_epochs) {
     steps_of({.max_epochs = max_epochs,
@@ -148,7 +148,7 @@ TEST_F(CheckpointPathTest, TheOneThatASignalLeftStaysUntilThereIsANewerOne) {
   EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {ends_at_third(SIGINT)}}), InterruptedError);
   EXPECT_THROW(steps_of({.ckpt_path = "last", .name = "run", .callbacks = {throws_at(1)}}), std::runtime_error);
   EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=3-SIGINT", "last"));
-  // Weights alone are nothing to go on from.
+  // A run cannot resume from weights alone.
   steps_of({.max_epochs = 1,
             .ckpt_path = "last",
             .name = "run",
@@ -156,7 +156,7 @@ TEST_F(CheckpointPathTest, TheOneThatASignalLeftStaysUntilThereIsANewerOne) {
   EXPECT_TRUE(fs::exists(checkpoints("run") / "epoch=0-step=3-SIGINT"));
 }
 
-// So that the same command can be given again.
+// The checkpoint stays, so that the same command can be run again.
 TEST_F(CheckpointPathTest, TheOneThatCkptPathNamesStays) {
   steps_of({.max_epochs = 1, .name = "run"});
   const std::string path = checkpoints("run") / "epoch=0-step=5";
@@ -218,7 +218,7 @@ TEST_F(CheckpointPathTest, AnOldOneThatIsDamagedStaysAndTheRunGoesOn) {
   EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("epoch=0-step=5", "epoch=1-step=10", "last"));
 }
 
-// What `body` writes to the terminal.
+// Returns what `body` writes to the terminal.
 template <class Body>
 std::string said(const Body& body) {
   ::testing::internal::CaptureStderr();
@@ -226,7 +226,7 @@ std::string said(const Body& body) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-// The score of the wrong model is worse than none.
+// The score of the wrong model is worse than no score.
 TEST_F(CheckpointPathTest, EvaluationLooksForLinksInNoOtherRun) {
   steps_of({.max_epochs = 1, .callbacks = {ModelCheckpoint::make({.monitor = "val_loss"})}});
   Trainer trainer(options({.max_epochs = 1}));
@@ -325,7 +325,7 @@ TEST_F(CheckpointPathTest, ACheckpointOfSomethingElseIsRefusedByName) {
               HasSubstr("max_epochs"));
 }
 
-// Its state is text within text, which no reader of state.json looks at.
+// The scheduler's state is text within text, which no reader of state.json checks.
 TEST_F(CheckpointPathTest, AStateOfASchedulerThatCannotBeReadIsRefusedWithTheFolder) {
   struct WithSchedule : TinyModule {
     Optimizers configure_optimizers() override {
@@ -355,7 +355,7 @@ TEST_F(CheckpointPathTest, AScheduleThatTheRunDoesNotHaveIsRefused) {
               AllOf(HasSubstr("epoch=0-step=5: "), HasSubstr("1 learning-rate schedule"), HasSubstr("returns 0")));
 }
 
-// Keeps a number over a resume.
+// Keeps a number across a resume.
 template <class Kind>
 struct Keeps : Callback {
   explicit Keeps(int64_t number) : kept(number) {}
@@ -428,7 +428,7 @@ TEST_F(CheckpointPathTest, ASignalEndsTheRunAfterTheStepAndItGoesOnFromThere) {
   }
 }
 
-// SLURM announces the end of a job's time; a `scontrol` of our own takes the place of its.
+// SLURM announces the end of a job's time; the test puts its own `scontrol` first in PATH.
 TEST_F(CheckpointPathTest, UnderSlurmItAsksToBeQueuedAgain) {
   const fs::path tool = dir.path() / "bin" / "scontrol";
   fs::create_directories(tool.parent_path());
@@ -513,7 +513,7 @@ TEST_F(CheckpointPathTest, WrittenBesideTheTrainingItIsTheSame) {
   }
 }
 
-// All of them asked for after the same step, before one is there.
+// Both save after the same step, before either checkpoint exists.
 TEST_F(CheckpointPathTest, TwoThatSaveAtOnceUnderOneNameGetTwoNames) {
   steps_of({.name = "run",
             .callbacks = {ModelCheckpoint::make({.filename = "{epoch}", .every_n_train_steps = 5}),
@@ -525,7 +525,7 @@ TEST_F(CheckpointPathTest, TwoThatSaveAtOnceUnderOneNameGetTwoNames) {
   EXPECT_THAT(names_in(checkpoints("run")), ElementsAre("best", "epoch=0-v1", "epoch=1", "epoch=1-v1", "last"));
 }
 
-// The monitor of a step is each rank's own.
+// The monitored value of a step differs between ranks.
 TEST_F(CheckpointPathTest, RankZeroDecidesForAllRanks) {
   struct Ranked : TinyModule {
     explicit Ranked(int64_t rank) : rank_(rank) {}
@@ -560,7 +560,7 @@ TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneAtTheNextStart) {
   }
 }
 
-// It may be one under way, on another machine whose locks are not seen here.
+// The folder may belong to a save in progress on another machine, whose locks are not visible here.
 TEST_F(CheckpointPathTest, WhatASaveOfAnotherRunHasLeftStays) {
   const fs::path other = checkpoints("version_0") / ".fulgur-tmp-0123456789abcdef";
   fs::create_directories(other);
@@ -612,7 +612,7 @@ TEST_F(CheckpointPathTest, SaysWhatTheModuleWasMadeWith) {
 TEST_F(CheckpointPathTest, WhatCannotBeWrittenBesideTheTrainingEndsIt) {
   const fs::path folder = checkpoints("run");
   const auto blocks = at_batch_end([&](TrainerControl&) {
-    fs::create_directories(folder / "last");  // where a link is to be
+    fs::create_directories(folder / "last");  // takes the name of the link
   });
   EXPECT_THAT(message_of<CheckpointError>([&] {
                 steps_of({.name = "run",

@@ -24,7 +24,7 @@ using testing::TempDir;
 
 class EarlierFailure : public ::testing::TestWithParam<bool> {};
 
-// One fails beside the training, which nobody has noticed when a signal, or a callback, asks for the next.
+// A save in the background has failed, unnoticed, when a signal or a callback requests the next one.
 TEST_P(EarlierFailure, KeepsNoLaterOneFromBeingWritten) {
   const TempDir dir;
   std::ofstream(dir.path() / "taken") << "mine";

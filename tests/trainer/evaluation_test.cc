@@ -1,4 +1,4 @@
-// Validation, test and prediction: the sanity check, several loaders, and what must be afterwards as it was before.
+// Validation, test and prediction: the sanity check, several loaders, and what evaluation must leave as it was.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -65,7 +65,7 @@ TEST(SanityCheck, LeavesTheRandomNumbersAsTheyWere) {
   EXPECT_EQ(drawn[0], drawn[1]);
 }
 
-// Logs a value of each step, and looks at what is known at three moments.
+// Logs a value in each step.
 struct LogsSteps : CountingModule {
   void validation_step(const Batch& batch, int64_t i) override {
     log("v", 1.0, {.prog_bar = true, .on_step = true});
@@ -74,7 +74,7 @@ struct LogsSteps : CountingModule {
 };
 struct Watching : Callback {
   Metrics in_sanity_check, at_start, in_bar_at_start;
-  std::vector<int64_t> steps;  // x of "v_step"
+  std::vector<int64_t> steps;  // steps at which "v_step" was logged
   bool sent_in_sanity_check = false;
   void on_sanity_check_end(TrainerControl& trainer) override { in_sanity_check = trainer.metrics().callback_metrics(); }
   void on_train_start(TrainerControl& trainer) override {
@@ -99,7 +99,7 @@ TEST(SanityCheck, ItsMetricsReachNobodyAfterIt) {
   EXPECT_THAT(callback->steps, ElementsAre(0, 1, 2));
 }
 
-// A model whose parts are in modes of their own: a frozen norm below a part that trains, and the other way round.
+// A model whose parts have modes of their own: a frozen norm below a part that trains, and the other way round.
 struct Mixed : CountingModule {
   torch::nn::Sequential body{torch::nn::BatchNorm1d(4), torch::nn::Dropout(0.5)};
   bool all_in_eval = true;
@@ -158,7 +158,7 @@ TEST(Evaluation, ModesAndGradientsAreRestoredIfItFails) {
   EXPECT_TRUE(at::GradMode::is_enabled());
 }
 
-// Logs 1 + the number of the loader, and remembers where it was.
+// Logs 1 + the number of the loader, and records the loader and batch of each step.
 struct ByLoader : CountingModule {
   std::vector<std::pair<int64_t, int64_t>> places;  // loader, batch
   void validation_step(const Batch&, int64_t i) override {

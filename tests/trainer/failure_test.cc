@@ -1,5 +1,5 @@
-// Exceptions: whatever hook throws, everyone is told, everything is torn down, the caller gets the same exception, and
-// the Trainer works again.
+// Exceptions: whatever hook throws, every callback is notified, everything is torn down, the caller gets the same
+// exception, and the Trainer works again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,7 +66,7 @@ struct FailingCallback : ReportingCallback {
       : ReportingCallback([failpoint](const std::string& hook) { failpoint->reached("C." + hook); }) {}
 };
 
-// Notes what it is told; stands behind the callback that fails.
+// Records the exceptions that it is notified of; comes after the callback that fails.
 struct Witness : Callback {
   std::vector<std::string> told;
   int teardowns = 0;
@@ -107,7 +107,7 @@ struct Scene {
   Trainer trainer{
       quiet({.log_every_n_steps = 1, .callbacks = {std::make_shared<FailingCallback>(&failpoint), witness}})};
 
-  void operator()() {  // the entry point that has the place
+  void operator()() {  // calls the entry point that reaches `place`
     const auto concerns = [&](const char* stage) { return failpoint.place.find(stage) != std::string::npos; };
     if (concerns("test")) {
       trainer.test(module, data);
@@ -119,7 +119,7 @@ struct Scene {
   }
 };
 
-// What the message says of the hook: "M.training_step" -> "in training_step".
+// What the message says about the hook: "M.training_step" -> "in training_step".
 std::string told_place(const std::string& place) {
   const std::string hook = place.substr(2);
   return "in " + (hook.find("batch_t") == std::string::npos ? hook : "batch_transfer");
@@ -221,7 +221,7 @@ class TeardownFailure : public ::testing::TestWithParam<std::string> {};
 TEST_P(TeardownFailure, ReachesTheCallerOnceEverythingIsTornDown) {
   Scene run(GetParam());
   EXPECT_EQ(message_of<std::domain_error>([&] { run(); }), GetParam());
-  EXPECT_THAT(run.witness->told, IsEmpty());  // the run itself was a success
+  EXPECT_THAT(run.witness->told, IsEmpty());  // the run itself succeeded
   EXPECT_EQ(run.witness->teardowns, 1);
   EXPECT_EQ(run.data.teardowns, 1);
   EXPECT_EQ(run.module->teardowns, 1);
@@ -271,7 +271,7 @@ TEST(Failures, OfOneModulesCallbacksAreNotToldToThoseOfTheModuleBefore) {
   EXPECT_EQ(before->teardowns, 1);
 }
 
-// Strategies with ranks too: on one device there is no other rank that a failure could have ended.
+// Includes strategies with ranks: on one device there is no other rank that a failure could have ended.
 TEST(Failures, LeaveEveryStrategyUsableOnOneDevice) {
   struct FailsOnce : TinyModule {
     bool fails = true;
@@ -292,7 +292,7 @@ TEST(Failures, LeaveEveryStrategyUsableOnOneDevice) {
 
 // A module and loaders that fail with libtorch's own error in one step.
 struct WrongShape : TinyModule {
-  std::string wrong;  // the step
+  std::string wrong;  // the step that fails
   explicit WrongShape(std::string step) : wrong(std::move(step)) {}
   void look_at(const std::string& step, const Batch& batch) {
     if (step == wrong) at::mm(batch["x"], batch["x"]);
@@ -331,7 +331,7 @@ TEST(Failures, AreToldWithStageEpochBatchAndShapes) {
         trainer.fit(module, loaders);
       }
     });
-    EXPECT_THROW(std::rethrow_exception(failure), c10::Error);  // it is the one that was thrown
+    EXPECT_THROW(std::rethrow_exception(failure), c10::Error);  // the exception is the one that was thrown
     return text_of(failure);
   };
   EXPECT_EQ(told("training_step"),

@@ -35,7 +35,7 @@ struct RecordingModule : testing::ReportingModule {
   void on_load_checkpoint(const State&) override { reached("on_load_checkpoint"); }
 };
 
-// What loggers are sent is not part of the order.
+// What loggers receive is not part of the order.
 struct RecordingCallback : testing::ReportingCallback {
   RecordingCallback(Calls* calls, const std::string& name, bool runs_last = false)
       : ReportingCallback([calls, name](const std::string& hook) {
@@ -59,7 +59,7 @@ struct RecordingCallback : testing::ReportingCallback {
   bool last;
 };
 
-// What a DataModule is asked, among the calls of the others.
+// Records the calls to a DataModule among the other calls.
 struct RecordingData : DataModule {
   explicit RecordingData(Calls* calls) : calls_(calls) {}
   void prepare_data() override { calls_->push_back("D.prepare_data"); }
@@ -150,7 +150,7 @@ Calls record_with_data(TrainerOptions options) {
 
 TEST(HookOrder, FitOfTwoEpochsWithSanityCheckAccumulationAndValidation) {
   const Calls calls = record({.max_epochs = 2, .accumulate_grad_batches = 2}, [](Trainer& trainer, const auto& module) {
-    trainer.fit(module, {.train = tiny_loader(12, 4), .val = tiny_loader(4, 4)});  // 3 batches: the last is alone
+    trainer.fit(module, {.train = tiny_loader(12, 4), .val = tiny_loader(4, 4)});  // 3 batches: the last step has one
   });
   const Calls epoch = written({{"X.on_train_epoch_start"},
                                kFirstOfWindow,
@@ -202,7 +202,7 @@ TEST(HookOrder, SchedulesMoveBeforeTheirBatchEndsAndPlateausAfterValidation) {
   };
   const auto step_lr = optim::StepLR::make({.step_size = 1});
   const auto plateau = optim::ReduceLROnPlateau::make({});
-  const auto moves = [](const LRSchedulerConfig& config) {  // what came before each move of the schedule
+  const auto moves = [](const LRSchedulerConfig& config) {  // returns the call before each move of the schedule
     Calls calls, before;
     Trainer(testing::quiet({.num_sanity_val_steps = 0}))
         .fit(make_module<Scheduled>(&calls, config), {.train = tiny_loader(8, 4), .val = tiny_loader(4, 4)});
@@ -230,7 +230,7 @@ const Calls kSetupOfData{"M.configure_callbacks", "D.prepare_data", "M.prepare_d
                          "M.configure_model"};
 const Calls kTeardownOfData{"X.on_train_end", "X.on_fit_end", "D.teardown", "X.teardown"};
 
-// Its checkpoint is written behind the first of two batches.
+// The checkpoint is written after the first of two batches.
 TEST(HookOrder, FitWithADataModuleThatSavesAndTheRunThatGoesOn) {
   const testing::TempDir dir;
   const auto saves = testing::at_batch_end([&](TrainerControl& trainer) {

@@ -1,4 +1,4 @@
-// How much of the data is run: limits of every stage, trial runs, overfitting, streams, loaders that are made anew.
+// How much of the data is run: limits of every stage, trial runs, overfitting, streams, loaders that are recreated.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ using testing::UnsizedLoader;
 std::shared_ptr<Loader> ten_batches() { return tiny_loader(40, 4); }
 std::shared_ptr<Loader> stream_of_ten() { return UnsizedLoader::make(ten_batches()); }
 
-// The batches that are run of each stage under the same limit.
+// Returns the number of batches that each stage runs under the same limit.
 template <class MakeLoader>
 std::vector<int64_t> run_under(BatchLimit limit, const MakeLoader& loader) {
   Trainer trainer(quiet({.limit_train_batches = limit,
@@ -116,7 +116,7 @@ TEST(EstimatedSteps, AreCeiledBatchesByEpochsCappedByMaxSteps) {
     struct Asking : testing::TinyModule {
       std::optional<int64_t> steps;
       Optimizers configure_optimizers() override {
-        steps = run_state().estimated_stepping_batches;  // where schedules are made
+        steps = run_state().estimated_stepping_batches;  // read where schedules are made
         return TinyModule::configure_optimizers();
       }
       at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("enough"); }
@@ -180,7 +180,7 @@ TEST(FastDevRun, WritesNothingWhoeverAsksForIt) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-// Which samples the steps of a run saw, told by their first feature.
+// Records which batches the steps of a run saw, each as the sum of its features.
 struct SeeingModule : CountingModule {
   std::vector<float> seen;
   at::Tensor training_step(const Batch& batch, int64_t i) override {
@@ -211,7 +211,7 @@ TEST(OverfitBatches, BeatsTheLimitsOfTrainAndValAndLeavesTestAlone) {
   EXPECT_THAT((std::vector{module->trained, module->validated, module->tested}), ElementsAre(3, 3, 9));
 }
 
-// Loaders that have one batch more each time they are asked for.
+// Each new loader has one batch more than the one before.
 struct GrowingData : DataModule {
   int64_t train_calls = 0, val_calls = 0;
   std::shared_ptr<Loader> train_dataloader() override { return tiny_loader(4 * ++train_calls, 4); }

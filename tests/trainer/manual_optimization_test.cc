@@ -98,7 +98,7 @@ TEST(ManualOptimization, AGanLearnsADistribution) {
   EXPECT_TRUE(trainer.callback_metrics().contains("generator_loss"));
 }
 
-// What a manual training_step may do is given as a function.
+// Runs a given function as its manual training_step.
 struct Manual : TinyModule {
   explicit Manual(std::function<void(Manual&, const Batch&)> given) : step(std::move(given)) {
     automatic_optimization = false;

@@ -1,5 +1,5 @@
-// What ModelCheckpoint makes of the order in which a Trainer steps, validates and ends: which steps it saves, by which
-// name and score, and with which weights.
+// How ModelCheckpoint follows a Trainer that steps, validates and ends: which steps it saves, under which name and
+// score, and with which weights.
 #include "callbacks/model_checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -34,8 +34,8 @@ using ::testing::Not;
 using testing::tiny_loader;
 using testing::TinyModule;
 
-// Counts the steps that its weights have seen, in a buffer, and gives each validation that count as its score: so it is
-// known of every score which weights it belongs to.
+// Counts in a buffer the steps that its weights have seen, and gives each validation that count as its score, so that
+// each score identifies its weights.
 struct CountsSteps : TinyModule {
   at::Tensor steps;
   CountsSteps() { steps = register_buffer("steps", torch::zeros({})); }
@@ -53,7 +53,7 @@ class ModelCheckpointInTraining : public ::testing::Test {
 
   fs::path folder() const { return dir.path() / "runs/run/checkpoints"; }
 
-  // Five steps an epoch.
+  // Options of a run with five steps per epoch.
   TrainerOptions with(ModelCheckpointOptions options, TrainerOptions given = {}) {
     checkpoint = ModelCheckpoint::make(std::move(options));
     given.default_root_dir = dir.path();
@@ -163,7 +163,7 @@ TEST_F(ModelCheckpointInTraining, AScoreOfOlderWeightsMakesNoneTheBest) {
   EXPECT_EQ(target_of("last"), "step=5-seen=nan");
 }
 
-// Within a window nothing can be saved: the next step is the first that can be.
+// Within an accumulation window nothing can be saved: the first save is after the next step.
 TEST_F(ModelCheckpointInTraining, AValidationWithinAWindowScoresTheStepThatEndsIt) {
   fit(with(by_steps(1, -1), {.val_check_interval = Batches(3), .accumulate_grad_batches = 2}));
   EXPECT_THAT(names(), ElementsAre("best", "last", "step=1-seen=nan", "step=2-seen=3", "step=3-seen=nan"));
@@ -206,7 +206,7 @@ TEST_F(ModelCheckpointInTraining, NaNMakesNoneTheBestAndIsTold) {
 TEST_F(ModelCheckpointInTraining, TheLastStepsAreSavedToo) {
   fit(with({.every_n_train_steps = 3}));
   EXPECT_THAT(names(), ElementsAre("epoch=0-step=5", "last"));
-  fit(with({.every_n_train_steps = 3}, {.ckpt_path = "last"}));  // nothing is left to do, nor to save
+  fit(with({.every_n_train_steps = 3}, {.ckpt_path = "last"}));  // nothing is left to train or to save
   EXPECT_THAT(names(), ElementsAre("epoch=0-step=5", "last"));
   fit(with({.every_n_train_steps = 3}, {.max_epochs = 2, .ckpt_path = "last"}));
   EXPECT_EQ(steps_in("last"), 10);
@@ -239,7 +239,7 @@ TEST_F(ModelCheckpointInTraining, WhereNoneAreSavedTheLastStepsAreNot) {
   EXPECT_FALSE(fs::exists(folder()));
 }
 
-// Ends the validation of step 4 before its end.
+// Interrupts the validation of step 4.
 class EndsTheValidation final : public Callback {
  public:
   void on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t) override {

@@ -29,7 +29,7 @@ using testing::TinyModule;
 constexpr double kLr = 1e-2;
 constexpr int64_t kEpochs = 4;
 
-// TinyModule without modules.
+// Computes what TinyModule computes, without modules.
 struct ByHand {
   std::vector<at::Tensor> params;
   explicit ByHand(const TinyModule& module) {
@@ -57,8 +57,8 @@ constexpr int64_t kBatches = 5;  // an epoch of 40 samples
 
 int64_t steps_in_epoch(const Recipe& recipe) { return (kBatches + recipe.accumulate - 1) / recipe.accumulate; }
 
-// The losses of all batches. The gradients of a window are summed; the update takes the factor of their mean and of
-// their clipping.
+// Returns the losses of all batches. The gradients of an accumulation window are summed; the update takes the factor
+// of the mean and of clipping.
 template <class Optimizer, class Options>
 std::vector<double> train_by_hand(const TinyModule& module, const Recipe& recipe, const Options& options) {
   const ByHand net(module);
@@ -124,13 +124,13 @@ void expect_parity(const Recipe& recipe, const Options& options) {
   const auto weights = make_module<TinyModule>();
   const auto expected = train_by_hand<Optimizer>(*weights, recipe, options);
   ASSERT_EQ(expected.size(), static_cast<size_t>(kEpochs * kBatches));
-  EXPECT_LT(std::accumulate(expected.end() - kBatches, expected.end(), 0.0),  // it does train
+  EXPECT_LT(std::accumulate(expected.end() - kBatches, expected.end(), 0.0),  // the loss falls
             std::accumulate(expected.begin(), expected.begin() + kBatches, 0.0));
   EXPECT_EQ((train<Optimizer>(recipe, options, weights)), expected);
 }
 
 const Recipe kRecipes[] = {{},
-                           {.accumulate = 2},  // the last window of an epoch is one batch short
+                           {.accumulate = 2},  // the last accumulation window of an epoch is one batch short
                            {.clip_norm = 0.5},
                            {.clip_value = 0.02},
                            {.cosine = true},

@@ -40,9 +40,9 @@ constexpr int64_t kBatches = 5;
 
 std::shared_ptr<DataLoader> loader() { return tiny_loader(8 * kBatches, 8, /*shuffle=*/true); }
 
-// What a step computes in, and whether the loss overflows.
+// Records the types that a step computes in, and lets the loss overflow at one batch.
 struct Spy : TinyModule {
-  int64_t overflows_at = -1;  // batch_idx
+  int64_t overflows_at = -1;  // batch index; -1: never
   std::set<std::string> dtypes{};
   std::vector<double> grad_norms{};
 
@@ -235,7 +235,7 @@ TEST(TrainerPrecision, SixteenMixedOnACpuWarnsOnce) {
 TEST(TrainerPrecision, HooksSeeGradientsWithoutTheLossScale) {
   struct Looks : Spy {
     at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-      return Spy::training_step(batch, batch_idx) / 16;  // no overflow at the first loss scale
+      return Spy::training_step(batch, batch_idx) / 16;  // avoids an overflow at the first loss scale
     }
     void on_before_optimizer_step(Optimizer& optimizer) override {
       grad_norms.push_back(gradient_norm(optimizer.params()).item<double>());
@@ -328,7 +328,7 @@ TEST(TrainerPrecision, RefusesWhatIsNotKnown) {
               HasSubstr("unknown precision 'bf17'"));
 }
 
-// One weight w, the loss w * mean(x): its gradient is that mean.
+// One weight w and the loss w * mean(x), whose gradient is mean(x).
 struct Line : Module {
   at::Tensor w;
   double lr;

@@ -44,7 +44,7 @@ using testing::run_ranks;
 using testing::tiny_dataset;
 using testing::TinyModule;
 
-// Of a Trainer of `world_size` CPU devices.
+// Options of a Trainer of `world_size` CPU devices.
 TrainerOptions ddp(const World& world, TrainerOptions options = {}) {
   if (options.strategy.is_auto()) options.strategy = "ddp";
   options.devices = world.world_size();
@@ -68,7 +68,7 @@ at::Tensor flat_weights(const torch::nn::Module& module) {
 
 double relative_l2(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
 
-// What training left behind, of one process or of rank 0.
+// The results of training in one process or on rank 0.
 struct Outcome {
   at::Tensor weights;
   std::vector<double> losses;  // mean over ranks, by batch
@@ -87,7 +87,7 @@ Outcome train_alone(const TrainerOptions& options, Loaders loaders, const MakeMo
   return {flat_weights(*module), module->train_losses, trainer.callback_metrics(), trainer.state()};
 }
 
-// Every rank's outcome but for the losses must be the same.
+// Every rank must have the same outcome, apart from the losses.
 template <class M>
 Outcome train_on_ranks(int64_t world_size, const TrainerOptions& options, const std::function<Loaders()>& loaders,
                        const MakeModule<M>& make = seeded<M>) {
@@ -146,7 +146,7 @@ class Ranks : public ::testing::TestWithParam<Case> {
   }
 };
 
-class RanksWithWholeGradients : public Ranks {};  // what needs them
+class RanksWithWholeGradients : public Ranks {};  // for tests that need whole gradients
 
 // Gradients are averaged over ranks, whose batches together are the large one.
 TEST_P(Ranks, OneStepEqualsOneProcessWithTheWholeBatch) {
@@ -210,7 +210,7 @@ struct Manual : SgdModule {
     ManualOptimizer opt = optimizer();
     opt.zero_grad();
     manual_backward(value);
-    manual_backward(loss(batch) * 2);  // added to the first
+    manual_backward(loss(batch) * 2);  // added to the first gradient
     opt.step();
     return value;
   }
@@ -360,7 +360,7 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
     module->rank = world.rank();
     Trainer trainer(ddp(world, with_strategy({.max_epochs = 2})));
     trainer.fit(module, loaders()());
-    const bool others_step = world.world_size() > 1;  // those that were in the middle of it
+    const bool others_step = world.world_size() > 1;  // the other ranks complete the step in progress
     EXPECT_EQ(trainer.state().global_step, others_step ? 4 : 2);
   });
 }
@@ -371,7 +371,7 @@ struct SkipsWithAClosure : SkipsTheEpoch {
   }
 };
 
-// The others are in the middle of an update, in which each evaluation of the loss is one of all ranks.
+// The other ranks are in the middle of an update in which all ranks evaluate the loss together.
 TEST(RanksWithAClosure, RefuseThatOnlySomeSkipAnEpoch) {
   EXPECT_THAT(message_of<SetupError>([] {
                 run_ranks(2, [](World& world) {
@@ -566,7 +566,7 @@ TEST_P(Gathering, RefusesTensorsThatDifferOnEveryRank) {
                           "gave Float [2, 3]"));
     EXPECT_THAT(told(torch::zeros({2}, rank == 0 ? at::kFloat : at::kInt)), HasSubstr("rank 1 gave Int [2]"));
     EXPECT_THAT(told(rank == 1 ? at::Tensor() : torch::zeros({2})), HasSubstr("rank 1 gave an undefined tensor"));
-    EXPECT_EQ(module.all_gather(torch::ones(1)).numel(), world_size());  // they can still talk
+    EXPECT_EQ(module.all_gather(torch::ones(1)).numel(), world_size());  // the ranks can still communicate
   });
 }
 
@@ -596,7 +596,7 @@ INSTANTIATE_TEST_SUITE_P(, RanksWithWholeGradients,
                          ::testing::Values(Case{"ddp", 1}, Case{"ddp", 2}, Case{"ddp", 3}, Case{"ddp", 4}),
                          [](const auto& test) { return test.param.strategy + std::to_string(test.param.world_size); });
 
-// Every rank's body ends, though the ranks cannot talk to each other any more.
+// Expects every rank's body to end, though the ranks can no longer communicate.
 void run_failing_ranks(int64_t world_size, const std::function<void(World&)>& body) {
   std::atomic<int64_t> ended = 0;
   const auto counted = [&](World& world) {

@@ -1,4 +1,4 @@
-// Runs that go on from a checkpoint, beside the run that was never interrupted.
+// Runs that resume from a checkpoint, compared with the run that was never interrupted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -48,7 +48,7 @@ using testing::TinyModule;
 
 constexpr int64_t kEpochs = 2;
 
-// A learning rate that changes with every step, a metric of the epoch, a buffer.
+// Has a learning rate that changes with every step, a metric of the epoch, and a buffer.
 struct Net : TinyModule {
   torch::nn::BatchNorm1d norm{nullptr};
   Net() { norm = register_module("norm", torch::nn::BatchNorm1d(4)); }
@@ -68,7 +68,7 @@ struct Net : TinyModule {
   }
 };
 
-// Its steps draw from the process's generator, and so it has one rank.
+// Steps draw from the process's generator, so it runs on one rank.
 struct NetWithDropout : Net {
   torch::nn::Dropout dropout{nullptr};
   NetWithDropout() { dropout = register_module("dropout", torch::nn::Dropout(0.3)); }
@@ -77,7 +77,7 @@ struct NetWithDropout : Net {
   }
 };
 
-// Half the learning rate in every further epoch.
+// Halves the learning rate in every further epoch.
 struct NetWithEpochs : Net {
   Optimizers configure_optimizers() override {
     return {optim::AdamW(parameters(), {.lr = 1e-2}),
@@ -114,7 +114,7 @@ struct NetWithMetric : Net {
   }
 };
 
-// Two optimizers, each with steps and a schedule of its own, that the Module takes itself.
+// Two optimizers in manual optimisation, each with steps and a schedule of its own.
 struct NetWithManualSteps : Net {
   NetWithManualSteps() { automatic_optimization = false; }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
@@ -135,7 +135,7 @@ struct NetWithManualSteps : Net {
   }
 };
 
-// As one that augments: every look at a sample draws from the process's generator.
+// Stands for data augmentation: every look at a sample draws from the process's generator.
 class NoisyDataset final : public Dataset {
  public:
   explicit NoisyDataset(int64_t size) : samples_(tiny_dataset(size)) {}
@@ -149,7 +149,7 @@ class NoisyDataset final : public Dataset {
   std::shared_ptr<TensorDataset> samples_;
 };
 
-// Asks for a checkpoint after every batch and epoch, and keeps what loggers get.
+// Saves a checkpoint after every batch and epoch, and keeps what loggers get.
 class Recorder final : public Callback {
  public:
   explicit Recorder(fs::path folder) : folder_(std::move(folder)) {}
@@ -169,7 +169,7 @@ class Recorder final : public Callback {
   fs::path folder_;
 };
 
-// What a run leaves behind, on one rank.
+// The results of a run on one rank.
 struct Trail {
   NamedTensors weights;
   std::vector<double> losses;
@@ -185,7 +185,7 @@ struct RunKind {
   bool has_model_checkpoint = false;
 };
 
-// On the world's ranks if there is one.
+// Runs on the ranks of the current World if there is one.
 Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
   static std::mutex mutex;
   std::shared_ptr<TinyModule> module;
@@ -217,7 +217,7 @@ Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std
   return trail;
 }
 
-// By rank.
+// Returns a trail for each rank.
 std::vector<Trail> fit_all(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
   std::vector<Trail> trails(static_cast<size_t>(run.world_size));
   if (run.world_size == 1) {
@@ -251,7 +251,7 @@ void expect_same_end(const Trail& whole, const Trail& resumed) {
   }
 }
 
-// From every checkpoint of a run, in a process that begins with other weights.
+// Resumes from every checkpoint of a run, in a process that begins with other weights.
 void expect_exact_resume(const RunKind& run) {
   const TempDir dir;
   const std::vector<Trail> whole = fit_all(run, 1, dir.path(), "");
@@ -265,7 +265,7 @@ void expect_exact_resume(const RunKind& run) {
     }
     lengths.insert(resumed[0].losses.size());
   }
-  EXPECT_GE(lengths.size(), 5U);  // they began at different places
+  EXPECT_GE(lengths.size(), 5U);  // the runs resumed at different steps
   EXPECT_EQ(*lengths.begin(), 0U);
 }
 
@@ -287,7 +287,7 @@ class SavesAtStart final : public Callback {
   fs::path folder_;
 };
 
-// As when a signal comes while a run that goes on is still being set up.
+// A signal may come while a resumed run is still being set up.
 TEST(Resume, IsExactFromWhatAResumedRunSavesBeforeItsFirstStep) {
   const RunKind run{.make = [] { return make_module<NetWithDropout>(); }};
   const TempDir dir;
@@ -374,7 +374,7 @@ struct NetWithPlateau : Net {
   }
 };
 
-// Counts, and sends SIGTERM at the first batch of one of the validations.
+// Counts validations and their batches, and sends SIGTERM at the first batch of one validation.
 class WatchesValidations final : public Callback {
  public:
   explicit WatchesValidations(int64_t terminated) : terminated_(terminated) {}
@@ -391,7 +391,7 @@ class WatchesValidations final : public Callback {
   }
 
  private:
-  int64_t terminated_;  // the first is 0; negative: none
+  int64_t terminated_;  // counted from 0; negative: never
 };
 
 void expect_interrupted(RunKind run, const fs::path& checkpoints, int64_t validation, const std::string& ckpt_path) {
@@ -403,7 +403,7 @@ void expect_interrupted(RunKind run, const fs::path& checkpoints, int64_t valida
   EXPECT_EQ(watches->passes, validation + 1);
 }
 
-// Each of a run's validations is cut short after its first batch of two, and again when it has begun anew.
+// Each validation of a run is interrupted after the first of its two batches, and again after it has started over.
 void expect_exact_resume_of_validations(const RunKind& run, int64_t num_validations) {
   const std::vector<Trail> whole = fit_all(run, 1, "", "");
   for (int64_t validation = 0; validation < num_validations; ++validation) {
@@ -422,7 +422,7 @@ void expect_exact_resume_of_validations(const RunKind& run, int64_t num_validati
 
 TEST(Resume, BeginsAnewTheValidationThatASignalCutShort) {
   expect_exact_resume_of_validations({.make = [] { return make_module<NetWithOtherWeights>(); }}, 2);
-  const TrainerOptions often{.max_steps = 9, .val_check_interval = Batches(2)};  // after 9 steps comes the fourth
+  const TrainerOptions often{.max_steps = 9, .val_check_interval = Batches(2)};  // the fourth one is after step 9
   expect_exact_resume_of_validations({often, 1, [] { return make_module<NetWithOtherWeights>(); }}, 4);
   expect_exact_resume_of_validations({often, 1, [] { return make_module<NetWithPlateau>(); }}, 4);
   expect_exact_resume_of_validations({often, 2}, 4);
@@ -434,7 +434,7 @@ TEST(Resume, BeginsAnewTheValidationThatASignalCutShort) {
   expect_exact_resume_of_validations({accumulating}, 4);
 }
 
-// They do not ask each other before batches that only one of them may have.
+// The ranks do not consult each other before a batch that only one of them may have.
 TEST(Resume, RanksWhoseLoadersKnowNoLengthValidateToTheEnd) {
   std::array<size_t, 2> num_batches{};
   EXPECT_THROW(run_ranks(2,
@@ -463,7 +463,7 @@ TEST(Resume, RanksWhoseLoadersKnowNoLengthValidateToTheEnd) {
   EXPECT_EQ(num_batches[1], 2U);
 }
 
-// Its schedule moves once the epoch is over, and no earlier.
+// The schedule moves once the epoch is complete, and no earlier.
 TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
   const auto make = [] { return make_module<NetWithEpochs>(); };
   const TempDir dir;
@@ -474,7 +474,7 @@ TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
   EXPECT_TRUE(ends_with(whole.losses, resumed.losses));
 }
 
-// Saves when the last step is behind, and the epoch's metrics are reduced.
+// Saves after the last step, when the epoch's metrics are reduced.
 class SavesAtEnd final : public Callback {
  public:
   explicit SavesAtEnd(fs::path folder) : folder_(std::move(folder)) {}
@@ -484,13 +484,13 @@ class SavesAtEnd final : public Callback {
   fs::path folder_;
 };
 
-// The run that is cut validates where the whole one does not.
+// Drops validation metrics: the run that is cut validates at other times than the whole run.
 Trail of_training(Trail trail) {
   std::erase_if(trail.metrics, [](const auto& metric) { return std::get<1>(metric).starts_with("val"); });
   return trail;
 }
 
-// Whatever ended it, and whenever the checkpoint was written.
+// The metrics are complete whatever ended the epoch, and whenever the checkpoint was written.
 TEST(Resume, MetricsOfAnEpochThatWasCutCoverAllOfIt) {
   const auto make = [] { return make_module<NetWithMetric>(); };
   const Trail whole = of_training(fit({.make = make}, 1, "", ""));
@@ -509,7 +509,7 @@ TEST(Resume, MetricsOfAnEpochThatWasCutCoverAllOfIt) {
   }
 }
 
-// As by a hand that keeps the file's size: `value` in the place of what `name` has in state.json.
+// Replaces the value of `name` in state.json by `value`, keeping the file's size.
 void overwrite(const fs::path& checkpoint, const std::string& name, const std::string& value) {
   const fs::path file = checkpoint / "state.json";
   std::string text = testing::read_file(file);
@@ -560,7 +560,7 @@ TEST(Resume, IsExactOnSeveralRanks) {
   }
 }
 
-// All that a checkpoint has of parameters and their optimizer, whoever wrote which part of it.
+// All parameters and optimizer state of a checkpoint, whichever rank wrote which part.
 std::map<std::string, at::Tensor> contents_of(const fs::path& checkpoint) {
   const CheckpointReader reader(checkpoint);
   std::map<std::string, at::Tensor> contents;
@@ -574,7 +574,7 @@ std::map<std::string, at::Tensor> contents_of(const fs::path& checkpoint) {
   return contents;
 }
 
-// Saves what a run has begun with, and keeps the samples that this rank sees in its first epoch.
+// Saves the state at the start of a run, and keeps the samples that this rank sees in its first epoch.
 class FirstEpoch final : public Callback {
  public:
   FirstEpoch(fs::path folder, int64_t ends_after) : folder_(std::move(folder)), ends_after_(ends_after) {}
@@ -590,7 +590,7 @@ class FirstEpoch final : public Callback {
   }
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override {
     if (--ends_after_ == 0) {
-      has_ended_ = true;  // ranks may take one more step
+      has_ended_ = true;  // other ranks may take one more step
       trainer.save_checkpoint(folder_ / "end");
       trainer.request_stop("the test wants it");
     }
@@ -598,17 +598,17 @@ class FirstEpoch final : public Callback {
 
  private:
   fs::path folder_;
-  int64_t ends_after_;  // batches
+  int64_t ends_after_;  // batches; negative: never
   bool has_ended_ = false;
   std::optional<int64_t> epoch_;
 };
 
-// All ranks' samples.
 template <class M>
 std::shared_ptr<TinyModule> made() {
   return make_module<M>();
 }
 
+// Returns the samples that all ranks see in the first epoch.
 std::multiset<float> run_first_epoch(RunKind run, const fs::path& folder, int64_t ends_after,
                                      const std::string& ckpt_path,
                                      std::shared_ptr<TinyModule> (*make)() = made<TinyModule>) {
@@ -635,7 +635,7 @@ std::multiset<float> run_first_epoch(RunKind run, const fs::path& folder, int64_
   return all;
 }
 
-// 20 samples seen: each of two ranks goes on in the middle of a batch.
+// After 20 samples, each of two ranks resumes in the middle of a batch.
 TEST(Resume, GoesOnBetweenTwoBatches) {
   const TempDir dir;
   const fs::path first = dir.path() / "first", second = dir.path() / "second";
@@ -666,7 +666,7 @@ TEST(Resume, GoesOnWithOtherRanksAndStrategies) {
       const fs::path second = dir.path() / c10::str(before, "-", after);
       std::multiset<float> all = run_first_epoch(kinds[after], second, /*ends_after=*/-1, first / "end");
       all.insert(seen.begin(), seen.end());
-      EXPECT_EQ(all, whole);  // each sample once
+      EXPECT_EQ(all, whole);  // each sample occurs once
       const auto saved = contents_of(first / "end"), loaded = contents_of(second / "begin");
       ASSERT_EQ(saved.size(), loaded.size());
       for (const auto& [name, tensor] : saved) EXPECT_TRUE(loaded.at(name).equal(tensor)) << name;
@@ -717,8 +717,8 @@ struct FreezesAfterThreeSteps : TinyModule {
   }
 };
 
-// The first checkpoint has a parameter that is frozen while an update of it is under way; the second has it frozen, and
-// an update of the others under way.
+// In the first checkpoint a parameter is frozen while an update of it is in progress; in the second it is frozen, and
+// an update of the others is in progress.
 TEST(Resume, FinishesAnUpdateOfAParameterThatIsFrozen) {
   const RunKind late{.options = {.strategy = DelayedUpdate{.base = "ddp_sharded"}}, .world_size = 2};
   const TempDir dir;

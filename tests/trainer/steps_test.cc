@@ -1,5 +1,5 @@
-// Optimizer steps out of batches: windows of micro-batches, batches and epochs that are skipped, updates that are left
-// out, and which steps loggers hear of.
+// How batches become optimizer steps: accumulation windows of micro-batches, skipped batches and epochs, skipped
+// updates, and which steps loggers get.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
@@ -102,7 +102,7 @@ TEST(Steps, AccumulationMayChangeFromTheNextEpochOn) {
   EXPECT_EQ(trainer.state().global_step, 4 + 2);
 }
 
-// A schedule of every step that divides the learning rate by ten.
+// A schedule that divides the learning rate by ten at every step.
 struct Scheduled : Line {
   int64_t moves = 0, epochs_ended = 0;
   Optimizers configure_optimizers() override {
@@ -147,7 +147,7 @@ TEST(Steps, AnUpdateWithAClosureThatIsLeftOutIsNoStep) {
   const auto module = make_module<LeftOut>();
   Trainer trainer(quiet());
   trainer.fit(module, {.train = loader_of({1, 2})});
-  EXPECT_EQ(module->trained, 0);  // it is the closure that runs it
+  EXPECT_EQ(module->trained, 0);  // the closure runs training_step, and is not called
   EXPECT_EQ(trainer.state().global_step, 0);
   EXPECT_EQ(trainer.state().batches_that_stepped, 0);
 }
@@ -173,7 +173,7 @@ TEST(SkipEpoch, OfACallbackEndsTheEpochNotTheRun) {
   trainer.fit(module, {.train = tiny_loader(40, 8), .val = tiny_loader(8, 8)});
   EXPECT_EQ(module->trained, 2 + 2);
   EXPECT_EQ(trainer.state().epoch, 2);
-  EXPECT_EQ(module->validated, 0);  // it is due at the end of the epoch, which never comes
+  EXPECT_EQ(module->validated, 0);  // validation is due at the end of the epoch, which is never reached
 }
 
 TEST(SkipEpoch, OfTheModuleStillEndsTheEpochWithHooksAndSchedules) {
@@ -216,7 +216,7 @@ TEST(SkipEpoch, TakesTheStepOfAWindowThatHasBegun) {
   EXPECT_EQ(module->moves, 1);
 }
 
-// The x of the step metrics that loggers are sent.
+// Returns the steps of the metrics that loggers are sent.
 std::vector<int64_t> logged_steps(TrainerOptions options) {
   struct Steps : Callback {
     std::vector<int64_t> steps;
@@ -234,7 +234,7 @@ TEST(LogEveryNSteps, SendsEveryNthStep) {
   EXPECT_THAT(logged_steps({.log_every_n_steps = 3}), ElementsAre(2, 5, 8));
   EXPECT_THAT(logged_steps({.max_epochs = 2, .limit_train_batches = Batches(2), .log_every_n_steps = 3}),
               ElementsAre(2));
-  EXPECT_THAT(logged_steps({}), ElementsAre());  // every 50
+  EXPECT_THAT(logged_steps({}), ElementsAre());  // the default is every 50 steps
 }
 
 TEST(LogEveryNSteps, CountsStepsNotBatches) {
@@ -245,7 +245,7 @@ TEST(LogEveryNSteps, TheLastStepBeforeAStopIsSent) {
   EXPECT_THAT(logged_steps({.log_every_n_steps = 3, .callbacks = {stop_at_batch(5)}}), ElementsAre(2, 4));
 }
 
-// What loggers get of a step: name, value and x.
+// Records what loggers get: the metrics and their step.
 struct Sent : Callback {
   std::vector<std::pair<Metrics, int64_t>> metrics;
   void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override { metrics.emplace_back(values, step); }
@@ -280,7 +280,7 @@ TEST(StepMetrics, AMetricNamedStepTakesThePlaceOfTheStep) {
   EXPECT_EQ(sent->metrics[1], (std::pair(Metrics{{"a", 1}}, int64_t{101})));
 }
 
-// The later one, which callback_metrics() has too.
+// Loggers get the later value, which callback_metrics() has too.
 TEST(EpochMetrics, OfANameThatTwoHooksLogLoggersGetWhatCallbacksRead) {
   struct Logging : Line {
     at::Tensor training_step(const Batch& batch, int64_t i) override {

@@ -283,7 +283,7 @@ TEST(Trainer, WritesNothingThatIsTurnedOff) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-// Bad input, each before the first step.
+// Returns the message of a fit that is refused before its first step.
 std::string fit_refusal(ModuleHandle module, Loaders loaders) {
   Trainer trainer(quiet());
   const std::string message = message_of<SetupError>([&] { trainer.fit(std::move(module), std::move(loaders)); });
@@ -448,7 +448,7 @@ TEST(Trainer, AScheduleThatIsNotStrictWaitsForItsMetric) {
   const auto module = make_module<Waiting>();
   Trainer(quiet({.max_epochs = 4})).fit(module, {.train = tiny_loader(8, 8)});
   ASSERT_EQ(module->lrs.size(), 4U);
-  EXPECT_EQ(module->lrs[2], 1.0);  // nothing to look at after epoch 0, a first value after epoch 1
+  EXPECT_EQ(module->lrs[2], 1.0);  // no value after epoch 0, the first value after epoch 1
   EXPECT_NEAR(module->lrs[3], 0.1, 1e-12);
 }
 
@@ -473,12 +473,12 @@ TEST(Trainer, GradientsAreThoseOfTheMeanForWhoWantsThem) {
   EXPECT_NEAR(norm(false) / norm(true), 4.0, 1e-5);
 }
 
-// Trains a child of the module from an epoch on, with a learning rate of its own; until then it is frozen.
+// Trains a child of the module from an epoch on, with a learning rate of its own; the child is frozen until then.
 struct Finetuning final : Callback {
   std::string child;
   int64_t from_epoch;
   double lr;
-  std::vector<size_t> groups;  // at the start of each epoch
+  std::vector<size_t> groups;  // number of groups at the start of each epoch
   Finetuning(std::string name, int64_t epoch, double rate) : child(std::move(name)), from_epoch(epoch), lr(rate) {}
 
   static std::vector<at::Tensor> set_requires_grad(TrainerControl& trainer, const std::string& name, bool value) {
@@ -540,7 +540,7 @@ TEST(Trainer, AFinetuningCallbackTrainsALayerFromAnEpochOnAsTorchDoes) {
 
 TEST(Trainer, ALayerMayBeTrainedFromTheMiddleOfARunOn) {
   struct Thawing : TinyModule {
-    std::vector<bool> in_bucket;  // its weights after each batch
+    std::vector<bool> in_bucket;  // whether its weights are in a bucket, after each batch
     Thawing() {
       for (const at::Tensor& param : hidden->parameters()) at::Tensor(param).requires_grad_(false);
     }

@@ -62,14 +62,14 @@ TEST(FindLearningRate, TriesRatesAndLeavesEverythingAsItWas) {
   EXPECT_EQ(module->lrs, curve.lrs);
   EXPECT_EQ(trainer.state().global_step, 0);
 
-  double average = 0.0;  // of the losses that the module saw
+  double average = 0.0;  // running average of the module's losses
   for (size_t i = 0; i < 5; ++i) {
     average = 0.98 * average + 0.02 * module->train_losses[i];
     EXPECT_NEAR(curve.losses[i], average / (1.0 - std::pow(0.98, i + 1)), 1e-9);
   }
 }
 
-// Weights that have no exact form in 16 bits, and a gradient that the program has computed.
+// Weights that a 16-bit type cannot represent, and a gradient that the program has computed.
 TEST(Tuner, LeavesWeightsAndGradientsInEveryPrecisionAndOnTheHost) {
   for (const char* strategy : {"single_device", "zero_offload"}) {
     for (const char* precision : {"32", "64", "bf16-true", "16-true"}) {
@@ -183,7 +183,7 @@ TEST(FindBatchSize, SearchesBetweenTheLastTwo) {
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.mode = "binsearch", .margin = 0.1}), 36);
 }
 
-// A trial that runs out of memory fails as any run does.
+// A trial that runs out of memory fails like any run.
 TEST(FindBatchSize, WorksWithAStrategyThatHasRanks) {
   const auto module = make_module<Limited>(40);
   Trainer trainer(quiet({.strategy = "zero_offload"}));
@@ -195,7 +195,7 @@ TEST(FindBatchSize, WorksWithAStrategyThatHasRanks) {
 TEST(FindBatchSize, EndsAtTheLargestSizeAndTheWholeEpoch) {
   const auto module = make_module<Limited>(1000);
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.max_size = 100}), 100);
-  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 512);  // one batch of 400
+  EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 512);  // one batch of all 400 samples
 }
 
 TEST(FindBatchSize, OtherErrorsAndTooLittleMemoryReachTheCaller) {

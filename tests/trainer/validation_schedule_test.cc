@@ -101,7 +101,7 @@ TEST(ValidationSchedule, ATimeGoesOnWhenTheLoadersAreMadeAnew) {
     void on_validation_start(TrainerControl& trainer) override { trainer.request_stop("this was it"); }
   };
   TrainerOptions options{.max_time = 10s,
-                         .val_check_interval = 20ms,  // many epochs
+                         .val_check_interval = 20ms,  // takes many epochs
                          .num_sanity_val_steps = 0,
                          .reload_dataloaders_every_n_epochs = 1};
   options.callbacks = {std::make_shared<StopAtValidation>()};

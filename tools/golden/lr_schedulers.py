@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/optim/lr_schedulers_golden.json: learning rates from Python torch, which those of fulgur are held to.
+"""Writes tests/optim/lr_schedulers_golden.json: Python torch's learning rates, the reference for those of fulgur.
 
   python3 tools/golden/lr_schedulers.py      with torch 2.11 on the PYTHONPATH: the wheel that the build has fetched is
                                              ~/.cache/fulgur/torch-2.11.0-*/site-packages (it imports typing_extensions,
@@ -23,7 +23,7 @@ OUTPUT = pathlib.Path(__file__).resolve().parents[2] / "tests/optim/lr_scheduler
 
 
 def warmup_cosine(warmup_steps, total_steps, min_lr_ratio=0.0):
-    """transformers: get_cosine_schedule_with_warmup, and get_cosine_with_min_lr_schedule_with_warmup for the floor."""
+    """The rule of transformers: get_cosine_schedule_with_warmup, and get_cosine_with_min_lr_schedule_with_warmup."""
 
     def factor(step):
         if step < warmup_steps:
@@ -36,7 +36,7 @@ def warmup_cosine(warmup_steps, total_steps, min_lr_ratio=0.0):
 
 
 def warmup_linear(warmup_steps, total_steps):
-    """transformers: get_linear_schedule_with_warmup."""
+    """The rule of transformers: get_linear_schedule_with_warmup."""
 
     def factor(step):
         if step < warmup_steps:

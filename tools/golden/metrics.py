@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/metrics/metrics_golden.json: inputs, and what torchmetrics makes of them.
+"""Writes tests/metrics/metrics_golden.json: inputs, and torchmetrics' results for them.
 
   pip install --target DIR --no-deps torchmetrics==1.9.0 lightning-utilities packaging
   PYTHONPATH=DIR:<a folder with torch and numpy> tools/golden/metrics.py
 
-Each value is that of several updates with unequal batches (batch_sizes).
+Each value results from several updates with unequal batches (batch_sizes).
 """
 import itertools
 import json
@@ -35,13 +35,13 @@ def make_inputs():
         return torch.randint(num_classes, shape, generator=generator)
 
     target = labels(NUM_SAMPLES)
-    target[target == 3] = 1  # class 3 is never there
+    target[target == 3] = 1  # class 3 never occurs
     hint = 1.2 * torch.nn.functional.one_hot(target, NUM_CLASSES)
     logits = 1.5 * (normal(NUM_SAMPLES, NUM_CLASSES) + hint)
     binary_target = labels(NUM_SAMPLES, num_classes=2)
     binary_logits = normal(NUM_SAMPLES) * 2 + binary_target
     never_2 = logits.clone()
-    never_2[:, 2:4] = -9.0  # class 2 is never found, class 3 is neither found nor there
+    never_2[:, 2:4] = -9.0  # class 2 is never predicted, class 3 is neither predicted nor a target
     tokens = labels(NUM_SAMPLES, 4)
     tokens[normal(NUM_SAMPLES, 4) > 0.8] = -100
     words = "a the cat dog sat on mat red".split()
@@ -75,7 +75,7 @@ def make_inputs():
 
 
 def cases():
-    """(metric, torchmetrics object, options as ours are called, names of the arguments of update)"""
+    """Yields (metric, torchmetrics object, options under fulgur's names, names of the arguments of update)."""
     scores = {"accuracy": "Accuracy", "precision": "Precision", "recall": "Recall", "f1_score": "F1Score"}
     multiclass = {"num_classes": NUM_CLASSES}
     several = [("logits", "target"), ("preds", "target"), ("logits_3d", "target_2d"),

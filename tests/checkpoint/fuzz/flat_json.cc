@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
-// Values are refused, or come back from their own text.
+// Values are refused, or are the same after a round trip through their own text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   constexpr int64_t kMaxValues = 1000;
@@ -15,6 +15,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   testing::require(values.size() <= kMaxValues);
   const std::string text = to_flat_json(values);
-  testing::require(to_flat_json(parse_flat_json(text, "file")) == text);  // NaN is not equal to itself
+  testing::require(to_flat_json(parse_flat_json(text, "file")) == text);  // compares texts: NaN is not equal to itself
   return 0;
 }

@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
-// A manifest is refused, or comes back from its own text.
+// A manifest is refused, or is the same after a round trip through its own text.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   try {

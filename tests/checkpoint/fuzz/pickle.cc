@@ -4,8 +4,8 @@
 #include "tests/checkpoint/fuzz/require.h"
 #include "tests/testing/largest_allocation.h"
 
-// A pickle is refused, or its tensors lie in their storages; in either case it makes no more of its bytes than the
-// limits allow, which are small here, so that short files come up to them.
+// A pickle is refused, or its tensors lie in their storages. In either case the reader allocates no more than the
+// limits allow, which are small here, so that short files reach them.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   constexpr PickleLimits kLimits{.max_values = 1 << 13, .max_copied_bytes = 1 << 18};

@@ -1,5 +1,5 @@
-// Makes files that say one thing again and again, which libFuzzer's own mutations seldom do: such files are the ones
-// that ask a reader for much memory. tools/fuzz links it into every target.
+// Makes files that repeat one thing many times, which libFuzzer's own mutations seldom do: such files make a reader
+// request much memory. tools/fuzz links this file into every target.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

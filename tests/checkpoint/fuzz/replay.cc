@@ -1,4 +1,4 @@
-// Gives the files named to a fuzz target; tools/fuzz builds the same targets for libFuzzer.
+// Feeds the named files to a fuzz target; tools/fuzz builds the same targets for libFuzzer.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>

@@ -4,7 +4,7 @@
 
 namespace fulgur::testing {
 
-// What a fuzzer takes for a find.
+// Aborts unless `holds`, which a fuzzer reports as a find.
 inline void require(bool holds) {
   if (!holds) std::abort();
 }

@@ -3,7 +3,7 @@
 #include "core/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
-// A header is refused, or its tensors lie one behind the other and end with the file.
+// A header is refused, or its tensors lie one after the other and end with the file.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   const std::span<const char> bytes(reinterpret_cast<const char*>(data), size);

@@ -4,7 +4,7 @@
 #include "tests/checkpoint/fuzz/require.h"
 #include "tests/testing/largest_allocation.h"
 
-// Nothing outside the file is read, and little more than the directory is held.
+// The reader reads nothing outside the file, and allocates little more than the directory.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   const auto read = [&](uint64_t begin, uint64_t num_bytes) {
