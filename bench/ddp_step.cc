@@ -32,12 +32,15 @@ struct StepOptions {
   int64_t width = 56;
   int64_t depth = 3;
   int64_t steps = 200;
+  bool two_groups = false;
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     visit({.name = "width", .help = "width of each hidden layer", .min = 1}, &width);
     visit({.name = "depth", .help = "number of hidden layers", .min = 1}, &depth);
     visit({.name = "steps", .help = "number of timed steps", .min = 1}, &steps);
+    visit({.name = "two_groups", .help = "put the biases into a parameter group before that of the weights"},
+          &two_groups);
   }
 };
 
@@ -54,7 +57,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 
 class Mlp : public Module {
  public:
-  Mlp(int64_t width, int64_t depth) {
+  Mlp(int64_t width, int64_t depth, bool two_groups) : two_groups_(two_groups) {
     using namespace torch::nn;
     layers_ = register_module("layers", Sequential());
     for (int64_t i = 0; i < depth; ++i) {
@@ -82,7 +85,13 @@ class Mlp : public Module {
     steady_mb_ = read_mb("smaps_rollup", "Pss:");
     peak_mb_ = read_mb("status", "VmHWM:");
   }
-  Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = 1e-4}); }
+  Optimizers configure_optimizers() override {
+    if (!two_groups_) return optim::Adam(parameters(), {.lr = 1e-4});
+    ParamGroup biases, weights;
+    for (const at::Tensor& parameter : parameters())
+      (parameter.dim() == 1 ? biases : weights).params.push_back(parameter);
+    return optim::Adam(std::vector<ParamGroup>{biases, weights}, {.lr = 1e-4});
+  }
 
   void print() const {
     fmt::print("{:.8g}\n", fmt::join(losses_, " "));
@@ -90,6 +99,7 @@ class Mlp : public Module {
   }
 
  private:
+  const bool two_groups_;
   torch::nn::Sequential layers_;
   std::vector<float> losses_;
   Clock::time_point warm_;
@@ -126,7 +136,7 @@ class Pool final : public Loader {
 
 void run(StepOptions options) {
   at::set_num_threads(1);
-  const auto module = make_module<Mlp>(options.width, options.depth);
+  const auto module = make_module<Mlp>(options.width, options.depth, options.two_groups);
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = std::make_shared<Pool>(options.width, options.steps + kWarmUp)});
   if (trainer.is_global_zero()) module->print();

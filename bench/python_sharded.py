@@ -90,7 +90,7 @@ def growth(program, kind):
 def main():
     program = sys.argv[1]
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
-    kinds = ["ddp", "ddp_sharded"]
+    kinds = ["ddp", "ddp_sharded", "ddp --two_groups", "ddp_sharded --two_groups"]
     try:
         import fairscale  # noqa: F401
         kinds += ["torch", "fairscale"]
@@ -111,10 +111,10 @@ def main():
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
         print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
               f"{worst:.1e} of them")
-    for kind in kinds[:2]:
+    for kind in kinds[:4]:
         sent = bytes_of_a_step(program, kind, 1152)
         print(f"{kind}: {sent:.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
-    for kind in [*kinds[:2], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[2:]]:
+    for kind in [*kinds[:4], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[4:]]:
         steady, peak = growth(program, kind)
         print(f"{kind}: memory of a rank grows by {steady:.2f} of the model's bytes, at most {peak:.2f}", flush=True)
 
