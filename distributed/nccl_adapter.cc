@@ -17,7 +17,7 @@ namespace fulgur {
 
 namespace {
 
-// NCCL's watchdog ends the process when a collective is late: the margin lets the control group report the cause first.
+// NCCL's watchdog fails a collective that is late: the margin lets the control group report the cause first.
 constexpr std::chrono::seconds kWatchdogMargin{30};
 
 }  // namespace

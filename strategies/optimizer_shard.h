@@ -50,7 +50,7 @@ struct ShardOptions {
 // writes to parameters that have a copy are overwritten. A copy of a whole bucket on a CPU costs no pass to publish: a
 // delayed update reads the parameters and writes the copy, and then the two exchange their memory.
 // Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
-// different buckets, sections or workers may run at once.
+// different buckets, sections or workers may run at once, and publish() beside update() of other buckets.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
 class OptimizerShard {
  public:

@@ -41,7 +41,8 @@ class ModelCheckpoint;
 // Errors: settings that cannot be used throw UsageError from the constructor; a module and data that do not fit
 // together throw SetupError from an entry point, before its first step. An exception from a step or a hook reaches the
 // caller as it is, once on_exception and teardown have run; text_of (core/exception_text.h) says which hook, epoch and
-// batch it came from. Threading: one thread, which all hooks run on; only request_stop may be called from any thread.
+// batch it came from. Threading: one thread, which all hooks run on (with dp, training_step runs on
+// a thread per device); only request_stop may be called from any thread.
 class Trainer final : private TrainerControl {
  public:
   explicit Trainer(TrainerOptions options = {});
