@@ -97,7 +97,7 @@ class Module : public torch::nn::Module {
   virtual void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping);
 
   // Override to do something around the update, or to skip the update by not calling `step`: then no step is counted,
-  // and no schedule advances.
+  // and no schedule advances. With several ranks, all must skip it or none: their weights would differ from then on.
   virtual void optimizer_step(Optimizer&, const std::function<void()>& step) { step(); }
 
   // Advances a schedule that the Trainer steps. `metric` is the value of the schedule's monitor.
