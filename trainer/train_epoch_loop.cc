@@ -75,7 +75,6 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
-    if (context_.ranks.world_size() == 1) bounds_.agree();  // several ranks agree within the step
     drain_if_last();
     validate_after_batch(validation_is_due());
     ++state.batch_idx;
@@ -130,6 +129,7 @@ void TrainEpochLoop::run_batch(const Batch& batch) {
   if (window_batches_ == 0) progress_.of_epoch = context_.state.batch_idx + 1;
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
+  if (context_.ranks.world_size() == 1) bounds_.agree();  // several ranks agree within the step
   count_step();
 }
 
