@@ -293,6 +293,7 @@ void ModelCheckpoint::load_state(const State& state) {
   const auto* scored_step = state.find<int64_t>("scored_step");
   scored_step_ = scored_step != nullptr && same_scores ? *scored_step : -1;
   if (const auto* step = state.find<int64_t>("validated_step")) validated_step_ = *step;
+  validated_metrics_.clear();
   const State validated = state.child("validated_metrics");
   for (const auto& [name, value] : validated.values()) validated_metrics_[name] = validated.get<double>(name);
   const std::vector<Saved> before = std::exchange(saved_, {});

@@ -19,8 +19,9 @@ struct OnExceptionCheckpointOptions {
 // from there; the resumed run removes the checkpoint once it has a newer one. The resumed run begins with the batch
 // that failed, or, where gradients are accumulated, with the first batch of the accumulation window, whose metrics
 // then count twice. Random numbers differ from those of a run that did not fail. With several ranks nothing is saved:
-// a checkpoint is written by all ranks, and one of them has failed. Nothing is saved either if a signal ends the run
-// and ModelCheckpoint saves. An optimizer step that failed half-way is saved as it is.
+// a checkpoint is written by all ranks, and one of them has failed. Nothing is saved either before there are
+// optimizers, or if a signal ends the run and ModelCheckpoint saves. An optimizer step that failed half-way is saved as
+// it is.
 class OnExceptionCheckpoint final : public Callback {
  public:
   using Options = OnExceptionCheckpointOptions;
