@@ -13,8 +13,8 @@
 
 #include "bench/side_by_side.h"
 #include "cli/command_line.h"
-#include "distributed/run_distributed.h"
 #include "distributed/world.h"
+#include "launch/run_distributed.h"
 
 namespace {
 

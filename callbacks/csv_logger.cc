@@ -12,9 +12,9 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/file_system.h"
-#include "core/error.h"
 
 namespace fulgur {
 namespace {

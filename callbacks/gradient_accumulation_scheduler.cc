@@ -5,7 +5,7 @@
 #include <iterator>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/module.h"
 
 namespace fulgur {

@@ -10,9 +10,9 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "base/describe.h"
 #include "core/callback.h"
-#include "core/describe.h"
 #include "core/metric_log.h"
 
 namespace fulgur {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 

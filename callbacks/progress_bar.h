@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/logging.h"
 #include "core/callback.h"
-#include "core/logging.h"
 
 namespace fulgur {
 

@@ -17,8 +17,8 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
+#include "base/error.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -11,11 +11,11 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error.h"
+#include "checkpoint/formats/strict_json.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/state_json.h"
-#include "checkpoint/strict_json.h"
-#include "core/error.h"
 
 namespace fulgur {
 namespace {

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "base/state.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
 #include "checkpoint/state_range.h"
-#include "core/state.h"
 
 namespace fulgur {
 

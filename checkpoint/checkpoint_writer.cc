@@ -9,14 +9,14 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/error.h"
+#include "base/exception_text.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/layout.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/state_json.h"
-#include "core/error.h"
-#include "core/exception_text.h"
 #include "distributed/exchange.h"
 
 namespace fulgur {

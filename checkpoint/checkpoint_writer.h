@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "base/state.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/state_range.h"
-#include "core/state.h"
 #include "distributed/collective.h"
 
 namespace fulgur {

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

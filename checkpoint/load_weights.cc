@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/type_name.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "core/error.h"
-#include "core/logging.h"
 #include "core/module_state.h"
-#include "core/type_name.h"
 
 namespace fulgur {
 namespace {

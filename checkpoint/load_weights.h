@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <string_view>
 
-#include "checkpoint/safetensors.h"
-#include "core/field_state.h"
-#include "core/state.h"
+#include "base/field_state.h"
+#include "base/state.h"
+#include "checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

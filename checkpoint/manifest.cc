@@ -9,10 +9,10 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error.h"
+#include "checkpoint/formats/strict_json.h"
 #include "checkpoint/limits.h"
 #include "checkpoint/migrations.h"
-#include "checkpoint/strict_json.h"
-#include "core/error.h"
 
 namespace fulgur {
 namespace {

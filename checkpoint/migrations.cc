@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "checkpoint/strict_json.h"
+#include "checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 

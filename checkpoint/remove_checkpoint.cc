@@ -8,10 +8,10 @@
 #include <system_error>
 #include <vector>
 
+#include "base/logging.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/manifest.h"
-#include "core/logging.h"
 
 namespace fulgur {
 namespace {

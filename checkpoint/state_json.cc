@@ -3,7 +3,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "checkpoint/flat_json.h"
+#include "checkpoint/formats/flat_json.h"
 
 namespace fulgur {
 

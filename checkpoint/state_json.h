@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/safetensors.h"
-#include "core/state.h"
+#include "base/state.h"
+#include "checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <utility>
 
-#include "core/error.h"
-#include "core/exception_text.h"
-#include "core/logging.h"
-#include "core/names.h"
-#include "core/working_directory.h"
-#include "distributed/session.h"
+#include "base/error.h"
+#include "base/exception_text.h"
+#include "base/logging.h"
+#include "base/names.h"
+#include "base/working_directory.h"
+#include "launch/session.h"
 
 namespace fulgur {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/names.h"
+#include "base/names.h"
 
 namespace fulgur {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/state.h"
 #include "core/batch.h"
-#include "core/state.h"
 
 namespace fulgur {
 

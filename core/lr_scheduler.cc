@@ -5,8 +5,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "core/error.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/names.h"
 
 namespace fulgur {
 

@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "core/error.h"
-#include "core/type_name.h"
+#include "base/error.h"
+#include "base/type_name.h"
 
 namespace fulgur {
 

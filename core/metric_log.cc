@@ -11,7 +11,7 @@
 #include <array>
 #include <limits>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

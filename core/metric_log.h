@@ -12,12 +12,12 @@
 #include <string_view>
 #include <vector>
 
+#include "base/state.h"
 #include "core/batch.h"
 #include "core/hook.h"
 #include "core/metric.h"
 #include "core/ranks.h"
 #include "core/run_state.h"
-#include "core/state.h"
 
 namespace fulgur {
 

@@ -5,9 +5,9 @@
 
 #include <typeinfo>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/type_name.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/type_name.h"
 
 namespace fulgur {
 namespace {

@@ -11,15 +11,15 @@
 #include <string_view>
 #include <vector>
 
+#include "base/field_state.h"
+#include "base/state.h"
 #include "core/batch.h"
 #include "core/callback.h"
-#include "core/field_state.h"
 #include "core/gradient_clipping.h"
 #include "core/manual_optimization.h"
 #include "core/metric_log.h"
 #include "core/optimizer.h"
 #include "core/run_state.h"
-#include "core/state.h"
 
 namespace fulgur {
 

@@ -7,7 +7,7 @@
 #include <ranges>
 #include <unordered_map>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

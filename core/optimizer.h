@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/state.h"
 #include "core/lr_scheduler.h"
-#include "core/state.h"
 
 namespace fulgur {
 

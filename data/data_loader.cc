@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

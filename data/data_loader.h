@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/describe.h"
+#include "base/describe.h"
 #include "core/loader.h"
 #include "data/dataset.h"
 #include "data/sampler.h"

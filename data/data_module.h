@@ -4,9 +4,9 @@
 #include <memory>
 #include <utility>
 
+#include "base/state.h"
 #include "core/loader.h"
 #include "core/run_state.h"
-#include "core/state.h"
 
 namespace fulgur {
 

@@ -8,8 +8,8 @@
 #include <numeric>
 #include <unordered_set>
 
-#include "core/error.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

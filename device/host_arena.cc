@@ -19,8 +19,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.h"
-#include "core/logging.h"
+#include "base/error.h"
+#include "base/logging.h"
 #include "device/side_worker.h"
 
 namespace fulgur {

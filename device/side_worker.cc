@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/logging.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

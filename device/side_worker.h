@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/serial_worker.h"
+#include "base/serial_worker.h"
 
 namespace fulgur {
 

@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/serial_worker.h"
-#include "core/trace.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/serial_worker.h"
+#include "base/trace.h"
 #include "distributed/c10d_op.h"
 #include "distributed/detached_call.h"
 #include "distributed/gloo_transfers.h"

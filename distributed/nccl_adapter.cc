@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #else
-#include "core/error.h"
+#include "base/error.h"
 #endif
 
 namespace fulgur {

@@ -18,7 +18,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

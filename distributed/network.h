@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/environment_variables.h"
+#include "base/environment_variables.h"
 
 namespace fulgur {
 

@@ -20,7 +20,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "core/logging.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

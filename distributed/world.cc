@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "distributed/detached_call.h"
 #include "distributed/gloo_adapter.h"
 #include "distributed/heartbeat.h"

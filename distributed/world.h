@@ -11,9 +11,9 @@
 #include <string_view>
 
 #include "distributed/c10d_collective.h"
-#include "distributed/cluster_environment.h"
 #include "distributed/collective.h"
 #include "distributed/network.h"
+#include "launch/cluster_environment.h"
 
 namespace fulgur {
 

@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur::metrics {
 namespace {

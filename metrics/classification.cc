@@ -9,7 +9,7 @@
 
 #include <tuple>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur::metrics {
 namespace {

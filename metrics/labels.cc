@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur::metrics::internal {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/describe.h"
+#include "base/describe.h"
 #include "core/optimizer.h"
 #include "optim/element_wise_optimizer.h"
 

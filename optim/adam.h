@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/describe.h"
+#include "base/describe.h"
 #include "core/optimizer.h"
 #include "optim/element_wise_optimizer.h"
 

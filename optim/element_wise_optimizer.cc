@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "optim/gradient_divisor.h"
 
 namespace fulgur::optim {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/describe.h"
+#include "base/describe.h"
 
 namespace fulgur::optim {
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "core/error.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/names.h"
 
 namespace fulgur::optim {
 namespace {

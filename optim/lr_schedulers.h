@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/describe.h"
+#include "base/describe.h"
 #include "core/lr_scheduler.h"
 
 // Learning-rate schedules with the names, options, defaults and values of torch.optim.lr_scheduler:

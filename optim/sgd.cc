@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur::optim {
 namespace {

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "optim/gradient_divisor.h"
 
 namespace fulgur::optim {

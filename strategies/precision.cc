@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <array>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/autocast.h"
+#include "base/autocast.h"
 #include "core/batch.h"
 
 namespace fulgur {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/describe.h"
+#include "base/describe.h"
 
 namespace fulgur {
 

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "strategies/flat_strategy.h"
+#include "strategies/engine/flat_strategy.h"
 
 namespace fulgur {
 namespace {

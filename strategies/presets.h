@@ -1,6 +1,6 @@
 #pragma once
 
-#include "core/registry.h"
+#include "base/registry.h"
 #include "strategies/preset_options.h"
 #include "strategies/strategy.h"
 

@@ -11,14 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/describe.h"
+#include "base/state.h"
 #include "checkpoint/state_range.h"
 #include "core/batch.h"
-#include "core/describe.h"
 #include "core/gradient_clipping.h"
 #include "core/model_memory.h"
 #include "core/module.h"
 #include "core/optimizer.h"
-#include "core/state.h"
 #include "distributed/world.h"
 #include "strategies/precision.h"
 

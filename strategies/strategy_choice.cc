@@ -7,7 +7,7 @@
 #include <mutex>
 #include <set>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "strategies/presets.h"
 
 namespace fulgur {

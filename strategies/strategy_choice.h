@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/describe.h"
-#include "core/names.h"
+#include "base/describe.h"
+#include "base/names.h"
 #include "strategies/strategy.h"
 
 namespace fulgur {

@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "base/exception_text.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/formats/safetensors.h"
+#include "checkpoint/formats/torch_archive.h"
 #include "checkpoint/manifest.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/torch_archive.h"
 #include "cli/command_line.h"
-#include "core/error.h"
-#include "core/exception_text.h"
 
 namespace fulgur {
 namespace {

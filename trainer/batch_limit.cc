@@ -7,7 +7,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "core/error.h"
+#include "base/error.h"
 
 namespace fulgur {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
+#include "base/error.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

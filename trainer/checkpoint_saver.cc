@@ -6,10 +6,10 @@
 #include <numeric>
 #include <utility>
 
-#include "core/error.h"
-#include "core/exception_text.h"
-#include "core/logging.h"
-#include "core/trace.h"
+#include "base/error.h"
+#include "base/exception_text.h"
+#include "base/logging.h"
+#include "base/trace.h"
 #include "distributed/c10d_collective.h"
 
 namespace fulgur {

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/serial_worker.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "core/callback.h"
-#include "core/serial_worker.h"
 #include "distributed/collective.h"
 
 namespace fulgur {

@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "core/error.h"
-#include "core/names.h"
-#include "distributed/session.h"
+#include "base/error.h"
+#include "base/names.h"
+#include "launch/session.h"
 #include "strategies/presets.h"
 
 namespace fulgur {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "device/devices.h"
-#include "distributed/cluster_environment.h"
+#include "launch/cluster_environment.h"
 #include "strategies/strategy.h"
 #include "trainer/trainer_options.h"
 

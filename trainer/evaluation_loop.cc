@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include "core/seed.h"
+#include "base/seed.h"
 #include "trainer/everyone_gets_it.h"
 #include "trainer/limited_batches.h"
 

@@ -3,8 +3,8 @@
 #include <exception>
 #include <string_view>
 
-#include "core/exception_text.h"
-#include "core/logging.h"
+#include "base/exception_text.h"
+#include "base/logging.h"
 
 namespace fulgur {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/error.h"
+#include "base/names.h"
 #include "checkpoint/manifest.h"
-#include "core/error.h"
-#include "core/names.h"
 
 namespace fulgur {
 namespace {

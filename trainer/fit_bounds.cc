@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/logging.h"
+#include "base/logging.h"
 
 namespace fulgur {
 

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/seed.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/seed.h"
 #include "trainer/repeat_first_epoch.h"
 
 namespace fulgur {

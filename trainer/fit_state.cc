@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
+#include "base/error.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

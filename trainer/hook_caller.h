@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/exception_text.h"
 #include "core/callback.h"
-#include "core/exception_text.h"
 #include "core/metric_log.h"
 #include "core/module.h"
 #include "core/run_state.h"
@@ -18,7 +18,7 @@
 namespace fulgur {
 
 // Fires a hook: every callback in list order, then the Module. While a hook runs, log() does what the hook's scope
-// allows, and an exception that the hook throws is annotated with its place (core/exception_text.h).
+// allows, and an exception that the hook throws is annotated with its place (base/exception_text.h).
 class HookCaller {
  public:
   using Callbacks = std::vector<std::shared_ptr<Callback>>;

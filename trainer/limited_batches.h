@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/loader.h"
 #include "core/ranks.h"
 

@@ -4,7 +4,7 @@
 
 #include <exception>
 
-#include "core/logging.h"
+#include "base/logging.h"
 #include "core/module_state.h"
 
 namespace fulgur {

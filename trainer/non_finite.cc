@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/logging.h"
+#include "base/logging.h"
 
 namespace fulgur {
 

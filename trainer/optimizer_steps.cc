@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

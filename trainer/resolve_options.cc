@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/error.h"
+#include "base/logging.h"
 #include "callbacks/csv_logger.h"
 #include "callbacks/evaluation_table.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/model_summary.h"
 #include "callbacks/progress_bar.h"
-#include "core/error.h"
-#include "core/logging.h"
 #include "strategies/precision.h"
 
 namespace fulgur {

@@ -11,9 +11,9 @@
 #include <system_error>
 #include <vector>
 
+#include "base/error.h"
+#include "base/working_directory.h"
 #include "checkpoint/file_system.h"
-#include "core/error.h"
-#include "core/working_directory.h"
 
 namespace fulgur {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/logging.h"
+#include "base/logging.h"
 
 namespace fulgur {
 namespace {

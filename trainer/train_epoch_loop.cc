@@ -6,8 +6,8 @@
 #include <functional>
 #include <utility>
 
-#include "core/error.h"
-#include "core/seed.h"
+#include "base/error.h"
+#include "base/seed.h"
 
 namespace fulgur {
 namespace {

@@ -11,12 +11,12 @@
 #include <typeinfo>
 #include <utility>
 
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/seed.h"
 #include "checkpoint/load_weights.h"
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/seed.h"
 #include "distributed/exchange.h"
-#include "distributed/thread_world.h"
+#include "launch/thread_world.h"
 #include "nn/sync_batch_norm.h"
 #include "strategies/presets.h"
 #include "trainer/check_inputs.h"

@@ -19,7 +19,7 @@
 #include "core/metric_log.h"
 #include "core/run_state.h"
 #include "data/data_module.h"
-#include "distributed/session.h"
+#include "launch/session.h"
 #include "strategies/precision.h"
 #include "strategies/strategy.h"
 #include "trainer/checkpoint_saver.h"
@@ -40,7 +40,7 @@ class ModelCheckpoint;
 //   trainer.fit(make_module<Digits>(), {.train = train, .val = val});
 // Errors: settings that cannot be used throw UsageError from the constructor; a module and data that do not fit
 // together throw SetupError from an entry point, before its first step. An exception from a step or a hook reaches the
-// caller as it is, once on_exception and teardown have run; text_of (core/exception_text.h) says which hook, epoch and
+// caller as it is, once on_exception and teardown have run; text_of (base/exception_text.h) says which hook, epoch and
 // batch it came from. Threading: one thread, which all hooks run on (with dp, training_step runs on
 // a thread per device); only request_stop may be called from any thread.
 class Trainer final : private TrainerControl {

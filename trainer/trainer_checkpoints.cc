@@ -5,16 +5,16 @@
 #include <csignal>
 #include <system_error>
 
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/names.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/on_exception_checkpoint.h"
 #include "checkpoint/atomic_files.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/remove_checkpoint.h"
-#include "core/error.h"
-#include "core/logging.h"
 #include "core/module_state.h"
-#include "core/names.h"
 #include "distributed/exchange.h"
 #include "distributed/local_collective.h"
 #include "trainer/find_checkpoint.h"

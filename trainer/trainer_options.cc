@@ -1,6 +1,6 @@
 #include "trainer/trainer_options.h"
 
-#include "core/names.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "base/describe.h"
 #include "core/callback.h"
-#include "core/describe.h"
 #include "core/gradient_clipping.h"
 #include "device/devices.h"
 #include "strategies/strategy_choice.h"

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <utility>
 
-#include "core/error.h"
-#include "core/logging.h"
-#include "core/names.h"
+#include "base/error.h"
+#include "base/logging.h"
+#include "base/names.h"
 
 namespace fulgur {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/describe.h"
 #include "core/callback.h"
-#include "core/describe.h"
 
 namespace fulgur {
 

@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/error.h"
-#include "core/state.h"
+#include "base/error.h"
+#include "base/state.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
-#include "core/state.h"
+#include "base/error.h"
+#include "base/state.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/file_system.h"
-#include "core/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

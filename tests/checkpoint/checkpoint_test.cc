@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/layout.h"
-#include "core/error.h"
 #include "distributed/local_collective.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <string_view>
 
-#include "checkpoint/huggingface.h"
-#include "checkpoint/safetensors.h"
-#include "checkpoint/torch_archive.h"
-#include "core/error.h"
+#include "base/error.h"
+#include "checkpoint/formats/huggingface.h"
+#include "checkpoint/formats/safetensors.h"
+#include "checkpoint/formats/torch_archive.h"
 
 namespace {
 

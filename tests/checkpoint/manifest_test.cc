@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
+#include "checkpoint/formats/strict_json.h"
 #include "checkpoint/migrations.h"
-#include "checkpoint/strict_json.h"
-#include "core/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/largest_allocation.h"
 #include "tests/testing/temp_dir.h"

@@ -1,9 +1,9 @@
-#include "checkpoint/pickle.h"
+#include "checkpoint/formats/pickle.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

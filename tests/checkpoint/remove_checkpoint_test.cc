@@ -3,9 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/error.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/manifest.h"
-#include "core/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

@@ -1,11 +1,11 @@
-#include "checkpoint/safetensors_header.h"
+#include "checkpoint/formats/safetensors_header.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/largest_allocation.h"
 

@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "trainer/trainer_options.h"

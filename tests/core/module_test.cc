@@ -7,7 +7,7 @@
 #include <functional>
 #include <optional>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/make_module.h"
 #include "core/overridden_hooks.h"
 #include "optim/sgd.h"

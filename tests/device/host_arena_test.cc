@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -16,7 +16,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 

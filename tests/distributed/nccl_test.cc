@@ -7,7 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "core/exception_text.h"
+#include "base/exception_text.h"
 #include "distributed/world.h"
 
 namespace fulgur {

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "distributed/network.h"
 #include "tests/testing/errors.h"
 

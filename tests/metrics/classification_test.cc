@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/metrics/golden.h"
 #include "tests/testing/errors.h"
 

@@ -21,9 +21,9 @@
 #include <tuple>
 #include <vector>
 
-#include "core/activation_checkpoint.h"
-#include "core/error.h"
+#include "base/error.h"
 #include "distributed/local_collective.h"
+#include "nn/activation_checkpoint.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 

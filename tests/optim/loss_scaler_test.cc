@@ -9,7 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur::optim {

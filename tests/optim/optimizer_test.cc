@@ -13,7 +13,7 @@
 #include <string>
 #include <type_traits>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "optim/adagrad.h"
 #include "optim/adam.h"
 #include "optim/lamb.h"

@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/safetensors.h"
+#include "base/error.h"
+#include "checkpoint/formats/safetensors.h"
 #include "checkpoint/state_json.h"
-#include "core/error.h"
-#include "strategies/saved_optimizers.h"
+#include "strategies/engine/saved_optimizers.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

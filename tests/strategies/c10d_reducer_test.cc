@@ -10,7 +10,7 @@
 
 #include "distributed/gloo_adapter.h"
 #include "optim/sgd.h"
-#include "strategies/gradient_reducer.h"
+#include "strategies/engine/gradient_reducer.h"
 #include "tests/testing/ranks.h"
 
 namespace fulgur {

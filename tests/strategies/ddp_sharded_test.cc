@@ -9,13 +9,13 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
-#include "core/tie_parameter.h"
+#include "base/error.h"
 #include "distributed/local_collective.h"
 #include "nn/sync_batch_norm.h"
+#include "nn/tie_parameter.h"
 #include "optim/lamb.h"
 #include "optim/sgd.h"
-#include "strategies/optimizer_shard.h"
+#include "strategies/engine/optimizer_shard.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"

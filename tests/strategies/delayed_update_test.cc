@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
-#include "core/autocast.h"
-#include "core/error.h"
+#include "base/autocast.h"
+#include "base/error.h"
 #include "core/gradient_clipping.h"
 #include "distributed/world.h"
 #include "optim/lr_schedulers.h"

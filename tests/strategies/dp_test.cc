@@ -14,11 +14,11 @@
 #include <stdexcept>
 #include <vector>
 
-#include "core/activation_checkpoint.h"
-#include "core/autocast.h"
-#include "core/error.h"
-#include "core/tie_parameter.h"
+#include "base/autocast.h"
+#include "base/error.h"
 #include "metrics/regression.h"
+#include "nn/activation_checkpoint.h"
+#include "nn/tie_parameter.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
 #include "strategies/presets.h"

@@ -1,4 +1,4 @@
-#include "strategies/flat_parameters.h"
+#include "strategies/engine/flat_parameters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "optim/adam.h"
 #include "optim/sgd.h"
 #include "tests/testing/errors.h"

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "core/error.h"
-#include "core/seed.h"
+#include "base/error.h"
+#include "base/seed.h"
 #include "optim/adam.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"

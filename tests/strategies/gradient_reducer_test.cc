@@ -1,4 +1,4 @@
-#include "strategies/gradient_reducer.h"
+#include "strategies/engine/gradient_reducer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

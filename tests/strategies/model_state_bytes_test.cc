@@ -11,16 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
+#include "base/names.h"
 #include "core/make_module.h"
-#include "core/names.h"
 #include "optim/adam.h"
 #include "optim/lamb.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"
+#include "strategies/engine/flat_parameters.h"
+#include "strategies/engine/optimizer_shard.h"
 #include "strategies/estimate_memory.h"
-#include "strategies/flat_parameters.h"
-#include "strategies/optimizer_shard.h"
 #include "strategies/presets.h"
 #include "strategies/strategy_choice.h"
 #include "tests/testing/counting_allocator.h"

@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "device/host_arena.h"
 #include "optim/lamb.h"
 #include "optim/lion.h"

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/seed.h"
 #include "core/module.h"
-#include "core/seed.h"
 #include "data/data_loader.h"
 #include "data/data_module.h"
 #include "data/tensor_dataset.h"

@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "callbacks/gradient_accumulation_scheduler.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/progress_bar.h"
 #include "cli/command_line.h"
-#include "core/error.h"
-#include "distributed/cluster_environment.h"
+#include "launch/cluster_environment.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <memory>
 
-#include "core/seed.h"
+#include "base/seed.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"
 #include "trainer/trainer.h"

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "core/callback.h"
-#include "core/error.h"
 #include "core/ranks.h"
 #include "core/run_state.h"
 #include "tests/testing/at_batch_end.h"

@@ -13,12 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/on_exception_checkpoint.h"
 #include "checkpoint/file_system.h"
 #include "checkpoint/load_weights.h"
 #include "checkpoint/manifest.h"
-#include "core/error.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
 #include "tests/testing/at_batch_end.h"

@@ -6,8 +6,8 @@
 
 #include <fstream>
 
+#include "base/error.h"
 #include "checkpoint/manifest.h"
-#include "core/error.h"
 #include "distributed/local_collective.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/seed.h"
 #include "core/callback.h"
-#include "core/seed.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/unsized_loader.h"
 #include "trainer/trainer.h"

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/exception_text.h"
 #include "core/callback.h"
-#include "core/exception_text.h"
 #include "data/data_loader.h"
 #include "data/data_module.h"
 #include "data/dataset.h"

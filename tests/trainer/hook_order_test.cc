@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/state.h"
 #include "core/callback.h"
-#include "core/state.h"
 #include "data/data_module.h"
 #include "optim/lr_schedulers.h"
 #include "tests/testing/at_batch_end.h"

@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
+#include "base/error.h"
 #include "callbacks/csv_logger.h"
 #include "callbacks/model_checkpoint.h"
 #include "core/callback.h"
-#include "core/error.h"
 #include "data/data_module.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"

@@ -9,8 +9,8 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
+#include "base/error.h"
 #include "callbacks/gradient_accumulation_scheduler.h"
-#include "core/error.h"
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"

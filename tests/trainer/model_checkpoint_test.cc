@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "core/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"

@@ -14,8 +14,8 @@
 #include <optional>
 #include <set>
 
-#include "core/autocast.h"
-#include "core/error.h"
+#include "base/autocast.h"
+#include "base/error.h"
 #include "core/gradient_clipping.h"
 #include "optim/adam.h"
 #include "optim/lr_schedulers.h"

@@ -17,8 +17,8 @@
 #include <tuple>
 #include <vector>
 
+#include "base/error.h"
 #include "callbacks/model_checkpoint.h"
-#include "core/error.h"
 #include "nn/sync_batch_norm.h"
 #include "optim/sgd.h"
 #include "optim/torch_optimizer.h"

@@ -16,10 +16,10 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
 #include "callbacks/gradient_accumulation_scheduler.h"
 #include "callbacks/model_checkpoint.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "core/error.h"
 #include "metrics/aggregation.h"
 #include "optim/lamb.h"
 #include "optim/lr_schedulers.h"

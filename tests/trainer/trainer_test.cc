@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "callbacks/model_checkpoint.h"
 #include "callbacks/progress_bar.h"
-#include "core/error.h"
 #include "core/gradient_clipping.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"
-#include "strategies/flat_strategy.h"
+#include "strategies/engine/flat_strategy.h"
 #include "strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"

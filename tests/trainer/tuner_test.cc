@@ -9,7 +9,7 @@
 #include <new>
 #include <vector>
 
-#include "core/error.h"
+#include "base/error.h"
 #include "core/module_state.h"
 #include "optim/lr_schedulers.h"
 #include "optim/sgd.h"

@@ -1,6 +1,6 @@
-#include "checkpoint/flat_json.h"
+#include "checkpoint/formats/flat_json.h"
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
 // Values are refused, or are the same after a round trip through their own text.

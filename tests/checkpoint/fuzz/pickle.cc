@@ -1,6 +1,6 @@
-#include "checkpoint/pickle.h"
+#include "checkpoint/formats/pickle.h"
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 #include "tests/testing/largest_allocation.h"
 

@@ -1,6 +1,6 @@
-#include "checkpoint/zip_directory.h"
+#include "checkpoint/formats/zip_directory.h"
 
-#include "core/error.h"
+#include "base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 #include "tests/testing/largest_allocation.h"
 

@@ -1,0 +1,26 @@
+#include "base/state.h"
+
+#include <fmt/format.h>
+
+namespace fulgur {
+
+void State::set_child(std::string_view name, const State& child) {
+  for (const auto& [own, value] : child.values_) set(fmt::format("{}/{}", name, own), value);
+}
+
+State State::child(std::string_view name) const {
+  const std::string prefix = fmt::format("{}/", name);
+  State child;
+  for (auto entry = values_.lower_bound(prefix); entry != values_.end() && entry->first.starts_with(prefix); ++entry) {
+    child.set(std::string_view(entry->first).substr(prefix.size()), entry->second);
+  }
+  return child;
+}
+
+void State::fail(std::string_view name) const {
+  throw CheckpointError(values_.contains(name)
+                            ? fmt::format("the saved state has '{}' with another type than expected", name)
+                            : fmt::format("the saved state lacks '{}'", name));
+}
+
+}  // namespace fulgur

@@ -1,0 +1,111 @@
+#include "base/trace.h"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/logging.h"
+
+namespace fulgur::trace {
+namespace {
+
+struct Event {
+  std::string name;
+  size_t lane;
+  Clock::time_point begin, end;
+};
+
+class Recorder {
+ public:
+  explicit Recorder(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  void write_or_warn() {
+    try {
+      write();
+    } catch (const std::exception& error) {
+      log_warning("no trace is written to {}: {}", folder_.string(), error.what());
+    }
+  }
+
+  void add(std::string name, Clock::time_point begin, Clock::time_point end, std::string_view lane) {
+    const std::lock_guard lock(mutex_);
+    const size_t number = lane.empty() ? lane_of_thread() : lane_named(std::string(lane));
+    events_.push_back({std::move(name), number, begin, end});
+  }
+
+ private:
+  size_t lane_named(const std::string& name) {
+    const auto [place, is_new] = lanes_.emplace(name, names_.size());
+    if (is_new) names_.push_back(name);
+    return place->second;
+  }
+
+  size_t lane_of_thread() {
+    const auto [place, is_new] = threads_.emplace(std::this_thread::get_id(), threads_.size());
+    return lane_named(fmt::format("thread {}", place->second));
+  }
+
+  void write() {
+    const std::lock_guard lock(mutex_);
+    std::filesystem::create_directories(folder_);
+    const int64_t rank = log_rank();
+    std::ofstream file(folder_ / fmt::format("rank-{}.json", rank));
+    file << "[\n";
+    for (size_t lane = 0; lane < names_.size(); ++lane) {
+      file << fmt::format(R"({{"name": "thread_name", "ph": "M", "pid": {}, "tid": {}, "args": {{"name": "{}"}}}},)",
+                          rank, lane, names_[lane])
+           << '\n';
+    }
+    for (const Event& event : events_) {
+      file << fmt::format(R"({{"name": "{}", "ph": "X", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}}},)",
+                          event.name, rank, event.lane, microseconds(event.begin.time_since_epoch()),
+                          microseconds(event.end - event.begin))
+           << '\n';
+    }
+    file << fmt::format(R"({{"name": "process_name", "ph": "M", "pid": {0}, "args": {{"name": "rank {0}"}}}})", rank)
+         << "\n]\n";
+    if (!file.flush()) throw std::runtime_error("writing failed");
+  }
+
+  static double microseconds(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
+
+  const std::filesystem::path folder_;
+  std::mutex mutex_;
+  std::vector<Event> events_;
+  std::map<std::string, size_t> lanes_;
+  std::vector<std::string> names_;  // by lane
+  std::map<std::thread::id, size_t> threads_;
+};
+
+Recorder* recorder() {
+  static const char* const folder = std::getenv("FULGUR_TRACE");
+  if (folder == nullptr || *folder == '\0') return nullptr;
+  // Never destroyed: threads may add spans until the end of the process, when the file is written.
+  static Recorder* const recorder = [] {
+    static Recorder* const made = new Recorder(folder);
+    std::atexit([] { made->write_or_warn(); });
+    return made;
+  }();
+  return recorder;
+}
+
+}  // namespace
+
+bool enabled() {
+  static const bool is_enabled = recorder() != nullptr;
+  return is_enabled;
+}
+
+void add(std::string name, Clock::time_point begin, Clock::time_point end, std::string_view lane) {
+  if (Recorder* const to = recorder()) to->add(std::move(name), begin, end, lane);
+}
+
+}  // namespace fulgur::trace

@@ -1,0 +1,362 @@
+#include "strategies/engine/optimizer_shard.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "strategies/engine/saved_optimizers.h"
+
+namespace fulgur {
+namespace {
+
+using optim::ElementWiseOptimizer;
+
+constexpr std::string_view kMaster = "master";
+constexpr int64_t kPartAlignment = 64;  // elements
+
+int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// Calls `visit(name, tensor)` for each tensor of a state, defined or not.
+template <class TensorsOfState, class Visit>
+void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype, TensorsOfState& state,
+                     const Visit& visit) {
+  for (const auto& field : optimizer.state_fields()) visit(field.name, state.tensors[field.slot]);
+  if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
+}
+
+// Exchanges the memory of two tensors, also for all views of them.
+void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
+  c10::StorageImpl& one = *a.storage().unsafeGetStorageImpl();
+  c10::StorageImpl& other = *b.storage().unsafeGetStorageImpl();
+  TORCH_INTERNAL_ASSERT(one.nbytes() == other.nbytes() && a.storage_offset() == 0 && b.storage_offset() == 0);
+  at::DataPtr of_one = one.set_data_ptr(at::DataPtr(nullptr, a.device()));
+  one.set_data_ptr_noswap(other.set_data_ptr(std::move(of_one)));
+}
+
+// The elements of a tensor in memory order.
+at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
+
+}  // namespace
+
+std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange range) {
+  std::vector<Piece> pieces;
+  for (size_t s = 0; s < bucket.slots.size(); ++s) {
+    const FlatParameters::Slot& slot = bucket.slots[s];
+    const int64_t begin = std::max(slot.begin, range.begin);
+    const int64_t end = std::min(slot.begin + slot.num_elements, range.end);
+    if (begin < end) pieces.push_back({s, begin - slot.begin, end - begin, begin - range.begin});
+  }
+  return pieces;
+}
+
+OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers,
+                               const ShardOptions& options)
+    : parameters_(parameters), optimizers_(optimizers), options_(options), buckets_(parameters.buckets().size()) {
+  for (const auto& optimizer : optimizers) {
+    if (dynamic_cast<const ElementWiseOptimizer*>(optimizer.get()) != nullptr) continue;
+    throw UsageError(fmt::format(
+        "{} needs whole tensors{}, but here they are updated in parts; use an element-wise optimizer (AdamW, "
+        "Adam, SGD, Adagrad, RMSprop, Lion) or strategy 'ddp'",
+        optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) cut(b);
+  if (options.host_ratio > 0) {
+    const bool on_gpu = !buckets_.empty() && !parameters.buckets().front().flat.is_cpu();
+    arena_.emplace(arena_bytes(), HostArenaOptions{.pinned = on_gpu, .processes = options.ranks_on_host});
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    make_copies(b);
+    make_parts(b);
+  }
+}
+
+ElementRange OptimizerShard::range(size_t bucket) const {
+  return rank_range(parameters_.buckets()[bucket].flat.numel(), options_.rank, options_.world_size);
+}
+
+// Cuts a range into sections; the section on the host comes first.
+void OptimizerShard::cut(size_t b) {
+  const ElementRange whole = range(b);
+  const int64_t middle = whole.begin + elements_on_host(whole.size(), options_.host_ratio);
+  const bool workers_can = options_.copies && parameters_.buckets()[b].flat.is_cpu();
+  std::vector<Section>& sections = buckets_[b].sections;
+  if (middle > whole.begin)
+    sections.push_back({.range = {whole.begin, middle}, .on_host = true, .num_workers = options_.num_workers});
+  if (middle < whole.end)
+    sections.push_back({.range = {middle, whole.end}, .num_workers = workers_can ? options_.num_workers : 1});
+}
+
+int64_t OptimizerShard::elements_on_host(int64_t num_elements, double ratio) {
+  const auto wanted = static_cast<int64_t>(std::ceil(ratio * static_cast<double>(num_elements)));
+  return std::min(num_elements, round_up(wanted, kPartAlignment));
+}
+
+c10::ScalarType OptimizerShard::sum_dtype(size_t b) const {
+  const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  return options_.accumulates ? optim::widened(dtype) : dtype;
+}
+
+int64_t OptimizerShard::arena_bytes() const {
+  int64_t num_bytes = 0;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+    const auto num_states = static_cast<int64_t>(optimizer_of(b).state_fields().size());
+    for (const Section& section : buckets_[b].sections) {
+      if (!section.on_host) continue;
+      const bool has_master = optim::is_16_bit(dtype);
+      const int64_t size = section.range.size();
+      num_bytes += HostArena::bytes_for(size, dtype) +
+                   options_.gradient_sums * HostArena::bytes_for(size, sum_dtype(b)) +
+                   (num_states + (has_master ? 1 : 0)) * HostArena::bytes_for(size, has_master ? at::kFloat : dtype);
+    }
+  }
+  return num_bytes;
+}
+
+void OptimizerShard::make_copies(size_t b) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  for (Section& section : buckets_[b].sections) {
+    if (section.on_host) {
+      section.copy = arena_->take(section.range.size(), flat.scalar_type());
+    } else if (options_.copies) {
+      section.copy = at::empty({section.range.size()}, flat.options());
+    }
+    if (section.copy.defined()) section.copy.copy_(section.range.of(flat));
+    section.exchanges = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
+  }
+}
+
+void OptimizerShard::make_parts(size_t b) {
+  const auto& bucket = parameters_.buckets()[b];
+  for (const Section& section : buckets_[b].sections) {
+    std::vector<Part>& parts = buckets_[b].parts.emplace_back();
+    const at::Tensor target =
+        section.copy.defined() && !section.exchanges ? section.copy : section.range.of(bucket.flat);
+    const int64_t length =
+        round_up((section.range.size() + section.num_workers - 1) / section.num_workers, kPartAlignment);
+    for (int64_t w = 0; w < section.num_workers; ++w) {
+      const int64_t begin = std::min(w * length, section.range.size());
+      const int64_t end = std::min(begin + length, section.range.size());
+      Part& part = parts.emplace_back(
+          Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}, {}});
+      for (const Piece& piece : part.pieces) {
+        part.tensors.push_back(target.narrow(0, begin + piece.offset, piece.num_elements));
+        if (section.exchanges) part.outs.push_back(section.copy.narrow(0, begin + piece.offset, piece.num_elements));
+      }
+      part.states.resize(part.pieces.size());
+      if (section.on_host) make_host_states(b, part);
+    }
+  }
+}
+
+// The memory is not written here: pages are placed near the worker whose first update writes them.
+void OptimizerShard::make_host_states(size_t b, Part& part) {
+  const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  const c10::ScalarType state_dtype = optim::widened(dtype);
+  for (size_t i = 0; i < part.pieces.size(); ++i) {
+    for_each_tensor(optimizer_of(b), dtype, part.states[i], [&](std::string_view, at::Tensor& tensor) {
+      tensor = arena_->take(part.pieces[i].num_elements, state_dtype);
+    });
+  }
+}
+
+std::vector<at::Tensor> OptimizerShard::make_sums(size_t b) {
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  std::vector<at::Tensor> sums;
+  for (const Section& section : buckets_[b].sections) {
+    sums.push_back(section.on_host ? arena_->take(section.range.size(), sum_dtype(b))
+                                   : at::zeros({section.range.size()}, flat.options().dtype(sum_dtype(b))));
+  }
+  return sums;
+}
+
+ElementWiseOptimizer& OptimizerShard::optimizer_of(size_t bucket) const {
+  return static_cast<ElementWiseOptimizer&>(optimizers_[parameters_.buckets()[bucket].optimizer]);
+}
+
+template <class Visit>
+void OptimizerShard::for_each_part(size_t bucket, const Visit& visit) const {
+  for (const auto& parts : buckets_[bucket].parts) {
+    for (const Part& part : parts) visit(part);
+  }
+}
+
+void OptimizerShard::update(size_t b, size_t section, int64_t worker, const Optimizer::Group& group,
+                            const at::Tensor& gradient, const std::vector<double>& used,
+                            const GradientTransform& transform, bool late) {
+  Part& part = buckets_[b].parts[section][static_cast<size_t>(worker)];
+  for (size_t i = 0; i < part.pieces.size(); ++i) {
+    const Piece& piece = part.pieces[i];
+    part.tensors[i].mutable_grad() =
+        used[piece.slot] > 0 ? gradient.narrow(0, part.begin + piece.offset, piece.num_elements) : at::Tensor();
+  }
+  optimizer_of(b).update(group, part.tensors, part.states, transform, late ? part.outs : std::vector<at::Tensor>());
+  for (const at::Tensor& tensor : part.tensors) tensor.mutable_grad().reset();
+}
+
+void OptimizerShard::publish(size_t b, bool late) const {
+  const c10::NoGradGuard no_grad;
+  for (const Section& section : buckets_[b].sections) {
+    if (!section.copy.defined()) continue;
+    if (section.exchanges) {
+      if (late) exchange_memory(parameters_.buckets()[b].flat, section.copy);
+      continue;
+    }
+    section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);
+  }
+}
+
+bool OptimizerShard::loses_writes(size_t b) const {
+  const auto has_copy = [](const Section& section) { return section.copy.defined(); };
+  return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type()) ||
+         std::ranges::any_of(buckets_[b].sections, has_copy);
+}
+
+ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
+  ElementWiseOptimizer::State whole;
+  const at::Tensor num_updates = at::zeros({1}, at::TensorOptions(at::kLong).device(param.device()));
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) {
+      if (part.pieces[i].slot == slot) num_updates.fill_(part.states[i].num_updates);
+    }
+  });
+  group.all_reduce(num_updates, ReduceOp::max).wait();
+  ParameterState gathered{.num_updates = num_updates.item<int64_t>()};
+  if (gathered.num_updates == 0) return gathered;
+  const at::ScalarType dtype = optim::widened(param.scalar_type());
+  for_each_tensor(optimizer_of(b), param.scalar_type(), whole, [&](std::string_view name, const at::Tensor&) {
+    const at::Tensor all = at::zeros({param.numel()}, param.options().dtype(dtype).requires_grad(false));
+    for_each_part(b, [&](const Part& part) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        if (piece.slot != slot) continue;
+        for_each_tensor(optimizer_of(b), param.scalar_type(), part.states[i],
+                        [&](std::string_view own_name, const at::Tensor& own) {
+                          if (own_name == name) all.narrow(0, piece.begin, piece.num_elements).copy_(own);
+                        });
+      }
+    });
+    group.all_reduce(all).wait();  // for each element, one rank adds a value, the others 0
+    const at::Tensor shaped = all.as_strided(param.sizes(), param.strides());
+    gathered.tensors.emplace(name, arena_ ? shaped.cpu() : shaped);  // the device may be too small for all
+  });
+  return gathered;
+}
+
+void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
+  const c10::NoGradGuard no_grad;
+  for (auto& parts : buckets_[b].parts) {
+    for (Part& part : parts) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        if (piece.slot != slot) continue;
+        ParameterState own{.num_updates = state.num_updates};
+        for (const auto& [name, whole] : state.tensors) {
+          own.tensors.emplace(name, in_memory_order(whole).narrow(0, piece.begin, piece.num_elements));
+        }
+        load_piece(b, part, i, own);
+      }
+    }
+  }
+}
+
+// `saved` may be on another device, and in another precision.
+void OptimizerShard::load_piece(size_t b, Part& part, size_t i, const ParameterState& saved) {
+  ElementWiseOptimizer::State& own = part.states[i];
+  own.num_updates = saved.num_updates;
+  if (own.num_updates == 0) return;
+  const at::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  const at::ScalarType state_dtype = optim::widened(dtype);
+  for_each_tensor(optimizer_of(b), dtype, own, [&](std::string_view name, at::Tensor& tensor) {
+    const bool is_new_master = name == kMaster && !saved.tensors.contains(kMaster);
+    const at::Tensor wanted = is_new_master ? updated_parameter(saved, part.tensors[i]) : saved.tensor(name);
+    tensor.defined() ? tensor.copy_(wanted)
+                     : tensor = wanted.to(part.tensors[i].device(), state_dtype, /*non_blocking=*/false, /*copy=*/true);
+  });
+}
+
+std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange within, bool copies, bool updated) const {
+  const auto& bucket = parameters_.buckets()[b];
+  std::vector<StateRange> ranges;
+  for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
+    const Section& section = buckets_[b].sections[s];
+    for (const Part& part : buckets_[b].parts[s]) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        const ElementWiseOptimizer::State& state = part.states[i];
+        const int64_t in_bucket = section.range.begin + part.begin + piece.offset;  // start of the piece
+        const int64_t begin = std::max(in_bucket, within.begin);
+        const int64_t end = std::min(in_bucket + piece.num_elements, within.end);
+        if (begin >= end || state.num_updates == 0) continue;
+        const auto own = [&](const at::Tensor& tensor) { return tensor.narrow(0, begin - in_bucket, end - begin); };
+        StateRange& range = ranges.emplace_back();
+        range.parameter = bucket.slots[piece.slot].name;
+        range.begin = piece.begin + begin - in_bucket;
+        range.end = range.begin + end - begin;
+        for_each_tensor(optimizer_of(b), bucket.flat.scalar_type(), state,
+                        [&](std::string_view name, const auto& t) { range.tensors.emplace(name, own(t)); });
+        if (copies && !range.tensors.contains(kMaster))
+          range.tensors.emplace("next", own(updated ? part.result(i) : part.tensors[i]));
+      }
+    }
+  }
+  return ranges;
+}
+
+std::vector<int64_t> OptimizerShard::num_updates(size_t b) const {
+  std::vector<int64_t> by_slot(parameters_.buckets()[b].slots.size());
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) by_slot[part.pieces[i].slot] = part.states[i].num_updates;
+  });
+  return by_slot;
+}
+
+void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updates, const ReadRange& read,
+                                 bool copies) {
+  const c10::NoGradGuard no_grad;
+  const auto& bucket = parameters_.buckets()[b];
+  for (auto& parts : buckets_[b].parts) {
+    for (Part& part : parts) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const Piece& piece = part.pieces[i];
+        part.states[i].num_updates = num_updates[piece.slot];
+        if (num_updates[piece.slot] == 0) continue;
+        const ParameterState saved{
+            .num_updates = num_updates[piece.slot],
+            .tensors = read(bucket.slots[piece.slot].name, piece.begin, piece.begin + piece.num_elements)};
+        load_piece(b, part, i, saved);
+        if (copies) part.result(i).copy_(updated_parameter(saved, part.tensors[i]));
+      }
+    }
+  }
+}
+
+OptimizerShard::States OptimizerShard::gather_all(Collective& group) const {
+  States states;
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& slots = parameters_.buckets()[b].slots;
+    for (size_t s = 0; s < slots.size(); ++s) states[slots[s].param.unsafeGetTensorImpl()] = gather(b, s, group);
+  }
+  return states;
+}
+
+void OptimizerShard::set_all(const States& states) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& slots = parameters_.buckets()[b].slots;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      const auto state = states.find(slots[s].param.unsafeGetTensorImpl());
+      if (state != states.end()) set(b, s, state->second);
+    }
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,144 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/state_range.h"
+#include "core/optimizer.h"
+#include "device/host_arena.h"
+#include "distributed/collective.h"
+#include "optim/element_wise_optimizer.h"
+#include "strategies/engine/flat_parameters.h"
+
+namespace fulgur {
+
+// The part of a parameter that lies in a rank's range of its bucket.
+struct Piece {
+  size_t slot;    // index in the bucket
+  int64_t begin;  // offset in the parameter, in memory order
+  int64_t num_elements;
+  int64_t offset;  // offset in the range
+
+  bool operator==(const Piece&) const = default;
+};
+
+// The pieces of a bucket that lie in `range`, in order. Padding belongs to no piece.
+std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange range);
+
+struct ShardOptions {
+  int64_t rank = 0;           // this rank, which updates range `rank` of every bucket
+  int64_t world_size = 1;     // 1: a range is the whole bucket
+  double host_ratio = 0;      // share of each range whose state, gradients and parameter copy are on the host
+  bool copies = false;        // the share on the device has a parameter copy, too
+  int64_t num_workers = 1;    // CPU threads that share the update of a section
+  int64_t gradient_sums = 1;  // number of calls of make_sums() per bucket
+  bool accumulates = false;   // micro-batches are summed: sums of 16-bit gradients are fp32
+  int64_t ranks_on_host = 1;  // ranks that each need as much memory of this host
+};
+
+// The part of the optimizers' work that one rank does, and the state for it: range r of every bucket belongs to rank
+// r (rank_range), so that a reduce_scatter of a bucket yields the gradient of the range, and all ranks do the same
+// amount of work.
+//   A range has one section, or two if a part of it is on the host. A section with a copy of its parameters is
+// updated in the copy, and publish() writes the copy to the parameters; other sections are updated in place. Other
+// writes to parameters that have a copy are overwritten. A copy of a whole bucket on a CPU costs no pass to publish: a
+// delayed update reads the parameters and writes the copy, and then the two exchange their memory.
+// Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
+// different buckets, sections or workers may run at once, and publish() beside update() of other buckets.
+// Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
+class OptimizerShard {
+ public:
+  struct Section {
+    ElementRange range;  // in the bucket
+    bool on_host = false;
+    at::Tensor copy{};       // copy of the section's parameters; undefined: updates are made in place
+    bool exchanges = false;  // `copy` is of the whole bucket, on a CPU: delayed updates exchange the memory
+    int64_t num_workers = 1;
+  };
+
+  // The states of whole parameters. The key is the parameter, which stays the same tensor in other buckets.
+  using States = std::map<const c10::TensorImpl*, ParameterState>;
+
+  // Throws UsageError for an optimizer that needs whole tensors, and if the host has too little memory.
+  OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, const ShardOptions& options);
+
+  ElementRange range(size_t bucket) const;
+  const std::vector<Section>& sections(size_t bucket) const { return buckets_[bucket].sections; }
+
+  // Makes memory for the gradient of each section of a bucket, on the device of the section's state: in the dtype of
+  // the bucket, or, with `accumulates`, fp32 for 16-bit.
+  std::vector<at::Tensor> make_sums(size_t bucket);
+
+  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
+  // is 0 are left alone. `late`: the update is delayed, and the next step reads the parameters meanwhile. If false, a
+  // section that `exchanges` does not need the copy: its parameters are updated in place.
+  void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
+              const std::vector<double>& used, const GradientTransform& transform, bool late);
+
+  // Writes updates to the parameters; `late` as in update().
+  void publish(size_t bucket, bool late) const;
+  bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
+  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
+
+  // gather() returns the state of one parameter from all ranks, set() stores this rank's part of one. Every rank
+  // calls them with the same slot.
+  ParameterState gather(size_t bucket, size_t slot, Collective& group) const;
+  void set(size_t bucket, size_t slot, const ParameterState& state);
+
+  // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
+  // load_ranges() resumes from it. Slots without updates are left out. `copies`: include the parameters after the
+  // update in progress, as "next", unless an fp32 master has the same values; `updated`: the bucket takes part in
+  // this update, so that its copies are not published yet.
+  std::vector<StateRange> state_ranges(size_t bucket, ElementRange within, bool copies, bool updated) const;
+  std::vector<int64_t> num_updates(size_t bucket) const;  // by slot; 0 where this rank has no element
+  void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read, bool copies);
+
+  // gather_all() returns the states of all parameters; every rank needs memory for the whole state.
+  States gather_all(Collective& group) const;
+  void set_all(const States& states);  // parameters that are not in `states` are left alone
+
+  int64_t host_bytes() const { return arena_ ? arena_->num_bytes() : 0; }  // including gradients and copies
+
+  int64_t num_workers() const { return options_.num_workers; }
+
+  // The number of a range's elements that are on the host.
+  static int64_t elements_on_host(int64_t num_elements, double ratio);
+
+ private:
+  struct Part {     // the part of one worker
+    int64_t begin;  // offset in the section
+    std::vector<Piece> pieces;
+    std::vector<at::Tensor> tensors;  // by piece: what is updated
+    std::vector<at::Tensor> outs{};   // by piece: where results go; empty: in place
+    std::vector<optim::ElementWiseOptimizer::State> states;
+    const at::Tensor& result(size_t piece) const { return outs.empty() ? tensors[piece] : outs[piece]; }
+  };
+  struct Bucket {
+    std::vector<Section> sections;
+    std::vector<std::vector<Part>> parts;  // by section and worker
+  };
+  void cut(size_t bucket);
+  void make_copies(size_t bucket);
+  void make_parts(size_t bucket);
+  void make_host_states(size_t bucket, Part& part);
+  c10::ScalarType sum_dtype(size_t bucket) const;
+  int64_t arena_bytes() const;
+  optim::ElementWiseOptimizer& optimizer_of(size_t bucket) const;
+  template <class Visit>
+  void for_each_part(size_t bucket, const Visit& visit) const;
+  void load_piece(size_t bucket, Part& part, size_t piece, const ParameterState& saved);
+
+  const FlatParameters& parameters_;
+  const Optimizers& optimizers_;
+  ShardOptions options_;
+  std::optional<HostArena> arena_;
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace fulgur

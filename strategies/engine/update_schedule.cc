@@ -1,0 +1,187 @@
+#include "strategies/engine/update_schedule.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/logging.h"
+#include "base/trace.h"
+
+namespace fulgur {
+namespace {
+
+constexpr size_t kFewCores = 8;  // threads are bound only if there are more cores
+constexpr int64_t kThreadsThatFeedGpu = 4;
+
+}  // namespace
+
+struct UpdateSchedule::Update {
+  std::vector<Optimizer::Group> groups;
+  GradientTransform transform;       // for the device
+  GradientTransform host_transform;  // the same for the host
+  bool late;
+  std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: the bucket is left alone
+  std::vector<std::vector<double>> used{};                    // by bucket and slot
+  std::vector<std::vector<std::shared_future<void>>> done{};  // by bucket
+
+  ~Update() {  // workers use this object
+    for (const auto& parts : done) {
+      for (const auto& part : parts) part.wait();
+    }
+  }
+};
+
+UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
+                               GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers)
+    : parameters_(parameters),
+      optimizers_(optimizers),
+      shard_(shard),
+      reducer_(reducer),
+      data_(data),
+      beside_(device, {.one_thread = device.is_cpu()}) {
+  const std::vector<int> cores = cores_of_process();
+  for (int64_t w = 0; w < num_workers; ++w) {
+    const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
+    workers_.push_back(std::make_unique<SideWorker>(
+        c10::kCPU, SideWorkerOptions{.one_thread = true,
+                                     .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));
+  }
+}
+
+UpdateSchedule::~UpdateSchedule() = default;
+
+int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bool on_gpu) {
+  return std::max<int64_t>(1, num_cores / num_ranks - (on_gpu ? kThreadsThatFeedGpu : 0));
+}
+
+void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, bool late) {
+  drain();
+  std::unique_ptr<Update> update = start(optimizer, transform, late);
+  late ? void(late_ = std::move(update)) : finish(*update);
+}
+
+void UpdateSchedule::drain() {
+  if (const auto update = std::exchange(late_, nullptr)) finish(*update);
+}
+
+void UpdateSchedule::wait() const {
+  if (late_ == nullptr) return;
+  for (const auto& parts : late_->done) {
+    for (const auto& part : parts) part.get();
+  }
+}
+
+bool UpdateSchedule::updates(size_t bucket) const { return late_ != nullptr && !late_->sums[bucket].empty(); }
+
+void UpdateSchedule::resume_late() {
+  late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .late = true});
+  std::promise<void> computed;
+  computed.set_value();
+  const std::shared_future<void> done = computed.get_future().share();
+  for (size_t b = 0; b < parameters_.buckets().size(); ++b) {
+    late_->sums.push_back(shard_.make_sums(b));
+    late_->done.push_back({done});
+  }
+}
+
+std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, const GradientTransform& transform,
+                                                              bool late) {
+  auto update = std::make_unique<Update>(Update{
+      .groups = optimizers_[optimizer].groups(), .transform = transform, .host_transform = transform, .late = late});
+  if (transform.factor.defined() && !workers_.empty()) update->host_transform.factor = transform.factor.to(c10::kCPU);
+  const size_t num_buckets = parameters_.buckets().size();
+  update->sums.resize(num_buckets);
+  update->done.resize(num_buckets);
+  for (size_t b = 0; b < num_buckets; ++b) {
+    const std::vector<double>& used = reducer_.used(b);
+    update->used.push_back(used);
+    if (parameters_.buckets()[b].optimizer != optimizer || shard_.sections(b).empty() ||
+        std::ranges::all_of(used, [](double n) { return n == 0; })) {
+      continue;
+    }
+    update->sums[b] = late ? reducer_.take_sums(b) : reducer_.sums(b);
+  }
+  for (size_t b = num_buckets; b-- > 0;) start_bucket(*update, b);
+  return update;
+}
+
+SideWorker& UpdateSchedule::worker_of(const OptimizerShard::Section& section, int64_t number) {
+  return section.on_host || section.copy.is_cpu() ? *workers_[static_cast<size_t>(number)] : beside_;
+}
+
+// Starts the update of sections with a copy of their parameters.
+void UpdateSchedule::start_bucket(Update& update, size_t b) {
+  for (size_t s = 0; s < update.sums[b].size(); ++s) {
+    const OptimizerShard::Section& section = shard_.sections(b)[s];
+    if (!section.copy.defined()) continue;
+    for (int64_t w = 0; w < section.num_workers; ++w) {
+      update.done[b].push_back(worker_of(section, w).run([this, &update, &section, b, s, w] {
+        const trace::Span span("update");
+        shard_.update(b, s, w, update.groups[parameters_.buckets()[b].group], update.sums[b][s], update.used[b],
+                      section.on_host ? update.host_transform : update.transform, update.late);
+      }));
+    }
+  }
+}
+
+// Warns about the user's writes to parameters between steps, which are overwritten. Writes before the first update
+// are fine: weights are loaded there.
+void UpdateSchedule::tell_of_writes(const Update& update) {
+  if (told_of_writes_) return;
+  for (size_t b = 0; b < versions_.size(); ++b) {
+    if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
+    const auto& slots = parameters_.buckets()[b].slots;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      if (slots[s].param._version() == versions_[b][s]) continue;
+      told_of_writes_ = true;
+      return log_warning(
+          "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write "
+          "to parameters before fit, or use a strategy that updates them in place",
+          slots[s].name);
+    }
+  }
+}
+
+void UpdateSchedule::finish(Update& update) {
+  const trace::Span span("publish");
+  tell_of_writes(update);
+  std::vector<Work> gathering;
+  std::optional<size_t> publishing;
+  std::shared_future<void> published;
+  const auto gather = [&] {
+    if (!publishing) return;
+    if (published.valid()) published.get();
+    if (shard_.range(*publishing).size() == parameters_.buckets()[*publishing].flat.numel()) return;
+    gathering.push_back(data_.all_gather(parameters_.buckets()[*publishing].flat));
+  };
+  for (size_t b = parameters_.buckets().size(); b-- > 0;) {
+    if (update.sums[b].empty()) continue;
+    const auto& bucket = parameters_.buckets()[b];
+    for (size_t s = 0; s < update.sums[b].size(); ++s) {
+      if (shard_.sections(b)[s].copy.defined()) continue;
+      shard_.update(b, s, 0, update.groups[bucket.group], update.sums[b][s], update.used[b], update.transform,
+                    update.late);
+    }
+    for (const auto& part : update.done[b]) part.get();
+    gather();
+    publishing = b;
+    published = {};
+    if (shard_.publishes_at_once(b)) {
+      shard_.publish(b, update.late);
+    } else if (!update.done[b].empty()) {
+      published = beside_.run([this, b, late = update.late] { shard_.publish(b, late); });
+    }
+    for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd sees the change
+    if (update.late) reducer_.give_back(b, std::move(update.sums[b]));
+  }
+  gather();
+  for (Work& work : gathering) work.wait();
+  versions_.resize(parameters_.buckets().size());
+  for (size_t b = 0; b < versions_.size(); ++b) {
+    versions_[b].clear();
+    for (const auto& slot : parameters_.buckets()[b].slots) versions_[b].push_back(slot.param._version());
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/optimizer.h"
+#include "device/side_worker.h"
+#include "distributed/collective.h"
+#include "strategies/engine/flat_parameters.h"
+#include "strategies/engine/gradient_reducer.h"
+#include "strategies/engine/optimizer_shard.h"
+
+namespace fulgur {
+
+// Decides when a rank updates its ranges, and when the parameters change: in the step that computed the gradients, or
+// delayed, concurrently with the next step. Ranges are taken in the order of forward: each is published, copied to
+// the device and gathered while later ranges are updated. Parameters change only between the call and the return of
+// step() and drain().
+//   A delayed update keeps the settings of its groups, the factor and the memory of its gradients; the next call
+// throws the exception of a failed one.
+// Ownership: borrows the constructor's arguments, owns its threads. Threading: the training thread.
+// Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (one-step delayed parameter update).
+class UpdateSchedule {
+ public:
+  // Sections with a copy of their parameters are updated on num_workers threads with one intra-op thread each, bound
+  // to a core if the process has more than 8 cores; on a GPU they are updated on a second stream. Other sections are
+  // updated in step().
+  UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
+                 GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers);
+  ~UpdateSchedule();
+  UpdateSchedule(const UpdateSchedule&) = delete;
+  UpdateSchedule& operator=(const UpdateSchedule&) = delete;
+
+  // Completes the previous update, then updates with the reducer's gradients: in the background if `late`, otherwise
+  // at once.
+  void step(size_t optimizer, const GradientTransform& transform, bool late);
+
+  // Completes the update in progress.
+  void drain();
+
+  // Waits until the update in progress is computed; the parameters do not change until it is completed.
+  void wait() const;
+
+  // Restores the situation of a checkpoint: an update in progress is computed, and lies in the shard's copies.
+  void resume_late();
+
+  // The number of workers per rank if num_ranks share num_cores. Threads that feed a GPU keep cores to themselves:
+  // the training thread, the backward thread, the thread that copies gradients to the host, and the thread that
+  // publishes.
+  static int64_t default_workers(int64_t num_cores, int64_t num_ranks, bool on_gpu);
+
+  bool updates(size_t bucket) const;  // whether the update in progress changes the bucket
+
+  bool is_late() const { return late_ != nullptr; }  // a delayed update is in progress
+
+ private:
+  struct Update;
+
+  std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, bool late);
+  void start_bucket(Update& update, size_t bucket);
+  void finish(Update& update);
+  void tell_of_writes(const Update& update);
+  SideWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
+
+  const FlatParameters& parameters_;
+  const Optimizers& optimizers_;
+  OptimizerShard& shard_;
+  GradientReducer& reducer_;
+  Collective& data_;
+  std::unique_ptr<Update> late_;
+  std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot
+  bool told_of_writes_ = false;
+  std::vector<std::unique_ptr<SideWorker>> workers_;  // for updates on the host
+  SideWorker beside_;                                 // for delayed updates on the device, and for publishing
+};
+
+}  // namespace fulgur
