@@ -5,7 +5,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -13,17 +12,15 @@
 #include "distributed/c10d_collective.h"
 #include "distributed/collective.h"
 #include "distributed/network.h"
-#include "launch/cluster_environment.h"
 
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;         // device of this rank: see C10dCollective
-  double timeout_s = 1800;                // limit for each collective
-  double connect_timeout_s = 300;         // until every rank has joined; counted again until they are connected
-  double heartbeat_interval_s = 0.4;      // when a collective fails, a silent rank is found dead after two intervals;
-                                          // without a failure, after Heartbeat::kSilentIntervals of them
-  std::function<void()> while_meeting{};  // called repeatedly until every rank has joined; may throw to end the wait
+  c10::Device device = c10::kCPU;     // device of this rank: see C10dCollective
+  double timeout_s = 1800;            // limit for each collective
+  double connect_timeout_s = 300;     // until every rank has joined; counted again until they are connected
+  double heartbeat_interval_s = 0.4;  // when a collective fails, a silent rank is found dead after two intervals;
+                                      // without a failure, after Heartbeat::kSilentIntervals of them
   C10dOptions collectives{};
 };
 
@@ -37,13 +34,17 @@ class World {
   // A world of groups that exist already.
   World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> control);
 
-  // Meets the other ranks at the environment's address. Throws DistributedError, which names the ranks that do not join
-  // and, if the master cannot be reached or its port is in use, what to change.
-  explicit World(const ClusterEnvironment& environment, const WorldOptions& options = {});
+  // Two connections to one store, so that a call that waits on one does not block the other.
+  struct Stores {
+    explicit Stores(const c10::intrusive_ptr<c10d::Store>& store);
+    c10::intrusive_ptr<c10d::Store> for_groups;
+    c10::intrusive_ptr<c10d::Store> for_heartbeat;
+  };
 
-  // Connects ranks that share a store already, as threads of one process do. `store_rank`: see Heartbeat.
-  World(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
-        Network network, const WorldOptions& options);
+  // Connects ranks that share a store already: threads of one process, or processes that have met, see
+  // launch/rendezvous.h. `store_rank`: see Heartbeat.
+  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
+        const WorldOptions& options);
 
   ~World();
   World(World&&) noexcept;
@@ -69,10 +70,6 @@ class World {
 
  private:
   struct Parts;
-  struct Stores;
-  static World connected(const ClusterEnvironment& environment, const WorldOptions& options);
-  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
-        const WorldOptions& options);
   std::unique_ptr<Parts> parts_;
 };
 

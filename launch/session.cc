@@ -98,12 +98,11 @@ Session::Session(const SessionOptions& options) {
   }
   set_log_rank(environment_.rank, environment_.world_size);
   WorldOptions world = options.world;
-  world.while_meeting = [this] {
-    if (launcher_) launcher_->check();
-  };
   world.device = options.devices.at(static_cast<size_t>(environment_.local_rank) % options.devices.size());
   try {
-    world_.emplace(environment_, world);
+    world_.emplace(connect_world(environment_, world, [this] {
+      if (launcher_) launcher_->check();
+    }));
   } catch (...) {
     if (launcher_) launcher_->fail(std::current_exception());
     throw;

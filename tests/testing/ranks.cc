@@ -30,9 +30,9 @@ void run_ranks(int64_t world_size, WorldOptions options, const std::function<voi
       }
       world.abort(what);
     };
-    World world = world_size == 1
-                      ? World()
-                      : World(store, rank, world_size, std::nullopt, {.interface = "lo", .address = {}}, options);
+    World world = world_size == 1 ? World()
+                                  : World(World::Stores(store), rank, world_size, std::nullopt,
+                                          {.interface = "lo", .address = {}}, options);
     try {
       const ThreadWorld as_process(world);
       body(world);

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <functional>
+
+#include "distributed/world.h"
+#include "launch/cluster_environment.h"
+
+namespace fulgur {
+
+// Meets the other ranks at the environment's address and connects them; a single rank meets nobody. `while_meeting` is
+// called repeatedly until every rank has joined, and may throw to end the wait. Throws DistributedError, which names
+// the ranks that do not join and, if the master cannot be reached or its port is in use, what to change.
+World connect_world(const ClusterEnvironment& environment, const WorldOptions& options,
+                    const std::function<void()>& while_meeting);
+
+}  // namespace fulgur
