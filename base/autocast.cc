@@ -1,4 +1,4 @@
-#include "base/autocast.h"
+#include "fulgur/base/autocast.h"
 
 #include <ATen/autocast_mode.h>
 

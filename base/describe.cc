@@ -1,4 +1,4 @@
-#include "base/describe.h"
+#include "fulgur/base/describe.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <charconv>
 #include <optional>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/environment_variables.h"
+#include "fulgur/base/environment_variables.h"
 
 #include <unistd.h>
 

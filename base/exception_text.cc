@@ -1,4 +1,4 @@
-#include "base/exception_text.h"
+#include "fulgur/base/exception_text.h"
 
 #include <c10/util/Exception.h>
 #include <cxxabi.h>
@@ -10,7 +10,7 @@
 #include <typeinfo>
 #include <utility>
 
-#include "base/type_name.h"
+#include "fulgur/base/type_name.h"
 
 namespace fulgur {
 namespace {

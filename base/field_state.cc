@@ -1,9 +1,9 @@
-#include "base/field_state.h"
+#include "fulgur/base/field_state.h"
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "base/describe.h"
-#include "base/state.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/base/state.h"
 
 namespace fulgur {
 namespace internal {

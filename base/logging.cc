@@ -1,4 +1,4 @@
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 #include <algorithm>
 #include <atomic>

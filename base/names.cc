@@ -1,4 +1,4 @@
-#include "base/names.h"
+#include "fulgur/base/names.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "base/seed.h"
+#include "fulgur/base/seed.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -6,7 +6,7 @@
 
 #include <mutex>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/state.h"
+#include "fulgur/base/state.h"
 
 namespace fulgur {
 

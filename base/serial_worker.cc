@@ -1,4 +1,4 @@
-#include "base/serial_worker.h"
+#include "fulgur/base/serial_worker.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "base/state.h"
+#include "fulgur/base/state.h"
 
 #include <fmt/format.h>
 

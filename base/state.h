@@ -10,7 +10,7 @@
 #include <utility>
 #include <variant>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 

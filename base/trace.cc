@@ -1,4 +1,4 @@
-#include "base/trace.h"
+#include "fulgur/base/trace.h"
 
 #include <fmt/format.h>
 
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur::trace {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/type_name.h"
+#include "fulgur/base/type_name.h"
 
 #include <c10/util/Type.h>
 

@@ -1,4 +1,4 @@
-#include "base/working_directory.h"
+#include "fulgur/base/working_directory.h"
 
 #include <cstdlib>
 

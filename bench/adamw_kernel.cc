@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "bench/side_by_side.h"
-#include "optim/adam.h"
-#include "optim/fused_update.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/fused_update.h"
 
 #if defined(__x86_64__)
 #define FULGUR_BENCH_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))

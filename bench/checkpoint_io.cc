@@ -21,14 +21,14 @@
 #include <string>
 
 #include "bench/side_by_side.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/manifest.h"
-#include "core/module_state.h"
-#include "distributed/local_collective.h"
-#include "trainer/checkpoint_saver.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/trainer/checkpoint_saver.h"
 
 namespace {
 

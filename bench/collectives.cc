@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "bench/side_by_side.h"
-#include "cli/command_line.h"
-#include "distributed/world.h"
-#include "launch/run_distributed.h"
+#include "fulgur/cli/command_line.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/launch/run_distributed.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 
 #include "bench/side_by_side.h"
 #include "fulgur.h"
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 namespace {
 

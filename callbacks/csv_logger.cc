@@ -1,4 +1,4 @@
-#include "callbacks/csv_logger.h"
+#include "fulgur/callbacks/csv_logger.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,9 +12,9 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/file_system.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/file_system.h"
 
 namespace fulgur {
 namespace {

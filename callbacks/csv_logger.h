@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "callbacks/evaluation_table.h"
+#include "fulgur/callbacks/evaluation_table.h"
 
 #include <fmt/format.h>
 

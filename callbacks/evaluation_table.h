@@ -3,7 +3,7 @@
 #include <iosfwd>
 #include <memory>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

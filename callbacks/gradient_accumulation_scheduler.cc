@@ -1,12 +1,12 @@
-#include "callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/callbacks/gradient_accumulation_scheduler.h"
 
 #include <fmt/format.h>
 
 #include <iterator>
 #include <utility>
 
-#include "base/error.h"
-#include "core/module.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur {
 

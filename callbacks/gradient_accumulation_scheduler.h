@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,9 +10,9 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/callback.h"
-#include "core/metric_log.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/metric_log.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "callbacks/model_summary.h"
+#include "fulgur/callbacks/model_summary.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "core/module.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur {
 namespace {

@@ -1,9 +1,9 @@
-#include "callbacks/on_exception_checkpoint.h"
+#include "fulgur/callbacks/on_exception_checkpoint.h"
 
 #include <filesystem>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 

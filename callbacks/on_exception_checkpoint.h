@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "callbacks/progress_bar.h"
+#include "fulgur/callbacks/progress_bar.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

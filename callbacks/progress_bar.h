@@ -9,8 +9,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/logging.h"
-#include "core/callback.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/atomic_files.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -17,8 +17,8 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "checkpoint/file_system.h"
+#include "fulgur/checkpoint/file_system.h"
 
 namespace fulgur {
 

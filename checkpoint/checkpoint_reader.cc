@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -11,11 +11,11 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
-#include "checkpoint/layout.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/state_json.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/layout.h"
+#include "fulgur/checkpoint/limits.h"
+#include "fulgur/checkpoint/state_json.h"
 
 namespace fulgur {
 namespace {

@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "base/state.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/state_range.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/checkpoint/state_range.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/checkpoint_writer.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
 
 #include <fmt/format.h>
 
@@ -9,15 +9,15 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/error.h"
-#include "base/exception_text.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/layout.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/state_json.h"
-#include "distributed/exchange.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/layout.h"
+#include "fulgur/checkpoint/limits.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/checkpoint/state_json.h"
+#include "fulgur/distributed/exchange.h"
 
 namespace fulgur {
 namespace {

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/state.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/state_range.h"
-#include "distributed/collective.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/file_system.h"
+#include "fulgur/checkpoint/file_system.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpoint/layout.h"
+#include "fulgur/checkpoint/layout.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/load_weights.h"
+#include "fulgur/checkpoint/load_weights.h"
 
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/type_name.h"
-#include "checkpoint/checkpoint_reader.h"
-#include "core/module_state.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/type_name.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/core/module_state.h"
 
 namespace fulgur {
 namespace {

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <string_view>
 
-#include "base/field_state.h"
-#include "base/state.h"
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/base/field_state.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

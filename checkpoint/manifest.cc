@@ -1,4 +1,4 @@
-#include "checkpoint/manifest.h"
+#include "fulgur/checkpoint/manifest.h"
 
 #include <fmt/format.h>
 
@@ -9,10 +9,10 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
-#include "checkpoint/limits.h"
-#include "checkpoint/migrations.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/limits.h"
+#include "fulgur/checkpoint/migrations.h"
 
 namespace fulgur {
 namespace {

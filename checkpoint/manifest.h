@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/file_system.h"
+#include "fulgur/checkpoint/file_system.h"
 
 namespace fulgur {
 

@@ -1,8 +1,8 @@
-#include "checkpoint/migrations.h"
+#include "fulgur/checkpoint/migrations.h"
 
 #include <fmt/format.h>
 
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/remove_checkpoint.h"
+#include "fulgur/checkpoint/remove_checkpoint.h"
 
 #include <fmt/ranges.h>
 
@@ -8,10 +8,10 @@
 #include <system_error>
 #include <vector>
 
-#include "base/logging.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/manifest.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/manifest.h"
 
 namespace fulgur {
 namespace {

@@ -1,9 +1,9 @@
-#include "checkpoint/state_json.h"
+#include "fulgur/checkpoint/state_json.h"
 
 #include <type_traits>
 #include <variant>
 
-#include "checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/formats/flat_json.h"
 
 namespace fulgur {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/state.h"
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "cli/command_line.h"
+#include "fulgur/cli/command_line.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/error.h"
-#include "base/exception_text.h"
-#include "base/logging.h"
-#include "base/names.h"
-#include "base/working_directory.h"
-#include "launch/session.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
+#include "fulgur/base/working_directory.h"
+#include "fulgur/launch/session.h"
 
 namespace fulgur {
 namespace {

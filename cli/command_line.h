@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/describe.h"
+#include "fulgur/base/describe.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "core/batch.h"
+#include "fulgur/core/batch.h"
 
 #include <ATen/ops/narrow.h>
 #include <c10/util/Exception.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/names.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 

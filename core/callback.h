@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "base/state.h"
-#include "core/batch.h"
-#include "core/metric_log.h"
-#include "core/optimizer.h"
-#include "core/run_state.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/core/run_state.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "core/gradient_clipping.h"
+#include "fulgur/core/gradient_clipping.h"
 
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/clamp.h>

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/state.h"
-#include "core/batch.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/batch.h"
 
 namespace fulgur {
 

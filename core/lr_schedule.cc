@@ -1,4 +1,4 @@
-#include "core/lr_schedule.h"
+#include "fulgur/core/lr_schedule.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "base/state.h"
-#include "core/lr_scheduler.h"
-#include "core/optimizer.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/lr_scheduler.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur {
 

@@ -1,12 +1,12 @@
-#include "core/lr_scheduler.h"
+#include "fulgur/core/lr_scheduler.h"
 
 #include <fmt/format.h>
 
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 

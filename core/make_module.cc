@@ -1,9 +1,9 @@
-#include "core/make_module.h"
+#include "fulgur/core/make_module.h"
 
 #include <fmt/format.h>
 
-#include "base/error.h"
-#include "base/type_name.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/type_name.h"
 
 namespace fulgur {
 

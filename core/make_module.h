@@ -8,8 +8,8 @@
 #include <typeinfo>
 #include <utility>
 
-#include "core/module.h"
-#include "core/overridden_hooks.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/overridden_hooks.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "core/manual_optimization.h"
+#include "fulgur/core/manual_optimization.h"
 
 #include <unordered_set>
 

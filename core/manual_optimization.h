@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/lr_schedule.h"
-#include "core/optimizer.h"
+#include "fulgur/core/lr_schedule.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "core/metric.h"
+#include "fulgur/core/metric.h"
 
 #include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>

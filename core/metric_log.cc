@@ -1,4 +1,4 @@
-#include "core/metric_log.h"
+#include "fulgur/core/metric_log.h"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
@@ -11,7 +11,7 @@
 #include <array>
 #include <limits>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

@@ -12,12 +12,12 @@
 #include <string_view>
 #include <vector>
 
-#include "base/state.h"
-#include "core/batch.h"
-#include "core/hook.h"
-#include "core/metric.h"
-#include "core/ranks.h"
-#include "core/run_state.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/hook.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/core/ranks.h"
+#include "fulgur/core/run_state.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "core/model_memory.h"
+#include "fulgur/core/model_memory.h"
 
 #include <fmt/format.h>
 

@@ -1,13 +1,13 @@
-#include "core/module.h"
+#include "fulgur/core/module.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <typeinfo>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/type_name.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/type_name.h"
 
 namespace fulgur {
 namespace {

@@ -11,15 +11,15 @@
 #include <string_view>
 #include <vector>
 
-#include "base/field_state.h"
-#include "base/state.h"
-#include "core/batch.h"
-#include "core/callback.h"
-#include "core/gradient_clipping.h"
-#include "core/manual_optimization.h"
-#include "core/metric_log.h"
-#include "core/optimizer.h"
-#include "core/run_state.h"
+#include "fulgur/base/field_state.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/core/manual_optimization.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/core/run_state.h"
 
 namespace fulgur {
 

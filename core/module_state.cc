@@ -1,4 +1,4 @@
-#include "core/module_state.h"
+#include "fulgur/core/module_state.h"
 
 #include <unordered_set>
 

@@ -1,4 +1,4 @@
-#include "core/optimizer.h"
+#include "fulgur/core/optimizer.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -7,7 +7,7 @@
 #include <ranges>
 #include <unordered_map>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

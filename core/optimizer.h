@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/state.h"
-#include "core/lr_scheduler.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/lr_scheduler.h"
 
 namespace fulgur {
 

@@ -2,7 +2,7 @@
 
 #include <concepts>
 
-#include "core/module.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur {
 

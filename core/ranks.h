@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/metric.h"
+#include "fulgur/core/metric.h"
 
 namespace fulgur {
 

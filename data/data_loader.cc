@@ -1,4 +1,4 @@
-#include "data/data_loader.h"
+#include "fulgur/data/data_loader.h"
 
 #include <ATen/ops/arange.h>
 #include <fmt/format.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

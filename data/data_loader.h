@@ -4,10 +4,10 @@
 #include <memory>
 #include <optional>
 
-#include "base/describe.h"
-#include "core/loader.h"
-#include "data/dataset.h"
-#include "data/sampler.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/data/dataset.h"
+#include "fulgur/data/sampler.h"
 
 namespace fulgur {
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <utility>
 
-#include "base/state.h"
-#include "core/loader.h"
-#include "core/run_state.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/core/run_state.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "data/dataset.h"
+#include "fulgur/data/dataset.h"
 
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/batch.h"
+#include "fulgur/core/batch.h"
 
 namespace fulgur {
 

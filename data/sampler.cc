@@ -1,4 +1,4 @@
-#include "data/sampler.h"
+#include "fulgur/data/sampler.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>

@@ -1,11 +1,11 @@
-#include "data/tensor_dataset.h"
+#include "fulgur/data/tensor_dataset.h"
 
 #include <c10/util/Exception.h>
 
 #include <numeric>
 #include <utility>
 
-#include "data/sampler.h"
+#include "fulgur/data/sampler.h"
 
 namespace fulgur {
 

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/dataset.h"
+#include "fulgur/data/dataset.h"
 
 namespace fulgur {
 

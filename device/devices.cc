@@ -1,4 +1,4 @@
-#include "device/devices.h"
+#include "fulgur/device/devices.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <fmt/format.h>
@@ -8,8 +8,8 @@
 #include <numeric>
 #include <unordered_set>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "device/host_arena.h"
+#include "fulgur/device/host_arena.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
@@ -19,9 +19,9 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "device/side_worker.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/device/side_worker.h"
 
 namespace fulgur {
 namespace {

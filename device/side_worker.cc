@@ -1,4 +1,4 @@
-#include "device/side_worker.h"
+#include "fulgur/device/side_worker.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/Event.h>
@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

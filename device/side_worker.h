@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/serial_worker.h"
+#include "fulgur/base/serial_worker.h"
 
 namespace fulgur {
 

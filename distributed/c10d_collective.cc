@@ -1,4 +1,4 @@
-#include "distributed/c10d_collective.h"
+#include "fulgur/distributed/c10d_collective.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/chrono.h>
@@ -14,15 +14,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/serial_worker.h"
-#include "base/trace.h"
-#include "distributed/c10d_op.h"
-#include "distributed/detached_call.h"
-#include "distributed/gloo_transfers.h"
-#include "distributed/shared_memory_transfers.h"
-#include "distributed/transfers.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/serial_worker.h"
+#include "fulgur/base/trace.h"
+#include "fulgur/distributed/c10d_op.h"
+#include "fulgur/distributed/detached_call.h"
+#include "fulgur/distributed/gloo_transfers.h"
+#include "fulgur/distributed/shared_memory_transfers.h"
+#include "fulgur/distributed/transfers.h"
 
 namespace fulgur {
 namespace {

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string_view>
 
-#include "distributed/collective.h"
-#include "distributed/group.h"
-#include "distributed/heartbeat.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/group.h"
+#include "fulgur/distributed/heartbeat.h"
 
 namespace fulgur {
 

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

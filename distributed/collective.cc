@@ -1,4 +1,4 @@
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 #include <algorithm>
 #include <unordered_set>

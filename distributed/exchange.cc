@@ -1,4 +1,4 @@
-#include "distributed/exchange.h"
+#include "fulgur/distributed/exchange.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/metric.h"
-#include "core/ranks.h"
-#include "distributed/collective.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/core/ranks.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/gloo_adapter.h"
+#include "fulgur/distributed/gloo_adapter.h"
 
 #define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -1,4 +1,4 @@
-#include "distributed/gloo_transfers.h"
+#include "fulgur/distributed/gloo_transfers.h"
 
 #include <ATen/ops/empty.h>
 
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/c10d_op.h"
+#include "fulgur/distributed/c10d_op.h"
 
 namespace fulgur {
 namespace {

@@ -11,8 +11,8 @@
 #include <mutex>
 #include <vector>
 
-#include "distributed/collective.h"
-#include "distributed/transfers.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/transfers.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/heartbeat.h"
+#include "fulgur/distributed/heartbeat.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "distributed/local_collective.h"
+#include "fulgur/distributed/local_collective.h"
 
 namespace fulgur {
 

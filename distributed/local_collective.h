@@ -1,6 +1,6 @@
 #pragma once
 
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/nccl_adapter.h"
+#include "fulgur/distributed/nccl_adapter.h"
 
 #include <chrono>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #else
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #endif
 
 namespace fulgur {

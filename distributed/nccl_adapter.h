@@ -1,7 +1,7 @@
 #pragma once
 
-#include "distributed/group.h"
-#include "distributed/network.h"
+#include "fulgur/distributed/group.h"
+#include "fulgur/distributed/network.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/network.h"
+#include "fulgur/distributed/network.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -18,7 +18,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/environment_variables.h"
+#include "fulgur/base/environment_variables.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/shared_memory.h"
+#include "fulgur/distributed/shared_memory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -20,7 +20,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "distributed/group.h"
+#include "fulgur/distributed/group.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/shared_memory_transfers.h"
+#include "fulgur/distributed/shared_memory_transfers.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>

@@ -10,10 +10,10 @@
 #include <memory>
 #include <mutex>
 
-#include "distributed/collective.h"
-#include "distributed/group.h"
-#include "distributed/shared_memory.h"
-#include "distributed/transfers.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/group.h"
+#include "fulgur/distributed/shared_memory.h"
+#include "fulgur/distributed/transfers.h"
 
 namespace fulgur {
 

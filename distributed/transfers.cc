@@ -1,4 +1,4 @@
-#include "distributed/transfers.h"
+#include "fulgur/distributed/transfers.h"
 
 #include <ATen/TensorIterator.h>
 #include <ATen/core/grad_mode.h>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "distributed/world.h"
+#include "fulgur/distributed/world.h"
 
 #include <chrono>
 #include <csignal>
@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/gloo_adapter.h"
-#include "distributed/heartbeat.h"
-#include "distributed/local_collective.h"
-#include "distributed/nccl_adapter.h"
+#include "fulgur/distributed/gloo_adapter.h"
+#include "fulgur/distributed/heartbeat.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/distributed/nccl_adapter.h"
 
 namespace fulgur {
 namespace {

@@ -9,9 +9,9 @@
 #include <optional>
 #include <string_view>
 
-#include "distributed/c10d_collective.h"
-#include "distributed/collective.h"
-#include "distributed/network.h"
+#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/network.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "launch/cluster_environment.h"
+#include "fulgur/launch/cluster_environment.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <limits>
 #include <string_view>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

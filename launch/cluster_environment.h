@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "base/environment_variables.h"
+#include "fulgur/base/environment_variables.h"
 
 namespace fulgur {
 

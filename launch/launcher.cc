@@ -1,4 +1,4 @@
-#include "launch/launcher.h"
+#include "fulgur/launch/launcher.h"
 
 #include <ATen/Parallel.h>
 #include <fcntl.h>
@@ -27,10 +27,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "device/side_worker.h"
-#include "distributed/network.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/distributed/network.h"
 
 namespace fulgur {
 namespace {

@@ -4,8 +4,8 @@
 #include <exception>
 #include <memory>
 
-#include "base/environment_variables.h"
-#include "launch/cluster_environment.h"
+#include "fulgur/base/environment_variables.h"
+#include "fulgur/launch/cluster_environment.h"
 
 namespace fulgur {
 

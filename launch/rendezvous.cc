@@ -1,4 +1,4 @@
-#include "launch/rendezvous.h"
+#include "fulgur/launch/rendezvous.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/environment_variables.h"
-#include "base/error.h"
-#include "distributed/detached_call.h"
-#include "distributed/network.h"
+#include "fulgur/base/environment_variables.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/detached_call.h"
+#include "fulgur/distributed/network.h"
 
 namespace fulgur {
 namespace {

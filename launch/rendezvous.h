@@ -2,8 +2,8 @@
 
 #include <functional>
 
-#include "distributed/world.h"
-#include "launch/cluster_environment.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/launch/cluster_environment.h"
 
 namespace fulgur {
 

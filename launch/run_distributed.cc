@@ -1,4 +1,4 @@
-#include "launch/run_distributed.h"
+#include "fulgur/launch/run_distributed.h"
 
 #include <exception>
 

@@ -2,7 +2,7 @@
 
 #include <functional>
 
-#include "launch/session.h"
+#include "fulgur/launch/session.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "launch/session.h"
+#include "fulgur/launch/session.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,10 +8,10 @@
 #include <string>
 #include <utility>
 
-#include "base/environment_variables.h"
-#include "base/error.h"
-#include "base/exception_text.h"
-#include "base/logging.h"
+#include "fulgur/base/environment_variables.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "distributed/world.h"
-#include "launch/cluster_environment.h"
-#include "launch/launcher.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/launch/cluster_environment.h"
+#include "fulgur/launch/launcher.h"
 
 namespace fulgur {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "distributed/world.h"
+#include "fulgur/distributed/world.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "metrics/aggregation.h"
+#include "fulgur/metrics/aggregation.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/scalar_tensor.h>

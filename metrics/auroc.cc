@@ -1,4 +1,4 @@
-#include "metrics/auroc.h"
+#include "fulgur/metrics/auroc.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur::metrics {
 namespace {

@@ -1,4 +1,4 @@
-#include "metrics/classification.h"
+#include "fulgur/metrics/classification.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
@@ -9,7 +9,7 @@
 
 #include <tuple>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur::metrics {
 namespace {

@@ -6,9 +6,9 @@
 #include <optional>
 #include <span>
 
-#include "core/metric.h"
-#include "metrics/labels.h"
-#include "metrics/samples.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/metrics/labels.h"
+#include "fulgur/metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -1,4 +1,4 @@
-#include "metrics/labels.h"
+#include "fulgur/metrics/labels.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur::metrics::internal {
 namespace {

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-#include "core/metric.h"
-#include "metrics/samples.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -1,4 +1,4 @@
-#include "metrics/regression.h"
+#include "fulgur/metrics/regression.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>

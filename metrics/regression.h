@@ -4,8 +4,8 @@
 
 #include <span>
 
-#include "core/metric.h"
-#include "metrics/samples.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -1,4 +1,4 @@
-#include "metrics/samples.h"
+#include "fulgur/metrics/samples.h"
 
 #include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>

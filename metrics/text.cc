@@ -1,4 +1,4 @@
-#include "metrics/text.h"
+#include "fulgur/metrics/text.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/log_softmax.h>
@@ -11,7 +11,7 @@
 #include <numeric>
 #include <string_view>
 
-#include "metrics/labels.h"
+#include "fulgur/metrics/labels.h"
 
 namespace fulgur::metrics {
 namespace {

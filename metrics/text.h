@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "core/metric.h"
-#include "metrics/samples.h"
+#include "fulgur/core/metric.h"
+#include "fulgur/metrics/samples.h"
 
 namespace fulgur::metrics {
 

@@ -1,4 +1,4 @@
-#include "nn/activation_checkpoint.h"
+#include "fulgur/nn/activation_checkpoint.h"
 
 #include <c10/core/Device.h>
 #include <c10/util/DimVector.h>
@@ -11,8 +11,8 @@
 #include <optional>
 #include <string>
 
-#include "base/autocast.h"
-#include "base/seed.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/seed.h"
 
 namespace fulgur::internal {
 

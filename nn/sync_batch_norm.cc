@@ -1,4 +1,4 @@
-#include "nn/sync_batch_norm.h"
+#include "fulgur/nn/sync_batch_norm.h"
 
 #include <ATen/ops/batch_norm_update_stats.h>
 #include <ATen/ops/cat.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur::nn {
 

@@ -1,10 +1,10 @@
-#include "nn/tie_parameter.h"
+#include "fulgur/nn/tie_parameter.h"
 
 #include <c10/util/Exception.h>
 
 #include <typeinfo>
 
-#include "base/type_name.h"
+#include "fulgur/base/type_name.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "optim/adagrad.h"
+#include "fulgur/optim/adagrad.h"
 
 #include <ATen/ops/_fused_adagrad.h>
 

@@ -1,4 +1,4 @@
-#include "optim/element_wise_optimizer.h"
+#include "fulgur/optim/element_wise_optimizer.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
-#include "optim/gradient_divisor.h"
+#include "fulgur/base/error.h"
+#include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {
 namespace {

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/optimizer.h"
-#include "optim/fused_update.h"
-#include "optim/update_rules.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/optim/update_rules.h"
 
 namespace fulgur::optim {
 

@@ -1,4 +1,4 @@
-#include "optim/fused_kernel.h"
+#include "fulgur/optim/fused_kernel.h"
 
 #include <cmath>
 #include <cstring>

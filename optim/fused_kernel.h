@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "optim/update_rules.h"
+#include "fulgur/optim/update_rules.h"
 
 // The interface between fused_update, which checks and cuts into chunks, and the vector code, which is compiled once
 // per instruction set. A call runs on the calling thread.

@@ -1,4 +1,4 @@
-#include "optim/fused_update.h"
+#include "fulgur/optim/fused_update.h"
 
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/from_blob.h>
@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "optim/fused_kernel.h"
+#include "fulgur/optim/fused_kernel.h"
 
 namespace fulgur::optim {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "optim/update_rules.h"
+#include "fulgur/optim/update_rules.h"
 
 // The update of an element-wise optimizer as one pass over CPU memory: gradients in, parameters and state in place
 // and, if requested, a 16-bit copy of the parameters out.

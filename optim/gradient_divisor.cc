@@ -1,7 +1,7 @@
-#include "optim/gradient_divisor.h"
+#include "fulgur/optim/gradient_divisor.h"
 
-#include "core/gradient_clipping.h"
-#include "optim/fused_update.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/fused_update.h"
 
 namespace fulgur::optim {
 

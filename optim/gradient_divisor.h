@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/optimizer.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur::optim {
 

@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/optimizer.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur::optim {
 

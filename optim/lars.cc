@@ -1,12 +1,12 @@
-#include "optim/lars.h"
+#include "fulgur/optim/lars.h"
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
 
-#include "core/gradient_clipping.h"
-#include "optim/whole_tensor.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/whole_tensor.h"
 
 namespace fulgur::optim {
 namespace {

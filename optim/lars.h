@@ -4,8 +4,8 @@
 #include <optional>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/optimizer.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur::optim {
 

@@ -1,4 +1,4 @@
-#include "optim/lion.h"
+#include "fulgur/optim/lion.h"
 
 #include <ATen/ops/lerp.h>
 

@@ -1,4 +1,4 @@
-#include "optim/loss_scaler.h"
+#include "fulgur/optim/loss_scaler.h"
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/ones.h>
@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "core/gradient_clipping.h"
+#include "fulgur/core/gradient_clipping.h"
 
 namespace fulgur::optim {
 namespace {

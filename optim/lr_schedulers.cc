@@ -1,4 +1,4 @@
-#include "optim/lr_schedulers.h"
+#include "fulgur/optim/lr_schedulers.h"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur::optim {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/lr_scheduler.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/lr_scheduler.h"
 
 // Learning-rate schedules with the names, options, defaults and values of torch.optim.lr_scheduler:
 //

@@ -1,4 +1,4 @@
-#include "optim/rmsprop.h"
+#include "fulgur/optim/rmsprop.h"
 
 #include <utility>
 

@@ -1,10 +1,10 @@
-#include "optim/sgd.h"
+#include "fulgur/optim/sgd.h"
 
 #include <ATen/ops/_fused_sgd.h>
 
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur::optim {
 namespace {

@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/optimizer.h"
-#include "optim/element_wise_optimizer.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/optim/element_wise_optimizer.h"
 
 namespace fulgur::optim {
 

@@ -1,4 +1,4 @@
-#include "optim/torch_optimizer.h"
+#include "fulgur/optim/torch_optimizer.h"
 
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "optim/gradient_divisor.h"
+#include "fulgur/base/error.h"
+#include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {
 namespace {

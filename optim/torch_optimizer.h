@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/optimizer.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur::optim {
 

@@ -1,4 +1,4 @@
-#include "optim/whole_tensor.h"
+#include "fulgur/optim/whole_tensor.h"
 
 namespace fulgur::optim {
 

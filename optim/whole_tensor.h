@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "core/optimizer.h"
+#include "fulgur/core/optimizer.h"
 
 // The common part of optimizers that scale the step of each tensor by norms. Nothing here waits for a device.
 namespace fulgur::optim {

@@ -1,4 +1,4 @@
-#include "strategies/estimate_memory.h"
+#include "fulgur/strategies/estimate_memory.h"
 
 #include <fmt/format.h>
 
@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "strategies/precision.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/strategies/precision.h"
+#include "fulgur/strategies/presets.h"
 
 namespace fulgur {
 namespace {

@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/model_memory.h"
-#include "core/module.h"
-#include "core/optimizer.h"
-#include "strategies/strategy_choice.h"
+#include "fulgur/core/model_memory.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/strategies/strategy_choice.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "strategies/precision.h"
+#include "fulgur/strategies/precision.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <array>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/autocast.h"
-#include "core/batch.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/core/batch.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "strategies/preset_options.h"
+#include "fulgur/strategies/preset_options.h"
 
 namespace fulgur {
 namespace {

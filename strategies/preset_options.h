@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/describe.h"
+#include "fulgur/base/describe.h"
 
 namespace fulgur {
 

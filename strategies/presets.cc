@@ -1,8 +1,8 @@
-#include "strategies/presets.h"
+#include "fulgur/strategies/presets.h"
 
 #include <memory>
 
-#include "strategies/engine/flat_strategy.h"
+#include "fulgur/strategies/engine/flat_strategy.h"
 
 namespace fulgur {
 namespace {

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "base/registry.h"
-#include "strategies/preset_options.h"
-#include "strategies/strategy.h"
+#include "fulgur/base/registry.h"
+#include "fulgur/strategies/preset_options.h"
+#include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 

@@ -11,16 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/describe.h"
-#include "base/state.h"
-#include "checkpoint/state_range.h"
-#include "core/batch.h"
-#include "core/gradient_clipping.h"
-#include "core/model_memory.h"
-#include "core/module.h"
-#include "core/optimizer.h"
-#include "distributed/world.h"
-#include "strategies/precision.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/core/model_memory.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/strategies/precision.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "strategies/strategy_choice.h"
+#include "fulgur/strategies/strategy_choice.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,8 +7,8 @@
 #include <mutex>
 #include <set>
 
-#include "base/error.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/strategies/presets.h"
 
 namespace fulgur {
 namespace {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/describe.h"
-#include "base/names.h"
-#include "strategies/strategy.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/base/names.h"
+#include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 

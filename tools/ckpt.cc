@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "base/exception_text.h"
-#include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/formats/torch_archive.h"
-#include "checkpoint/manifest.h"
-#include "cli/command_line.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/formats/torch_archive.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/cli/command_line.h"
 
 namespace fulgur {
 namespace {

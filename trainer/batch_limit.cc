@@ -1,4 +1,4 @@
-#include "trainer/batch_limit.h"
+#include "fulgur/trainer/batch_limit.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

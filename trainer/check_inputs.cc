@@ -1,12 +1,12 @@
-#include "trainer/check_inputs.h"
+#include "fulgur/trainer/check_inputs.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/loader.h"
-#include "core/make_module.h"
-#include "data/data_module.h"
-#include "trainer/batch_limit.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/trainer/batch_limit.h"
 
 // Checks that a module and data fit together. All functions throw SetupError.
 namespace fulgur {

@@ -1,4 +1,4 @@
-#include "trainer/checkpoint_saver.h"
+#include "fulgur/trainer/checkpoint_saver.h"
 
 #include <algorithm>
 #include <chrono>
@@ -6,11 +6,11 @@
 #include <numeric>
 #include <utility>
 
-#include "base/error.h"
-#include "base/exception_text.h"
-#include "base/logging.h"
-#include "base/trace.h"
-#include "distributed/c10d_collective.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/trace.h"
+#include "fulgur/distributed/c10d_collective.h"
 
 namespace fulgur {
 

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include "base/serial_worker.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "core/callback.h"
-#include "distributed/collective.h"
+#include "fulgur/base/serial_worker.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur {
 

@@ -1,13 +1,13 @@
-#include "trainer/choose_strategy.h"
+#include "fulgur/trainer/choose_strategy.h"
 
 #include <fmt/format.h>
 
 #include <optional>
 
-#include "base/error.h"
-#include "base/names.h"
-#include "launch/session.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
+#include "fulgur/launch/session.h"
+#include "fulgur/strategies/presets.h"
 
 namespace fulgur {
 namespace {

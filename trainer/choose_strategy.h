@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "device/devices.h"
-#include "launch/cluster_environment.h"
-#include "strategies/strategy.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/device/devices.h"
+#include "fulgur/launch/cluster_environment.h"
+#include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/debug_modes.h"
+#include "fulgur/trainer/debug_modes.h"
 
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/anomaly_mode.h>

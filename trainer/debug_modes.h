@@ -1,7 +1,7 @@
 #pragma once
 
-#include "core/run_state.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

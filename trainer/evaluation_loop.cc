@@ -1,4 +1,4 @@
-#include "trainer/evaluation_loop.h"
+#include "fulgur/trainer/evaluation_loop.h"
 
 #include <c10/core/GradMode.h>
 
@@ -6,9 +6,9 @@
 #include <limits>
 #include <utility>
 
-#include "base/seed.h"
-#include "trainer/everyone_gets_it.h"
-#include "trainer/limited_batches.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/trainer/everyone_gets_it.h"
+#include "fulgur/trainer/limited_batches.h"
 
 namespace fulgur {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/loader.h"
-#include "trainer/loop_context.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/trainer/loop_context.h"
 
 namespace fulgur {
 

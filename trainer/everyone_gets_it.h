@@ -3,8 +3,8 @@
 #include <exception>
 #include <string_view>
 
-#include "base/exception_text.h"
-#include "base/logging.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 

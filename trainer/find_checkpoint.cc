@@ -1,13 +1,13 @@
-#include "trainer/find_checkpoint.h"
+#include "fulgur/trainer/find_checkpoint.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <system_error>
 
-#include "base/error.h"
-#include "base/names.h"
-#include "checkpoint/manifest.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
+#include "fulgur/checkpoint/manifest.h"
 
 namespace fulgur {
 namespace {

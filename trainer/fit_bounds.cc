@@ -1,9 +1,9 @@
-#include "trainer/fit_bounds.h"
+#include "fulgur/trainer/fit_bounds.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 

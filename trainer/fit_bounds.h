@@ -4,10 +4,10 @@
 #include <chrono>
 #include <cstdint>
 
-#include "core/ranks.h"
-#include "core/run_state.h"
-#include "trainer/signal_watch.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/core/ranks.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/fit_loop.h"
+#include "fulgur/trainer/fit_loop.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/seed.h"
-#include "trainer/repeat_first_epoch.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/trainer/repeat_first_epoch.h"
 
 namespace fulgur {
 namespace {

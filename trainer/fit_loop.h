@@ -5,13 +5,13 @@
 #include <memory>
 #include <optional>
 
-#include "core/loader.h"
-#include "trainer/evaluation_loop.h"
-#include "trainer/fit_bounds.h"
-#include "trainer/loop_context.h"
-#include "trainer/optimizer_steps.h"
-#include "trainer/train_epoch_loop.h"
-#include "trainer/validation_schedule.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/trainer/evaluation_loop.h"
+#include "fulgur/trainer/fit_bounds.h"
+#include "fulgur/trainer/loop_context.h"
+#include "fulgur/trainer/optimizer_steps.h"
+#include "fulgur/trainer/train_epoch_loop.h"
+#include "fulgur/trainer/validation_schedule.h"
 
 namespace fulgur {
 

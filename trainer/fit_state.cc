@@ -1,4 +1,4 @@
-#include "trainer/fit_state.h"
+#include "fulgur/trainer/fit_state.h"
 
 #include <c10/util/Type.h>
 #include <fmt/format.h>
@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -3,14 +3,14 @@
 #include <memory>
 #include <vector>
 
-#include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "core/callback.h"
-#include "core/module.h"
-#include "strategies/strategy.h"
-#include "trainer/fit_loop.h"
-#include "trainer/loop_context.h"
-#include "trainer/optimizer_steps.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/module.h"
+#include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/fit_loop.h"
+#include "fulgur/trainer/loop_context.h"
+#include "fulgur/trainer/optimizer_steps.h"
 
 namespace fulgur {
 

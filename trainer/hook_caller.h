@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/exception_text.h"
-#include "core/callback.h"
-#include "core/metric_log.h"
-#include "core/module.h"
-#include "core/run_state.h"
-#include "trainer/hooks.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/trainer/hooks.h"
 
 namespace fulgur {
 

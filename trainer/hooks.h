@@ -1,8 +1,8 @@
 #pragma once
 
-#include "core/callback.h"
-#include "core/hook.h"
-#include "core/module.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/hook.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur::hooks {
 

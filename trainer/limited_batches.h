@@ -6,9 +6,9 @@
 #include <optional>
 #include <utility>
 
-#include "base/error.h"
-#include "core/loader.h"
-#include "core/ranks.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/core/ranks.h"
 
 namespace fulgur {
 

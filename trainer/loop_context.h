@@ -7,19 +7,19 @@
 #include <functional>
 #include <utility>
 
-#include "core/make_module.h"
-#include "core/metric_log.h"
-#include "core/ranks.h"
-#include "core/run_state.h"
-#include "data/data_module.h"
-#include "distributed/world.h"
-#include "strategies/precision.h"
-#include "strategies/strategy.h"
-#include "trainer/checkpoint_saver.h"
-#include "trainer/hook_caller.h"
-#include "trainer/non_finite.h"
-#include "trainer/signal_watch.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/ranks.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/strategies/precision.h"
+#include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/checkpoint_saver.h"
+#include "fulgur/trainer/hook_caller.h"
+#include "fulgur/trainer/non_finite.h"
+#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

@@ -1,11 +1,11 @@
-#include "trainer/module_restored.h"
+#include "fulgur/trainer/module_restored.h"
 
 #include <c10/core/GradMode.h>
 
 #include <exception>
 
-#include "base/logging.h"
-#include "core/module_state.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/core/module_state.h"
 
 namespace fulgur {
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "core/module.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur {
 

@@ -1,8 +1,8 @@
-#include "trainer/non_finite.h"
+#include "fulgur/trainer/non_finite.h"
 
 #include <cmath>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "core/metric_log.h"
-#include "core/run_state.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/run_state.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/optimizer_steps.h"
+#include "fulgur/trainer/optimizer_steps.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

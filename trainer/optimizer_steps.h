@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/lr_schedule.h"
-#include "core/manual_optimization.h"
-#include "trainer/loop_context.h"
+#include "fulgur/core/lr_schedule.h"
+#include "fulgur/core/manual_optimization.h"
+#include "fulgur/trainer/loop_context.h"
 
 namespace fulgur {
 

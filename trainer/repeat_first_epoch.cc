@@ -1,4 +1,4 @@
-#include "trainer/repeat_first_epoch.h"
+#include "fulgur/trainer/repeat_first_epoch.h"
 
 #include <utility>
 

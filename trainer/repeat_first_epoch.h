@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "core/loader.h"
+#include "fulgur/core/loader.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/resolve_options.h"
+#include "fulgur/trainer/resolve_options.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "callbacks/csv_logger.h"
-#include "callbacks/evaluation_table.h"
-#include "callbacks/model_checkpoint.h"
-#include "callbacks/model_summary.h"
-#include "callbacks/progress_bar.h"
-#include "strategies/precision.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/callbacks/csv_logger.h"
+#include "fulgur/callbacks/evaluation_table.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/model_summary.h"
+#include "fulgur/callbacks/progress_bar.h"
+#include "fulgur/strategies/precision.h"
 
 namespace fulgur {
 namespace {

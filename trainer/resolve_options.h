@@ -1,6 +1,6 @@
 #pragma once
 
-#include "trainer/trainer_options.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/run_dir.h"
+#include "fulgur/trainer/run_dir.h"
 
 #include <fmt/format.h>
 
@@ -11,9 +11,9 @@
 #include <system_error>
 #include <vector>
 
-#include "base/error.h"
-#include "base/working_directory.h"
-#include "checkpoint/file_system.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/working_directory.h"
+#include "fulgur/checkpoint/file_system.h"
 
 namespace fulgur {
 namespace {

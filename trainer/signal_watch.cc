@@ -1,4 +1,4 @@
-#include "trainer/signal_watch.h"
+#include "fulgur/trainer/signal_watch.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/train_epoch_loop.h"
+#include "fulgur/trainer/train_epoch_loop.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -6,8 +6,8 @@
 #include <functional>
 #include <utility>
 
-#include "base/error.h"
-#include "base/seed.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/seed.h"
 
 namespace fulgur {
 namespace {

@@ -4,14 +4,14 @@
 #include <functional>
 #include <optional>
 
-#include "core/batch.h"
-#include "core/loader.h"
-#include "trainer/evaluation_loop.h"
-#include "trainer/fit_bounds.h"
-#include "trainer/limited_batches.h"
-#include "trainer/loop_context.h"
-#include "trainer/optimizer_steps.h"
-#include "trainer/validation_schedule.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/loader.h"
+#include "fulgur/trainer/evaluation_loop.h"
+#include "fulgur/trainer/fit_bounds.h"
+#include "fulgur/trainer/limited_batches.h"
+#include "fulgur/trainer/loop_context.h"
+#include "fulgur/trainer/optimizer_steps.h"
+#include "fulgur/trainer/validation_schedule.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/ScopeExit.h>
@@ -11,24 +11,24 @@
 #include <typeinfo>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/seed.h"
-#include "checkpoint/load_weights.h"
-#include "distributed/exchange.h"
-#include "launch/thread_world.h"
-#include "nn/sync_batch_norm.h"
-#include "strategies/presets.h"
-#include "trainer/check_inputs.h"
-#include "trainer/choose_strategy.h"
-#include "trainer/debug_modes.h"
-#include "trainer/evaluation_loop.h"
-#include "trainer/everyone_gets_it.h"
-#include "trainer/fit_loop.h"
-#include "trainer/optimizer_steps.h"
-#include "trainer/resolve_options.h"
-#include "trainer/run_dir.h"
-#include "trainer/signal_watch.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/checkpoint/load_weights.h"
+#include "fulgur/distributed/exchange.h"
+#include "fulgur/launch/thread_world.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/strategies/presets.h"
+#include "fulgur/trainer/check_inputs.h"
+#include "fulgur/trainer/choose_strategy.h"
+#include "fulgur/trainer/debug_modes.h"
+#include "fulgur/trainer/evaluation_loop.h"
+#include "fulgur/trainer/everyone_gets_it.h"
+#include "fulgur/trainer/fit_loop.h"
+#include "fulgur/trainer/optimizer_steps.h"
+#include "fulgur/trainer/resolve_options.h"
+#include "fulgur/trainer/run_dir.h"
+#include "fulgur/trainer/signal_watch.h"
 
 namespace fulgur {
 namespace {

@@ -14,21 +14,21 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/checkpoint_reader.h"
-#include "core/make_module.h"
-#include "core/metric_log.h"
-#include "core/run_state.h"
-#include "data/data_module.h"
-#include "launch/session.h"
-#include "strategies/precision.h"
-#include "strategies/strategy.h"
-#include "trainer/checkpoint_saver.h"
-#include "trainer/fit_state.h"
-#include "trainer/hook_caller.h"
-#include "trainer/loop_context.h"
-#include "trainer/module_restored.h"
-#include "trainer/trainer_options.h"
-#include "trainer/tuner.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/launch/session.h"
+#include "fulgur/strategies/precision.h"
+#include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/checkpoint_saver.h"
+#include "fulgur/trainer/fit_state.h"
+#include "fulgur/trainer/hook_caller.h"
+#include "fulgur/trainer/loop_context.h"
+#include "fulgur/trainer/module_restored.h"
+#include "fulgur/trainer/trainer_options.h"
+#include "fulgur/trainer/tuner.h"
 
 namespace fulgur {
 

@@ -5,22 +5,22 @@
 #include <csignal>
 #include <system_error>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
-#include "callbacks/model_checkpoint.h"
-#include "callbacks/on_exception_checkpoint.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/manifest.h"
-#include "checkpoint/remove_checkpoint.h"
-#include "core/module_state.h"
-#include "distributed/exchange.h"
-#include "distributed/local_collective.h"
-#include "trainer/find_checkpoint.h"
-#include "trainer/run_dir.h"
-#include "trainer/signal_watch.h"
-#include "trainer/trainer.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/on_exception_checkpoint.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/checkpoint/remove_checkpoint.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/trainer/find_checkpoint.h"
+#include "fulgur/trainer/run_dir.h"
+#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/trainer/trainer.h"
 
 // The part of Trainer that finds checkpoints and writes them.
 namespace fulgur {

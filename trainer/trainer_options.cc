@@ -1,6 +1,6 @@
-#include "trainer/trainer_options.h"
+#include "fulgur/trainer/trainer_options.h"
 
-#include "base/names.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

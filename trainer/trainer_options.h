@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/callback.h"
-#include "core/gradient_clipping.h"
-#include "device/devices.h"
-#include "strategies/strategy_choice.h"
-#include "trainer/batch_limit.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/device/devices.h"
+#include "fulgur/strategies/strategy_choice.h"
+#include "fulgur/trainer/batch_limit.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "trainer/tuner.h"
+#include "fulgur/trainer/tuner.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -11,9 +11,9 @@
 #include <string_view>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

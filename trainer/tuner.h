@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "base/describe.h"
-#include "core/callback.h"
+#include "fulgur/base/describe.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur {
 

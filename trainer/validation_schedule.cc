@@ -1,10 +1,10 @@
-#include "trainer/validation_schedule.h"
+#include "fulgur/trainer/validation_schedule.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 

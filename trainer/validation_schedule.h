@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/run_state.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 

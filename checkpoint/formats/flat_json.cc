@@ -1,4 +1,4 @@
-#include "checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/formats/flat_json.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 namespace {

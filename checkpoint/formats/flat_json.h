@@ -7,7 +7,7 @@
 #include <string_view>
 #include <variant>
 
-#include "checkpoint/limits.h"
+#include "fulgur/checkpoint/limits.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/formats/huggingface.h"
+#include "fulgur/checkpoint/formats/huggingface.h"
 
 #include <fmt/format.h>
 
@@ -7,9 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 namespace {

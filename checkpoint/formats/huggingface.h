@@ -2,8 +2,8 @@
 
 #include <filesystem>
 
-#include "checkpoint/formats/name_map.h"
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/formats/name_map.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

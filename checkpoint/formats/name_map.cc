@@ -1,4 +1,4 @@
-#include "checkpoint/formats/name_map.h"
+#include "fulgur/checkpoint/formats/name_map.h"
 
 namespace fulgur {
 

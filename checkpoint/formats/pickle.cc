@@ -1,4 +1,4 @@
-#include "checkpoint/formats/pickle.h"
+#include "fulgur/checkpoint/formats/pickle.h"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 #include <unordered_set>
 #include <variant>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 namespace {

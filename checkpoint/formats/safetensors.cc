@@ -1,4 +1,4 @@
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 #include <fcntl.h>
 #include <fmt/ranges.h>
@@ -17,10 +17,10 @@
 #include <set>
 #include <span>
 
-#include "base/error.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/formats/strict_json.h"
-#include "checkpoint/limits.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/limits.h"
 
 namespace fulgur {
 namespace {

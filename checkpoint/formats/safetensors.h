@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/file_system.h"
-#include "checkpoint/formats/safetensors_header.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/safetensors_header.h"
 
 namespace fulgur {
 

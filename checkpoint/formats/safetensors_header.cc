@@ -1,4 +1,4 @@
-#include "checkpoint/formats/safetensors_header.h"
+#include "fulgur/checkpoint/formats/safetensors_header.h"
 
 #include <fmt/format.h>
 
@@ -11,9 +11,9 @@
 #include <tuple>
 #include <utility>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
-#include "checkpoint/limits.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/limits.h"
 
 namespace fulgur {
 namespace {

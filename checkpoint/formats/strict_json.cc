@@ -1,11 +1,11 @@
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 #include <fmt/format.h>
 
 #include <set>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "checkpoint/limits.h"
+#include "fulgur/checkpoint/limits.h"
 
 namespace fulgur {
 

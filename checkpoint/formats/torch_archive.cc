@@ -1,4 +1,4 @@
-#include "checkpoint/formats/torch_archive.h"
+#include "fulgur/checkpoint/formats/torch_archive.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
@@ -17,10 +17,10 @@
 #include <variant>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/atomic_files.h"
-#include "checkpoint/formats/pickle.h"
-#include "checkpoint/formats/zip_directory.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/formats/pickle.h"
+#include "fulgur/checkpoint/formats/zip_directory.h"
 
 namespace fulgur {
 namespace {

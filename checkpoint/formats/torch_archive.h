@@ -4,9 +4,9 @@
 #include <filesystem>
 #include <string>
 
-#include "base/state.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "checkpoint/formats/zip_directory.h"
+#include "fulgur/checkpoint/formats/zip_directory.h"
 
 #include <fmt/format.h>
 
@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
 namespace {

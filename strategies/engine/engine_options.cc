@@ -1,4 +1,4 @@
-#include "strategies/engine/engine_options.h"
+#include "fulgur/strategies/engine/engine_options.h"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.h"
-#include "base/names.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {

@@ -7,9 +7,9 @@
 #include <variant>
 #include <vector>
 
-#include "distributed/world.h"
-#include "strategies/engine/flat_parameters.h"
-#include "strategies/preset_options.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/preset_options.h"
 
 namespace fulgur {
 

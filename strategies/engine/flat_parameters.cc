@@ -1,4 +1,4 @@
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 
 namespace fulgur {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "core/optimizer.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur {
 

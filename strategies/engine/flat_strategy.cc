@@ -1,4 +1,4 @@
-#include "strategies/engine/flat_strategy.h"
+#include "fulgur/strategies/engine/flat_strategy.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
@@ -23,17 +23,17 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/error.h"
-#include "base/logging.h"
-#include "base/names.h"
-#include "base/trace.h"
-#include "core/module_state.h"
-#include "distributed/c10d_collective.h"
-#include "distributed/exchange.h"
-#include "nn/sync_batch_norm.h"
-#include "optim/fused_update.h"
-#include "optim/gradient_divisor.h"
-#include "strategies/engine/rank_agreement.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
+#include "fulgur/base/trace.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/exchange.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/optim/gradient_divisor.h"
+#include "fulgur/strategies/engine/rank_agreement.h"
 
 namespace fulgur {
 namespace {

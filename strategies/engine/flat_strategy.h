@@ -15,17 +15,17 @@
 #include <utility>
 #include <vector>
 
-#include "device/side_worker.h"
-#include "distributed/local_collective.h"
-#include "strategies/engine/engine_options.h"
-#include "strategies/engine/flat_parameters.h"
-#include "strategies/engine/gradient_reducer.h"
-#include "strategies/engine/loss_scaling.h"
-#include "strategies/engine/optimizer_shard.h"
-#include "strategies/engine/replicas.h"
-#include "strategies/engine/update_schedule.h"
-#include "strategies/precision.h"
-#include "strategies/strategy.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/strategies/engine/engine_options.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/loss_scaling.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/replicas.h"
+#include "fulgur/strategies/engine/update_schedule.h"
+#include "fulgur/strategies/precision.h"
+#include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "core/module_state.h"
-#include "strategies/engine/flat_strategy.h"
-#include "strategies/engine/saved_optimizers.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/strategies/engine/flat_strategy.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
 
 // The part of FlatStrategy that writes checkpoints and resumes from them.
 namespace fulgur {

@@ -1,4 +1,4 @@
-#include "strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -19,10 +19,10 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
-#include "base/trace.h"
-#include "core/gradient_clipping.h"
-#include "optim/fused_update.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/trace.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/fused_update.h"
 
 namespace fulgur {
 namespace {

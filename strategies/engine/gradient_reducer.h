@@ -11,9 +11,9 @@
 #include <span>
 #include <vector>
 
-#include "device/side_worker.h"
-#include "distributed/collective.h"
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 namespace fulgur {
 

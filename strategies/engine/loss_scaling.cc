@@ -1,4 +1,4 @@
-#include "strategies/engine/loss_scaling.h"
+#include "fulgur/strategies/engine/loss_scaling.h"
 
 #include <algorithm>
 #include <utility>

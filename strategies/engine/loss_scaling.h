@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "optim/loss_scaler.h"
+#include "fulgur/optim/loss_scaler.h"
 
 namespace fulgur {
 

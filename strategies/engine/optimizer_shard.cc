@@ -1,4 +1,4 @@
-#include "strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -9,8 +9,8 @@
 #include <cmath>
 #include <utility>
 
-#include "base/error.h"
-#include "strategies/engine/saved_optimizers.h"
+#include "fulgur/base/error.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
 
 namespace fulgur {
 namespace {

@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/state_range.h"
-#include "core/optimizer.h"
-#include "device/host_arena.h"
-#include "distributed/collective.h"
-#include "optim/element_wise_optimizer.h"
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/device/host_arena.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/optim/element_wise_optimizer.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 namespace fulgur {
 

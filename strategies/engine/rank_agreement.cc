@@ -1,4 +1,4 @@
-#include "strategies/engine/rank_agreement.h"
+#include "fulgur/strategies/engine/rank_agreement.h"
 
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/error.h"
-#include "core/module_state.h"
-#include "distributed/exchange.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/distributed/exchange.h"
 
 namespace fulgur {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "distributed/world.h"
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 namespace fulgur {
 

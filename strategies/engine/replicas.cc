@@ -1,4 +1,4 @@
-#include "strategies/engine/replicas.h"
+#include "fulgur/strategies/engine/replicas.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -17,12 +17,12 @@
 #include <string>
 #include <utility>
 
-#include "base/autocast.h"
-#include "base/error.h"
-#include "base/seed.h"
-#include "base/serial_worker.h"
-#include "core/metric_log.h"
-#include "optim/fused_update.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/base/serial_worker.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/optim/fused_update.h"
 
 namespace fulgur {
 namespace {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "core/batch.h"
-#include "core/module.h"
+#include "fulgur/core/batch.h"
+#include "fulgur/core/module.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "strategies/engine/saved_optimizers.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {

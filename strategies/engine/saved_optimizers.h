@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "base/state.h"
-#include "checkpoint/state_range.h"
-#include "core/optimizer.h"
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/core/optimizer.h"
 
 // How optimizers are saved in a checkpoint. The state that all ranks share has
 //   optimizers/<i>/...          name, settings of groups, and the optimizer's own state

@@ -1,12 +1,12 @@
-#include "strategies/engine/update_schedule.h"
+#include "fulgur/strategies/engine/update_schedule.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "base/logging.h"
-#include "base/trace.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/trace.h"
 
 namespace fulgur {
 namespace {

@@ -9,12 +9,12 @@
 #include <optional>
 #include <vector>
 
-#include "core/optimizer.h"
-#include "device/side_worker.h"
-#include "distributed/collective.h"
-#include "strategies/engine/flat_parameters.h"
-#include "strategies/engine/gradient_reducer.h"
-#include "strategies/engine/optimizer_shard.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
 
 namespace fulgur {
 

@@ -1,12 +1,12 @@
-#include "base/describe.h"
+#include "fulgur/base/describe.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
 
-#include "base/error.h"
-#include "base/field_state.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/field_state.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

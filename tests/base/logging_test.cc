@@ -1,4 +1,4 @@
-#include "base/logging.h"
+#include "fulgur/base/logging.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

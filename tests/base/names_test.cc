@@ -1,4 +1,4 @@
-#include "base/names.h"
+#include "fulgur/base/names.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

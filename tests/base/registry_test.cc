@@ -1,4 +1,4 @@
-#include "base/registry.h"
+#include "fulgur/base/registry.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

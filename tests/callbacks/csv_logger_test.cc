@@ -1,4 +1,4 @@
-#include "callbacks/csv_logger.h"
+#include "fulgur/callbacks/csv_logger.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/error.h"
-#include "base/state.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/state.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"

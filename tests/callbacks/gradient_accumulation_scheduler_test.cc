@@ -1,12 +1,12 @@
-#include "callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/callbacks/gradient_accumulation_scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

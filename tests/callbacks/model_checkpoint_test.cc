@@ -1,4 +1,4 @@
-#include "callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "base/state.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/state.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"

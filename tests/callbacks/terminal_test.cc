@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <sstream>
 
-#include "base/logging.h"
-#include "callbacks/evaluation_table.h"
-#include "callbacks/model_summary.h"
-#include "callbacks/progress_bar.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/callbacks/evaluation_table.h"
+#include "fulgur/callbacks/model_summary.h"
+#include "fulgur/callbacks/progress_bar.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/temp_dir.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/atomic_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/file_system.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/file_system.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

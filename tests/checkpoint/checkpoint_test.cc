@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <fstream>
 
-#include "base/error.h"
-#include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/checkpoint_writer.h"
-#include "checkpoint/layout.h"
-#include "distributed/local_collective.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/checkpoint/layout.h"
+#include "fulgur/distributed/local_collective.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/file_system.h"
+#include "fulgur/checkpoint/file_system.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/formats/flat_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/largest_allocation.h"
 

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <string_view>
 
-#include "base/error.h"
-#include "checkpoint/formats/huggingface.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/formats/torch_archive.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/huggingface.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/formats/torch_archive.h"
 
 namespace {
 

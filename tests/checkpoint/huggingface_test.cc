@@ -1,10 +1,10 @@
-#include "checkpoint/formats/huggingface.h"
+#include "fulgur/checkpoint/formats/huggingface.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

@@ -1,11 +1,11 @@
-#include "checkpoint/manifest.h"
+#include "fulgur/checkpoint/manifest.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "checkpoint/formats/strict_json.h"
-#include "checkpoint/migrations.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/checkpoint/migrations.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/largest_allocation.h"
 #include "tests/testing/temp_dir.h"

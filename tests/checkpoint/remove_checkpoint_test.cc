@@ -1,11 +1,11 @@
-#include "checkpoint/remove_checkpoint.h"
+#include "fulgur/checkpoint/remove_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/manifest.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/manifest.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

@@ -1,11 +1,11 @@
-#include "checkpoint/formats/safetensors_header.h"
+#include "fulgur/checkpoint/formats/safetensors_header.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/largest_allocation.h"
 

@@ -1,4 +1,4 @@
-#include "checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
-#include "checkpoint/limits.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/limits.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"

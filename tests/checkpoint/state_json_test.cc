@@ -1,10 +1,10 @@
-#include "checkpoint/state_json.h"
+#include "fulgur/checkpoint/state_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

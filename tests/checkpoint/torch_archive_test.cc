@@ -1,4 +1,4 @@
-#include "checkpoint/formats/torch_archive.h"
+#include "fulgur/checkpoint/formats/torch_archive.h"
 
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <string>
 
-#include "base/error.h"
-#include "checkpoint/formats/pickle.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/pickle.h"
 #include "tests/checkpoint/file_size_limit.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"

@@ -1,4 +1,4 @@
-#include "checkpoint/formats/zip_directory.h"
+#include "fulgur/checkpoint/formats/zip_directory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -1,4 +1,4 @@
-#include "cli/command_line.h"
+#include "fulgur/cli/command_line.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
@@ -6,10 +6,10 @@
 
 #include <stdexcept>
 
-#include "base/error.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 namespace {

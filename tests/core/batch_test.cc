@@ -1,4 +1,4 @@
-#include "core/batch.h"
+#include "fulgur/core/batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

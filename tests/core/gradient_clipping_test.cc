@@ -1,4 +1,4 @@
-#include "core/gradient_clipping.h"
+#include "fulgur/core/gradient_clipping.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>

@@ -1,4 +1,4 @@
-#include "core/metric_log.h"
+#include "fulgur/core/metric_log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "metrics/aggregation.h"
-#include "metrics/classification.h"
+#include "fulgur/metrics/aggregation.h"
+#include "fulgur/metrics/classification.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

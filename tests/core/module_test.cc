@@ -1,4 +1,4 @@
-#include "core/module.h"
+#include "fulgur/core/module.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,10 +7,10 @@
 #include <functional>
 #include <optional>
 
-#include "base/error.h"
-#include "core/make_module.h"
-#include "core/overridden_hooks.h"
-#include "optim/sgd.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/core/overridden_hooks.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

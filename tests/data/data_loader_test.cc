@@ -1,11 +1,11 @@
-#include "data/data_loader.h"
+#include "fulgur/data/data_loader.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-#include "base/error.h"
-#include "data/tensor_dataset.h"
+#include "fulgur/base/error.h"
+#include "fulgur/data/tensor_dataset.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

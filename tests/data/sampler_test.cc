@@ -1,4 +1,4 @@
-#include "data/sampler.h"
+#include "fulgur/data/sampler.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

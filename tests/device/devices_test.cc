@@ -1,9 +1,9 @@
-#include "device/devices.h"
+#include "fulgur/device/devices.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

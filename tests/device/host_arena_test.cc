@@ -1,4 +1,4 @@
-#include "device/host_arena.h"
+#include "fulgur/device/host_arena.h"
 
 #include <ATen/core/Tensor.h>
 #include <gmock/gmock.h>
@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

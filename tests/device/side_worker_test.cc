@@ -1,4 +1,4 @@
-#include "device/side_worker.h"
+#include "fulgur/device/side_worker.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>

@@ -1,5 +1,5 @@
 // What a group calls of c10d's backend of a device, here a backend that only counts calls, on the meta device.
-#include "distributed/c10d_collective.h"
+#include "fulgur/distributed/c10d_collective.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>

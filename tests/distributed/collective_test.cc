@@ -1,4 +1,4 @@
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 

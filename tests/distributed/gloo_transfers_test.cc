@@ -1,4 +1,4 @@
-#include "distributed/gloo_transfers.h"
+#include "fulgur/distributed/gloo_transfers.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

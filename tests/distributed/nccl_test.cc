@@ -7,8 +7,8 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "base/exception_text.h"
-#include "distributed/world.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/distributed/world.h"
 
 namespace fulgur {
 namespace {

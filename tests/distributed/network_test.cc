@@ -1,4 +1,4 @@
-#include "distributed/network.h"
+#include "fulgur/distributed/network.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

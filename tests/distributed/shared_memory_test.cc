@@ -1,4 +1,4 @@
-#include "distributed/shared_memory.h"
+#include "fulgur/distributed/shared_memory.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "base/error.h"
-#include "distributed/network.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/network.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -1,4 +1,4 @@
-#include "launch/cluster_environment.h"
+#include "fulgur/launch/cluster_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,11 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.h"
-#include "launch/launcher.h"
-#include "launch/session.h"
+#include "fulgur/base/error.h"
+#include "fulgur/launch/launcher.h"
+#include "fulgur/launch/session.h"
 #include "tests/testing/errors.h"
-#include "trainer/choose_strategy.h"
+#include "fulgur/trainer/choose_strategy.h"
 
 namespace fulgur {
 namespace {

@@ -15,8 +15,8 @@
 #include <string>
 #include <thread>
 
-#include "cli/command_line.h"
-#include "launch/run_distributed.h"
+#include "fulgur/cli/command_line.h"
+#include "fulgur/launch/run_distributed.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "metrics/aggregation.h"
+#include "fulgur/metrics/aggregation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

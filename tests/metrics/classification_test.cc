@@ -1,4 +1,4 @@
-#include "metrics/classification.h"
+#include "fulgur/metrics/classification.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <map>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/metrics/golden.h"
 #include "tests/testing/errors.h"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "core/metric.h"
+#include "fulgur/core/metric.h"
 
 namespace fulgur::testing {
 

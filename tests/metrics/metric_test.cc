@@ -1,4 +1,4 @@
-#include "core/metric.h"
+#include "fulgur/core/metric.h"
 
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -7,9 +7,9 @@
 
 #include <span>
 
-#include "metrics/aggregation.h"
-#include "metrics/auroc.h"
-#include "metrics/classification.h"
+#include "fulgur/metrics/aggregation.h"
+#include "fulgur/metrics/auroc.h"
+#include "fulgur/metrics/classification.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur::metrics {

@@ -1,4 +1,4 @@
-#include "metrics/regression.h"
+#include "fulgur/metrics/regression.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

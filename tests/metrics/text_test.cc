@@ -1,4 +1,4 @@
-#include "metrics/text.h"
+#include "fulgur/metrics/text.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

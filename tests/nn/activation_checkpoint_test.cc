@@ -1,4 +1,4 @@
-#include "nn/activation_checkpoint.h"
+#include "fulgur/nn/activation_checkpoint.h"
 
 #include <ATen/Context.h>
 #include <c10/core/InferenceMode.h>
@@ -16,8 +16,8 @@
 
 #include <thread>
 
-#include "base/autocast.h"
-#include "base/seed.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/seed.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -1,4 +1,4 @@
-#include "nn/sync_batch_norm.h"
+#include "fulgur/nn/sync_batch_norm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,9 +21,9 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
-#include "distributed/local_collective.h"
-#include "nn/activation_checkpoint.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/nn/activation_checkpoint.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 

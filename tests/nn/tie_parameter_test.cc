@@ -1,4 +1,4 @@
-#include "nn/tie_parameter.h"
+#include "fulgur/nn/tie_parameter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "core/module_state.h"
+#include "fulgur/core/module_state.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

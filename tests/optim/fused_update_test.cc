@@ -1,4 +1,4 @@
-#include "optim/fused_update.h"
+#include "fulgur/optim/fused_update.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>

@@ -1,4 +1,4 @@
-#include "optim/loss_scaler.h"
+#include "fulgur/optim/loss_scaler.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/_amp_update_scale.h>
@@ -9,7 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur::optim {

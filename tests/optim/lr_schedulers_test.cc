@@ -1,4 +1,4 @@
-#include "optim/lr_schedulers.h"
+#include "fulgur/optim/lr_schedulers.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur::optim {

@@ -13,14 +13,14 @@
 #include <string>
 #include <type_traits>
 
-#include "base/error.h"
-#include "optim/adagrad.h"
-#include "optim/adam.h"
-#include "optim/lamb.h"
-#include "optim/lars.h"
-#include "optim/lion.h"
-#include "optim/rmsprop.h"
-#include "optim/sgd.h"
+#include "fulgur/base/error.h"
+#include "fulgur/optim/adagrad.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/lamb.h"
+#include "fulgur/optim/lars.h"
+#include "fulgur/optim/lion.h"
+#include "fulgur/optim/rmsprop.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

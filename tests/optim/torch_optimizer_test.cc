@@ -1,4 +1,4 @@
-#include "optim/torch_optimizer.h"
+#include "fulgur/optim/torch_optimizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/formats/safetensors.h"
-#include "checkpoint/state_json.h"
-#include "strategies/engine/saved_optimizers.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/checkpoint/state_json.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 

@@ -8,9 +8,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
-#include "distributed/gloo_adapter.h"
-#include "optim/sgd.h"
-#include "strategies/engine/gradient_reducer.h"
+#include "fulgur/distributed/gloo_adapter.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
 #include "tests/testing/ranks.h"
 
 namespace fulgur {

@@ -9,21 +9,21 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "distributed/local_collective.h"
-#include "nn/sync_batch_norm.h"
-#include "nn/tie_parameter.h"
-#include "optim/lamb.h"
-#include "optim/sgd.h"
-#include "strategies/engine/optimizer_shard.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/nn/tie_parameter.h"
+#include "fulgur/optim/lamb.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -14,17 +14,17 @@
 #include <stdexcept>
 #include <vector>
 
-#include "base/autocast.h"
-#include "base/error.h"
-#include "metrics/regression.h"
-#include "nn/activation_checkpoint.h"
-#include "nn/tie_parameter.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
-#include "strategies/presets.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/error.h"
+#include "fulgur/metrics/regression.h"
+#include "fulgur/nn/activation_checkpoint.h"
+#include "fulgur/nn/tie_parameter.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "optim/adam.h"
-#include "optim/sgd.h"
+#include "fulgur/base/error.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "base/seed.h"
-#include "optim/adam.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 

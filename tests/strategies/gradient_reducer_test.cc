@@ -1,4 +1,4 @@
-#include "strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "device/side_worker.h"
-#include "optim/sgd.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/counting_allocator.h"
 #include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"

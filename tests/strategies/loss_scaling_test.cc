@@ -1,4 +1,4 @@
-#include "strategies/engine/loss_scaling.h"
+#include "fulgur/strategies/engine/loss_scaling.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-#include "strategies/precision.h"
+#include "fulgur/strategies/precision.h"
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {

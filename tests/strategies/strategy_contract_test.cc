@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "optim/adam.h"
-#include "optim/fused_update.h"
-#include "strategies/presets.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,6 +1,6 @@
 // Updates on worker threads, at once and delayed, compared with the recurrence over plain tensors. Parameters are
 // read all the time, so that tsan finds a worker that writes them.
-#include "strategies/engine/update_schedule.h"
+#include "fulgur/strategies/engine/update_schedule.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include <optional>
 
-#include "distributed/local_collective.h"
-#include "optim/adam.h"
+#include "fulgur/distributed/local_collective.h"
+#include "fulgur/optim/adam.h"
 
 namespace fulgur {
 namespace {

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "optim/sgd.h"
-#include "strategies/presets.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/temp_dir.h"
 

@@ -2,12 +2,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "base/error.h"
-#include "device/host_arena.h"
-#include "optim/lamb.h"
-#include "optim/lion.h"
-#include "optim/sgd.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/device/host_arena.h"
+#include "fulgur/optim/lamb.h"
+#include "fulgur/optim/lion.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"

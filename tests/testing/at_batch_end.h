@@ -4,7 +4,7 @@
 #include <memory>
 #include <utility>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 
 namespace fulgur::testing {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 #include "tests/testing/tiny.h"
 
 namespace fulgur::testing {

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/make_module.h"
-#include "strategies/strategy_choice.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/strategies/strategy_choice.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur::testing {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "distributed/collective.h"
+#include "fulgur/distributed/collective.h"
 
 namespace fulgur::testing {
 

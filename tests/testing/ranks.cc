@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
-#include "launch/thread_world.h"
+#include "fulgur/launch/thread_world.h"
 
 namespace fulgur::testing {
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {

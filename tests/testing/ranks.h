@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "distributed/world.h"
+#include "fulgur/distributed/world.h"
 
 namespace fulgur::testing {
 

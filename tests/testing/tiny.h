@@ -8,13 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/seed.h"
-#include "core/module.h"
-#include "data/data_loader.h"
-#include "data/data_module.h"
-#include "data/tensor_dataset.h"
-#include "optim/adam.h"
-#include "trainer/trainer_options.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/core/module.h"
+#include "fulgur/data/data_loader.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/data/tensor_dataset.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur::testing {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/loader.h"
+#include "fulgur/core/loader.h"
 
 namespace fulgur::testing {
 

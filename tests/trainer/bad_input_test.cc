@@ -15,19 +15,19 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "callbacks/gradient_accumulation_scheduler.h"
-#include "callbacks/model_checkpoint.h"
-#include "callbacks/progress_bar.h"
-#include "cli/command_line.h"
-#include "launch/cluster_environment.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/progress_bar.h"
+#include "fulgur/cli/command_line.h"
+#include "fulgur/launch/cluster_environment.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

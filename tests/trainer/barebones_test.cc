@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <memory>
 
-#include "base/seed.h"
+#include "fulgur/base/seed.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -19,16 +19,16 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "core/callback.h"
-#include "core/ranks.h"
-#include "core/run_state.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/core/ranks.h"
+#include "fulgur/core/run_state.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/ranks.h"
-#include "trainer/fit_bounds.h"
-#include "trainer/signal_watch.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/fit_bounds.h"
+#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

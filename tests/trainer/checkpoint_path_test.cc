@@ -13,20 +13,20 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "callbacks/model_checkpoint.h"
-#include "callbacks/on_exception_checkpoint.h"
-#include "checkpoint/file_system.h"
-#include "checkpoint/load_weights.h"
-#include "checkpoint/manifest.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/on_exception_checkpoint.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/load_weights.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/checkpoint_saver.h"
+#include "fulgur/trainer/checkpoint_saver.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 
 #include <fstream>
 
-#include "base/error.h"
-#include "checkpoint/manifest.h"
-#include "distributed/local_collective.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/distributed/local_collective.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"

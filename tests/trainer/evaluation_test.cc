@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "base/seed.h"
-#include "core/callback.h"
+#include "fulgur/base/seed.h"
+#include "fulgur/core/callback.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -11,17 +11,17 @@
 #include <utility>
 #include <vector>
 
-#include "base/exception_text.h"
-#include "core/callback.h"
-#include "data/data_loader.h"
-#include "data/data_module.h"
-#include "data/dataset.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/data/data_loader.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/data/dataset.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/reporting_hooks.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

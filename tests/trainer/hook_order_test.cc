@@ -10,15 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "base/state.h"
-#include "core/callback.h"
-#include "data/data_module.h"
-#include "optim/lr_schedulers.h"
+#include "fulgur/base/state.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/optim/lr_schedulers.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/reporting_hooks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -7,16 +7,16 @@
 #include <optional>
 #include <vector>
 
-#include "base/error.h"
-#include "callbacks/csv_logger.h"
-#include "callbacks/model_checkpoint.h"
-#include "core/callback.h"
-#include "data/data_module.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/csv_logger.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/data/data_module.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/batch_limit.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/batch_limit.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

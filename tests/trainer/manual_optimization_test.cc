@@ -1,4 +1,4 @@
-#include "core/manual_optimization.h"
+#include "fulgur/core/manual_optimization.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,15 +9,15 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
-#include "base/error.h"
-#include "callbacks/gradient_accumulation_scheduler.h"
-#include "core/gradient_clipping.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,6 +1,6 @@
 // How ModelCheckpoint follows a Trainer that steps, validates and ends: which steps it saves, under which name and
 // score, and with which weights.
-#include "callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "checkpoint/checkpoint_reader.h"
+#include "fulgur/base/error.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

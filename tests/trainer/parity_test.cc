@@ -13,11 +13,11 @@
 #include <optional>
 #include <vector>
 
-#include "optim/adam.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

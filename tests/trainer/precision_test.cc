@@ -14,16 +14,16 @@
 #include <optional>
 #include <set>
 
-#include "base/autocast.h"
-#include "base/error.h"
-#include "core/gradient_clipping.h"
-#include "optim/adam.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -17,19 +17,19 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
-#include "callbacks/model_checkpoint.h"
-#include "nn/sync_batch_norm.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
-#include "strategies/preset_options.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
+#include "fulgur/strategies/preset_options.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -16,23 +16,23 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.h"
-#include "callbacks/gradient_accumulation_scheduler.h"
-#include "callbacks/model_checkpoint.h"
-#include "checkpoint/checkpoint_reader.h"
-#include "metrics/aggregation.h"
-#include "optim/lamb.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
-#include "strategies/preset_options.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/metrics/aggregation.h"
+#include "fulgur/optim/lamb.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
+#include "fulgur/strategies/preset_options.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -13,13 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/callback.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "optim/torch_optimizer.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,4 +1,4 @@
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
@@ -13,14 +13,14 @@
 #include <utility>
 #include <vector>
 
-#include "base/error.h"
-#include "callbacks/model_checkpoint.h"
-#include "callbacks/progress_bar.h"
-#include "core/gradient_clipping.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
-#include "strategies/engine/flat_strategy.h"
-#include "strategies/presets.h"
+#include "fulgur/base/error.h"
+#include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/progress_bar.h"
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/engine/flat_strategy.h"
+#include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"

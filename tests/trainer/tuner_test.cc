@@ -1,4 +1,4 @@
-#include "trainer/tuner.h"
+#include "fulgur/trainer/tuner.h"
 
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
@@ -9,13 +9,13 @@
 #include <new>
 #include <vector>
 
-#include "base/error.h"
-#include "core/module_state.h"
-#include "optim/lr_schedulers.h"
-#include "optim/sgd.h"
+#include "fulgur/base/error.h"
+#include "fulgur/core/module_state.h"
+#include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/sgd.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -1,5 +1,5 @@
 // When fit validates. Expected are the numbers of training batches before each validation, counted by hand.
-#include "trainer/validation_schedule.h"
+#include "fulgur/trainer/validation_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,11 +9,11 @@
 #include <optional>
 #include <vector>
 
-#include "core/callback.h"
+#include "fulgur/core/callback.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/unsized_loader.h"
-#include "trainer/trainer.h"
+#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

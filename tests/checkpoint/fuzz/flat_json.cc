@@ -1,6 +1,6 @@
-#include "checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/formats/flat_json.h"
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
 // Values are refused, or are the same after a round trip through their own text.

@@ -1,6 +1,6 @@
-#include "checkpoint/manifest.h"
+#include "fulgur/checkpoint/manifest.h"
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
 // A manifest is refused, or is the same after a round trip through its own text.

@@ -1,6 +1,6 @@
-#include "checkpoint/formats/safetensors_header.h"
+#include "fulgur/checkpoint/formats/safetensors_header.h"
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 
 // A header is refused, or its tensors lie one after the other and end with the file.

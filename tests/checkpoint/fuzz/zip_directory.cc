@@ -1,6 +1,6 @@
-#include "checkpoint/formats/zip_directory.h"
+#include "fulgur/checkpoint/formats/zip_directory.h"
 
-#include "base/error.h"
+#include "fulgur/base/error.h"
 #include "tests/checkpoint/fuzz/require.h"
 #include "tests/testing/largest_allocation.h"
 
