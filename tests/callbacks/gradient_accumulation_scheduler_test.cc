@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "fulgur/base/error.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -11,6 +11,7 @@
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/checkpoint/layout.h"
+#include "fulgur/checkpoint/limits.h"
 #include "fulgur/distributed/local_collective.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
@@ -102,6 +103,16 @@ TEST(Checkpoint, ReplacesNothing) {
   EXPECT_THAT(message_of<CheckpointError>([&] { write_all(dir.path() / "c", 1); }),
               HasSubstr((dir.path() / "c").string()));
   EXPECT_EQ(CheckpointReader(dir.path() / "c").run().get<int64_t>("loops/epoch"), 3);
+}
+
+TEST(Checkpoint, IsNotThereIfItsStateCouldNotBeRead) {
+  const testing::TempDir dir;
+  LocalCollective alone;
+  CheckpointContent content = content_of(0, 1);
+  content.run.set("module/text", std::string(limits::kRunStateBytes, 'x'));
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_checkpoint(dir.path() / "c", content, alone); }),
+              HasSubstr("state.json' has 2684"));
+  EXPECT_TRUE(fs::is_empty(dir.path()));
 }
 
 TEST(Checkpoint, FindsDamageInWhatIsRead) {

@@ -8,8 +8,8 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/strategies/presets.h"
-#include "tests/testing/errors.h"
 #include "fulgur/trainer/trainer_options.h"
+#include "tests/testing/errors.h"
 
 namespace fulgur {
 namespace {

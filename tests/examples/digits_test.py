@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -135,6 +136,15 @@ class DigitsTest(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertNotIn("checkpoint:", done.stdout)
             self.assertEqual(list(pathlib.Path(self.folder).rglob("checkpoints")), [])
+
+    def test_torchrun_prints_the_last_lines_once(self):
+        done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone",
+                               "--nproc-per-node", "2", PROGRAM, f"--data={DATA}", "--devices=2", "--max_epochs=1"],
+                              capture_output=True, text=True, cwd="/", timeout=300,
+                              env={**os.environ, "BUILD_WORKING_DIRECTORY": self.folder, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for line in ("checkpoint: ", "next: "):
+            self.assertEqual(done.stdout.count(f"\n{line}"), 1, done.stdout)
 
     def test_bad_input_is_refused_before_training(self):
         for flags, exit_code, message in [

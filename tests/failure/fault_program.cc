@@ -46,8 +46,8 @@ struct FaultOptions {
     trainer.describe(visit);
     visit({.name = "fault",
            .help = "what the victim does",
-           .choices = {"none", "throw", "throw_usage_error", "throw_int", "exit", "_exit", "kill", "abort", "stop",
-                       "spin", "skip", "print", "throw_in_a_thread", "exit_in_a_thread"}},
+           .choices = {"none", "throw", "throw_usage_error", "throw_int", "exit", "_exit", "kill", "terminate", "abort",
+                       "stop", "spin", "skip", "print", "throw_in_a_thread", "exit_in_a_thread"}},
           &fault);
     visit({.name = "at", .help = "hook or other place where the victim misbehaves"}, &at);
     visit({.name = "victim", .help = "rank that misbehaves"}, &victim);
@@ -116,6 +116,7 @@ class Saboteur {
     if (options_.fault == "exit") std::exit(static_cast<int>(options_.exit_code));
     if (options_.fault == "_exit") ::_exit(static_cast<int>(options_.exit_code));
     if (options_.fault == "kill") ::kill(::getpid(), SIGKILL);
+    if (options_.fault == "terminate") ::raise(SIGTERM);
     if (options_.fault == "abort") std::abort();
     if (options_.fault == "stop") ::raise(SIGSTOP);
     if (options_.fault == "throw_in_a_thread") std::thread([] { throw std::runtime_error("boom in a thread"); }).join();

@@ -155,6 +155,14 @@ def terminated(rng):
                 fault="act")
 
 
+def terminated_after_the_last_step(rng):
+    """One rank gets a signal when no step is left that could look for it: every rank ends with its exit code."""
+    devices, victim = draw_ranks(rng)
+    place = rng.choice(["on_train_end", "on_fit_end"])
+    return Plan(flags(devices, "terminate", place, victim, fits=2), [128 + signal.SIGTERM],
+                [["error: SIGTERM came after the last of 30 steps"]])
+
+
 def hang(run, devices, victim, delay_s):
     """Stops a rank once all have started, or waits until it has stopped itself if there is no delay."""
     pid = [run.wait_for_pid(rank) for rank in range(devices)][victim]
@@ -376,6 +384,7 @@ CASES = {
     "killed": killed,
     "killed at any time": killed_at_any_time,
     "terminated": terminated,
+    "terminated after the last step": terminated_after_the_last_step,
     "throws in a step": throws(["training_step", "backward", "validation_step"]),
     "throws in a callback": throws([place for place in PLACES if place.startswith(("on_", "callback", "teardown"))]),
     "throws in a loader": throws(["train_loader", "val_loader"]),

@@ -10,8 +10,8 @@
 #include "fulgur/base/error.h"
 #include "fulgur/launch/launcher.h"
 #include "fulgur/launch/session.h"
-#include "tests/testing/errors.h"
 #include "fulgur/trainer/choose_strategy.h"
+#include "tests/testing/errors.h"
 
 namespace fulgur {
 namespace {

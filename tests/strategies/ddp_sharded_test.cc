@@ -17,13 +17,13 @@
 #include "fulgur/optim/sgd.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/presets.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

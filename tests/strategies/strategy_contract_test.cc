@@ -11,10 +11,10 @@
 #include "fulgur/optim/adam.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/strategies/presets.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "fulgur/core/make_module.h"
 #include "fulgur/strategies/strategy_choice.h"
-#include "tests/testing/tiny.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/tiny.h"
 
 namespace fulgur::testing {
 

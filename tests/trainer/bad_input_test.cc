@@ -24,10 +24,10 @@
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

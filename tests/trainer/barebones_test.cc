@@ -6,9 +6,9 @@
 #include <memory>
 
 #include "fulgur/base/seed.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -23,12 +23,12 @@
 #include "fulgur/core/callback.h"
 #include "fulgur/core/ranks.h"
 #include "fulgur/core/run_state.h"
-#include "tests/testing/at_batch_end.h"
-#include "tests/testing/counting_module.h"
-#include "tests/testing/ranks.h"
 #include "fulgur/trainer/fit_bounds.h"
 #include "fulgur/trainer/signal_watch.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/at_batch_end.h"
+#include "tests/testing/counting_module.h"
+#include "tests/testing/ranks.h"
 
 namespace fulgur {
 namespace {

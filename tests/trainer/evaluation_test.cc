@@ -11,9 +11,9 @@
 
 #include "fulgur/base/seed.h"
 #include "fulgur/core/callback.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -18,10 +18,10 @@
 #include "fulgur/data/dataset.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/reporting_hooks.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

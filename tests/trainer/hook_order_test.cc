@@ -14,11 +14,11 @@
 #include "fulgur/core/callback.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/reporting_hooks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -17,10 +17,10 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

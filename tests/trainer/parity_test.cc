@@ -16,8 +16,8 @@
 #include "fulgur/optim/adam.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
-#include "tests/testing/tiny.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/tiny.h"
 
 namespace fulgur {
 namespace {

@@ -23,13 +23,13 @@
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/preset_options.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

@@ -26,13 +26,13 @@
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/preset_options.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {
@@ -114,6 +114,19 @@ struct NetWithMetric : Net {
   }
 };
 
+// Halves the learning rate after the second epoch, as long as every epoch's metric covers all of its batches: in part
+// of an epoch they have another mean.
+struct NetWithPlateauOfTraining : NetWithMetric {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    log("mean_batch_idx", static_cast<double>(batch_idx), {.on_epoch = true});
+    return NetWithMetric::training_step(batch, batch_idx);
+  }
+  Optimizers configure_optimizers() override {
+    return {optim::AdamW(parameters(), {.lr = 1e-2}),
+            {.scheduler = optim::ReduceLROnPlateau::make({.factor = 0.5, .patience = 0}), .monitor = "mean_batch_idx"}};
+  }
+};
+
 // Two optimizers in manual optimisation, each with steps and a schedule of its own.
 struct NetWithManualSteps : Net {
   NetWithManualSteps() { automatic_optimization = false; }
@@ -149,11 +162,12 @@ class NoisyDataset final : public Dataset {
   std::shared_ptr<TensorDataset> samples_;
 };
 
-// Saves a checkpoint after every batch and epoch, and keeps what loggers get.
+// Saves a checkpoint after every batch and epoch, and keeps what loggers get and the last learning rate.
 class Recorder final : public Callback {
  public:
   explicit Recorder(fs::path folder) : folder_(std::move(folder)) {}
   std::vector<std::tuple<int64_t, std::string, double>> metrics;
+  double last_lr = -1;
 
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) override {
     if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-", batch_idx));
@@ -164,6 +178,7 @@ class Recorder final : public Callback {
   void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override {
     for (const auto& [name, value] : values) metrics.emplace_back(step, name, value);
   }
+  void on_fit_end(TrainerControl& trainer) override { last_lr = trainer.optimizers()[0].groups()[0].lr; }
 
  private:
   fs::path folder_;
@@ -175,6 +190,7 @@ struct Trail {
   std::vector<double> losses;
   std::vector<std::tuple<int64_t, std::string, double>> metrics;
   RunState state;
+  double last_lr;
 };
 
 struct RunKind {
@@ -211,7 +227,7 @@ Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std
       DataLoader::make(std::make_shared<NoisyDataset>(20), {.batch_size = 4, .shuffle = true, .seed = 3});
   trainer.fit(module, {.train = run.noisy_data ? noisy : loader(20 * run.world_size, true),
                        .val = loader(8 * run.world_size, false)});
-  Trail trail{{}, module->train_losses, recorder->metrics, trainer.state()};
+  Trail trail{{}, module->train_losses, recorder->metrics, trainer.state(), recorder->last_lr};
   for (const auto& item : module->named_parameters()) trail.weights.emplace_back(item.key(), item.value().detach());
   for (const auto& item : module->named_buffers()) trail.weights.emplace_back(item.key(), item.value().detach());
   return trail;
@@ -246,6 +262,7 @@ void expect_same_end(const Trail& whole, const Trail& resumed) {
   EXPECT_TRUE(ends_with(whole.metrics, resumed.metrics));
   EXPECT_EQ(resumed.state.global_step, whole.state.global_step);
   EXPECT_EQ(resumed.state.batches_that_stepped, whole.state.batches_that_stepped);
+  EXPECT_EQ(resumed.last_lr, whole.last_lr);
   for (size_t i = 0; i < whole.weights.size(); ++i) {
     EXPECT_TRUE(resumed.weights[i].second.equal(whole.weights[i].second)) << whole.weights[i].first;
   }
@@ -492,8 +509,9 @@ Trail of_training(Trail trail) {
 
 // The metrics are complete whatever ended the epoch, and whenever the checkpoint was written.
 TEST(Resume, MetricsOfAnEpochThatWasCutCoverAllOfIt) {
-  const auto make = [] { return make_module<NetWithMetric>(); };
+  const auto make = [] { return make_module<NetWithPlateauOfTraining>(); };
   const Trail whole = of_training(fit({.make = make}, 1, "", ""));
+  EXPECT_EQ(whole.last_lr, 0.5e-2);
   for (const bool by_request : {false, true}) {
     const TempDir dir;
     RunKind cut{.options = {.max_steps = by_request ? -1 : 3}, .make = make};

@@ -17,9 +17,9 @@
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

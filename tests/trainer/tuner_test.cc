@@ -13,9 +13,9 @@
 #include "fulgur/core/module_state.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {

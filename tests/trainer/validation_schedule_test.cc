@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "fulgur/core/callback.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/unsized_loader.h"
-#include "fulgur/trainer/trainer.h"
 
 namespace fulgur {
 namespace {
