@@ -12,6 +12,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/launch/rendezvous.h"
 
 namespace fulgur {
 namespace {
