@@ -28,7 +28,7 @@
 #include "fulgur/checkpoint/manifest.h"
 #include "fulgur/core/module_state.h"
 #include "fulgur/distributed/local_collective.h"
-#include "fulgur/trainer/checkpoint_saver.h"
+#include "fulgur/loops/checkpoint_saver.h"
 
 namespace {
 

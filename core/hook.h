@@ -12,7 +12,7 @@ enum class LogScope {
   epoch,            // hooks around an epoch: on_epoch metrics only
 };
 
-// A hook as log() sees it. trainer/hooks.h lists all hooks.
+// A hook as log() sees it. loops/hooks.h lists all hooks.
 struct Hook {
   std::string_view name;
   LogScope scope;

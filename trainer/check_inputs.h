@@ -7,7 +7,7 @@
 #include "fulgur/core/loader.h"
 #include "fulgur/core/make_module.h"
 #include "fulgur/data/data_module.h"
-#include "fulgur/trainer/batch_limit.h"
+#include "fulgur/loops/batch_limit.h"
 
 // Checks that a module and data fit together. All functions throw SetupError.
 namespace fulgur {

@@ -7,10 +7,10 @@
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/core/module.h"
+#include "fulgur/loops/fit_loop.h"
+#include "fulgur/loops/loop_context.h"
+#include "fulgur/loops/optimizer_steps.h"
 #include "fulgur/strategies/strategy.h"
-#include "fulgur/trainer/fit_loop.h"
-#include "fulgur/trainer/loop_context.h"
-#include "fulgur/trainer/optimizer_steps.h"
 
 namespace fulgur {
 

@@ -124,6 +124,12 @@ void add_default_callbacks(TrainerOptions& options) {
   std::ranges::stable_partition(options.callbacks, [](const auto& callback) { return !callback->runs_last(); });
 }
 
+constexpr int64_t kDefaultMaxEpochs = 1000;  // Lightning's default
+
+bool has_no_bound(const TrainerOptions& options) {
+  return !options.max_epochs && options.max_steps < 0 && !options.max_time;
+}
+
 }  // namespace
 
 TrainerOptions resolve(TrainerOptions options) {
@@ -138,6 +144,30 @@ TrainerOptions resolve(TrainerOptions options) {
   if (!options.barebones) options.log_every_n_steps = options.log_every_n_steps.value_or(50);
   add_default_callbacks(options);
   return options;
+}
+
+LoopPlan plan_of(const TrainerOptions& options) {
+  return {.max_epochs = has_no_bound(options) ? kDefaultMaxEpochs : options.max_epochs.value_or(-1),
+          .min_epochs = options.min_epochs,
+          .max_steps = options.max_steps,
+          .min_steps = options.min_steps,
+          .max_time = options.max_time,
+          .limit_train_batches = options.limit_train_batches,
+          .limit_val_batches = options.limit_val_batches,
+          .overfits = options.overfit_batches.has_value(),
+          .reload_dataloaders_every_n_epochs = options.reload_dataloaders_every_n_epochs,
+          .val_check_interval = options.val_check_interval,
+          .check_val_every_n_epoch = options.check_val_every_n_epoch,
+          .num_sanity_val_steps = options.num_sanity_val_steps.value(),
+          .accumulate_grad_batches = options.accumulate_grad_batches,
+          .clipping = gradient_clipping(options),
+          .detect_anomaly = options.detect_anomaly,
+          .log_every_n_steps = options.log_every_n_steps.value_or(0)};
+}
+
+void warn_of_default_bound(const TrainerOptions& options) {
+  if (!has_no_bound(options)) return;
+  log_warning("neither max_epochs, max_steps nor max_time is set; training for {} epochs", kDefaultMaxEpochs);
 }
 
 }  // namespace fulgur

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "fulgur/loops/loop_plan.h"
 #include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
@@ -8,5 +9,11 @@ namespace fulgur {
 // callbacks that fast_dev_run turns off removed, and ModelCheckpoint moved to the end. Throws UsageError for settings
 // that are out of range or contradict each other.
 TrainerOptions resolve(TrainerOptions options);
+
+// What resolved options mean for the loops.
+LoopPlan plan_of(const TrainerOptions& options);
+
+// Says that fit trains for a default number of epochs, if nothing bounds it.
+void warn_of_default_bound(const TrainerOptions& options);
 
 }  // namespace fulgur

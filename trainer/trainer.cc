@@ -12,23 +12,23 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/seed.h"
 #include "fulgur/checkpoint/load_weights.h"
 #include "fulgur/distributed/exchange.h"
 #include "fulgur/launch/thread_world.h"
+#include "fulgur/loops/evaluation_loop.h"
+#include "fulgur/loops/fit_loop.h"
+#include "fulgur/loops/optimizer_steps.h"
+#include "fulgur/loops/signal_watch.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/check_inputs.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "fulgur/trainer/debug_modes.h"
-#include "fulgur/trainer/evaluation_loop.h"
-#include "fulgur/trainer/everyone_gets_it.h"
-#include "fulgur/trainer/fit_loop.h"
-#include "fulgur/trainer/optimizer_steps.h"
 #include "fulgur/trainer/resolve_options.h"
 #include "fulgur/trainer/run_dir.h"
-#include "fulgur/trainer/signal_watch.h"
 
 namespace fulgur {
 namespace {
@@ -155,6 +155,7 @@ void Trainer::fit(ModuleHandle module, DataModule& data) {
         return shared_out(checked(data.train_dataloader(), "train"), "train", /*even=*/true);
       });
     };
+    warn_of_default_bound(options_);
     FitLoop loop(context, {.train = train, .val = val});
     Optimizers optimizers = hooks_.within(hooks::configure_optimizers, [&] { return module->configure_optimizers(); });
     require(!optimizers.empty(), fmt::format(kNoOptimizer, module->name()));
@@ -303,7 +304,8 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
   failing_ = interrupted_ = false;
   try {
     setup(data, ckpt_path);
-    LoopContext context{.options = options_,
+    const LoopPlan plan = plan_of(options_);
+    LoopContext context{.plan = plan,
                         .strategy = *strategy_,
                         .world = *world_,
                         .ranks = ranks,
@@ -328,17 +330,17 @@ void Trainer::run(EntryPoint entry_point, const ModuleHandle& module, DataModule
     failure = std::current_exception();
     tell_of_failure(failure, data);
   }
-  EveryoneGetsIt after;
+  FirstError after;
   saver_.reset();
   checkpoint_.reset();
-  after([&] { teardown(data); });
+  after.run([&] { teardown(data); });
   if (late_signal == 0 && world_size_ == 1) late_signal = signals.pending();
   if (failure == nullptr && late_signal != 0) {
-    after([&] { interrupt_after_last_step(late_signal); });
+    after.run([&] { interrupt_after_last_step(late_signal); });
   }
-  if (failure == nullptr && after.first() == nullptr) return leave_ranks();
+  if (failure == nullptr && after.get() == nullptr) return leave_ranks();
   if (failure != nullptr) after.warn("teardown failed too");
-  leave_ranks(failure != nullptr ? failure : after.first());
+  leave_ranks(failure != nullptr ? failure : after.get());
 }
 
 // Connects this process to the other ranks, if there are any. A single rank joins no session, so that its failure ends
@@ -475,14 +477,14 @@ void Trainer::teardown(DataModule& data) {
   strategy_->teardown();
   running_ = false;
   Module& module = hooks_.module();
-  EveryoneGetsIt everyone;
-  const auto tell = [&](const auto& call) { everyone([&] { hooks_.within(hooks::teardown, call); }); };
+  FirstError first;
+  const auto tell = [&](const auto& call) { first.run([&] { hooks_.within(hooks::teardown, call); }); };
   tell([&] { data.teardown(state_.entry_point); });
   for (const auto& callback : callbacks_) tell([&] { callback->teardown(*this, state_.entry_point); });
   tell([&] { module.teardown(state_.entry_point); });
   module.attach({});
-  everyone([&] { remove_unused_run_dir(); });
-  everyone.rethrow();
+  first.run([&] { remove_unused_run_dir(); });
+  first.rethrow();
 }
 
 // Runs once per run; later calls return at once.
@@ -495,8 +497,8 @@ void Trainer::tell_of_failure(const std::exception_ptr& failure, DataModule& dat
 }
 
 void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
-  EveryoneGetsIt everyone;
-  const auto call = [&](const auto& hook) { everyone([&] { hooks_.within(hooks::on_exception, hook); }); };
+  FirstError first;
+  const auto call = [&](const auto& hook) { first.run([&] { hooks_.within(hooks::on_exception, hook); }); };
   const auto tell = [&](const std::exception& error) {
     for (const auto& callback : callbacks_) call([&] { callback->on_exception(*this, error); });
     call([&] { data.on_exception(error); });
@@ -508,7 +510,7 @@ void Trainer::notify_of(const std::exception_ptr& failure, DataModule& data) {
   } catch (...) {
     tell(std::runtime_error(text_of(failure)));
   }
-  everyone.warn("on_exception failed too");
+  first.warn("on_exception failed too");
 }
 
 std::string Trainer::device_summary() const {

@@ -17,9 +17,9 @@
 #include "fulgur/core/module_state.h"
 #include "fulgur/distributed/exchange.h"
 #include "fulgur/distributed/local_collective.h"
+#include "fulgur/loops/signal_watch.h"
 #include "fulgur/trainer/find_checkpoint.h"
 #include "fulgur/trainer/run_dir.h"
-#include "fulgur/trainer/signal_watch.h"
 #include "fulgur/trainer/trainer.h"
 
 // The part of Trainer that finds checkpoints and writes them.

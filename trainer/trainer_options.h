@@ -10,8 +10,8 @@
 #include "fulgur/core/callback.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/device/devices.h"
+#include "fulgur/loops/batch_limit.h"
 #include "fulgur/strategies/strategy_choice.h"
-#include "fulgur/trainer/batch_limit.h"
 
 namespace fulgur {
 

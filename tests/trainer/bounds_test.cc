@@ -23,8 +23,8 @@
 #include "fulgur/core/callback.h"
 #include "fulgur/core/ranks.h"
 #include "fulgur/core/run_state.h"
-#include "fulgur/trainer/fit_bounds.h"
-#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/loops/fit_bounds.h"
+#include "fulgur/loops/signal_watch.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
@@ -281,12 +281,12 @@ struct TwoRanks final : Ranks {
 };
 
 TEST(SignalPoll, SeveralRanksExchangeLittleAndHearOfASignal) {
-  const TrainerOptions options;
+  const LoopPlan plan;
   const RunState state;
   const std::atomic<bool> stop_requested = false;
   TwoRanks ranks;
   const SignalWatch signals(true);
-  FitBounds bounds(options, state, stop_requested, ranks, signals, FitBounds::Clock::now());
+  FitBounds bounds(plan, state, stop_requested, ranks, signals, FitBounds::Clock::now());
   SignalPoll poll(bounds, ranks);
   for (int i = 0; i < 1000; ++i) EXPECT_FALSE(poll());
   EXPECT_LT(ranks.exchanges, 200);

@@ -12,7 +12,7 @@
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/data/data_module.h"
-#include "fulgur/trainer/batch_limit.h"
+#include "fulgur/loops/batch_limit.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_module.h"
 #include "tests/testing/temp_dir.h"

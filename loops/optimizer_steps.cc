@@ -1,4 +1,4 @@
-#include "fulgur/trainer/optimizer_steps.h"
+#include "fulgur/loops/optimizer_steps.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ void check_automatic(const Module& module, const Optimizers& optimizers) {
   }
 }
 
-void check_manual(const Module& module, const Optimizers& optimizers, const TrainerOptions& options) {
+void check_manual(const Module& module, const Optimizers& optimizers, const LoopPlan& plan) {
   const auto refuse = [&](std::string_view option, auto value) {
     throw SetupError(
         fmt::format("{} optimises manually, so that {} = {} would have no effect; do it in training_step, or "
@@ -37,8 +37,8 @@ void check_manual(const Module& module, const Optimizers& optimizers, const Trai
                     "manually; leave automatic_optimization true",
                     optimizer->name(), module.name()));
   }
-  if (options.accumulate_grad_batches != 1) refuse("accumulate_grad_batches", options.accumulate_grad_batches);
-  if (options.gradient_clip_val != 0.0) refuse("gradient_clip_val", options.gradient_clip_val);
+  if (plan.accumulate_grad_batches != 1) refuse("accumulate_grad_batches", plan.accumulate_grad_batches);
+  if (plan.clipping.active()) refuse("gradient_clip_val", plan.clipping.value);
 }
 
 std::vector<std::string> names_of(const Metrics& metrics) {
@@ -51,8 +51,7 @@ std::vector<std::string> names_of(const Metrics& metrics) {
 
 OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : context_(context) {
   const Module& module = context.hooks.module();
-  module.automatic_optimization ? check_automatic(module, optimizers)
-                                : check_manual(module, optimizers, context.options);
+  module.automatic_optimization ? check_automatic(module, optimizers) : check_manual(module, optimizers, context.plan);
   wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
                      std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
@@ -81,7 +80,7 @@ void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
 }
 
 bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
-  StepRequest request{.micro_batches = micro_batches, .clipping = trainer_clipping()};
+  StepRequest request{.micro_batches = micro_batches, .clipping = context_.plan.clipping};
   before_step(optimizer, request);
   return update(optimizer, request);
 }
@@ -91,7 +90,7 @@ bool OptimizerSteps::step(const Closure& closure) {
   request.closure = [&] {
     at::Tensor loss = closure();
     StepRequest evaluated{.micro_batches = end_evaluation({.micro_batches = 1}).micro_batches,
-                          .clipping = trainer_clipping()};
+                          .clipping = context_.plan.clipping};
     if (evaluated.micro_batches > 1) {  // summed over several ranks
       context_.strategy.materialize_gradients(0, std::exchange(evaluated.micro_batches, 1));
       double mean = loss.item<double>();
@@ -122,8 +121,6 @@ void OptimizerSteps::check_accumulation(int64_t accumulate_grad_batches) const {
   throw SetupError(fmt::format("{} computes the gradients itself, of one batch; accumulate_grad_batches = {} must be 1",
                                optimizers()[0].name(), accumulate_grad_batches));
 }
-
-GradientClipping OptimizerSteps::trainer_clipping() const { return gradient_clipping(context_.options); }
 
 void OptimizerSteps::before_step(size_t index, StepRequest& request) {
   Optimizer& optimizer = optimizers()[index];

@@ -6,12 +6,12 @@
 #include <optional>
 
 #include "fulgur/core/loader.h"
-#include "fulgur/trainer/evaluation_loop.h"
-#include "fulgur/trainer/fit_bounds.h"
-#include "fulgur/trainer/loop_context.h"
-#include "fulgur/trainer/optimizer_steps.h"
-#include "fulgur/trainer/train_epoch_loop.h"
-#include "fulgur/trainer/validation_schedule.h"
+#include "fulgur/loops/evaluation_loop.h"
+#include "fulgur/loops/fit_bounds.h"
+#include "fulgur/loops/loop_context.h"
+#include "fulgur/loops/optimizer_steps.h"
+#include "fulgur/loops/train_epoch_loop.h"
+#include "fulgur/loops/validation_schedule.h"
 
 namespace fulgur {
 

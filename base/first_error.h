@@ -2,24 +2,29 @@
 
 #include <exception>
 #include <string_view>
+#include <utility>
 
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/logging.h"
 
 namespace fulgur {
 
-// Makes calls of which each must be made even if another throws. Keeps the first exception.
-class EveryoneGetsIt {
+// Makes calls of which each must be made even if another throws, and keeps the first exception.
+class FirstError {
  public:
   template <class Call>
-  void operator()(const Call& call) {
+  void run(const Call& call) {
     try {
       call();
     } catch (...) {
-      if (first_ == nullptr) first_ = std::current_exception();
+      keep(std::current_exception());
     }
   }
-  const std::exception_ptr& first() const { return first_; }
+  void keep(std::exception_ptr error) {
+    if (first_ == nullptr) first_ = std::move(error);
+  }
+
+  const std::exception_ptr& get() const { return first_; }  // null: no call has thrown
   void rethrow() const {
     if (first_ != nullptr) std::rethrow_exception(first_);
   }

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/hook_caller.h"
+#include "fulgur/loops/hook_caller.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/StringUtil.h>

@@ -13,7 +13,7 @@
 #include "fulgur/core/metric_log.h"
 #include "fulgur/core/module.h"
 #include "fulgur/core/run_state.h"
-#include "fulgur/trainer/hooks.h"
+#include "fulgur/loops/hooks.h"
 
 namespace fulgur {
 

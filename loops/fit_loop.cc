@@ -1,4 +1,4 @@
-#include "fulgur/trainer/fit_loop.h"
+#include "fulgur/loops/fit_loop.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -11,19 +11,10 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/seed.h"
-#include "fulgur/trainer/repeat_first_epoch.h"
+#include "fulgur/loops/repeat_first_epoch.h"
 
 namespace fulgur {
 namespace {
-
-constexpr int64_t kDefaultMaxEpochs = 1000;  // Lightning's default
-
-int64_t max_epochs(const TrainerOptions& options) {
-  if (options.max_epochs) return *options.max_epochs;
-  if (options.max_steps >= 0 || options.max_time) return -1;
-  log_warning("neither max_epochs, max_steps nor max_time is set; training for {} epochs", kDefaultMaxEpochs);
-  return kDefaultMaxEpochs;
-}
 
 // Submodules in eval mode stay in eval mode, which the user may have intended; a whole model was more likely
 // forgotten.
@@ -56,26 +47,23 @@ FitBounds::Clock::duration elapsed_of(const State& state) {
 }  // namespace
 
 FitLoop::FitLoop(LoopContext& context, LoaderSources sources)
-    : context_(context),
-      sources_(std::move(sources)),
-      validation_(context, Stage::validate),
-      schedule_(context.options) {
+    : context_(context), sources_(std::move(sources)), validation_(context, Stage::validate), schedule_(context.plan) {
   load();
   write_plan();
 }
 
 // The counts and clocks of validation continue when the loaders are recreated.
 void FitLoop::load() {
-  const TrainerOptions& options = context_.options;
-  const auto name_of = [&](std::string_view limit) { return options.overfit_batches ? "overfit_batches" : limit; };
+  const LoopPlan& plan = context_.plan;
+  const auto name_of = [&](std::string_view limit) { return plan.overfits ? "overfit_batches" : limit; };
   train_ = sources_.train();
   const LoaderList val = sources_.val();
   const bool is_shared = std::ranges::count(val, train_) > 0;
-  if (options.overfit_batches) train_ = repeat_first_epoch(std::move(train_));
+  if (plan.overfits) train_ = repeat_first_epoch(std::move(train_));
   num_train_batches_ =
-      shortest_of_ranks(options.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches")));
+      shortest_of_ranks(plan.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches")));
   together_ = context_.ranks.world_size() > 1 && any_rank(context_.ranks, !train_->num_batches());
-  validation_.set_loaders({val, options.limit_val_batches, name_of("limit_val_batches")});
+  validation_.set_loaders({val, plan.limit_val_batches, name_of("limit_val_batches")});
   schedule_.set_num_batches(num_train_batches_);
   if (is_shared && !schedule_.only_at_epoch_end()) {
     throw SetupError(
@@ -104,11 +92,11 @@ std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_bat
 
 // Fills in what RunState says about the whole run.
 void FitLoop::write_plan() {
-  const TrainerOptions& options = context_.options;
+  const LoopPlan& plan = context_.plan;
   RunState& state = context_.state;
   state.stage = Stage::train;
-  state.max_epochs = max_epochs(options);
-  if (options.max_steps >= 0) state.estimated_stepping_batches = options.max_steps;
+  state.max_epochs = plan.max_epochs;
+  if (plan.max_steps >= 0) state.estimated_stepping_batches = plan.max_steps;
   if (num_train_batches_ && state.max_epochs >= 0) {
     const int64_t accumulation = context_.accumulate_grad_batches;
     const int64_t steps = (*num_train_batches_ + accumulation - 1) / accumulation * state.max_epochs;
@@ -119,22 +107,21 @@ void FitLoop::write_plan() {
 void FitLoop::run(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   hooks(hooks::on_fit_start);
-  const bool nothing_to_do =
-      num_train_batches_ == 0 || context_.state.max_epochs == 0 || context_.options.max_steps == 0;
+  const bool nothing_to_do = num_train_batches_ == 0 || context_.state.max_epochs == 0 || context_.plan.max_steps == 0;
   if (!nothing_to_do) train(steps);
   hooks(hooks::on_fit_end);
 }
 
 void FitLoop::train(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
-  if (!resume_ && !validation_.empty() && *context_.options.num_sanity_val_steps != 0) {
-    validation_.run_sanity_check(*context_.options.num_sanity_val_steps);
+  if (!resume_ && !validation_.empty() && context_.plan.num_sanity_val_steps != 0) {
+    validation_.run_sanity_check(context_.plan.num_sanity_val_steps);
   }
   warn_of_frozen_modes(hooks.module());
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
   schedule_.restart_clock();
-  FitBounds bounds(context_.options, context_.state, context_.stop_requested, context_.ranks, context_.signals, start_);
+  FitBounds bounds(context_.plan, context_.state, context_.stop_requested, context_.ranks, context_.signals, start_);
   bounds.agree();
   while (true) {
     if (bounds.signal() != 0) context_.interrupt(bounds.signal());
@@ -151,7 +138,7 @@ void FitLoop::train(OptimizerSteps& steps) {
 
 void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   RunState& state = context_.state;
-  const int64_t reload_every = context_.options.reload_dataloaders_every_n_epochs;
+  const int64_t reload_every = context_.plan.reload_dataloaders_every_n_epochs;
   if (!resume_ && reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
   const bool in_middle = resume_ && resume_->epoch.behind.samples > 0;
@@ -192,7 +179,7 @@ State FitLoop::state() const {
     state.set("validation_due/after_step", progress_.due->after_step);
     state.set("validation_due/is_last_batch", progress_.due->is_last_batch);
   }
-  if (context_.accumulate_grad_batches != context_.options.accumulate_grad_batches) {
+  if (context_.accumulate_grad_batches != context_.plan.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
   }
   state.set_child("train_loader", train_->state());

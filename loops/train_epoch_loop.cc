@@ -1,4 +1,4 @@
-#include "fulgur/trainer/train_epoch_loop.h"
+#include "fulgur/loops/train_epoch_loop.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -174,7 +174,7 @@ at::Tensor TrainEpochLoop::run_manual(const Batch& batch) {
     const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
     stepped_ = true;
     bounds_.agree();
-    if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
+    if (context_.plan.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
     return loss.defined() ? loss.detach() : loss;
   });
 }
@@ -183,7 +183,7 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
   return context_.hooks.within(hooks::training_step, [&] {
     const at::Tensor loss = context_.strategy.training_step(batch, context_.state.batch_idx);
     check_loss(context_.hooks.module(), loss);
-    if (context_.options.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
+    if (context_.plan.detect_anomaly) check_finite(context_.hooks.module(), loss, context_.state.batch_idx);
     return loss;
   });
 }

@@ -9,7 +9,7 @@
 
 #include "fulgur/core/lr_schedule.h"
 #include "fulgur/core/manual_optimization.h"
-#include "fulgur/trainer/loop_context.h"
+#include "fulgur/loops/loop_context.h"
 
 namespace fulgur {
 
@@ -48,7 +48,6 @@ class OptimizerSteps final : public ManualOptimization {
   void move_schedules(std::string_view interval, Kind kind);
 
  private:
-  GradientClipping trainer_clipping() const;
   void before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
   void tell_of_skipped(const StepReport& report);

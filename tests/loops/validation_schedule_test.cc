@@ -1,5 +1,5 @@
 // When fit validates. Expected are the numbers of training batches before each validation, counted by hand.
-#include "fulgur/trainer/validation_schedule.h"
+#include "fulgur/loops/validation_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/checkpoint_saver.h"
+#include "fulgur/loops/checkpoint_saver.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,28 +13,22 @@
 #include "fulgur/distributed/c10d_collective.h"
 
 namespace fulgur {
+namespace {
 
-// Keeps the first error until all calls are made. A DistributedError is thrown at once: ranks that cannot reach each
-// other can do nothing more together.
-class CheckpointSaver::FirstError {
- public:
-  template <class Call>
-  void operator()(const Call& call) {
-    try {
-      call();
-    } catch (const DistributedError&) {
-      throw;
-    } catch (...) {
-      if (first_ == nullptr) first_ = std::current_exception();
-    }
+// Runs `call` and keeps its error. A DistributedError is thrown at once: ranks that cannot reach each other can do
+// nothing more together.
+template <class Call>
+void run(FirstError& error, const Call& call) {
+  try {
+    call();
+  } catch (const DistributedError&) {
+    throw;
+  } catch (...) {
+    error.keep(std::current_exception());
   }
-  void rethrow() const {
-    if (first_ != nullptr) std::rethrow_exception(first_);
-  }
+}
 
- private:
-  std::exception_ptr first_;
-};
+}  // namespace
 
 CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, Saved saved)
     : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
@@ -64,16 +58,16 @@ bool CheckpointSaver::is_asked_for(const Path& folder) const {
 void CheckpointSaver::at_boundary() {
   using std::chrono::seconds;
   FirstError error;
-  if (writing_ && writing_->done.wait_for(seconds(0)) == std::future_status::ready) error([&] { end_writing(); });
+  if (writing_ && writing_->done.wait_for(seconds(0)) == std::future_status::ready) run(error, [&] { end_writing(); });
   write_requests(error);
   error.rethrow();
 }
 
 void CheckpointSaver::finish() {
   FirstError error;
-  error([&] { end_writing(); });
+  run(error, [&] { end_writing(); });
   write_requests(error);
-  error([&] { end_writing(); });
+  run(error, [&] { end_writing(); });
   error.rethrow();
 }
 
@@ -85,8 +79,8 @@ void CheckpointSaver::abort(std::string_view reason) {
 
 void CheckpointSaver::write_requests(FirstError& error) {
   for (const Request& request : std::exchange(requests_, {})) {
-    error([&] { end_writing(); });
-    error([&] { write(request); });
+    run(error, [&] { end_writing(); });
+    run(error, [&] { write(request); });
   }
 }
 

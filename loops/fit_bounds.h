@@ -6,8 +6,8 @@
 
 #include "fulgur/core/ranks.h"
 #include "fulgur/core/run_state.h"
-#include "fulgur/trainer/signal_watch.h"
-#include "fulgur/trainer/trainer_options.h"
+#include "fulgur/loops/loop_plan.h"
+#include "fulgur/loops/signal_watch.h"
 
 namespace fulgur {
 
@@ -17,7 +17,7 @@ class FitBounds {
   using Clock = std::chrono::steady_clock;
 
   // All references are borrowed. max_time counts from `start`.
-  FitBounds(const TrainerOptions& options, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
+  FitBounds(const LoopPlan& plan, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
             const SignalWatch& signals, Clock::time_point start);
 
   bool max_steps_reached() const;
@@ -41,7 +41,7 @@ class FitBounds {
   bool time_is_over();
   void find_signal();
 
-  const TrainerOptions& options_;
+  const LoopPlan& plan_;
   const RunState& state_;
   const std::atomic<bool>& stop_requested_;
   Ranks& ranks_;

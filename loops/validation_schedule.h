@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "fulgur/core/run_state.h"
-#include "fulgur/trainer/trainer_options.h"
+#include "fulgur/loops/loop_plan.h"
 
 namespace fulgur {
 
@@ -13,7 +13,7 @@ namespace fulgur {
 // picks.
 class ValidationSchedule {
  public:
-  explicit ValidationSchedule(const TrainerOptions& options);
+  explicit ValidationSchedule(const LoopPlan& plan);
 
   // Sets the number of batches of a training epoch; nullopt: unknown. Called before due(). Throws SetupError if the
   // interval does not fit the number.

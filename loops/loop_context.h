@@ -13,19 +13,19 @@
 #include "fulgur/core/run_state.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/loops/checkpoint_saver.h"
+#include "fulgur/loops/hook_caller.h"
+#include "fulgur/loops/loop_plan.h"
+#include "fulgur/loops/non_finite.h"
+#include "fulgur/loops/signal_watch.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
-#include "fulgur/trainer/checkpoint_saver.h"
-#include "fulgur/trainer/hook_caller.h"
-#include "fulgur/trainer/non_finite.h"
-#include "fulgur/trainer/signal_watch.h"
-#include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
 
 // What every loop works with. Ownership: the Trainer, for the duration of one entry point.
 struct LoopContext {
-  const TrainerOptions& options;
+  const LoopPlan& plan;
   Strategy& strategy;
   World& world;
   Ranks& ranks;
@@ -48,9 +48,7 @@ struct LoopContext {
   PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
 
   // Whether loggers get the values of `step`, counted from 0; never in barebones mode.
-  bool is_logged(int64_t step) const {
-    return options.log_every_n_steps && (step + 1) % *options.log_every_n_steps == 0;
-  }
+  bool is_logged(int64_t step) const { return plan.log_every_n_steps > 0 && (step + 1) % plan.log_every_n_steps == 0; }
 
   // Sends metrics to the loggers.
   void send(const Metrics& values, int64_t step) const {

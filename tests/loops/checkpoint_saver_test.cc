@@ -1,4 +1,4 @@
-#include "fulgur/trainer/checkpoint_saver.h"
+#include "fulgur/loops/checkpoint_saver.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

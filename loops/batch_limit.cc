@@ -1,4 +1,4 @@
-#include "fulgur/trainer/batch_limit.h"
+#include "fulgur/loops/batch_limit.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/non_finite.h"
+#include "fulgur/loops/non_finite.h"
 
 #include <cmath>
 

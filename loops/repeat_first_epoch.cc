@@ -1,4 +1,4 @@
-#include "fulgur/trainer/repeat_first_epoch.h"
+#include "fulgur/loops/repeat_first_epoch.h"
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/evaluation_loop.h"
+#include "fulgur/loops/evaluation_loop.h"
 
 #include <c10/core/GradMode.h>
 
@@ -6,9 +6,9 @@
 #include <limits>
 #include <utility>
 
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/seed.h"
-#include "fulgur/trainer/everyone_gets_it.h"
-#include "fulgur/trainer/limited_batches.h"
+#include "fulgur/loops/limited_batches.h"
 
 namespace fulgur {
 namespace {
@@ -261,16 +261,16 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
 void EvaluationLoop::leave() {
   const EvaluationHooks& phase = stage_ == Stage::test ? kTest : kValidation;
   HookCaller& hooks = context_.hooks;
-  EveryoneGetsIt epoch_end, end;
-  const auto call = [&](EveryoneGetsIt& everyone, const EvaluationHooks::StageHook& hook) {
+  FirstError epoch_end, end;
+  const auto call = [&](FirstError& error, const EvaluationHooks::StageHook& hook) {
     for (const auto& callback : hooks.callbacks()) {
       const auto is_this = [&](const Callback& other) { return &other == callback.get(); };
-      everyone([&] { hooks.callbacks_where(is_this, hook, hook.callback); });
+      error.run([&] { hooks.callbacks_where(is_this, hook, hook.callback); });
     }
-    everyone([&] { hooks.within(hook, [&] { (hooks.module().*hook.module)(); }); });
+    error.run([&] { hooks.within(hook, [&] { (hooks.module().*hook.module)(); }); });
   };
   call(epoch_end, phase.epoch_end);
-  epoch_end([&] { context_.metrics.end_epoch(stage_); });  // resets metrics that were logged by reference
+  epoch_end.run([&] { context_.metrics.end_epoch(stage_); });  // resets metrics that were logged by reference
   call(end, phase.end);
   const bool alone = context_.ranks.world_size() == 1;
   alone ? epoch_end.warn("at the end of a validation that a signal cut short") : epoch_end.rethrow();

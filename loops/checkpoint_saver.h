@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/serial_worker.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/core/callback.h"
@@ -51,7 +52,6 @@ class CheckpointSaver {
     Request request;
     std::shared_future<void> done;
   };
-  class FirstError;
   void write_requests(FirstError& error);
   void write(const Request& request);
   void write_beside(const Request& request);

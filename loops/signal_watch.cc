@@ -1,4 +1,4 @@
-#include "fulgur/trainer/signal_watch.h"
+#include "fulgur/loops/signal_watch.h"
 
 #include <fmt/format.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/validation_schedule.h"
+#include "fulgur/loops/validation_schedule.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 
 namespace fulgur {
 
-ValidationSchedule::ValidationSchedule(const TrainerOptions& options)
-    : interval_(options.val_check_interval), every_n_epoch_(options.check_val_every_n_epoch) {}
+ValidationSchedule::ValidationSchedule(const LoopPlan& plan)
+    : interval_(plan.val_check_interval), every_n_epoch_(plan.check_val_every_n_epoch) {}
 
 void ValidationSchedule::set_num_batches(std::optional<int64_t> num_batches) {
   const auto& interval = interval_.value();

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "fulgur/core/loader.h"
-#include "fulgur/trainer/loop_context.h"
+#include "fulgur/loops/loop_context.h"
 
 namespace fulgur {
 

@@ -1,4 +1,4 @@
-#include "fulgur/trainer/fit_bounds.h"
+#include "fulgur/loops/fit_bounds.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,18 +7,11 @@
 
 namespace fulgur {
 
-FitBounds::FitBounds(const TrainerOptions& options, const RunState& state, const std::atomic<bool>& stop_requested,
-                     Ranks& ranks, const SignalWatch& signals, Clock::time_point start)
-    : options_(options),
-      state_(state),
-      stop_requested_(stop_requested),
-      ranks_(ranks),
-      signals_(signals),
-      start_(start) {}
+FitBounds::FitBounds(const LoopPlan& plan, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
+                     const SignalWatch& signals, Clock::time_point start)
+    : plan_(plan), state_(state), stop_requested_(stop_requested), ranks_(ranks), signals_(signals), start_(start) {}
 
-bool FitBounds::max_steps_reached() const {
-  return options_.max_steps >= 0 && state_.global_step >= options_.max_steps;
-}
+bool FitBounds::max_steps_reached() const { return plan_.max_steps >= 0 && state_.global_step >= plan_.max_steps; }
 
 bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
 
@@ -26,11 +19,11 @@ bool FitBounds::is_last_epoch() const { return state_.max_epochs >= 0 && state_.
 
 bool FitBounds::should_stop() {
   if (signal_ != 0 || !agreed_) return false;
-  const bool minimum_reached = state_.epoch >= options_.min_epochs && state_.global_step >= options_.min_steps;
+  const bool minimum_reached = state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;
   if (!minimum_reached && !told_minimum_) {
     told_minimum_ = true;
     log_info("a stop was asked for, but min_epochs = {} and min_steps = {} come first; training goes on",
-             options_.min_epochs, options_.min_steps);
+             plan_.min_epochs, plan_.min_steps);
   }
   return minimum_reached;
 }
@@ -59,8 +52,8 @@ void FitBounds::look_for_signal() {
 }
 
 bool FitBounds::time_is_over() {
-  if (!options_.max_time || Clock::now() - start_ < options_.max_time->seconds()) return false;
-  if (!told_time_) log_info("stopping: max_time = {} is over", options_.max_time->to_string());
+  if (!plan_.max_time || Clock::now() - start_ < plan_.max_time->seconds()) return false;
+  if (!told_time_) log_info("stopping: max_time = {} is over", plan_.max_time->to_string());
   told_time_ = true;
   return true;
 }
