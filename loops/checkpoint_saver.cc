@@ -33,13 +33,19 @@ void run(FirstError& error, const Call& call) {
 CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, Saved saved)
     : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
 
-CheckpointSaver::~CheckpointSaver() {
+CheckpointSaver::~CheckpointSaver() { close(); }
+
+void CheckpointSaver::close() {
+  is_closed_ = true;
   try {
     if (writing_) writing_->done.get();
   } catch (...) {
     log_warning("the checkpoint '{}' was not written: {}", writing_->request.folder.string(),
                 text_of(std::current_exception()));
   }
+  thread_.reset();
+  writing_.reset();
+  own_group_.reset();
 }
 
 void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {

@@ -28,7 +28,7 @@ class CheckpointSaver {
 
   // `group` is borrowed. `saved` is called on every rank, once a checkpoint is complete.
   CheckpointSaver(Collective& group, MakeContent content, Saved saved);
-  ~CheckpointSaver();  // waits for the thread; its errors are logged
+  ~CheckpointSaver();  // as close()
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
@@ -39,6 +39,10 @@ class CheckpointSaver {
   bool is_asked_for(const Path& folder) const;  // requested or being written, but not yet complete
   void at_boundary();                           // called by fit at a step boundary
   void finish();                                // waits until everything is written
+
+  // Waits for the thread, whose errors are logged. No further call follows.
+  void close();
+  bool is_closed() const { return is_closed_; }
 
   // Called when the run fails: drops all requests and aborts the write in the background.
   void abort(std::string_view reason);
@@ -60,7 +64,7 @@ class CheckpointSaver {
   Collective& group_;
   MakeContent content_;
   Saved saved_;
-  bool in_training_ = false;
+  bool in_training_ = false, is_closed_ = false;
   std::vector<Request> requests_;
   std::shared_ptr<Collective> own_group_;  // the background thread's group; null until the first async save
   std::optional<Writing> writing_;

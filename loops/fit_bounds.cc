@@ -7,9 +7,9 @@
 
 namespace fulgur {
 
-FitBounds::FitBounds(const LoopPlan& plan, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
+FitBounds::FitBounds(const LoopPlan& plan, const RunState& state, const StopRequest& stop, Ranks& ranks,
                      const SignalWatch& signals, Clock::time_point start)
-    : plan_(plan), state_(state), stop_requested_(stop_requested), ranks_(ranks), signals_(signals), start_(start) {}
+    : plan_(plan), state_(state), stop_(stop), ranks_(ranks), signals_(signals), start_(start) {}
 
 bool FitBounds::max_steps_reached() const { return plan_.max_steps >= 0 && state_.global_step >= plan_.max_steps; }
 
@@ -28,7 +28,7 @@ bool FitBounds::should_stop() {
   return minimum_reached;
 }
 
-bool FitBounds::wants_stop() { return stop_requested_ || signals_.pending() != 0 || time_is_over(); }
+bool FitBounds::wants_stop() { return stop_.is_requested() || signals_.pending() != 0 || time_is_over(); }
 
 void FitBounds::agree(bool any_wants_stop) {
   agreed_ = agreed_ || any_wants_stop;

@@ -8,6 +8,7 @@
 #include "fulgur/core/run_state.h"
 #include "fulgur/loops/loop_plan.h"
 #include "fulgur/loops/signal_watch.h"
+#include "fulgur/loops/stop_request.h"
 
 namespace fulgur {
 
@@ -17,7 +18,7 @@ class FitBounds {
   using Clock = std::chrono::steady_clock;
 
   // All references are borrowed. max_time counts from `start`.
-  FitBounds(const LoopPlan& plan, const RunState& state, const std::atomic<bool>& stop_requested, Ranks& ranks,
+  FitBounds(const LoopPlan& plan, const RunState& state, const StopRequest& stop, Ranks& ranks,
             const SignalWatch& signals, Clock::time_point start);
 
   bool max_steps_reached() const;
@@ -43,7 +44,7 @@ class FitBounds {
 
   const LoopPlan& plan_;
   const RunState& state_;
-  const std::atomic<bool>& stop_requested_;
+  const StopRequest& stop_;
   Ranks& ranks_;
   const SignalWatch& signals_;
   bool agreed_ = false;

@@ -121,10 +121,10 @@ void FitLoop::train(OptimizerSteps& steps) {
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
   schedule_.restart_clock();
-  FitBounds bounds(context_.plan, context_.state, context_.stop_requested, context_.ranks, context_.signals, start_);
+  FitBounds bounds(context_.plan, context_.state, context_.stop, context_.ranks, context_.signals, start_);
   bounds.agree();
   while (true) {
-    if (bounds.signal() != 0) context_.interrupt(bounds.signal());
+    if (bounds.signal() != 0) context_.events.interrupt(bounds.signal());
     const bool validates_first = resume_ && progress_.due && !bounds.max_epochs_reached();
     if (bounds.done() && !validates_first) break;
     context_.saver.set_in_training(true);

@@ -24,11 +24,11 @@ class HookCaller {
   using Callbacks = std::vector<std::shared_ptr<Callback>>;
 
   // All references are borrowed and must outlive the HookCaller.
-  HookCaller(const Callbacks& callbacks, TrainerControl& control, const RunState& state, MetricLog& metrics)
-      : callbacks_(callbacks), control_(control), state_(state), metrics_(metrics) {}
+  HookCaller(const Callbacks& callbacks, TrainerControl& control, Module& module, const RunState& state,
+             MetricLog& metrics)
+      : callbacks_(callbacks), control_(control), module_(module), state_(state), metrics_(metrics) {}
 
-  void set_module(Module* module) { module_ = module; }
-  Module& module() const { return *module_; }
+  Module& module() const { return module_; }
   const Callbacks& callbacks() const { return callbacks_; }
 
   // Calls `body` as `hook`; hooks nest (manual_backward within training_step).
@@ -62,7 +62,7 @@ class HookCaller {
   void operator()(const hooks::SharedHook<CallbackMember, ModuleMember>& hook, Args&&... args) {
     within(hook, [&] {
       for (const auto& callback : callbacks_) (callback.get()->*hook.callback)(control_, args...);
-      (module_->*hook.module)(args...);
+      (module_.*hook.module)(args...);
     });
   }
 
@@ -73,7 +73,7 @@ class HookCaller {
       for (const auto& callback : callbacks_) {
         skip |= callback->on_train_batch_start(control_, batch, batch_idx) == BatchAction::skip_epoch;
       }
-      skip |= module_->on_train_batch_start(batch, batch_idx) == BatchAction::skip_epoch;
+      skip |= module_.on_train_batch_start(batch, batch_idx) == BatchAction::skip_epoch;
       return skip ? BatchAction::skip_epoch : BatchAction::run;
     });
   }
@@ -120,9 +120,9 @@ class HookCaller {
 
   const Callbacks& callbacks_;
   TrainerControl& control_;
+  Module& module_;
   const RunState& state_;
   MetricLog& metrics_;
-  Module* module_ = nullptr;
 };
 
 }  // namespace fulgur

@@ -2,47 +2,53 @@
 
 #include <c10/core/DeviceType.h>
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <utility>
 
 #include "fulgur/core/make_module.h"
 #include "fulgur/core/metric_log.h"
-#include "fulgur/core/ranks.h"
 #include "fulgur/core/run_state.h"
 #include "fulgur/data/data_module.h"
+#include "fulgur/distributed/exchange.h"
 #include "fulgur/distributed/world.h"
 #include "fulgur/loops/checkpoint_saver.h"
 #include "fulgur/loops/hook_caller.h"
 #include "fulgur/loops/loop_plan.h"
 #include "fulgur/loops/non_finite.h"
 #include "fulgur/loops/signal_watch.h"
+#include "fulgur/loops/stop_request.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 
-// What every loop works with. Ownership: the Trainer, for the duration of one entry point.
+// What the owner of a run does where a loop lets it.
+class LoopEvents {
+ public:
+  virtual ~LoopEvents() = default;
+  virtual void on_step_boundary() = 0;     // lets ModelCheckpoint save
+  virtual void interrupt(int signal) = 0;  // saves, and throws InterruptedError
+};
+
+// What the loops of one run work with. Ownership: the Run; what is a reference here lives longer.
 struct LoopContext {
-  const LoopPlan& plan;
+  const LoopPlan plan;
   Strategy& strategy;
   World& world;
-  Ranks& ranks;
   const Precision& precision;
-  c10::DeviceType device_type;
+  const c10::DeviceType device_type;
   DataModule& data;
   const OverriddenHooks& overridden;
   RunState& state;
   MetricLog& metrics;
-  HookCaller& hooks;
-  CheckpointSaver& saver;
-  const SignalWatch& signals;
-  const std::function<void(int signal)>& interrupt;  // saves, and throws InterruptedError
-  const std::function<void()>& on_step_boundary;     // lets ModelCheckpoint save
-  const std::atomic<bool>& stop_requested;
-  NonFinite& non_finite;
-  int64_t& accumulate_grad_batches;  // takes effect with the next epoch
+  const StopRequest& stop;
+  LoopEvents& events;
+  HookCaller hooks;
+  GroupRanks ranks;
+  CheckpointSaver saver;
+  const SignalWatch signals;
+  NonFinite non_finite;
+  int64_t accumulate_grad_batches;  // takes effect with the next epoch
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.
   PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
@@ -51,13 +57,13 @@ struct LoopContext {
   bool is_logged(int64_t step) const { return plan.log_every_n_steps > 0 && (step + 1) % plan.log_every_n_steps == 0; }
 
   // Sends metrics to the loggers.
-  void send(const Metrics& values, int64_t step) const {
+  void send(const Metrics& values, int64_t step) {
     non_finite.look_at(values, step, state);
     hooks.send(values, step);
   }
 
   // The batch as steps see it: on its device, after the transfer hooks.
-  Batch to_device(Batch batch) const {
+  Batch to_device(Batch batch) {
     const auto transfer = [&] {
       batch = hooks.module().on_before_batch_transfer(data.on_before_batch_transfer(std::move(batch)));
       return hooks.module().on_after_batch_transfer(data.on_after_batch_transfer(strategy.to_device(batch)));

@@ -111,10 +111,10 @@ void TrainEpochLoop::go_on(const Resumed& resumed) {
 
 void TrainEpochLoop::at_boundary() {
   if (!progress_.due)
-    context_.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
+    context_.events.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();
   bounds_.look_for_signal();
-  if (bounds_.signal() != 0) context_.interrupt(bounds_.signal());
+  if (bounds_.signal() != 0) context_.events.interrupt(bounds_.signal());
 }
 
 bool TrainEpochLoop::ends_here() {

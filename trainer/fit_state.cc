@@ -66,7 +66,7 @@ void warn_of_unclaimed(const State& saved, const std::vector<std::string>& keys)
 
 }  // namespace
 
-CheckpointContent weights_of(const Module& module, NamedTensors weights) {
+CheckpointContent content_of(const Module& module, NamedTensors weights) {
   CheckpointContent content;
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& [name, tensor] : weights) names.emplace(tensor.unsafeGetTensorImpl(), name);
@@ -79,6 +79,7 @@ CheckpointContent weights_of(const Module& module, NamedTensors weights) {
     }
   }
   content.weights = std::move(weights);
+  content.run.set_child("hyper_parameters", module.hyper_parameters());
   return content;
 }
 

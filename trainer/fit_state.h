@@ -14,8 +14,8 @@
 
 namespace fulgur {
 
-// The weights of a module, with the further names of tied parameters.
-CheckpointContent weights_of(const Module& module, NamedTensors weights);
+// What every checkpoint has: the module's weights, the further names of tied parameters, and its hyper-parameters.
+CheckpointContent content_of(const Module& module, NamedTensors weights);
 
 // Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made.
 void load_requires_grad(Module& module, const CheckpointReader& checkpoint);

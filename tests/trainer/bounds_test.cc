@@ -283,10 +283,10 @@ struct TwoRanks final : Ranks {
 TEST(SignalPoll, SeveralRanksExchangeLittleAndHearOfASignal) {
   const LoopPlan plan;
   const RunState state;
-  const std::atomic<bool> stop_requested = false;
+  const StopRequest stop;
   TwoRanks ranks;
   const SignalWatch signals(true);
-  FitBounds bounds(plan, state, stop_requested, ranks, signals, FitBounds::Clock::now());
+  FitBounds bounds(plan, state, stop, ranks, signals, FitBounds::Clock::now());
   SignalPoll poll(bounds, ranks);
   for (int i = 0; i < 1000; ++i) EXPECT_FALSE(poll());
   EXPECT_LT(ranks.exchanges, 200);

@@ -1,0 +1,452 @@
+#include "fulgur/trainer/run.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <system_error>
+#include <typeinfo>
+#include <utility>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/base/first_error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/distributed/exchange.h"
+#include "fulgur/loops/fit_loop.h"
+#include "fulgur/loops/hooks.h"
+#include "fulgur/loops/optimizer_steps.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/strategies/presets.h"
+#include "fulgur/trainer/check_inputs.h"
+#include "fulgur/trainer/choose_strategy.h"
+#include "fulgur/trainer/debug_modes.h"
+#include "fulgur/trainer/resolve_options.h"
+#include "fulgur/trainer/run_dir.h"
+
+namespace fulgur {
+namespace {
+
+// C++ cannot replace the layers of a model, so that plain BatchNorm is an error.
+void check_sync_batch_norm(const Module& module) {
+  const std::vector<std::string> plain = nn::plain_batch_norm_names(module);
+  if (plain.empty()) return;
+  throw UsageError(fmt::format(
+      "sync_batchnorm is true, but {} of {} {} not synchronise ranks; write fulgur::nn::SyncBatchNorm1d, 2d "
+      "or 3d in the place of torch::nn::BatchNorm1d, 2d or 3d",
+      fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
+}
+
+// The callbacks of the options and of the Module. A callback of the Module replaces those of the same type.
+std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOptions& options, Module& module) {
+  auto callbacks = options.callbacks;
+  auto added = module.configure_callbacks();
+  require(added.empty() || !options.barebones,
+          fmt::format("barebones turns every extra off, but {}::configure_callbacks returned {}; leave out one or the "
+                      "other",
+                      module.name(), added.size()));
+  for (const auto& callback : added) {
+    require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
+    std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
+  }
+  if (options.fast_dev_run > 0) {
+    std::erase_if(added, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
+  }
+  callbacks.insert(callbacks.end(), added.begin(), added.end());
+  std::ranges::stable_partition(callbacks, [](const auto& callback) { return !callback->runs_last(); });
+  return callbacks;
+}
+
+// Lets the module access the optimizers of the run for the lifetime of the object, which ends before teardown.
+class OptimizersInReach {
+ public:
+  OptimizersInReach(Module& module, const RunLink& link, ManualOptimization& optimizers)
+      : module_(module), link_(link) {
+    RunLink with_optimizers = link;
+    with_optimizers.manual_optimization = &optimizers;
+    module_.attach(with_optimizers);
+  }
+  ~OptimizersInReach() { module_.attach(link_); }
+  OptimizersInReach(const OptimizersInReach&) = delete;
+  OptimizersInReach& operator=(const OptimizersInReach&) = delete;
+
+ private:
+  Module& module_;
+  RunLink link_;
+};
+
+// A signal that came after the last step had looked for one; 0: none. The same on every rank.
+int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
+  double pending = signals.pending();
+  if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
+  return static_cast<int>(pending);
+}
+
+constexpr auto kRun = HookCaller::WhatRuns::run;
+
+}  // namespace
+
+RunResources::RunResources(TrainerOptions given)
+    : options(resolve(std::move(given))),
+      devices(choose_devices(options)),
+      precision(options.precision),
+      strategy(make_strategy(options, devices)) {}
+
+const std::filesystem::path& run_dir_of(RunResults& results, const TrainerOptions& options) {
+  if (results.run_dir.empty()) {
+    results.run_dir = options.name.empty() ? make_run_dir(options.default_root_dir)
+                                           : make_named_run_dir(options.default_root_dir, options.name);
+  }
+  return results.run_dir;
+}
+
+Run::Run(RunResources& resources, RunResults& results, RunRequest request)
+    : resources_(resources),
+      results_(results),
+      request_(std::move(request)),
+      world_(*resources.strategy, resources.devices, resources.options.num_nodes),
+      callbacks_(request_.callbacks),
+      checkpoints_(context_, *this, resources.options, results.run_dir),
+      context_(make_context()),
+      link_(make_link()) {
+  results_.module = request_.module;
+  results_.metrics = {};
+  results_.rank = world_.rank();
+  results_.world_size = world_.world_size();
+  results_.state.entry_point = request_.entry_point;
+}
+
+LoopContext Run::make_context() {
+  const TrainerOptions& options = resources_.options;
+  const bool is_fit = request_.entry_point == EntryPoint::fit;
+  return {.plan = request_.plan,
+          .strategy = *resources_.strategy,
+          .world = world_.world(),
+          .precision = resources_.precision,
+          .device_type = world_.devices().front().type(),
+          .data = request_.data,
+          .overridden = request_.module.hooks(),
+          .state = results_.state,
+          .metrics = results_.metrics,
+          .stop = request_.stop,
+          .events = checkpoints_,
+          .hooks = HookCaller(callbacks_, *this, module(), results_.state, results_.metrics),
+          .ranks = GroupRanks(world_.world().control()),
+          .saver = CheckpointSaver(
+              world_.world().control(), [this](bool weights_only) { return checkpoints_.content(weights_only); },
+              [this](const std::filesystem::path& folder, const SaveOptions& saved) {
+                checkpoints_.on_saved(folder, saved);
+              }),
+          .signals = SignalWatch(is_fit && !request_.is_trial),
+          .non_finite = NonFinite(world_.rank() == 0 && !request_.is_trial && !options.barebones),
+          .accumulate_grad_batches = request_.plan.accumulate_grad_batches};
+}
+
+RunLink Run::make_link() {
+  const bool has_metrics = request_.is_trial || !resources_.options.barebones;
+  return {.state = &results_.state,
+          .metrics = has_metrics ? &results_.metrics : nullptr,
+          .clipping = request_.plan.clipping,
+          .trainer = this,
+          .device = device()};
+}
+
+void Run::fit() {
+  execute([this] {
+    const auto val = [this] {
+      return context_.hooks.located("val_dataloader", kRun, [this] {
+        const bool is_first = results_.state.epoch == 0;
+        return shard(validation_loaders(request_.module, request_.data, request_.plan.limit_val_batches, is_first),
+                     "val");
+      });
+    };
+    const auto train = [this] {
+      return context_.hooks.located("train_dataloader", kRun, [this] {
+        return shard(checked(request_.data.train_dataloader(), "train"), "train", /*even=*/true);
+      });
+    };
+    if (!request_.is_trial) warn_of_default_bound(resources_.options);
+    FitLoop loop(context_, {.train = train, .val = val});
+    Optimizers optimizers =
+        context_.hooks.within(hooks::configure_optimizers, [this] { return module().configure_optimizers(); });
+    require(!optimizers.empty(), fmt::format(kNoOptimizer, module().name()));
+    if (request_.is_trial) optimizers.take_schedulers();
+    OptimizerSteps steps(context_, std::move(optimizers));
+    const OptimizersInReach in_reach(module(), link_, steps);
+    const FitState fit_state{.context = context_, .steps = steps, .loop = loop, .callbacks = callbacks_};
+    checkpoints_.resume(fit_state);
+    checkpoints_.set_fit(&fit_state);
+    const auto is_over = c10::make_scope_exit([this] { checkpoints_.set_fit(nullptr); });
+    try {
+      loop.run(steps);
+      context_.saver.finish();
+    } catch (...) {  // caught here, so that on_exception can save
+      handle_failure(std::current_exception());
+      throw;
+    }
+  });
+}
+
+Metrics Run::evaluate(Stage stage) {
+  const bool is_test = stage == Stage::test;
+  const std::string name = is_test ? "test" : "val", hook = name + "_dataloader", limit = "limit_" + name + "_batches";
+  const TrainerOptions& options = resources_.options;
+  Metrics metrics;
+  execute([&] {
+    const LoaderList loaders = context_.hooks.located(hook, kRun, [&] {
+      return shard(checked(is_test ? request_.data.test_dataloader() : request_.data.val_dataloader(), name), name);
+    });
+    EvaluationLoop loop(context_, stage,
+                        {loaders, is_test ? options.limit_test_batches : options.limit_val_batches, limit});
+    if (!loop.empty()) metrics = loop.run();
+  });
+  return metrics;
+}
+
+std::vector<Batch> Run::predict() {
+  std::vector<Batch> predictions;
+  execute([&] {
+    const LoaderList loaders = context_.hooks.located("predict_dataloader", kRun, [this] {
+      return shard(checked(request_.data.predict_dataloader(), "predict"), "predict");
+    });
+    predictions =
+        run_prediction(context_, {loaders, resources_.options.limit_predict_batches, "limit_predict_batches"});
+  });
+  return predictions;
+}
+
+// What all entry points share: setup, `body`, and, even after an exception, teardown.
+void Run::execute(const std::function<void()>& body) {
+  const DebugModes modes(resources_.options, request_.entry_point);
+  const bool watches_signals = request_.entry_point == EntryPoint::fit && !request_.is_trial;
+  int late_signal = 0;
+  std::exception_ptr failure;
+  try {
+    setup();
+    body();
+    context_.saver.finish();
+    if (watches_signals) late_signal = late_signal_of(context_.ranks, context_.signals);
+  } catch (...) {
+    failure = std::current_exception();
+    handle_failure(failure);
+  }
+  FirstError after;
+  context_.saver.close();
+  after.run([&] { teardown(); });
+  if (late_signal == 0 && world_.world_size() == 1) late_signal = context_.signals.pending();
+  if (failure == nullptr && late_signal != 0) {
+    after.run([&] { checkpoints_.interrupt_after_last_step(late_signal); });
+  }
+  if (failure != nullptr) after.warn("teardown failed too");
+  world_.leave(failure != nullptr ? failure : after.get());
+}
+
+void Run::setup() {
+  choose_callbacks();
+  checkpoints_.tell_where_checkpoints_are();
+  module().attach(link_);
+  checkpoints_.set_weights_in_strategy(true);
+  broadcast_run_dir();
+  prepare_data();
+  HookCaller& hooks = context_.hooks;
+  hooks.within(hooks::setup, [this] { request_.data.setup(request_.entry_point); });
+  hooks(hooks::setup, request_.entry_point);
+  hooks.within(hooks::configure_model, [this] { module().configure_model(); });
+  if (request_.is_trial) {
+    restored_.emplace(module());
+  } else {
+    checkpoints_.open(request_.ckpt_path);
+    if (!std::exchange(resources_.has_warned_slow, true)) resources_.precision.warn_if_slow_on(context_.device_type);
+  }
+  if (resources_.options.sync_batchnorm) check_sync_batch_norm(module());
+  setup_strategy();
+  checkpoints_.load_weights();
+}
+
+void Run::choose_callbacks() {
+  if (!request_.is_trial) {
+    callbacks_ = context_.hooks.located("configure_callbacks", kRun,
+                                        [this] { return with_module_callbacks(resources_.options, module()); });
+  }
+  if (world_.rank() > 0)
+    std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
+}
+
+void Run::setup_strategy() {
+  const OverriddenHooks& overridden = request_.module.hooks();
+  Strategy& strategy = *resources_.strategy;
+  const auto num_devices = static_cast<int64_t>(resources_.devices.size());
+  strategy.setup(module(), {.devices = world_.devices(),
+                            .precision = resources_.precision,
+                            .world = world_.world(),
+                            .deterministic = resources_.options.deterministic,
+                            .local_world_size = strategy.rank_per_device() ? num_devices : 1,
+                            .sends_ahead = !overridden.backward && !overridden.on_after_backward,
+                            .accumulates = context_.accumulate_grad_batches > 1});
+}
+
+void Run::prepare_data() {
+  if (world_.local_rank() == 0) {
+    context_.hooks.within(hooks::prepare_data, [this] {
+      request_.data.prepare_data();
+      module().prepare_data();
+    });
+  }
+  world_.world().control().barrier();
+}
+
+// Every rank uses the run folder that rank 0 creates.
+void Run::broadcast_run_dir() {
+  if (world_.world_size() == 1) return;
+  const std::string own = world_.rank() == 0 ? run_dir().string() : "";
+  results_.run_dir = all_gather_bytes(world_.world().control(), own).front();
+}
+
+// The folder is created when its path is first needed; it may have stayed empty.
+void Run::remove_unused_run_dir() {
+  std::filesystem::path& run_dir = results_.run_dir;
+  if (world_.rank() > 0 || run_dir.empty()) return;
+  std::error_code is_used;
+  if (!std::filesystem::remove(run_dir, is_used) || is_used) return;
+  std::filesystem::remove(run_dir.parent_path(), is_used);
+  run_dir.clear();
+}
+
+// Shards the loader over the ranks. Throws on every rank if one of them would have nothing to read.
+std::shared_ptr<Loader> Run::shard(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
+  const bool share = world_.world_size() > 1 && resources_.options.use_distributed_sampler;
+  const DataShard own{.rank = world_.rank(), .world_size = world_.world_size(), .even = even};
+  const bool is_shared = loader->set_shard(share ? own : DataShard());
+  if (share && !is_shared && !std::exchange(resources_.has_warned_no_shard, true)) {
+    log_warning(
+        "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "
+        "all of it; write set_shard, or set use_distributed_sampler to false if it reads a part already",
+        name, world_.world_size());
+  }
+  if (world_.world_size() > 1 && any_rank(context_.ranks, loader->num_batches() == 0)) {
+    throw SetupError(
+        fmt::format("the {} loader has too few samples: of {} ranks, not each gets a batch; use fewer "
+                    "devices, or a smaller batch_size without drop_last",
+                    name, world_.world_size()));
+  }
+  return loader;
+}
+
+LoaderList Run::shard(LoaderList loaders, std::string_view name) {
+  for (const auto& loader : loaders) shard(loader, name, /*even=*/false);
+  return loaders;
+}
+
+void Run::teardown() {
+  resources_.strategy->teardown();
+  checkpoints_.set_weights_in_strategy(false);
+  FirstError first;
+  const auto tell = [&](const auto& call) { first.run([&] { context_.hooks.within(hooks::teardown, call); }); };
+  tell([&] { request_.data.teardown(request_.entry_point); });
+  for (const auto& callback : callbacks_) tell([&] { callback->teardown(*this, request_.entry_point); });
+  tell([&] { module().teardown(request_.entry_point); });
+  module().attach({});
+  first.run([&] { remove_unused_run_dir(); });
+  first.rethrow();
+}
+
+// Runs once per run; later calls return at once.
+void Run::handle_failure(const std::exception_ptr& failure) {
+  if (std::exchange(has_failed_, true)) return;
+  results_.metrics.set_batch(nullptr);  // the batch is gone
+  checkpoints_.abort(text_of(failure));
+  world_.abort(text_of(failure));
+  call_on_exception(failure);
+}
+
+void Run::call_on_exception(const std::exception_ptr& failure) {
+  FirstError first;
+  const auto call = [&](const auto& hook) { first.run([&] { context_.hooks.within(hooks::on_exception, hook); }); };
+  const auto tell = [&](const std::exception& error) {
+    for (const auto& callback : callbacks_) call([&] { callback->on_exception(*this, error); });
+    call([&] { request_.data.on_exception(error); });
+  };
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    tell(error);
+  } catch (...) {
+    tell(std::runtime_error(text_of(failure)));
+  }
+  first.warn("on_exception failed too");
+}
+
+std::string Run::device_summary() const {
+  const std::vector<c10::Device>& devices = resources_.devices;
+  const int64_t num_nodes = resources_.options.num_nodes;
+  std::vector<std::string> names;
+  for (const c10::Device& device : devices) names.push_back(device.str());
+  std::string summary = fmt::format("{} on {}", resources_.strategy->name(), fmt::join(names, ", "));
+  if (devices.front().is_cpu()) {
+    summary += fmt::format(" with {} thread{}{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
+                           world_.world_size() > 1 ? " each" : "");
+  }
+  if (num_nodes > 1) summary += fmt::format(", on each of {} machines", num_nodes);
+  return summary;
+}
+
+// The memory of the model under this strategy and, if different, on a single device.
+std::string Run::memory_summary() const {
+  const Strategy& own = *resources_.strategy;
+  const MemoryRequest request{
+      .precision = resources_.precision,
+      .num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes,
+      .device_type = resources_.devices.front().type(),
+      .accumulates = context_.accumulate_grad_batches > 1};
+  const auto memory_of = [&](const Strategy& strategy) {
+    return strategy.model_memory(*request_.module, own.optimizers(), request);
+  };
+  const auto memory = memory_of(own);
+  if (!memory) return "";
+  std::vector<std::pair<std::string, ModelMemory>> rows{{own.name(), *memory}};
+  const auto alone = memory_of(*strategy_registry().create("single_device"));
+  if (alone->total() != memory->total()) rows.emplace_back("single_device", *alone);
+  return format_memory(rows);
+}
+
+const Optimizers& Run::optimizers() {
+  static const Optimizers kNone;
+  return checkpoints_.has_fit() ? resources_.strategy->optimizers() : kNone;
+}
+
+// A CPU device has no index here, as in tensors.
+c10::Device Run::device() const {
+  const c10::Device own = world_.devices().front();
+  return own.is_cpu() ? c10::Device(c10::kCPU) : own;
+}
+
+at::Tensor Run::all_gather(const at::Tensor& tensor) { return all_gather_tensors(context_.world.control(), tensor); }
+
+double Run::from_rank_zero(double value) {
+  const at::Tensor shared = at::tensor({value}, at::kDouble);
+  context_.world.control().broadcast(shared, /*root=*/0).wait();
+  return shared.item<double>();
+}
+
+void Run::set_accumulation(int64_t accumulate_grad_batches) {
+  if (accumulate_grad_batches < 1) {
+    throw UsageError(fmt::format("accumulate_grad_batches must be at least 1; got {}", accumulate_grad_batches));
+  }
+  context_.accumulate_grad_batches = accumulate_grad_batches;
+}
+
+void Run::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
+  checkpoints_.save(folder, options);
+}
+
+std::filesystem::path Run::free_checkpoint_path(const std::filesystem::path& wanted) {
+  return checkpoints_.free_path(wanted);
+}
+
+void Run::remove_checkpoint(const std::filesystem::path& folder) { checkpoints_.remove(folder); }
+
+}  // namespace fulgur

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fulgur/core/callback.h"
+#include "fulgur/core/make_module.h"
+#include "fulgur/core/metric_log.h"
+#include "fulgur/core/run_state.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/loops/evaluation_loop.h"
+#include "fulgur/loops/loop_context.h"
+#include "fulgur/loops/loop_plan.h"
+#include "fulgur/loops/stop_request.h"
+#include "fulgur/strategies/precision.h"
+#include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/module_restored.h"
+#include "fulgur/trainer/run_checkpoints.h"
+#include "fulgur/trainer/run_world.h"
+#include "fulgur/trainer/trainer_options.h"
+
+namespace fulgur {
+
+// What lasts as long as a Trainer and serves each of its runs.
+struct RunResources {
+  explicit RunResources(TrainerOptions given);  // throws UsageError, as Trainer's constructor
+
+  const TrainerOptions options;            // resolved
+  const std::vector<c10::Device> devices;  // used on each machine
+  const Precision precision;
+  const std::unique_ptr<Strategy> strategy;
+  bool has_warned_slow = false;      // the precision is slow on the device
+  bool has_warned_no_shard = false;  // a loader cannot be sharded
+};
+
+// What a run leaves behind.
+struct RunResults {
+  RunState state{};
+  MetricLog metrics{};
+  std::optional<ModuleHandle> module{};  // null before the first run
+  int64_t rank = 0, world_size = 1;
+  std::filesystem::path run_dir{};  // empty: not made yet
+};
+
+// The folder for the files of runs, which is made when it is first needed.
+const std::filesystem::path& run_dir_of(RunResults& results, const TrainerOptions& options);
+
+struct RunRequest {
+  EntryPoint entry_point;
+  ModuleHandle module;
+  DataModule& data;
+  StopRequest& stop;
+  LoopPlan plan;
+  std::vector<std::shared_ptr<Callback>> callbacks{};
+  std::string ckpt_path{};
+  bool is_trial = false;  // a fit that leaves no trace: no schedules, no checkpoint, no callbacks of the module, no
+                          // signals; the module's tensors are restored
+};
+
+// One entry point of a Trainer, from joining the ranks to leaving them, and all that lives only as long.
+class Run final : public TrainerControl {
+ public:
+  // Joins the other ranks. `resources` and `results` are borrowed.
+  Run(RunResources& resources, RunResults& results, RunRequest request);
+
+  // One of these is called, once: it sets up, runs the loops, tears down, even after an exception, and leaves the
+  // ranks.
+  void fit();
+  Metrics evaluate(Stage stage);
+  std::vector<Batch> predict();
+
+  const RunState& state() const override { return results_.state; }
+  MetricLog& metrics() override { return results_.metrics; }
+  Module& module() override { return *request_.module; }
+  const Optimizers& optimizers() override;
+  c10::Device device() const override;
+  int64_t global_rank() const override { return world_.rank(); }
+  int64_t world_size() const override { return world_.world_size(); }
+  at::Tensor all_gather(const at::Tensor& tensor) override;
+  double from_rank_zero(double value) override;
+  std::string device_summary() const override;
+  std::string memory_summary() const override;
+  const std::filesystem::path& run_dir() override { return run_dir_of(results_, resources_.options); }
+  void request_stop(std::string_view reason) override { request_.stop.request(reason); }
+  int64_t accumulation() const override { return context_.accumulate_grad_batches; }
+  void set_accumulation(int64_t accumulate_grad_batches) override;
+  void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) override;
+  std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) override;
+  void remove_checkpoint(const std::filesystem::path& folder) override;
+
+ private:
+  LoopContext make_context();
+  RunLink make_link();
+  void execute(const std::function<void()>& body);
+  void setup();
+  void choose_callbacks();
+  void setup_strategy();
+  void prepare_data();
+  void broadcast_run_dir();
+  void handle_failure(const std::exception_ptr& failure);
+  void call_on_exception(const std::exception_ptr& failure);
+  void teardown();
+  void remove_unused_run_dir();
+  std::shared_ptr<Loader> shard(std::shared_ptr<Loader> loader, std::string_view name, bool even);
+  LoaderList shard(LoaderList loaders, std::string_view name);
+
+  RunResources& resources_;
+  RunResults& results_;
+  const RunRequest request_;
+  RunWorld world_;
+  std::vector<std::shared_ptr<Callback>> callbacks_;  // the request's and, once set up, the Module's
+  RunCheckpoints checkpoints_;
+  LoopContext context_;
+  const RunLink link_;                      // what the module can access of the run
+  std::optional<ModuleRestored> restored_;  // restores the module after a trial
+  bool has_failed_ = false;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/checkpoint_writer.h"
+#include "fulgur/core/callback.h"
+#include "fulgur/loops/loop_context.h"
+#include "fulgur/trainer/fit_state.h"
+#include "fulgur/trainer/trainer_options.h"
+
+namespace fulgur {
+
+class ModelCheckpoint;
+
+// The checkpoints of one run: the one that it begins with, and those that it writes. Every rank makes the same calls.
+class RunCheckpoints final : public LoopEvents {
+ public:
+  // All references are borrowed. `run_dir` is empty until the run's folder is made.
+  RunCheckpoints(LoopContext& context, TrainerControl& control, const TrainerOptions& options,
+                 const std::filesystem::path& run_dir);
+
+  // Tells OnExceptionCheckpoint where ModelCheckpoint saves.
+  void tell_where_checkpoints_are() const;
+
+  // Finds the checkpoint that `ckpt_path` means, and loads what must be known before the strategy is set up. Throws
+  // UsageError if there is none.
+  void open(const std::string& ckpt_path);
+  void load_weights() const;               // once the module has the precision of the run; does nothing without one
+  void resume(const FitState& fit) const;  // loads the rest of fit's state, if fit resumes
+
+  // From now on, checkpoints have the state of `fit`; null: only the weights.
+  void set_fit(const FitState* fit) { fit_ = fit; }
+  bool has_fit() const { return fit_ != nullptr; }
+
+  // Whether the strategy holds the weights of the module, so that a checkpoint gets them from it.
+  void set_weights_in_strategy(bool value) { weights_in_strategy_ = value; }
+
+  // Members of TrainerControl.
+  void save(const std::filesystem::path& folder, const SaveOptions& options);
+  std::filesystem::path free_path(const std::filesystem::path& wanted) const;
+  void remove(const std::filesystem::path& folder) const;
+
+  // What CheckpointSaver needs.
+  CheckpointContent content(bool weights_only) const;
+  void on_saved(const std::filesystem::path& folder, const SaveOptions& options);
+
+  void on_step_boundary() override;
+  void interrupt(int signal) override;
+  [[noreturn]] void interrupt_after_last_step(int signal) const;
+  void abort(const std::string& reason);  // the run has failed
+
+ private:
+  NamedTensors opened_weights() const;
+  void log_resume() const;
+  void check_ranks_go_on(const std::filesystem::path& folder) const;
+  ModelCheckpoint* model_checkpoint() const;
+  std::vector<std::filesystem::path> folders_to_search() const;
+  void requeue() const;
+  bool is_fit() const { return context_.state.entry_point == EntryPoint::fit; }
+
+  LoopContext& context_;
+  TrainerControl& control_;
+  const TrainerOptions& options_;
+  const std::filesystem::path& run_dir_;
+  const FitState* fit_ = nullptr;
+  std::optional<CheckpointReader> opened_;  // the checkpoint that this run begins with
+  std::filesystem::path resumed_from_;      // empty: fit starts from scratch, or with weights only
+  bool names_origin_ = false;               // ckpt_path is the path of resumed_from_, not "last" or a link
+  bool origin_was_left_ = false;            // a run that a signal or an exception ended saved resumed_from_
+  bool weights_in_strategy_ = false;
+  bool has_failed_ = false, is_interrupted_ = false;
+};
+
+}  // namespace fulgur
