@@ -44,4 +44,17 @@ void log_warning(fmt::format_string<Args...> format, Args&&... args) {
   internal::write_warning(fmt::format(format, std::forward<Args>(args)...));
 }
 
+// A warning that is logged at its first call only.
+class WarnOnce {
+ public:
+  template <class... Args>
+  void operator()(fmt::format_string<Args...> format, Args&&... args) {
+    if (!std::exchange(has_warned_, true)) log_warning(format, std::forward<Args>(args)...);
+  }
+  bool has_warned() const { return has_warned_; }
+
+ private:
+  bool has_warned_ = false;
+};
+
 }  // namespace fulgur

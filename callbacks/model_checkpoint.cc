@@ -145,7 +145,7 @@ void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) return;
   folder_ = folder(trainer);
   saved_.clear();
-  validated_ = just_validated_ = due_ = is_over_ = told_nan_ = false;
+  validated_ = just_validated_ = due_ = is_over_ = has_warned_of_nan_ = false;
   last_step_ = scored_step_ = validated_step_ = epoch_ = -1;
   validated_metrics_.clear();
 }
@@ -341,7 +341,7 @@ double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics
   const double score = trainer.from_rank_zero(metric->second);
   const bool is_logged = scored_step_ < 0 && trainer.metrics().callback_metrics().contains(options_.monitor);
   const bool is_measured = is_logged || scored_step_ == trainer.state().global_step;
-  if (std::isnan(score) && is_measured && trainer.is_global_zero() && !std::exchange(told_nan_, true)) {
+  if (std::isnan(score) && is_measured && trainer.is_global_zero() && !std::exchange(has_warned_of_nan_, true)) {
     log_warning("ModelCheckpoint: the monitor '{}' is NaN at step {}; no checkpoint is marked as best by it",
                 options_.monitor, trainer.state().global_step);
   }

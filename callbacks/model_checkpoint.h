@@ -95,18 +95,18 @@ class ModelCheckpoint final : public Callback {
   const Saved& best() const;
 
   Options options_;
-  bool validated_ = false;        // a validation has run in this epoch
-  bool just_validated_ = false;   // a validation has ended since the last step boundary
-  bool due_ = false;              // the next step boundary is to save
-  int64_t last_step_ = -1;        // the step of the last save, or of the one that is due
-  int64_t scored_step_ = -1;      // the last step for which a validation gave the monitor
-  int64_t validated_step_ = -1;   // the last step for which a validation ran
-  Metrics validated_metrics_{};   // logged by that validation
-  int64_t epoch_ = -1;            // the last one that began in this fit
-  bool is_over_ = false;          // training has ended: no further metric will be logged
-  bool told_nan_ = false;         // the warning of a monitor that is NaN is given once
-  std::filesystem::path folder_;  // the checkpoint folder of the running fit
-  std::vector<Saved> saved_;      // best first; without monitor, newest first
+  bool validated_ = false;          // a validation has run in this epoch
+  bool just_validated_ = false;     // a validation has ended since the last step boundary
+  bool due_ = false;                // the next step boundary is to save
+  int64_t last_step_ = -1;          // the step of the last save, or of the one that is due
+  int64_t scored_step_ = -1;        // the last step for which a validation gave the monitor
+  int64_t validated_step_ = -1;     // the last step for which a validation ran
+  Metrics validated_metrics_{};     // logged by that validation
+  int64_t epoch_ = -1;              // the last one that began in this fit
+  bool is_over_ = false;            // training has ended: no further metric will be logged
+  bool has_warned_of_nan_ = false;  // the warning of a monitor that is NaN is given once
+  std::filesystem::path folder_;    // the checkpoint folder of the running fit
+  std::vector<Saved> saved_;        // best first; without monitor, newest first
 };
 
 }  // namespace fulgur

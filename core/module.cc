@@ -54,8 +54,8 @@ void Module::log(std::string_view name, Metric& metric, const LogOptions& option
 }
 
 MetricLog* Module::attached_log(std::string_view name) {
-  if (link_.metrics == nullptr && !warned_of_log_) {
-    warned_of_log_ = true;
+  if (link_.metrics == nullptr && !has_warned_of_log_) {
+    has_warned_of_log_ = true;
     log_warning("log('{}') was called {}; values are dropped", name,
                 link_.state == nullptr ? "on a module that no Trainer is running" : "in barebones mode");
   }

@@ -226,7 +226,7 @@ class Module : public torch::nn::Module {
   std::function<std::shared_ptr<Module>()> make_another_{};  // same type, same arguments; for replicas
   RunLink link_;
   State hyper_parameters_;
-  bool warned_of_log_ = false;  // log() outside a run does nothing
+  bool has_warned_of_log_ = false;  // log() outside a run does nothing
 };
 
 }  // namespace fulgur

@@ -20,8 +20,8 @@ bool FitBounds::is_last_epoch() const { return state_.max_epochs >= 0 && state_.
 bool FitBounds::should_stop() {
   if (signal_ != 0 || !agreed_) return false;
   const bool minimum_reached = state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;
-  if (!minimum_reached && !told_minimum_) {
-    told_minimum_ = true;
+  if (!minimum_reached && !has_logged_minimum_) {
+    has_logged_minimum_ = true;
     log_info("a stop was asked for, but min_epochs = {} and min_steps = {} come first; training goes on",
              plan_.min_epochs, plan_.min_steps);
   }
@@ -53,8 +53,8 @@ void FitBounds::look_for_signal() {
 
 bool FitBounds::time_is_over() {
   if (!plan_.max_time || Clock::now() - start_ < plan_.max_time->seconds()) return false;
-  if (!told_time_) log_info("stopping: max_time = {} is over", plan_.max_time->to_string());
-  told_time_ = true;
+  if (!has_logged_time_) log_info("stopping: max_time = {} is over", plan_.max_time->to_string());
+  has_logged_time_ = true;
   return true;
 }
 

@@ -50,7 +50,7 @@ class FitBounds {
   bool agreed_ = false;
   int signal_ = 0;
   const Clock::time_point start_;
-  bool told_time_ = false, told_minimum_ = false;
+  bool has_logged_time_ = false, has_logged_minimum_ = false;
 };
 
 // Looks for a signal during a validation: called before each batch, on every rank. A single process looks each time.

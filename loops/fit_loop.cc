@@ -62,7 +62,7 @@ void FitLoop::load() {
   if (plan.overfits) train_ = repeat_first_epoch(std::move(train_));
   num_train_batches_ =
       shortest_of_ranks(plan.limit_train_batches.of(train_->num_batches(), name_of("limit_train_batches")));
-  together_ = context_.ranks.world_size() > 1 && any_rank(context_.ranks, !train_->num_batches());
+  lockstep_ = context_.ranks.world_size() > 1 && any_rank(context_.ranks, !train_->num_batches());
   validation_.set_loaders({val, plan.limit_val_batches, name_of("limit_val_batches")});
   schedule_.set_num_batches(num_train_batches_);
   if (is_shared && !schedule_.only_at_epoch_end()) {
@@ -125,7 +125,7 @@ void FitLoop::train(OptimizerSteps& steps) {
   bounds.agree();
   while (true) {
     if (bounds.signal() != 0) context_.events.interrupt(bounds.signal());
-    const bool validates_first = resume_ && progress_.due && !bounds.max_epochs_reached();
+    const bool validates_first = resume_ && progress_.interrupted_validation && !bounds.max_epochs_reached();
     if (bounds.done() && !validates_first) break;
     context_.saver.set_in_training(true);
     run_epoch(steps, bounds);
@@ -141,23 +141,22 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   const int64_t reload_every = context_.plan.reload_dataloaders_every_n_epochs;
   if (!resume_ && reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
-  const bool in_middle = resume_ && resume_->epoch.behind.samples > 0;
+  const bool in_middle = resume_ && resume_->epoch.consumed.samples > 0;
   if (resume_ && !in_middle) restore();
   context_.hooks(hooks::on_train_epoch_start);
   TrainEpochLoop(context_, steps, bounds, validation_, schedule_, progress_)
-      .run(*train_, num_train_batches_, together_, in_middle ? &resume_->epoch : nullptr);
+      .run(*train_, num_train_batches_, lockstep_, in_middle ? &resume_->epoch : nullptr);
   resume_.reset();
   if (!progress_.epoch_is_complete) metrics_of_cut_epoch_ = context_.metrics.state();
-  if (state.global_step == steps_before && !in_middle && !told_idle_ && !bounds.done()) {
-    told_idle_ = true;
-    log_warning("epoch {} ended without an optimizer step", state.epoch);
+  if (state.global_step == steps_before && !in_middle && !bounds.done()) {
+    warn_idle_("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);
   bounds.agree();
   ++state.epoch;
   if (progress_.epoch_is_complete) {
     progress_.epoch = state.epoch;
-    progress_.of_epoch = progress_.odd_samples = 0;
+    progress_.batches_done = progress_.extra_samples = 0;
   }
   context_.saver.at_boundary();
 }
@@ -167,17 +166,17 @@ State FitLoop::state() const {
   const std::chrono::duration<double> elapsed = FitBounds::Clock::now() - start_;
   State state;
   state.set("epoch", progress_.epoch);
-  state.set("batches_of_epoch", progress_.of_epoch);
+  state.set("batches_of_epoch", progress_.batches_done);
   state.set("samples_of_epoch",
-            (progress_.of_epoch * train_->batch_size() + progress_.odd_samples) * context_.ranks.world_size());
-  state.set("total_batches", progress_.total);
+            (progress_.batches_done * train_->batch_size() + progress_.extra_samples) * context_.ranks.world_size());
+  state.set("total_batches", progress_.total_batches);
   state.set("global_step", run.global_step);
   state.set("batches_that_stepped", run.batches_that_stepped);
   state.set("validation_batches", validation_.num_batches_run());
   state.set("elapsed_s", elapsed.count());
-  if (progress_.due) {
-    state.set("validation_due/after_step", progress_.due->after_step);
-    state.set("validation_due/is_last_batch", progress_.due->is_last_batch);
+  if (progress_.interrupted_validation) {
+    state.set("validation_due/after_step", progress_.interrupted_validation->after_step);
+    state.set("validation_due/is_last_batch", progress_.interrupted_validation->is_last_batch);
   }
   if (context_.accumulate_grad_batches != context_.plan.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
@@ -197,12 +196,13 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   }
   run.global_step = count_of(state, "global_step");
   run.batches_that_stepped = count_of(state, "batches_that_stepped");
-  progress_.total = count_of(state, "total_batches");
+  progress_.total_batches = count_of(state, "total_batches");
   if (state.find<int64_t>("validation_batches") != nullptr) {
     validation_.set_num_batches_run(count_of(state, "validation_batches"));
   }
   if (const State due = state.child("validation_due"); !due.empty()) {
-    progress_.due = {.after_step = due.get<bool>("after_step"), .is_last_batch = due.get<bool>("is_last_batch")};
+    progress_.interrupted_validation = {.after_step = due.get<bool>("after_step"),
+                                        .is_last_batch = due.get<bool>("is_last_batch")};
   }
   start_ -= elapsed_of(state);
   if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
@@ -212,9 +212,9 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
   train_->load_state(state.child("train_loader"));
   const int64_t world_size = context_.ranks.world_size();
   const int64_t samples = (count_of(state, "samples_of_epoch") + world_size - 1) / world_size;
-  progress_.of_epoch = samples / train_->batch_size();
-  progress_.odd_samples = samples % train_->batch_size();
-  resume_ = Resume{.epoch = {.behind = {.batches = progress_.of_epoch, .samples = samples}, .restore = {}},
+  progress_.batches_done = samples / train_->batch_size();
+  progress_.extra_samples = samples % train_->batch_size();
+  resume_ = Resume{.epoch = {.consumed = {.batches = progress_.batches_done, .samples = samples}, .restore = {}},
                    .metrics = metrics,
                    .of_rank = of_rank};
   resume_->epoch.restore = [this] { restore(); };

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/core/loader.h"
 #include "fulgur/loops/evaluation_loop.h"
 #include "fulgur/loops/fit_bounds.h"
@@ -43,7 +44,7 @@ class FitLoop {
 
  private:
   struct Resume {
-    TrainEpochLoop::Resumed epoch;
+    TrainEpochLoop::ResumePoint epoch;
     State metrics;
     State of_rank;
     bool is_restored = false;
@@ -61,14 +62,14 @@ class FitLoop {
   LoaderSources sources_;
   std::shared_ptr<Loader> train_;
   std::optional<int64_t> num_train_batches_;  // per epoch, limits applied; nullopt: unknown
-  bool together_ = false;                     // several ranks, and a train loader without a known length
+  bool lockstep_ = false;                     // several ranks, and a train loader without a known length
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   TrainEpochLoop::Progress progress_;
   std::optional<Resume> resume_;               // set by load_state(), until the first epoch has run
   std::optional<State> metrics_of_cut_epoch_;  // nullopt: the last epoch was complete
   FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
-  bool told_idle_ = false;  // the warning of an epoch without a step is given once
+  WarnOnce warn_idle_;  // an epoch without a step
 };
 
 }  // namespace fulgur

@@ -15,35 +15,35 @@ namespace fulgur {
 // The first batches of one epoch of a loader, at most `limit`; the last batch is known to be the last. A batch is
 // fetched when it is taken, so that a random generator of the loader is in the same state as in a run that resumes
 // from a checkpoint. One batch is fetched ahead if the loader does not know its length, or resumes in the middle of a
-// batch. With `together` all ranks have the same number of batches: all end when the first one ends.
+// batch. With `lockstep` all ranks have the same number of batches: all end when the first one ends.
 class LimitedBatches {
  public:
   // The part of a resumed epoch that is already consumed.
-  struct Behind {
+  struct Consumed {
     int64_t batches = 0;
     int64_t samples = 0;  // consumed by this rank
   };
 
-  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* together, const Behind& behind)
+  LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* lockstep, const Consumed& consumed)
       : loader_(loader),
         limit_(limit),
         left_(limit),
-        looks_ahead_(together != nullptr || !limit || !loader.num_batches() ||
-                     behind.samples != behind.batches * loader.batch_size()),
-        together_(together) {
+        prefetches_(lockstep != nullptr || !limit || !loader.num_batches() ||
+                    consumed.samples != consumed.batches * loader.batch_size()),
+        lockstep_(lockstep) {
     loader.begin_epoch(epoch);
-    if (behind.samples > 0) loader.skip(behind.samples);
-    if (left_) *left_ -= behind.batches;
-    if (looks_ahead_) fetch();
+    if (consumed.samples > 0) loader.skip(consumed.samples);
+    if (left_) *left_ -= consumed.batches;
+    if (prefetches_) fetch();
   }
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit)
       : LimitedBatches(loader, epoch, limit, nullptr, {}) {}
 
-  bool empty() const { return looks_ahead_ ? !next_ : *left_ <= 0; }
+  bool empty() const { return prefetches_ ? !next_ : *left_ <= 0; }
 
   // Requires !empty(). Throws SetupError if the loader has fewer batches than it promised.
   Batch take() {
-    if (!looks_ahead_) fetch();
+    if (!prefetches_) fetch();
     if (!next_) {
       const int64_t given = *limit_ - (*left_ + 1);
       throw SetupError(c10::str("the loader promised ", loader_.num_batches().value_or(*limit_),
@@ -51,7 +51,7 @@ class LimitedBatches {
                                 "; can it be read only once? If the number is not known, return std::nullopt"));
     }
     Batch batch = *std::exchange(next_, std::nullopt);
-    if (looks_ahead_) fetch();
+    if (prefetches_) fetch();
     return batch;
   }
 
@@ -59,14 +59,14 @@ class LimitedBatches {
   void fetch() {
     if (left_ && (*left_)-- <= 0) return;
     next_ = loader_.next();
-    if (together_ != nullptr && any_rank(*together_, !next_)) next_.reset();
+    if (lockstep_ != nullptr && any_rank(*lockstep_, !next_)) next_.reset();
   }
 
   Loader& loader_;
   const std::optional<int64_t> limit_;
   std::optional<int64_t> left_;
-  const bool looks_ahead_;
-  Ranks* together_;
+  const bool prefetches_;
+  Ranks* lockstep_;
   std::optional<Batch> next_;
 };
 

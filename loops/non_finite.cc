@@ -21,7 +21,7 @@ void NonFinite::look_at_loss(const at::Tensor& loss, const RunState& state) {
 }
 
 void NonFinite::warn(std::string_view name, double value, int64_t step, const RunState& state) {
-  if (!told_.emplace(name).second) return;
+  if (!warned_.emplace(name).second) return;
   log_warning(
       "{} is {} at step {} (epoch {}), and the run continues; detect_anomaly = true finds the operation that it comes "
       "from",

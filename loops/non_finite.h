@@ -27,7 +27,7 @@ class NonFinite {
   void warn(std::string_view name, double value, int64_t step, const RunState& state);
 
   const bool active_;
-  std::set<std::string, std::less<>> told_;
+  std::set<std::string, std::less<>> warned_;
 };
 
 }  // namespace fulgur

@@ -141,19 +141,15 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
     context_.hooks.module().optimizer_step(optimizers()[index],
                                            [&] { report = context_.strategy.optimizer_step(index, request); });
   });
-  if (report && report->skipped) tell_of_skipped(*report);
+  if (report && report->skipped) {
+    warn_skipped_(
+        "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the "
+        "scale is lowered; now and then that is as it should be, and not told again",
+        context_.state.epoch, context_.state.batch_idx, report->loss_scale);
+  }
   const bool stepped = report && !report->skipped;
   if (stepped) context_.world.set_step(++context_.state.global_step);
   return stepped;
-}
-
-// Warns only once: a skipped step now and then is normal.
-void OptimizerSteps::tell_of_skipped(const StepReport& report) {
-  if (std::exchange(told_skipped_, true)) return;
-  log_warning(
-      "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the scale "
-      "is lowered; now and then that is as it should be, and not told again",
-      context_.state.epoch, context_.state.batch_idx, report.loss_scale);
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {
@@ -175,7 +171,7 @@ void OptimizerSteps::move(LRSchedule& schedule) {
       const std::string message = fmt::format("{}: {}", config.scheduler->name(),
                                               unknown_name_message("monitor", config.monitor, names_of(metrics)));
       if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
-      if (told_missing_.insert(&schedule).second) {
+      if (warned_missing_.insert(&schedule).second) {
         log_warning("{}; the learning rate stays until it is there", message);
       }
       return;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/core/lr_schedule.h"
 #include "fulgur/core/manual_optimization.h"
 #include "fulgur/loops/loop_context.h"
@@ -50,14 +51,13 @@ class OptimizerSteps final : public ManualOptimization {
  private:
   void before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
-  void tell_of_skipped(const StepReport& report);
   void move(LRSchedule& schedule);
   Window end_evaluation(const Window& mine);
 
   LoopContext& context_;
   bool wants_gradients_;
-  bool told_skipped_ = false;
-  std::set<const LRSchedule*> told_missing_;  // schedules already warned about: their metric is missing
+  WarnOnce warn_skipped_;                       // a step now and then is skipped as a matter of course
+  std::set<const LRSchedule*> warned_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;
 };
 

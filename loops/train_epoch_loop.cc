@@ -38,11 +38,11 @@ void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_id
 
 }  // namespace
 
-void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool together, const Resumed* resumed) {
+void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
   RunState& state = context_.state;
   HookCaller& hooks = context_.hooks;
-  const LimitedBatches::Behind behind = resumed != nullptr ? resumed->behind : LimitedBatches::Behind{};
-  state.batch_idx = progress_.of_epoch = behind.batches;
+  const LimitedBatches::Consumed consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
+  state.batch_idx = progress_.batches_done = consumed.batches;
   progress_.epoch = state.epoch;
   progress_.epoch_is_complete = false;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
@@ -55,7 +55,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
     return hooks.located("the train loader", HookCaller::WhatRuns::batch, body);
   };
   LimitedBatches batches =
-      read([&] { return LimitedBatches(loader, state.epoch, limit, together ? &context_.ranks : nullptr, behind); });
+      read([&] { return LimitedBatches(loader, state.epoch, limit, lockstep ? &context_.ranks : nullptr, consumed); });
   if (resumed != nullptr) {
     random->restore();  // undoes the draws of begin_epoch, which the checkpoint has already
     state.is_last_batch = reached_last = batches.empty();
@@ -95,22 +95,22 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool toge
 }
 
 // Resumes an epoch that another process began, with the validation that it may have left incomplete.
-void TrainEpochLoop::go_on(const Resumed& resumed) {
+void TrainEpochLoop::go_on(const ResumePoint& resumed) {
   resumed.restore();
-  const auto due = std::exchange(progress_.due, std::nullopt);
+  const auto due = std::exchange(progress_.interrupted_validation, std::nullopt);
   if (!due) return;
   RunState& state = context_.state;
   stepped_ = due->after_step;
   state.is_last_batch = due->is_last_batch;
-  state.batch_idx = std::max<int64_t>(resumed.behind.batches - 1, 0);
+  state.batch_idx = std::max<int64_t>(resumed.consumed.batches - 1, 0);
   drain_if_last();
   validate_after_batch(/*is_due=*/true);
-  state.batch_idx = resumed.behind.batches;
+  state.batch_idx = resumed.consumed.batches;
   at_boundary();
 }
 
 void TrainEpochLoop::at_boundary() {
-  if (!progress_.due)
+  if (!progress_.interrupted_validation)
     context_.events.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();
   bounds_.look_for_signal();
@@ -125,8 +125,8 @@ void TrainEpochLoop::run_batch(const Batch& batch) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
   context_.non_finite.look_at_loss(loss, context_.state);
-  ++progress_.total;
-  if (window_batches_ == 0) progress_.of_epoch = context_.state.batch_idx + 1;
+  ++progress_.total_batches;
+  if (window_batches_ == 0) progress_.batches_done = context_.state.batch_idx + 1;
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
   if (context_.ranks.world_size() == 1) bounds_.agree();  // several ranks agree within the step
@@ -218,7 +218,7 @@ void TrainEpochLoop::drain_if_last() {
 }
 
 bool TrainEpochLoop::validation_is_due() {
-  bool due = schedule_.due(context_.state, progress_.total);
+  bool due = schedule_.due(context_.state, progress_.total_batches);
   if (schedule_.is_by_clock()) due = any_rank(context_.ranks, due);
   return due || (ends_here() && schedule_.validates_in(context_.state.epoch));
 }
@@ -236,7 +236,7 @@ bool TrainEpochLoop::validate() {
   if (window_batches_ > 0) {
     validation_.run();
   } else {
-    progress_.due = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
+    progress_.interrupted_validation = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
     if (bounds_.signal() != 0) return false;
     if (context_.hooks.module().automatic_optimization) {
       context_.hooks.located("on_validation_model_zero_grad", HookCaller::WhatRuns::epoch,
@@ -244,7 +244,7 @@ bool TrainEpochLoop::validate() {
     }
     SignalPoll signal_came(bounds_, context_.ranks);
     if (!validation_.run_unless(std::ref(signal_came))) return false;
-    progress_.due.reset();
+    progress_.interrupted_validation.reset();
   }
   schedule_.restart_clock();
   bounds_.agree();

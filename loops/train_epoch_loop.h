@@ -24,19 +24,19 @@ class TrainEpochLoop {
   // Which batches the weights have seen.
   struct Progress {
     int64_t epoch = 0;
-    int64_t of_epoch = 0;            // batches of the epoch, up to the last step boundary
-    int64_t odd_samples = 0;         // consumed beyond of_epoch, by a run on other ranks
-    int64_t total = 0;               // micro-batches of all epochs
+    int64_t batches_done = 0;        // batches of the epoch, up to the last step boundary
+    int64_t extra_samples = 0;       // consumed beyond batches_done, by a run on other ranks
+    int64_t total_batches = 0;       // micro-batches of all epochs
     bool epoch_is_complete = false;  // not cut short by a bound of fit
     struct Validation {
       bool after_step;     // the batch before the validation ended in an optimizer step
       bool is_last_batch;  // the batch before the validation is the last of the epoch
     };
-    std::optional<Validation> due{};  // due, but not complete
+    std::optional<Validation> interrupted_validation{};  // due, but not complete
   };
   // An epoch that another process began.
-  struct Resumed {
-    LimitedBatches::Behind behind;
+  struct ResumePoint {
+    LimitedBatches::Consumed consumed;
     std::function<void()> restore;  // restores what every batch changes: metrics, random generators
   };
 
@@ -50,10 +50,10 @@ class TrainEpochLoop {
         schedule_(validation_schedule),
         progress_(progress) {}
 
-  // `limit`: the most batches to run. `together`: all ranks run the same number of batches of a loader that does not
+  // `limit`: the most batches to run. `lockstep`: all ranks run the same number of batches of a loader that does not
   // know its length. Ends with the loader, at a bound of fit, or when on_train_batch_start returns skip_epoch.
   // `resumed`: null for an epoch from its start.
-  void run(Loader& loader, std::optional<int64_t> limit, bool together, const Resumed* resumed);
+  void run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed);
 
  private:
   bool ends_here();
@@ -70,7 +70,7 @@ class TrainEpochLoop {
   void drain_if_last();
   bool validation_is_due();
   void validate_after_batch(bool is_due);
-  void go_on(const Resumed& resumed);
+  void go_on(const ResumePoint& resumed);
   bool validate();
 
   LoopContext& context_;

@@ -15,7 +15,6 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/first_error.h"
-#include "fulgur/base/logging.h"
 #include "fulgur/distributed/exchange.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/hooks.h"
@@ -321,8 +320,8 @@ std::shared_ptr<Loader> Run::shard(std::shared_ptr<Loader> loader, std::string_v
   const bool share = world_.world_size() > 1 && resources_.options.use_distributed_sampler;
   const DataShard own{.rank = world_.rank(), .world_size = world_.world_size(), .even = even};
   const bool is_shared = loader->set_shard(share ? own : DataShard());
-  if (share && !is_shared && !std::exchange(resources_.has_warned_no_shard, true)) {
-    log_warning(
+  if (share && !is_shared) {
+    resources_.warn_no_shard(
         "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "
         "all of it; write set_shard, or set use_distributed_sampler to false if it reads a part already",
         name, world_.world_size());

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/core/make_module.h"
 #include "fulgur/core/metric_log.h"
@@ -38,8 +39,8 @@ struct RunResources {
   const std::vector<c10::Device> devices;  // used on each machine
   const Precision precision;
   const std::unique_ptr<Strategy> strategy;
-  bool has_warned_slow = false;      // the precision is slow on the device
-  bool has_warned_no_shard = false;  // a loader cannot be sharded
+  bool has_warned_slow = false;  // the precision is slow on the device
+  WarnOnce warn_no_shard{};      // a loader cannot be sharded
 };
 
 // What a run leaves behind.

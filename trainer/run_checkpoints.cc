@@ -45,7 +45,7 @@ RunCheckpoints::RunCheckpoints(LoopContext& context, TrainerControl& control, co
                                const std::filesystem::path& run_dir)
     : context_(context), control_(control), options_(options), run_dir_(run_dir) {}
 
-// Once the saver is closed, teardown may still save weights, which rank 0 writes by itself.
+// Teardown may still save weights when the saver is closed: rank 0 writes them by itself.
 void RunCheckpoints::save(const std::filesystem::path& folder, const SaveOptions& options) {
   check_ranks_go_on(folder);
   if (!context_.saver.is_closed()) return context_.saver.save(folder, options);

@@ -29,7 +29,9 @@ class RunCheckpoints final : public LoopEvents {
   // Finds the checkpoint that `ckpt_path` means, and loads what must be known before the strategy is set up. Throws
   // UsageError if there is none.
   void open(const std::string& ckpt_path);
-  void load_weights() const;               // once the module has the precision of the run; does nothing without one
+
+  // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
+  void load_weights() const;
   void resume(const FitState& fit) const;  // loads the rest of fit's state, if fit resumes
 
   // From now on, checkpoints have the state of `fit`; null: only the weights.

@@ -558,8 +558,7 @@ void FlatStrategy::gather_gradients(size_t index) {
     }
   }
   are_gathered_[index] = true;
-  if (std::exchange(told_gathered_, true)) return;
-  log_warning(
+  warn_gathered_(
       "a hook looks at the gradients before each step, so that every rank gathers all of them ({} bytes), which {} "
       "otherwise never holds",
       num_bytes, name());
@@ -653,7 +652,8 @@ void FlatStrategy::teardown() noexcept {
   members_.clear();
   known_.clear();
   resting_states_.clear();
-  window_is_open_ = told_gathered_ = wants_norms_ = false;
+  window_is_open_ = wants_norms_ = false;
+  warn_gathered_ = {};
   optimizers_ = {};
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);

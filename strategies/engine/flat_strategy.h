@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/device/side_worker.h"
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/strategies/engine/engine_options.h"
@@ -133,7 +134,7 @@ class FlatStrategy final : public Strategy {
   int64_t num_update_threads_ = 0;            // 0: the training thread updates
   int64_t num_steps_ = 0;                     // updates, summed over all optimizers
   OptimizerShard::States resting_states_;     // states of parameters that are frozen now; only with shard_
-  bool told_gathered_ = false;
+  WarnOnce warn_gathered_;
   std::vector<c10::Device> devices_;         // device_ is the first
   std::optional<Replicas> replicas_;         // with several devices, during fit
   bool has_16_bit_params_ = false;           // some bucket of flat_ is 16-bit

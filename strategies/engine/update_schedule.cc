@@ -127,14 +127,14 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
 
 // Warns about the user's writes to parameters between steps, which are overwritten. Writes before the first update
 // are fine: weights are loaded there.
-void UpdateSchedule::tell_of_writes(const Update& update) {
-  if (told_of_writes_) return;
+void UpdateSchedule::warn_of_writes(const Update& update) {
+  if (has_warned_of_writes_) return;
   for (size_t b = 0; b < versions_.size(); ++b) {
     if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {
       if (slots[s].param._version() == versions_[b][s]) continue;
-      told_of_writes_ = true;
+      has_warned_of_writes_ = true;
       return log_warning(
           "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write "
           "to parameters before fit, or use a strategy that updates them in place",
@@ -145,7 +145,7 @@ void UpdateSchedule::tell_of_writes(const Update& update) {
 
 void UpdateSchedule::finish(Update& update) {
   const trace::Span span("publish");
-  tell_of_writes(update);
+  warn_of_writes(update);
   std::vector<Work> gathering;
   std::optional<size_t> publishing;
   std::shared_future<void> published;

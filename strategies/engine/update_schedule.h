@@ -65,7 +65,7 @@ class UpdateSchedule {
   std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, bool late);
   void start_bucket(Update& update, size_t bucket);
   void finish(Update& update);
-  void tell_of_writes(const Update& update);
+  void warn_of_writes(const Update& update);
   SideWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 
   const FlatParameters& parameters_;
@@ -75,7 +75,7 @@ class UpdateSchedule {
   Collective& data_;
   std::unique_ptr<Update> late_;
   std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot
-  bool told_of_writes_ = false;
+  bool has_warned_of_writes_ = false;
   std::vector<std::unique_ptr<SideWorker>> workers_;  // for updates on the host
   SideWorker beside_;                                 // for delayed updates on the device, and for publishing
 };
