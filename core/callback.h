@@ -26,7 +26,7 @@ struct SaveOptions {
   std::vector<std::string> links{};  // links next to the folder, such as "last", that point to the complete checkpoint
 };
 
-// What a callback may read of a run and request from it.
+// What a callback may read of a run and request from it, until its teardown returns.
 class TrainerControl {
  public:
   virtual ~TrainerControl() = default;

@@ -37,7 +37,7 @@ struct OverriddenHooks {
   bool configure_gradient_clipping = false;
 };
 
-// What a Module can access of the run that it is in. All pointers outlive the run.
+// What a Module can access of the run that it is in. The pointers are valid until its teardown ends.
 struct RunLink {
   const RunState* state = nullptr;
   MetricLog* metrics = nullptr;  // null in barebones mode: log() does nothing

@@ -40,7 +40,7 @@ class CheckpointSaver {
   void at_boundary();                           // called by fit at a step boundary
   void finish();                                // waits until everything is written
 
-  // Waits for the thread, whose errors are logged. No further call follows.
+  // Waits for the thread, whose errors are logged. Nothing can be saved any more.
   void close();
   bool is_closed() const { return is_closed_; }
 

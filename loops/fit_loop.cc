@@ -148,7 +148,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
       .run(*train_, num_train_batches_, lockstep_, in_middle ? &resume_->epoch : nullptr);
   resume_.reset();
   if (!progress_.epoch_is_complete) metrics_of_cut_epoch_ = context_.metrics.state();
-  if (state.global_step == steps_before && !in_middle && !bounds.done()) {
+  if (state.global_step == steps_before && !in_middle && !warn_idle_.has_warned() && !bounds.done()) {
     warn_idle_("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);

@@ -32,7 +32,7 @@ class LoopEvents {
 
 // What the loops of one run work with. Ownership: the Run; what is a reference here lives longer.
 struct LoopContext {
-  const LoopPlan plan;
+  const LoopPlan& plan;
   Strategy& strategy;
   World& world;
   const Precision& precision;

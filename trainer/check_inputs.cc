@@ -31,6 +31,19 @@ void require_step(const ModuleHandle& module, bool overridden, std::string_view 
   require(overridden, fmt::format("{} does not override {}; {}", module->name(), signature, need));
 }
 
+void require_fit_hooks(const ModuleHandle& module) {
+  require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)",
+               "fit needs training_step, configure_optimizers and a train loader");
+  require_optimizer(*module, module.hooks().configure_optimizers);
+}
+
+void require_optimizer(const Module& module, bool has_one) {
+  require(has_one,
+          fmt::format("{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
+                      "optim::AdamW(parameters(), {{.lr = 1e-3}})",
+                      module.name()));
+}
+
 std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name) {
   check_loader(loader.get(), name);
   return loader;

@@ -17,10 +17,11 @@ void require(bool condition, const std::string& message);
 // Requires that the Module overrides a step hook; `need` says what the hook is needed for.
 void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need);
 
-// What is said of a Module whose configure_optimizers is missing or returns none; formatted with its name.
-inline constexpr std::string_view kNoOptimizer =
-    "{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
-    "optim::AdamW(parameters(), {{.lr = 1e-3}})";
+// Requires what fit needs of a Module.
+void require_fit_hooks(const ModuleHandle& module);
+
+// Requires that the Module has an optimizer.
+void require_optimizer(const Module& module, bool has_one);
 
 // Returns the loader if it can yield at least one batch. `name` is its name in Loaders.
 std::shared_ptr<Loader> checked(std::shared_ptr<Loader> loader, std::string_view name);

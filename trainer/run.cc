@@ -172,7 +172,7 @@ void Run::fit() {
     FitLoop loop(context_, {.train = train, .val = val});
     Optimizers optimizers =
         context_.hooks.within(hooks::configure_optimizers, [this] { return module().configure_optimizers(); });
-    require(!optimizers.empty(), fmt::format(kNoOptimizer, module().name()));
+    require_optimizer(module(), !optimizers.empty());
     if (request_.is_trial) optimizers.take_schedulers();
     OptimizerSteps steps(context_, std::move(optimizers));
     const OptimizersInReach in_reach(module(), link_, steps);
@@ -355,7 +355,7 @@ void Run::teardown() {
 
 // Runs once per run; later calls return at once.
 void Run::handle_failure(const std::exception_ptr& failure) {
-  if (std::exchange(has_failed_, true)) return;
+  if (checkpoints_.has_failed()) return;
   results_.metrics.set_batch(nullptr);  // the batch is gone
   checkpoints_.abort(text_of(failure));
   world_.abort(text_of(failure));

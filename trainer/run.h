@@ -123,7 +123,6 @@ class Run final : public TrainerControl {
   LoopContext context_;
   const RunLink link_;                      // what the module can access of the run
   std::optional<ModuleRestored> restored_;  // restores the module after a trial
-  bool has_failed_ = false;
 };
 
 }  // namespace fulgur

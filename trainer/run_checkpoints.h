@@ -27,7 +27,7 @@ class RunCheckpoints final : public LoopEvents {
   void tell_where_checkpoints_are() const;
 
   // Finds the checkpoint that `ckpt_path` means, and loads what must be known before the strategy is set up. Throws
-  // UsageError if there is none.
+  // UsageError if there is none, except that fit starts from scratch where there is no "last" yet.
   void open(const std::string& ckpt_path);
 
   // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
@@ -53,7 +53,8 @@ class RunCheckpoints final : public LoopEvents {
   void on_step_boundary() override;
   void interrupt(int signal) override;
   [[noreturn]] void interrupt_after_last_step(int signal) const;
-  void abort(const std::string& reason);  // the run has failed
+  void abort(const std::string& reason);  // called once, when the run fails
+  bool has_failed() const { return has_failed_; }
 
  private:
   NamedTensors opened_weights() const;

@@ -29,15 +29,16 @@ void check_one_rank(const RunResources& resources, std::string_view what) {
 // A fit of `num_steps` steps without validation that leaves no trace in the module or the random generators.
 void run_trial(RunResources& resources, const ModuleHandle& module, DataModule& data,
                std::shared_ptr<Callback> callback, int64_t num_steps) {
+  require_fit_hooks(module);
   const RandomStateRestored random_state;
   const LoopPlan whole = plan_of(resources.options);
-  StopRequest never;
+  StopRequest own_stop;
   RunResults results;
   Run trial(resources, results,
             {.entry_point = EntryPoint::fit,
              .module = module,
              .data = data,
-             .stop = never,
+             .stop = own_stop,
              .plan = {.max_steps = num_steps,
                       .limit_val_batches = Batches(0),
                       .reload_dataloaders_every_n_epochs = whole.reload_dataloaders_every_n_epochs,
@@ -58,6 +59,8 @@ struct Trainer::Parts {
   template <class Body>
   auto run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const Body& body) {
+    check_idle();
+    if (entry_point == EntryPoint::fit) results.state = {};
     Run run(resources, results,
             {.entry_point = entry_point,
              .module = module,
@@ -69,6 +72,12 @@ struct Trainer::Parts {
     running = &run;
     const auto has_ended = c10::make_scope_exit([this] { running = nullptr; });
     return body(run);
+  }
+
+  // One strategy serves all runs, so that they cannot be nested.
+  void check_idle() const {
+    if (running == nullptr) return;
+    throw UsageError("this Trainer is running already; make another one for a run within a run");
   }
 
   RunResources resources;
@@ -101,11 +110,8 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, Loaders loaders, const 
 }
 
 void Trainer::fit(ModuleHandle module, DataModule& data) {
-  require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)",
-               "fit needs training_step, configure_optimizers and a train loader");
-  require(module.hooks().configure_optimizers, fmt::format(kNoOptimizer, module->name()));
+  require_fit_hooks(module);
   const auto stop_is_forgotten = c10::make_scope_exit([this] { parts_->stop.clear(); });
-  parts_->results.state = {};
   parts_->run(EntryPoint::fit, module, data, options().ckpt_path, [](Run& run) { run.fit(); });
 }
 
@@ -139,6 +145,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
           fmt::format("find_learning_rate sets the learning rate before each step that the Trainer takes, but {} "
                       "optimises manually",
                       module->name()));
+  parts_->check_idle();
   check_one_rank(parts_->resources, "find_learning_rate");
   if (parts_->resources.options.fast_dev_run > 0) {
     log_warning("find_learning_rate does nothing in fast_dev_run");
@@ -151,6 +158,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
 
 int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                                  BatchSizeFinderOptions options) {
+  parts_->check_idle();
   check_one_rank(parts_->resources, "find_batch_size");
   if (parts_->resources.options.fast_dev_run > 0) {
     log_warning("find_batch_size does nothing in fast_dev_run");

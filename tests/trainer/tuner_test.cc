@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <cmath>
+#include <functional>
 #include <new>
 #include <vector>
 
@@ -153,6 +154,45 @@ TEST(FindLearningRate, RefusesWhatItCannotUse) {
   manual->automatic_optimization = false;
   EXPECT_THAT(message_of<SetupError>([&] { trainer.find_learning_rate(manual, {.train = tiny_loader()}); }),
               HasSubstr("optimises manually"));
+}
+
+// A data module that must not be asked for anything.
+struct Untouched final : DataModule {
+  void prepare_data() override { ADD_FAILURE() << "prepare_data was called"; }
+};
+
+TEST(FindLearningRate, RefusesAModuleThatCannotTrainBeforeAnythingRuns) {
+  struct WithoutOptimizer : Module {
+    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
+  };
+  struct WithoutStep : Module {
+    Optimizers configure_optimizers() override { return {}; }
+  };
+  Trainer trainer(quiet());
+  Untouched data;
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.find_learning_rate(make_module<WithoutOptimizer>(), data); }),
+              HasSubstr("has no optimizer"));
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.find_learning_rate(make_module<WithoutStep>(), data); }),
+              HasSubstr("training_step"));
+}
+
+TEST(Tuner, IsRefusedWithinARunOfTheSameTrainer) {
+  struct Nested : TinyModule {
+    std::function<void()> in_first_epoch;
+    void on_train_epoch_start() override { in_first_epoch(); }
+  };
+  Trainer trainer(quiet());
+  const auto module = make_module<Nested>();
+  std::vector<std::string> refusals;
+  const auto other = make_module<TinyModule>();
+  module->in_first_epoch = [&] {
+    refusals = {message_of<UsageError>([&] { trainer.find_learning_rate(other, {.train = tiny_loader()}); }),
+                message_of<UsageError>([&] { trainer.fit(other, {.train = tiny_loader()}); })};
+  };
+  trainer.fit(module, {.train = tiny_loader()});
+  EXPECT_THAT(refusals, ::testing::Each(HasSubstr("this Trainer is running already")));
+  EXPECT_EQ(refusals.size(), 2U);
+  EXPECT_EQ(trainer.state().epoch, 1);
 }
 
 // A module that runs out of memory with more than `capacity` samples.
