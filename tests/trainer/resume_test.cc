@@ -198,7 +198,7 @@ struct RunKind {
   int64_t world_size = 1;
   std::function<std::shared_ptr<TinyModule>()> make = [] { return make_module<Net>(); };
   bool noisy_data = false;
-  bool has_model_checkpoint = false;
+  ModelCheckpoint::Options model_checkpoint{};  // each rank has its own; an empty dirpath: none
 };
 
 // Runs on the ranks of the current World if there is one.
@@ -215,10 +215,12 @@ Trail fit(const RunKind& run, uint64_t seed, const fs::path& saved_in, const std
   options.log_every_n_steps = 1;
   options.ckpt_path = ckpt_path;
   if (run.world_size > 1) options.devices = run.world_size;
+  const bool has_model_checkpoint = !run.model_checkpoint.dirpath.empty();
+  if (has_model_checkpoint) options.callbacks.push_back(ModelCheckpoint::make(run.model_checkpoint));
   const auto recorder = std::make_shared<Recorder>(saved_in);
   options.callbacks.push_back(recorder);
   options = testing::quiet(options);
-  options.enable_checkpointing = run.has_model_checkpoint;
+  options.enable_checkpointing = has_model_checkpoint;
   Trainer trainer(options);
   const auto loader = [](int64_t size, bool shuffle) {
     return DataLoader::make(tiny_dataset(size), {.batch_size = 4, .shuffle = shuffle, .seed = 3});
@@ -413,8 +415,8 @@ class WatchesValidations final : public Callback {
 
 void expect_interrupted(RunKind run, const fs::path& checkpoints, int64_t validation, const std::string& ckpt_path) {
   const auto watches = std::make_shared<WatchesValidations>(validation);
-  run.has_model_checkpoint = true;
-  run.options.callbacks = {watches, ModelCheckpoint::make({.dirpath = checkpoints, .save_top_k = 0})};
+  run.model_checkpoint = {.dirpath = checkpoints, .save_top_k = 0};
+  run.options.callbacks = {watches};
   EXPECT_THROW(fit_all(run, 1, "", ckpt_path), InterruptedError);
   EXPECT_EQ(watches->batches, 2 * validation + 1);
   EXPECT_EQ(watches->passes, validation + 1);
