@@ -53,17 +53,6 @@ void check(const at::Tensor& param, const Optimizer& optimizer, const Names& nam
   }
 }
 
-template <class Visit>
-void for_each_trainable(const Optimizers& optimizers, const Visit& visit) {
-  for (size_t o = 0; o < optimizers.size(); ++o) {
-    for (size_t g = 0; g < optimizers[o].groups().size(); ++g) {
-      for (const at::Tensor& param : optimizers[o].groups()[g].params) {
-        if (param.requires_grad()) visit(o, g, param);
-      }
-    }
-  }
-}
-
 // A parameter's state is saved under its name, so only one optimizer can have it. Two would also undo the loss scale
 // twice.
 void check_is_in_one_optimizer(const Optimizers& optimizers, const Names& names) {
@@ -158,11 +147,11 @@ void fill(FlatParameters::Bucket& bucket) {
   }
 }
 
-}  // namespace
-
-std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module& module, const Optimizers& optimizers,
-                                                         const BucketOptions& options,
-                                                         std::optional<c10::ScalarType> dtype) {
+// Cuts the parameters that `wanted` chooses into buckets, without memory yet.
+template <class Wanted>
+std::vector<FlatParameters::Bucket> cut(const torch::nn::Module& module, const Optimizers& optimizers,
+                                        const BucketOptions& options, std::optional<c10::ScalarType> dtype,
+                                        const Wanted& wanted) {
   struct Member {
     Run run;
     at::Tensor param;
@@ -171,22 +160,45 @@ std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module
   const Names names = names_of(module);
   check_is_in_one_optimizer(optimizers, names);
   std::vector<Member> members;
-  for_each_trainable(optimizers, [&](size_t o, size_t g, const at::Tensor& param) {
-    check(param, optimizers[o], names);
-    members.push_back({{o, g, dtype ? *dtype : param.scalar_type()}, param, &names.at(param.unsafeGetTensorImpl())});
-  });
+  for (size_t o = 0; o < optimizers.size(); ++o) {
+    for (size_t g = 0; g < optimizers[o].groups().size(); ++g) {
+      for (const at::Tensor& param : optimizers[o].groups()[g].params) {
+        if (!wanted(param)) continue;
+        check(param, optimizers[o], names);
+        const c10::ScalarType dtype_in_bucket = dtype.value_or(param.scalar_type());
+        members.push_back({{o, g, dtype_in_bucket}, param, &names.at(param.unsafeGetTensorImpl())});
+      }
+    }
+  }
   std::ranges::sort(members, std::ranges::greater(), [](const Member& member) { return member.named->position; });
   BucketCutter cutter(options);
   for (const Member& member : members) cutter.add(member.run, member.named->name, member.param);
   return cutter.take();
 }
 
+}  // namespace
+
+std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module& module, const Optimizers& optimizers,
+                                                         const BucketOptions& options,
+                                                         std::optional<c10::ScalarType> dtype) {
+  return cut(module, optimizers, options, dtype, [](const at::Tensor& param) { return param.requires_grad(); });
+}
+
 FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers,
-                               const BucketOptions& options)
-    : buckets_(plan(module, optimizers, options)) {
-  for_each_trainable(
-      optimizers, [&](size_t, size_t, const at::Tensor& param) { trainable_.push_back(param.unsafeGetTensorImpl()); });
-  for (Bucket& bucket : buckets_) fill(bucket);
+                               const BucketOptions& options) {
+  append(module, optimizers, options);
+}
+
+void FlatParameters::append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
+                            const std::unordered_set<const c10::TensorImpl*>& also) {
+  auto added = cut(module, optimizers, options, /*dtype=*/{}, [&](const at::Tensor& param) {
+    return !contains(param) && (param.requires_grad() || also.contains(param.unsafeGetTensorImpl()));
+  });
+  for (Bucket& bucket : added) {
+    fill(bucket);
+    for (const Slot& slot : bucket.slots) members_.insert(slot.param.unsafeGetTensorImpl());
+    buckets_.push_back(std::move(bucket));
+  }
 }
 
 FlatParameters::~FlatParameters() {
@@ -203,13 +215,13 @@ FlatParameters::~FlatParameters() {
   }
 }
 
-bool FlatParameters::are_those_of(const Optimizers& optimizers) const {
-  auto known = trainable_.begin();
-  bool same = true;
-  for_each_trainable(optimizers, [&](size_t, size_t, const at::Tensor& param) {
-    same = same && known != trainable_.end() && *known++ == param.unsafeGetTensorImpl();
+bool FlatParameters::contain_all_trainable(const Optimizers& optimizers) const {
+  return std::ranges::all_of(optimizers, [&](const auto& optimizer) {
+    return std::ranges::all_of(optimizer->groups(), [&](const Optimizer::Group& group) {
+      return std::ranges::all_of(group.params,
+                                 [&](const at::Tensor& param) { return !param.requires_grad() || contains(param); });
+    });
   });
-  return same && known == trainable_.end();
 }
 
 void FlatParameters::check_in_place() const {

@@ -2,12 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/TensorImpl.h>
 #include <torch/nn/module.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "fulgur/core/optimizer.h"
@@ -24,8 +26,9 @@ struct BucketOptions {
 // call over much memory. The parameters stay the tensors that they were: they are views of a bucket now, whoever holds
 // one sees every update, and names, order and state dict do not change.
 //   A bucket holds parameters of one optimizer, one group and one dtype, in reverse registration order, which is about
-//   the order in which backward finishes them. Buckets come in the order in which backward fills them, whatever the
-//   groups. A tied parameter appears once; frozen parameters stay outside.
+// the order in which backward finishes them. Buckets come in the order in which backward fills them, whatever the
+// groups. A tied parameter appears once. A parameter that is frozen stays outside until it is trained; from then on its
+// place never changes, also while it is frozen again.
 // Buckets are filled one by one: the extra memory meanwhile is that of the largest bucket.
 // Ownership: shares the parameters and owns the buckets. Threading: one thread at a time.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Li et al. 2020, arXiv:2006.15704.
@@ -51,8 +54,8 @@ class FlatParameters {
   static std::vector<Bucket> plan(const torch::nn::Module& module, const Optimizers& optimizers,
                                   const BucketOptions& options, std::optional<c10::ScalarType> dtype = {});
 
-  // Moves the parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a parameter is
-  // not the module's, is in two optimizers, or its elements do not lie densely in memory.
+  // Moves the trainable parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a
+  // parameter is not the module's, is in two optimizers, or its elements do not lie densely in memory.
   FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {});
 
   // Gives every parameter memory of its own again; gradients stay.
@@ -62,8 +65,16 @@ class FlatParameters {
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
 
-  // False once a parameter was frozen or unfrozen, or a group was added: recreate the buckets then.
-  bool are_those_of(const Optimizers& optimizers) const;
+  // True if a bucket holds the parameter.
+  bool contains(const at::Tensor& param) const { return members_.contains(param.unsafeGetTensorImpl()); }
+
+  // False once a parameter was unfrozen for the first time, or came with a new group: append() then.
+  bool contain_all_trainable(const Optimizers& optimizers) const;
+
+  // Moves parameters of the optimizers that are in no bucket yet into new buckets, after the present ones, which stay
+  // as they are: the trainable ones, and those of `also`. Throws like the constructor.
+  void append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
+              const std::unordered_set<const c10::TensorImpl*>& also = {});
 
   // Throws c10::Error, with the parameter's name, if a parameter no longer lies in its bucket: a cast and back, or
   // torch::load, gives it memory of its own, which an update would miss.
@@ -71,7 +82,7 @@ class FlatParameters {
 
  private:
   std::vector<Bucket> buckets_;
-  std::vector<const c10::TensorImpl*> trainable_;  // in the order of groups, to notice changes
+  std::unordered_set<const c10::TensorImpl*> members_;  // the parameters in buckets
 };
 
 }  // namespace fulgur

@@ -164,27 +164,9 @@ bool FlatStrategy::wants_sums() const {
 }
 
 void FlatStrategy::flatten() {
-  schedule_.reset();
-  reducer_.reset();
-  keeper_.reset();
-  shard_.reset();
-  flat_.reset();
   const NamedTensors added = take_new_tensors();
   flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
-  members_.clear();
-  for (const auto& optimizer : optimizers_) {
-    for (const at::Tensor& param : optimizer->params()) members_.insert(param.unsafeGetTensorImpl());
-  }
-  has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
-    return optim::is_16_bit(bucket.flat.scalar_type());
-  });
-  if (!alone()) {
-    check_same_buckets(*flat_, added, world_->control());
-    std::vector<at::Tensor> tensors;
-    for (const auto& [name, tensor] : added) tensors.push_back(tensor);
-    if (!added.empty()) broadcast_tensors(world_->data(), tensors, /*root=*/0);
-    if (!added.empty()) attach_to_ranks();
-  }
+  agree_on_buckets(added);
   ReduceOptions reduce{.shard = engine_.shard,
                        .rank_order = deterministic_,
                        .waits_for_memory = !nn::has_sync_batch_norm(*module_),
@@ -210,6 +192,33 @@ void FlatStrategy::flatten() {
   schedule_ = std::make_unique<UpdateSchedule>(*flat_, optimizers_, *shard_, *reducer_, world_->data(), device_,
                                                shard_->num_workers());
   are_gathered_.assign(optimizers_.size(), false);
+}
+
+// Checks that the ranks have the same parameters in buckets, and gives the tensors that were registered in the middle
+// of the run the values of rank 0.
+void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
+  has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
+    return optim::is_16_bit(bucket.flat.scalar_type());
+  });
+  if (alone()) return;
+  check_same_buckets(*flat_, added, world_->control());
+  if (added.empty()) return;
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : added) tensors.push_back(tensor);
+  broadcast_tensors(world_->data(), tensors, /*root=*/0);
+  attach_to_ranks();
+}
+
+// Puts parameters that are trained for the first time, and those of `also`, into buckets of their own. On every rank,
+// while no gradients are being summed.
+void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also) {
+  if (also.empty() && flat_->contain_all_trainable(optimizers_)) return;
+  if (schedule_) schedule_->wait();  // the workers of an update in progress read the buckets
+  const NamedTensors added = take_new_tensors();
+  flat_->append(*module_, optimizers_, engine_.buckets_for(world_->world_size()), also);
+  agree_on_buckets(added);
+  if (shard_) shard_->append();
+  if (reducer_) reducer_->append();
 }
 
 // Returns the tensors that were registered after setup(), which converted and moved all others. Throws SetupError for
@@ -249,57 +258,33 @@ int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
   return std::ranges::count(all_gather_bytes(world_->control(), own), own);
 }
 
-// Recreates the buckets if a parameter was frozen or unfrozen, or a group was added.
-void FlatStrategy::rebuild_if_changed() {
-  if (flat_->are_those_of(optimizers_)) return;
-  TORCH_CHECK(!schedule_ || !schedule_->is_late(),
-              "a parameter was frozen, unfrozen or added while a step with a late update was running; do it in "
-              "on_train_epoch_start or on_train_batch_start");
-  if (keeps_sums()) {
-    auto states = shard_->gather_all(engine_.shard ? world_->data() : alone_);
-    resting_states_.merge(states);
-  }
-  flatten();
-  if (!keeps_sums()) return;
-  shard_->set_all(resting_states_);
-  for (const auto& bucket : flat_->buckets()) {
-    for (const auto& slot : bucket.slots) resting_states_.erase(slot.param.unsafeGetTensorImpl());
-  }
-}
-
-void FlatStrategy::drain_and_rebuild_if_changed() {
-  if (flat_->are_those_of(optimizers_)) return;
-  drain();
-  rebuild_if_changed();
-}
-
-void FlatStrategy::check_unchanged() const {
-  TORCH_CHECK(flat_->are_those_of(optimizers_),
-              "a parameter was frozen, unfrozen or added in the middle of a step, whose gradients are being summed; do "
-              "it in on_train_epoch_start, or in on_train_batch_start of a step's first batch (an Optimizer that "
+// Gradients that are being summed already lack the parameter's.
+void FlatStrategy::check_no_newcomers() const {
+  TORCH_CHECK(flat_->contain_all_trainable(optimizers_),
+              "a parameter was unfrozen or added in the middle of a step, whose gradients are being summed; do it in "
+              "on_train_epoch_start, or in on_train_batch_start of a step's first batch (an Optimizer that "
               "on_before_optimizer_step was given lasts until the end of fit)");
 }
 
 // In manual optimisation: a gradient from before the parameter joined an optimizer was not summed over ranks.
-void FlatStrategy::check_newcomers() const {
+void FlatStrategy::check_newcomers_have_no_gradients() const {
   if (alone()) return;
   for (const auto& optimizer : optimizers_) {
     for (const at::Tensor& param : optimizer->params()) {
-      TORCH_CHECK(!param.grad().defined() || members_.contains(param.unsafeGetTensorImpl()), "parameter '",
-                  name_of(*module_, param),
+      TORCH_CHECK(!param.grad().defined() || flat_->contains(param), "parameter '", name_of(*module_, param),
                   "' was added to an optimizer after it had got a gradient, which is of this rank alone; add it before "
                   "manual_backward(), or call zero_grad() then");
     }
   }
 }
 
-// Looks for changed parameters here, where every rank is at the same batch and no graph holds parameters. Changes
-// that training_step itself makes are detected right after it.
+// Takes newcomers here, where every rank is at the same batch and no graph holds parameters, and those of
+// training_step itself right after it.
 at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const bool starts_window = module_->automatic_optimization && !window_is_open_;
-  if (starts_window) drain_and_rebuild_if_changed();
+  if (starts_window) take_newcomers();
   const at::Tensor loss = forward(batch, batch_idx);
-  if (starts_window && reducer_) rebuild_if_changed();
+  if (starts_window && reducer_) take_newcomers();
   return loss;
 }
 
@@ -314,7 +299,6 @@ Batch FlatStrategy::to_device(const Batch& batch) {
 }
 
 void FlatStrategy::zero_grad(size_t optimizer) {
-  if (module_->automatic_optimization && !window_is_open_) rebuild_if_changed();
   optimizers_[optimizer].zero_grad();
   if (loss_scaling_) loss_scaling_->zeroed(optimizer);
 }
@@ -347,9 +331,9 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
     if (is_last) window_is_open_ = false;
     return mine;
   }
-  if (!window_is_open_) drain_and_rebuild_if_changed();  // a rank that skips the epoch comes without training_step()
+  if (!window_is_open_) take_newcomers();  // a rank that skips the epoch comes without training_step()
   open_window();
-  check_unchanged();
+  check_no_newcomers();
   if (!is_last && !reduces_each_micro_batch()) return mine;
   if (mine.micro_batches == 0) {  // drop the gradients of the previous step
     for (const auto& optimizer : optimizers_) optimizer->zero_grad();
@@ -368,8 +352,8 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
 
 void FlatStrategy::manual_backward(const at::Tensor& loss) {
   if (!reducer_) return backward(loss, /*is_last=*/false);
-  check_newcomers();
-  rebuild_if_changed();
+  check_newcomers_have_no_gradients();
+  take_newcomers();
   std::vector<std::pair<at::Tensor, at::Tensor>> earlier;  // copies: gradients of the last backward lie in the buckets
   std::vector<at::Tensor> params;
   for (const auto& optimizer : optimizers_) {
@@ -400,11 +384,11 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
   window_is_open_ = false;
   const bool needs_closure = optimizers_[index].needs_closure();
   if (reducer_ && module_->automatic_optimization && !needs_closure) {
-    check_unchanged();
+    check_no_newcomers();
     if (keeps_sums() && are_gathered_[index]) take_gathered_gradients(index);
   } else {
-    if (!module_->automatic_optimization) check_newcomers();
-    rebuild_if_changed();
+    if (!module_->automatic_optimization) check_newcomers_have_no_gradients();
+    take_newcomers();
   }
   flat_->check_in_place();
   if (loss_scaling_) return scaled_step(index, request);
@@ -649,9 +633,7 @@ void FlatStrategy::teardown() noexcept {
   keeper_.reset();
   shard_.reset();
   buffers_.clear();
-  members_.clear();
   known_.clear();
-  resting_states_.clear();
   window_is_open_ = wants_norms_ = false;
   warn_gathered_ = {};
   optimizers_ = {};

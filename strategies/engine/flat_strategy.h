@@ -17,7 +17,6 @@
 
 #include "fulgur/base/logging.h"
 #include "fulgur/device/side_worker.h"
-#include "fulgur/distributed/local_collective.h"
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
@@ -81,10 +80,10 @@ class FlatStrategy final : public Strategy {
   void flatten();
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();
   void attach_to_ranks();
-  void rebuild_if_changed();
-  void drain_and_rebuild_if_changed();
-  void check_unchanged() const;
-  void check_newcomers() const;
+  void take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also = {});
+  void agree_on_buckets(const std::vector<std::pair<std::string, at::Tensor>>& added);
+  void check_no_newcomers() const;
+  void check_newcomers_have_no_gradients() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
   ElementRange written_range(size_t bucket) const;
@@ -110,7 +109,6 @@ class FlatStrategy final : public Strategy {
   int64_t local_world_size_ = 1;
   bool sends_ahead_ = true;
   bool accumulates_ = false;
-  LocalCollective alone_;
   c10::Device device_{c10::kCPU};
   std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device
   Precision precision_;
@@ -119,7 +117,6 @@ class FlatStrategy final : public Strategy {
   std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   std::optional<FlatParameters> flat_;
-  std::unordered_set<const c10::TensorImpl*> members_;  // the optimizers' parameters when flat_ was made, frozen too
   // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of a freed tensor from
   // being reused.
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> known_;
@@ -133,7 +130,6 @@ class FlatStrategy final : public Strategy {
   std::unique_ptr<UpdateSchedule> schedule_;  // set with shard_
   int64_t num_update_threads_ = 0;            // 0: the training thread updates
   int64_t num_steps_ = 0;                     // updates, summed over all optimizers
-  OptimizerShard::States resting_states_;     // states of parameters that are frozen now; only with shard_
   WarnOnce warn_gathered_;
   std::vector<c10::Device> devices_;         // device_ is the first
   std::optional<Replicas> replicas_;         // with several devices, during fit

@@ -59,15 +59,7 @@ void FlatStrategy::add_shard_state(StrategyState& state) const {
   }
   for (const Trained& trained : trained_params(*module_, optimizers_)) {
     const auto updates = updates_of.find(trained.param.unsafeGetTensorImpl());
-    if (updates != updates_of.end()) {
-      save_num_updates(state.shared, trained, updates->second);
-      continue;
-    }
-    const auto resting = resting_states_.find(trained.param.unsafeGetTensorImpl());
-    const int64_t size = trained.param.numel();
-    if (resting == resting_states_.end() || resting->second.num_updates == 0 || size == 0) continue;
-    save_num_updates(state.shared, trained, resting->second.num_updates);
-    if (world_->rank() == 0) state.ranges.push_back({trained.name, 0, size, part_of(resting->second, 0, size)});
+    if (updates != updates_of.end()) save_num_updates(state.shared, trained, updates->second);
   }
 }
 
@@ -84,8 +76,8 @@ void FlatStrategy::add_own_state(StrategyState& state) const {
     const ParameterState whole = trained.optimizer->parameter_state(trained.group, trained.index);
     save_num_updates(state.shared, trained, whole.num_updates);
     const auto in_bucket = mine.find(trained.param.unsafeGetTensorImpl());
-    const ElementRange resting{0, world_->rank() == 0 ? trained.param.numel() : 0};
-    const ElementRange range = in_bucket == mine.end() ? resting : in_bucket->second;
+    const ElementRange outside{0, world_->rank() == 0 ? trained.param.numel() : 0};
+    const ElementRange range = in_bucket == mine.end() ? outside : in_bucket->second;
     if (whole.num_updates == 0 || range.size() == 0) continue;
     state.ranges.push_back({trained.name, range.begin, range.end, part_of(whole, range.begin, range.size())});
   }
@@ -114,26 +106,22 @@ void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& rea
   for (const Trained& trained : trained_params(*module_, optimizers_)) {
     at::Tensor(trained.param).copy_(updated_parameter(read_whole(trained, shared, read), trained.param));
   }
-  flatten();  // remakes the copies of parameters
+  if (shard_) shard_->copy_parameters();
 }
 
 void FlatStrategy::load_shard_state(const State& shared, const ReadRange& read, bool pending) {
-  std::unordered_set<const c10::TensorImpl*> in_buckets;
+  std::unordered_set<const c10::TensorImpl*> frozen;  // but trained before the checkpoint
+  for (const Trained& trained : trained_params(*module_, optimizers_)) {
+    const bool was_trained = saved_num_updates(shared, trained.name) > 0;
+    if (was_trained && !flat_->contains(trained.param)) frozen.insert(trained.param.unsafeGetTensorImpl());
+  }
+  if (!frozen.empty()) take_newcomers(frozen);
   for (size_t b = 0; b < flat_->buckets().size(); ++b) {
     std::vector<int64_t> num_updates;
     for (const auto& slot : flat_->buckets()[b].slots) {
       num_updates.push_back(saved_num_updates(shared, slot.name));
-      in_buckets.insert(slot.param.unsafeGetTensorImpl());
     }
     shard_->load_ranges(b, num_updates, read, pending);
-  }
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    if (in_buckets.contains(trained.param.unsafeGetTensorImpl())) continue;
-    ParameterState& resting = resting_states_[trained.param.unsafeGetTensorImpl()];
-    resting = read_whole(trained, shared, read);
-    if (pending) at::Tensor(trained.param).copy_(updated_parameter(resting, trained.param));
-    resting.tensors.erase("next");
-    for (auto& [name, tensor] : resting.tensors) tensor = tensor.clone();
   }
 }
 

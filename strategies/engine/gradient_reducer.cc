@@ -29,6 +29,8 @@ namespace {
 
 using torch::autograd::PostAccumulateGradHook;
 
+constexpr size_t kOwnNumbers = 1;  // numbers that the reducer adds to a message
+
 at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
   return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
 }
@@ -43,7 +45,7 @@ int64_t room_for_message(const FlatParameters& parameters, int64_t world_size) {
   if (std::ranges::any_of(buckets, is_of_another)) return 0;
   const at::Tensor& last = buckets.back().flat;
   if (!last.is_cpu() || optim::is_16_bit(last.scalar_type())) return 0;
-  size_t num_numbers = GradientReducer::kMaxExtra;
+  size_t num_numbers = GradientReducer::kMaxExtra + kOwnNumbers;
   for (const auto& bucket : buckets) num_numbers += bucket.slots.size();
   const auto granule = static_cast<size_t>(world_size);
   return static_cast<int64_t>((num_numbers + granule - 1) / granule * granule);
@@ -93,24 +95,30 @@ class GradientReducer::Hook final : public PostAccumulateGradHook {
 
 GradientReducer::GradientReducer(const FlatParameters& parameters, Collective& data, Collective& control,
                                  ReduceOptions options)
-    : parameters_(parameters), data_(data), control_(control), options_(options), learns_order_(options.learns_order) {
-  buckets_.resize(parameters.buckets().size());
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const auto& slots = parameters.buckets()[b].slots;
-    buckets_[b].is_full.assign(slots.size(), false);
-    buckets_[b].arrived.resize(slots.size());
+    : parameters_(parameters), data_(data), control_(control), options_(options) {
+  append();
+}
+
+void GradientReducer::append() {
+  if (!buckets_.empty() && message_room_ > 0) buckets_.back().gradients.reset();  // another bucket has the message now
+  for (size_t b = buckets_.size(); b < parameters_.buckets().size(); ++b) {
+    const auto& slots = parameters_.buckets()[b].slots;
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.is_full.assign(slots.size(), false);
+    bucket.is_trainable.assign(slots.size(), true);
+    bucket.arrived.resize(slots.size());
+    bucket.used.assign(slots.size(), 0.0);
     for (size_t s = 0; s < slots.size(); ++s) {
       auto inner = std::move(torch::autograd::impl::post_acc_grad_hooks(slots[s].param));
       torch::autograd::impl::set_post_acc_grad_hooks(slots[s].param,
                                                      std::make_unique<Hook>(*this, b, s, std::move(inner)));
     }
+    if (keeps_sums()) bucket.memory = options_.make_sums(b);
+    order_.push_back(b);
+    places_.push_back(b);
   }
-  for (size_t b = 0; keeps_sums() && b < buckets_.size(); ++b) buckets_[b].memory = options_.make_sums(b);
-  order_.resize(buckets_.size());
-  std::iota(order_.begin(), order_.end(), size_t{0});
-  places_ = order_;
-  if (!keeps_sums()) message_room_ = room_for_message(parameters, data.world_size());
-  clear();
+  if (!keeps_sums()) message_room_ = room_for_message(parameters_, data_.world_size());
+  learns_order_ = options_.learns_order;
 }
 
 GradientReducer::~GradientReducer() {
@@ -130,31 +138,58 @@ void GradientReducer::begin(bool measures) {
   measures_ = measures;
   next_ = 0;
   filled_.clear();
-  for (Bucket& bucket : buckets_) {
+  for (size_t b = 0; b < buckets_.size(); ++b) {
+    Bucket& bucket = buckets_[b];
     bucket.is_full.assign(bucket.is_full.size(), false);
-    bucket.num_full = 0;
+    bucket.num_trainable = 0;
     bucket.launched = false;
     bucket.norms.clear();
+    for (size_t s = 0; s < bucket.is_full.size(); ++s) {
+      const bool is_trainable = parameters_.buckets()[b].slots[s].param.requires_grad();
+      learns_order_ = learns_order_ || (options_.learns_order && bucket.is_trainable[s] != is_trainable);
+      bucket.is_trainable[s] = is_trainable;
+      bucket.num_trainable += is_trainable ? 1 : 0;
+    }
+    bucket.num_missing = bucket.num_trainable;
   }
 }
 
 void GradientReducer::on_gradient(size_t b, size_t slot) {
   if (!reducing_) return;
+  TORCH_CHECK(
+      buckets_[b].is_trainable[slot], "parameter '", parameters_.buckets()[b].slots[slot].name,
+      "' was frozen between the forward and the backward that gives it a gradient; freeze it before the forward");
   TORCH_CHECK(!buckets_[b].is_full[slot], "parameter '", parameters_.buckets()[b].slots[slot].name,
               "' got a gradient twice in the backward of a step, after the first was sent to the other ranks; call "
               "backward() once, or override Module::backward, which turns sending ahead off");
   const at::Tensor& gradient = parameters_.buckets()[b].slots[slot].param.grad();
   becomes_bucket(b, gradient) ? make_bucket_of_gradient(b) : take_gradient(b, slot);
-  const auto is_filled = [&](size_t bucket) { return buckets_[bucket].num_full == buckets_[bucket].is_full.size(); };
-  if (is_filled(b)) filled_.push_back(static_cast<int64_t>(b));
-  while (next_ < num_early() && is_filled(order_[next_])) launch(order_[next_++]);
+  if (buckets_[b].num_missing == 0) filled_.push_back(static_cast<int64_t>(b));
+  launch_filled();
 }
+
+// Launches what is filled, in the order of launches, which must not depend on what this rank alone has frozen.
+void GradientReducer::launch_filled() {
+  for (; next_ < num_early() && buckets_[order_[next_]].num_missing == 0; ++next_) {
+    const size_t b = order_[next_];
+    const bool is_frozen = buckets_[b].num_trainable == 0;
+    if (is_frozen && !sends_every_bucket()) {
+      if (options_.learns_order && data_.world_size() > 1) return;  // the message will tell whether it is launched
+      continue;
+    }
+    fill_up(b);
+    launch(b);
+  }
+}
+
+// Whether finish() launches also the buckets that no rank used.
+bool GradientReducer::sends_every_bucket() const { return keeps_sums() ? data_.world_size() > 1 : message_room_ > 0; }
 
 // The number of buckets that may start during backward: not the last, if it carries the message.
 size_t GradientReducer::num_early() const { return buckets_.size() - (message_room_ > 0 ? 1 : 0); }
 
-// Buckets are launched from now on in the order in which the first backward of rank 0 filled them; the buckets that
-// it did not fill come last. The contents of buckets stay, and so do the bits of their sums. A bucket that carries
+// Buckets are launched from now on in the order in which this backward of rank 0 filled them; the buckets that it did
+// not fill come last. The contents of buckets stay, and so do the bits of their sums. A bucket that carries
 // the message stays the last.
 void GradientReducer::learn_order() {
   if (buckets_.empty()) return;
@@ -163,8 +198,8 @@ void GradientReducer::learn_order() {
   auto* const begin = first.mutable_data_ptr<int64_t>();
   std::ranges::copy(filled_, begin);
   control_.broadcast(first, /*root=*/0).wait();
-  if (begin[0] < 0) return;  // rank 0 had no gradients: the next finish() tries again
-  learns_order_ = false;
+  learns_order_ = begin[0] < 0;  // rank 0 had no gradients: the next finish() tries again
+  if (learns_order_) return;
   std::vector<size_t> place(buckets_.size(), buckets_.size());
   for (size_t i = 0; i < buckets_.size() && begin[i] >= 0; ++i) place[static_cast<size_t>(begin[i])] = i;
   std::stable_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(num_early()),
@@ -184,7 +219,7 @@ void GradientReducer::take_gradient(size_t b, size_t s) {
   const bool goes_soon = places_[b] < next_ + kPooledBuckets;  // if not, do not keep it: gradients would pile up
   keeper_fills(b) && goes_soon ? void(bucket.arrived[s] = std::move(grad)) : put_into_bucket(b, s, grad);
   bucket.is_full[s] = true;
-  ++bucket.num_full;
+  if (bucket.is_trainable[s]) --bucket.num_missing;
 }
 
 // A gradient becomes the bucket if it would fill the bucket alone, and nothing else holds the tensor or its memory: the
@@ -204,7 +239,7 @@ void GradientReducer::make_bucket_of_gradient(size_t b) {
   bucket.gradients = gradient.as_strided({gradient.numel()}, {1});
   bucket.is_of_pool = bucket.is_in_sums = bucket.is_added_to = false;
   bucket.is_full.front() = true;
-  bucket.num_full = 1;
+  bucket.num_missing = 0;
 }
 
 // The keeper may fill the bucket later if no other rank waits for it.
@@ -313,12 +348,13 @@ void GradientReducer::finish(std::vector<double>& extra) {
   if (!reducing_) begin();
   reducing_ = false;
   // Otherwise a rank that waits for memory of the pool, in the middle of backward, would wait forever.
-  if (keeps_sums() && data_.world_size() > 1) launch_rest(buckets_.size());
+  if (keeps_sums() && sends_every_bucket()) launch_rest(buckets_.size());
   std::vector<double> used = message_of(extra);
   used = message_room_ > 0 ? exchange_with_last_bucket(used) : exchange(used);
   const auto end_of_extra = used.begin() + static_cast<std::ptrdiff_t>(extra.size());
   extra.assign(used.begin(), end_of_extra);
-  used.erase(used.begin(), end_of_extra);
+  const bool a_rank_learns_order = *end_of_extra > 0;
+  used.erase(used.begin(), end_of_extra + kOwnNumbers);
   std::vector<std::span<const double>> used_of;  // by bucket and slot
   for (auto next = used.cbegin(); const Bucket& bucket : buckets_) {
     used_of.emplace_back(next, bucket.is_full.size());
@@ -338,7 +374,7 @@ void GradientReducer::finish(std::vector<double>& extra) {
     buckets_[b].work.wait();
     hand_out(b, used_of[b]);
   }
-  if (learns_order_) learn_order();
+  if (a_rank_learns_order) learn_order();
 }
 
 // Runs on the keeper's thread, or on the thread that calls finish_oldest().
@@ -462,10 +498,12 @@ void GradientReducer::clear() {
   }
 }
 
-// `extra`, and for each parameter, by bucket and slot, 1 if this rank has a gradient for it.
+// `extra`, whether this rank asks for another order of launches, and for each parameter, by bucket and slot, 1 if this
+// rank has a gradient for it.
 std::vector<double> GradientReducer::message_of(const std::vector<double>& extra) const {
   TORCH_CHECK(extra.size() <= kMaxExtra, "no more than ", kMaxExtra, " numbers go with the gradients");
   std::vector<double> message = extra;
+  message.push_back(learns_order_ ? 1.0 : 0.0);
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {

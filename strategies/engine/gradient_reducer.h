@@ -25,8 +25,9 @@ struct ReduceOptions {
   // function waits for other ranks, too (SyncBatchNorm): they may be waiting there for this rank.
   bool waits_for_memory = true;
 
-  // Buckets are launched in the order in which the first backward fills them, not in the order of the parameters'
-  // buckets.
+  // Buckets are launched in the order in which a backward fills them, not in the order of the parameters' buckets. If
+  // false, every rank freezes the same parameters before each backward: buckets without a trainable one do not make
+  // others wait.
   bool learns_order = true;
 
   // Makes memory for the sums of a bucket, in the parameters' dtype or in fp32: sections that make up the rank's
@@ -63,6 +64,9 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
+  // Takes in the buckets that were appended to the parameters. Between finish() and begin(), on every rank.
+  void append();
+
   // `measures`: finish() leaves norms(), too; only with make_sums.
   void begin(bool measures = false);
 
@@ -96,9 +100,11 @@ class GradientReducer {
   static constexpr size_t kPooledBuckets = 2;
 
   struct Bucket {
-    at::Tensor gradients;       // laid out as the parameters' bucket; made for the first reduction, or from the pool
-    std::vector<bool> is_full;  // by slot
-    size_t num_full = 0;
+    at::Tensor gradients{};       // laid out as the parameters' bucket; made for the first reduction, or from the pool
+    std::vector<bool> is_full{};  // by slot
+    std::vector<bool> is_trainable{};  // by slot, when this backward began
+    size_t num_trainable = 0;
+    size_t num_missing = 0;  // trainable parameters whose gradients have not come
     bool launched = false;
     Work work{};
     std::vector<at::Tensor> memory{};  // for sums, from make_sums
@@ -127,6 +133,8 @@ class GradientReducer {
   void launch(size_t bucket);
   void launch_rest(size_t num_buckets);
   size_t num_early() const;
+  bool sends_every_bucket() const;
+  void launch_filled();
   void learn_order();
   bool keeps_sums() const { return options_.make_sums != nullptr; }
   bool reduces_in_sums(size_t bucket) const;
@@ -154,7 +162,7 @@ class GradientReducer {
   std::vector<size_t> order_;    // buckets in the order of launches
   std::vector<size_t> places_;   // each bucket's place in order_
   size_t next_ = 0;              // place in order_ of the next bucket to launch
-  bool learns_order_;            // order_ does not come from a backward yet
+  bool learns_order_ = false;    // this rank's order_ does not come from a backward with these trainable parameters
   std::vector<int64_t> filled_;  // buckets, in the order in which this backward filled them
 };
 

@@ -39,9 +39,6 @@ void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
   one.set_data_ptr_noswap(other.set_data_ptr(std::move(of_one)));
 }
 
-// The elements of a tensor in memory order.
-at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.as_strided({tensor.numel()}, {1}); }
-
 }  // namespace
 
 std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange range) {
@@ -57,7 +54,7 @@ std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange 
 
 OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers,
                                const ShardOptions& options)
-    : parameters_(parameters), optimizers_(optimizers), options_(options), buckets_(parameters.buckets().size()) {
+    : parameters_(parameters), optimizers_(optimizers), options_(options) {
   for (const auto& optimizer : optimizers) {
     if (dynamic_cast<const ElementWiseOptimizer*>(optimizer.get()) != nullptr) continue;
     throw UsageError(fmt::format(
@@ -65,15 +62,32 @@ OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizer
         "Adam, SGD, Adagrad, RMSprop, Lion) or strategy 'ddp'",
         optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
   }
-  for (size_t b = 0; b < buckets_.size(); ++b) cut(b);
-  if (options.host_ratio > 0) {
-    const bool on_gpu = !buckets_.empty() && !parameters.buckets().front().flat.is_cpu();
-    arena_.emplace(arena_bytes(), HostArenaOptions{.pinned = on_gpu, .processes = options.ranks_on_host});
+  append();
+}
+
+void OptimizerShard::append() {
+  const size_t first = buckets_.size();
+  buckets_.resize(parameters_.buckets().size());
+  int64_t num_bytes = 0;
+  for (size_t b = first; b < buckets_.size(); ++b) {
+    cut(b);
+    num_bytes += bytes_on_host(b);
   }
-  for (size_t b = 0; b < buckets_.size(); ++b) {
+  if (num_bytes > 0) {
+    const bool on_gpu = !parameters_.buckets()[first].flat.is_cpu();
+    arenas_.emplace_back(num_bytes, HostArenaOptions{.pinned = on_gpu, .processes = options_.ranks_on_host});
+  }
+  for (size_t b = first; b < buckets_.size(); ++b) {
+    buckets_[b].arena = num_bytes > 0 ? &arenas_.back() : nullptr;
     make_copies(b);
     make_parts(b);
   }
+}
+
+int64_t OptimizerShard::host_bytes() const {
+  int64_t num_bytes = 0;
+  for (const HostArena& arena : arenas_) num_bytes += arena.num_bytes();
+  return num_bytes;
 }
 
 ElementRange OptimizerShard::range(size_t bucket) const {
@@ -102,35 +116,42 @@ c10::ScalarType OptimizerShard::sum_dtype(size_t b) const {
   return options_.accumulates ? optim::widened(dtype) : dtype;
 }
 
-int64_t OptimizerShard::arena_bytes() const {
+int64_t OptimizerShard::bytes_on_host(size_t b) const {
+  const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
+  const auto num_states = static_cast<int64_t>(optimizer_of(b).state_fields().size());
   int64_t num_bytes = 0;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const c10::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
-    const auto num_states = static_cast<int64_t>(optimizer_of(b).state_fields().size());
-    for (const Section& section : buckets_[b].sections) {
-      if (!section.on_host) continue;
-      const bool has_master = optim::is_16_bit(dtype);
-      const int64_t size = section.range.size();
-      num_bytes += HostArena::bytes_for(size, dtype) +
-                   options_.gradient_sums * HostArena::bytes_for(size, sum_dtype(b)) +
-                   (num_states + (has_master ? 1 : 0)) * HostArena::bytes_for(size, has_master ? at::kFloat : dtype);
-    }
+  for (const Section& section : buckets_[b].sections) {
+    if (!section.on_host) continue;
+    const bool has_master = optim::is_16_bit(dtype);
+    const int64_t size = section.range.size();
+    num_bytes += HostArena::bytes_for(size, dtype) + options_.gradient_sums * HostArena::bytes_for(size, sum_dtype(b)) +
+                 (num_states + (has_master ? 1 : 0)) * HostArena::bytes_for(size, has_master ? at::kFloat : dtype);
   }
   return num_bytes;
 }
 
-void OptimizerShard::make_copies(size_t b) {
+void OptimizerShard::copy_parameters() {
+  for (size_t b = 0; b < buckets_.size(); ++b) copy_parameters(b);
+}
+
+void OptimizerShard::copy_parameters(size_t b) {
   const c10::NoGradGuard no_grad;
+  for (const Section& section : buckets_[b].sections) {
+    if (section.copy.defined()) section.copy.copy_(section.range.of(parameters_.buckets()[b].flat));
+  }
+}
+
+void OptimizerShard::make_copies(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   for (Section& section : buckets_[b].sections) {
     if (section.on_host) {
-      section.copy = arena_->take(section.range.size(), flat.scalar_type());
+      section.copy = buckets_[b].arena->take(section.range.size(), flat.scalar_type());
     } else if (options_.copies) {
       section.copy = at::empty({section.range.size()}, flat.options());
     }
-    if (section.copy.defined()) section.copy.copy_(section.range.of(flat));
     section.exchanges = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
   }
+  copy_parameters(b);
 }
 
 void OptimizerShard::make_parts(size_t b) {
@@ -162,7 +183,7 @@ void OptimizerShard::make_host_states(size_t b, Part& part) {
   const c10::ScalarType state_dtype = optim::widened(dtype);
   for (size_t i = 0; i < part.pieces.size(); ++i) {
     for_each_tensor(optimizer_of(b), dtype, part.states[i], [&](std::string_view, at::Tensor& tensor) {
-      tensor = arena_->take(part.pieces[i].num_elements, state_dtype);
+      tensor = buckets_[b].arena->take(part.pieces[i].num_elements, state_dtype);
     });
   }
 }
@@ -171,7 +192,7 @@ std::vector<at::Tensor> OptimizerShard::make_sums(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   std::vector<at::Tensor> sums;
   for (const Section& section : buckets_[b].sections) {
-    sums.push_back(section.on_host ? arena_->take(section.range.size(), sum_dtype(b))
+    sums.push_back(section.on_host ? buckets_[b].arena->take(section.range.size(), sum_dtype(b))
                                    : at::zeros({section.range.size()}, flat.options().dtype(sum_dtype(b))));
   }
   return sums;
@@ -217,56 +238,6 @@ bool OptimizerShard::loses_writes(size_t b) const {
   const auto has_copy = [](const Section& section) { return section.copy.defined(); };
   return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type()) ||
          std::ranges::any_of(buckets_[b].sections, has_copy);
-}
-
-ParameterState OptimizerShard::gather(size_t b, size_t slot, Collective& group) const {
-  const c10::NoGradGuard no_grad;
-  const at::Tensor& param = parameters_.buckets()[b].slots[slot].param;
-  ElementWiseOptimizer::State whole;
-  const at::Tensor num_updates = at::zeros({1}, at::TensorOptions(at::kLong).device(param.device()));
-  for_each_part(b, [&](const Part& part) {
-    for (size_t i = 0; i < part.pieces.size(); ++i) {
-      if (part.pieces[i].slot == slot) num_updates.fill_(part.states[i].num_updates);
-    }
-  });
-  group.all_reduce(num_updates, ReduceOp::max).wait();
-  ParameterState gathered{.num_updates = num_updates.item<int64_t>()};
-  if (gathered.num_updates == 0) return gathered;
-  const at::ScalarType dtype = optim::widened(param.scalar_type());
-  for_each_tensor(optimizer_of(b), param.scalar_type(), whole, [&](std::string_view name, const at::Tensor&) {
-    const at::Tensor all = at::zeros({param.numel()}, param.options().dtype(dtype).requires_grad(false));
-    for_each_part(b, [&](const Part& part) {
-      for (size_t i = 0; i < part.pieces.size(); ++i) {
-        const Piece& piece = part.pieces[i];
-        if (piece.slot != slot) continue;
-        for_each_tensor(optimizer_of(b), param.scalar_type(), part.states[i],
-                        [&](std::string_view own_name, const at::Tensor& own) {
-                          if (own_name == name) all.narrow(0, piece.begin, piece.num_elements).copy_(own);
-                        });
-      }
-    });
-    group.all_reduce(all).wait();  // for each element, one rank adds a value, the others 0
-    const at::Tensor shaped = all.as_strided(param.sizes(), param.strides());
-    gathered.tensors.emplace(name, arena_ ? shaped.cpu() : shaped);  // the device may be too small for all
-  });
-  return gathered;
-}
-
-void OptimizerShard::set(size_t b, size_t slot, const ParameterState& state) {
-  const c10::NoGradGuard no_grad;
-  for (auto& parts : buckets_[b].parts) {
-    for (Part& part : parts) {
-      for (size_t i = 0; i < part.pieces.size(); ++i) {
-        const Piece& piece = part.pieces[i];
-        if (piece.slot != slot) continue;
-        ParameterState own{.num_updates = state.num_updates};
-        for (const auto& [name, whole] : state.tensors) {
-          own.tensors.emplace(name, in_memory_order(whole).narrow(0, piece.begin, piece.num_elements));
-        }
-        load_piece(b, part, i, own);
-      }
-    }
-  }
 }
 
 // `saved` may be on another device, and in another precision.
@@ -336,25 +307,6 @@ void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updat
         load_piece(b, part, i, saved);
         if (copies) part.result(i).copy_(updated_parameter(saved, part.tensors[i]));
       }
-    }
-  }
-}
-
-OptimizerShard::States OptimizerShard::gather_all(Collective& group) const {
-  States states;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const auto& slots = parameters_.buckets()[b].slots;
-    for (size_t s = 0; s < slots.size(); ++s) states[slots[s].param.unsafeGetTensorImpl()] = gather(b, s, group);
-  }
-  return states;
-}
-
-void OptimizerShard::set_all(const States& states) {
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    const auto& slots = parameters_.buckets()[b].slots;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      const auto state = states.find(slots[s].param.unsafeGetTensorImpl());
-      if (state != states.end()) set(b, s, state->second);
     }
   }
 }

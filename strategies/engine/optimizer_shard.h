@@ -4,8 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <optional>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -62,11 +61,11 @@ class OptimizerShard {
     int64_t num_workers = 1;
   };
 
-  // The states of whole parameters. The key is the parameter, which stays the same tensor in other buckets.
-  using States = std::map<const c10::TensorImpl*, ParameterState>;
-
   // Throws UsageError for an optimizer that needs whole tensors, and if the host has too little memory.
   OptimizerShard(const FlatParameters& parameters, const Optimizers& optimizers, const ShardOptions& options);
+
+  // Takes in the buckets that were appended to the parameters. Throws like the constructor.
+  void append();
 
   ElementRange range(size_t bucket) const;
   const std::vector<Section>& sections(size_t bucket) const { return buckets_[bucket].sections; }
@@ -86,11 +85,6 @@ class OptimizerShard {
   bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
 
-  // gather() returns the state of one parameter from all ranks, set() stores this rank's part of one. Every rank
-  // calls them with the same slot.
-  ParameterState gather(size_t bucket, size_t slot, Collective& group) const;
-  void set(size_t bucket, size_t slot, const ParameterState& state);
-
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
   // load_ranges() resumes from it. Slots without updates are left out. `copies`: include the parameters after the
   // update in progress, as "next", unless an fp32 master has the same values; `updated`: the bucket takes part in
@@ -99,11 +93,9 @@ class OptimizerShard {
   std::vector<int64_t> num_updates(size_t bucket) const;  // by slot; 0 where this rank has no element
   void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read, bool copies);
 
-  // gather_all() returns the states of all parameters; every rank needs memory for the whole state.
-  States gather_all(Collective& group) const;
-  void set_all(const States& states);  // parameters that are not in `states` are left alone
+  void copy_parameters();  // sections with a copy of their parameters get it anew, after other writes to parameters
 
-  int64_t host_bytes() const { return arena_ ? arena_->num_bytes() : 0; }  // including gradients and copies
+  int64_t host_bytes() const;  // including gradients and copies
 
   int64_t num_workers() const { return options_.num_workers; }
 
@@ -122,13 +114,15 @@ class OptimizerShard {
   struct Bucket {
     std::vector<Section> sections;
     std::vector<std::vector<Part>> parts;  // by section and worker
+    HostArena* arena = nullptr;            // for sections on the host
   };
   void cut(size_t bucket);
   void make_copies(size_t bucket);
+  void copy_parameters(size_t bucket);
   void make_parts(size_t bucket);
   void make_host_states(size_t bucket, Part& part);
   c10::ScalarType sum_dtype(size_t bucket) const;
-  int64_t arena_bytes() const;
+  int64_t bytes_on_host(size_t bucket) const;
   optim::ElementWiseOptimizer& optimizer_of(size_t bucket) const;
   template <class Visit>
   void for_each_part(size_t bucket, const Visit& visit) const;
@@ -137,7 +131,7 @@ class OptimizerShard {
   const FlatParameters& parameters_;
   const Optimizers& optimizers_;
   ShardOptions options_;
-  std::optional<HostArena> arena_;
+  std::deque<HostArena> arenas_;  // one for each time that buckets came
   std::vector<Bucket> buckets_;
 };
 

@@ -72,7 +72,9 @@ void UpdateSchedule::wait() const {
   }
 }
 
-bool UpdateSchedule::updates(size_t bucket) const { return late_ != nullptr && !late_->sums[bucket].empty(); }
+bool UpdateSchedule::updates(size_t bucket) const {
+  return late_ != nullptr && bucket < late_->sums.size() && !late_->sums[bucket].empty();
+}
 
 void UpdateSchedule::resume_late() {
   late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .late = true});
@@ -129,7 +131,7 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
 // are fine: weights are loaded there.
 void UpdateSchedule::warn_of_writes(const Update& update) {
   if (has_warned_of_writes_) return;
-  for (size_t b = 0; b < versions_.size(); ++b) {
+  for (size_t b = 0; b < std::min(versions_.size(), update.sums.size()); ++b) {
     if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -155,7 +157,7 @@ void UpdateSchedule::finish(Update& update) {
     if (shard_.range(*publishing).size() == parameters_.buckets()[*publishing].flat.numel()) return;
     gathering.push_back(data_.all_gather(parameters_.buckets()[*publishing].flat));
   };
-  for (size_t b = parameters_.buckets().size(); b-- > 0;) {
+  for (size_t b = update.sums.size(); b-- > 0;) {  // buckets that were appended meanwhile have no part in it
     if (update.sums[b].empty()) continue;
     const auto& bucket = parameters_.buckets()[b];
     for (size_t s = 0; s < update.sums[b].size(); ++s) {

@@ -157,9 +157,34 @@ TEST(FlatParameters, TiedOnceFrozenNotAtAll) {
   }
   EXPECT_EQ(num_elements, 16 + 16 * 16 + 16 + 16 * 3 + 3 + 3);
   EXPECT_TRUE(net.first->weight.is_alias_of(frozen));
-  EXPECT_TRUE(flat.are_those_of(optimizers));
+  EXPECT_TRUE(flat.contain_all_trainable(optimizers));
   net.first->weight.requires_grad_(true);
-  EXPECT_FALSE(flat.are_those_of(optimizers));
+  EXPECT_FALSE(flat.contain_all_trainable(optimizers));
+}
+
+TEST(FlatParameters, NewcomersGetBucketsOfTheirOwnAndNothingMoves) {
+  Net net;
+  net.first->weight.requires_grad_(false);
+  net.second->weight.requires_grad_(false);
+  const Optimizers optimizers = adam(net);
+  FlatParameters flat(net, optimizers);
+  const auto names_before = names_in(flat);
+  const at::Tensor memory = flat.buckets().front().flat;
+  net.third->weight.requires_grad_(false);  // stays where it is
+  EXPECT_TRUE(flat.contain_all_trainable(optimizers));
+  net.first->weight.requires_grad_(true);
+  const at::Tensor value = net.first->weight.detach().clone();
+  flat.append(net, optimizers, {}, {net.second->weight.unsafeGetTensorImpl()});
+  EXPECT_TRUE(flat.contain_all_trainable(optimizers));
+  auto expected = names_before;
+  expected.push_back({"second.weight", "first.weight"});
+  EXPECT_EQ(names_in(flat), expected);
+  EXPECT_TRUE(flat.buckets().front().flat.is_same(memory));
+  EXPECT_TRUE(net.first->weight.equal(value));
+  EXPECT_TRUE(net.first->weight.is_alias_of(flat.buckets().back().flat));
+  flat.check_in_place();
+  flat.append(net, optimizers, {});
+  EXPECT_EQ(names_in(flat), expected);  // there was nothing to take
 }
 
 TEST(FlatParameters, GivesOrdinaryTensorsBack) {

@@ -15,12 +15,14 @@
 #include "fulgur/device/side_worker.h"
 #include "fulgur/optim/sgd.h"
 #include "tests/testing/counting_allocator.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/others_have_the_same.h"
 #include "tests/testing/ranks.h"
 
 namespace fulgur {
 namespace {
 
+using ::testing::ElementsAre;
 using testing::run_ranks;
 
 // Three layers; the second enters the loss only sometimes.
@@ -399,12 +401,13 @@ TEST(GradientReducer, SumsThatWereTakenAreNotWrittenTo) {
   EXPECT_FALSE(second.is_same(taken[0]));
 }
 
-// A single rank that records each send with the bucket's number of elements.
+// Rank 0 of several that records each send with the bucket's number of elements.
 class NotesSending final : public Collective {
  public:
-  explicit NotesSending(std::vector<std::string>& events) : events_(events) {}
+  explicit NotesSending(std::vector<std::string>& events, int64_t world_size = 1)
+      : events_(events), world_size_(world_size) {}
   int64_t rank() const override { return 0; }
-  int64_t world_size() const override { return 1; }
+  int64_t world_size() const override { return world_size_; }
   Work all_reduce(at::Tensor flat, ReduceOp) override {
     events_.push_back("all_reduce of " + std::to_string(flat.numel()));
     return {};
@@ -417,6 +420,7 @@ class NotesSending final : public Collective {
 
  private:
   std::vector<std::string>& events_;
+  int64_t world_size_;
 };
 
 // Layers that backward reaches in another order than the reverse of their registration.
@@ -470,9 +474,109 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
     reduce();
     EXPECT_EQ(events[0], "all_reduce of 192") << keeps_sums;
     if (!keeps_sums) continue;  // the ranks' message is sent with the bucket of body_1, which goes last
-    EXPECT_THAT(events, ::testing::ElementsAre("all_reduce of 192", "all_reduce of 128", "backward comes to the stem",
-                                               "all_reduce of 64", "backward ends"));
+    EXPECT_THAT(events, ElementsAre("all_reduce of 192", "all_reduce of 128", "backward comes to the stem",
+                                    "all_reduce of 64", "backward ends"));
   }
+}
+
+// Buckets of two ranks; `control` tells which gradients ranks have.
+struct OutOfOrderOnTwoRanks {
+  explicit OutOfOrderOnTwoRanks(ReduceOptions options = {})
+      : flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = 1}),
+        reducer(flat, data, control, options) {}
+
+  // Returns what was sent, and where backward ended.
+  const std::vector<std::string>& reduce() {
+    events.clear();
+    net.zero_grad();
+    reducer.begin();
+    net.loss(torch::ones({2, 64})).backward();
+    events.emplace_back("backward ends");
+    std::vector<double> extra;
+    reducer.finish(extra);
+    return events;
+  }
+
+  OutOfOrder net;
+  std::vector<std::string> events;
+  NotesSending data{events, 2};
+  testing::OthersHaveTheSame control{2};
+  Optimizers optimizers{two_optimizers(net)};  // so that the message is not sent with a bucket
+  FlatParameters flat;
+  GradientReducer reducer;
+
+ private:
+  static Optimizers two_optimizers(const OutOfOrder& net) {
+    Optimizers made(optim::SGD(net.body_1->parameters(), {.lr = 1.0}));
+    made.add(optim::SGD({net.body_2->weight, net.stem->weight}, {.lr = 1.0}));
+    return made;
+  }
+};
+
+// If ranks may differ in what they have frozen, the next order is learnt from rank 0's backward.
+TEST(GradientReducer, AFrozenBucketKeepsOthersWaitingInOneBackwardOnly) {
+  OutOfOrderOnTwoRanks ranks;
+  ranks.reduce();
+  EXPECT_THAT(ranks.reduce(),
+              ElementsAre("all_reduce of 192", "all_reduce of 128", "all_reduce of 64", "backward ends"));
+  ranks.net.body_2->weight.set_requires_grad(false);
+  EXPECT_THAT(ranks.reduce(), ElementsAre("backward ends", "all_reduce of 128", "all_reduce of 64"));
+  EXPECT_THAT(ranks.reduce(), ElementsAre("all_reduce of 128", "all_reduce of 64", "backward ends"));
+  ranks.net.body_2->weight.set_requires_grad(true);
+  EXPECT_THAT(ranks.reduce(),
+              ElementsAre("all_reduce of 128", "all_reduce of 64", "all_reduce of 192", "backward ends"));
+  EXPECT_THAT(ranks.reduce(),
+              ElementsAre("all_reduce of 192", "all_reduce of 128", "all_reduce of 64", "backward ends"));
+}
+
+// As in manual optimisation, where optimizers are toggled in every step.
+TEST(GradientReducer, WhereRanksFreezeAlikeAFrozenBucketKeepsNoneWaiting) {
+  OutOfOrderOnTwoRanks ranks({.learns_order = false});
+  EXPECT_THAT(ranks.reduce(),
+              ElementsAre("all_reduce of 64", "all_reduce of 192", "all_reduce of 128", "backward ends"));
+  ranks.net.stem->weight.set_requires_grad(false);
+  EXPECT_THAT(ranks.reduce(), ElementsAre("all_reduce of 192", "all_reduce of 128", "backward ends"));
+  ranks.net.stem->weight.set_requires_grad(true);
+  EXPECT_THAT(ranks.reduce(),
+              ElementsAre("all_reduce of 64", "all_reduce of 192", "all_reduce of 128", "backward ends"));
+}
+
+TEST(GradientReducer, RefusesAGradientOfAParameterThatWasFrozenAfterTheForward) {
+  OutOfOrderOnTwoRanks ranks;
+  ranks.reducer.begin();
+  const at::Tensor loss = ranks.net.loss(torch::ones({2, 64}));
+  ranks.net.stem->weight.set_requires_grad(false);
+  ranks.reducer.begin();
+  EXPECT_THAT(testing::message_of<c10::Error>([&] { loss.backward(); }),
+              ::testing::HasSubstr("'stem.weight' was frozen between the forward and the backward"));
+}
+
+TEST(GradientReducer, ReducesBucketsThatWereAppended) {
+  run_ranks(2, [](World& world) {
+    OutOfOrder net, alone;
+    net.body_2->weight.set_requires_grad(false);
+    const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+    const BucketOptions buckets{.world_size = world.world_size()};
+    FlatParameters flat(net, optimizers, buckets);
+    GradientReducer reducer(flat, world.data(), world.control(), {});
+    const auto reduce = [&] {
+      net.zero_grad();
+      reducer.begin();
+      net.loss(torch::full({2, 64}, static_cast<double>(world.rank() + 1))).backward();
+      std::vector<double> extra{1};
+      reducer.finish(extra);
+      EXPECT_EQ(extra[0], 2);
+    };
+    reduce();
+    net.body_2->weight.set_requires_grad(true);
+    flat.append(net, optimizers, buckets);
+    reducer.append();
+    reduce();
+    for (const double scale : {1.0, 2.0}) alone.loss(torch::full({2, 64}, scale)).backward();
+    for (size_t i = 0; i < net.parameters().size(); ++i) {
+      EXPECT_TRUE(torch::allclose(net.parameters()[i].grad(), alone.parameters()[i].grad(), 1e-5, 1e-5)) << i;
+    }
+  });
 }
 
 TEST(GradientReducer, RanksLaunchInTheOrderOfRank0) {

@@ -473,6 +473,25 @@ TEST_P(Ranks, AGroupThatIsAddedAtTheStartOfAnEpochIsTrainedAsInOneProcess) {
   EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
 }
 
+// A layer that is frozen after the first of two micro-batches, and trained again from the second of two on.
+struct FreezesBetweenMicroBatches : TinyModule {
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+    for (at::Tensor& param : hidden->parameters()) {
+      if (current_epoch() == 1 && batch_idx == 1) param.requires_grad_(false);
+      if (current_epoch() == 2 && batch_idx == 1) param.requires_grad_(true);
+    }
+    return BatchAction::run;
+  }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1, .momentum = 0.9}); }
+};
+
+TEST_P(Ranks, ALayerThatIsFrozenBetweenMicroBatchesIsTrainedAsInOneProcess) {
+  const TrainerOptions options{.max_epochs = 4, .precision = "64", .accumulate_grad_batches = 2};
+  const Outcome expected = train_alone<FreezesBetweenMicroBatches>(options, loaders_alone());
+  const Outcome got = train_on_ranks<FreezesBetweenMicroBatches>(world_size(), with_strategy(options), loaders());
+  EXPECT_LT(relative_l2(got.weights, expected.weights), 1e-9);
+}
+
 // A layer that is frozen while an update of it is in progress, in an epoch whose first batch one rank skips.
 struct FreezesInEpoch1AndSkips : TinyModule {
   int64_t rank = 0;

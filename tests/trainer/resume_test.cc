@@ -751,7 +751,7 @@ TEST(Resume, FinishesAnUpdateOfAParameterThatIsFrozen) {
       SCOPED_TRACE(c10::str(kind.options.strategy.name(), " ", checkpoint.filename().string()));
       const fs::path folder = checkpoint / kind.options.strategy.name();
       run_first_epoch(kind, folder, 3, checkpoint / "end");
-      EXPECT_TRUE(contents_of(folder / "begin").at("hidden.weight").flatten().equal(next));
+      EXPECT_TRUE(contents_of(folder / "end").at("hidden.weight").flatten().equal(next));
     }
   }
 }
