@@ -1,22 +1,12 @@
 #include "fulgur/strategies/engine/flat_strategy.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
-#include <iterator>
 #include <numeric>
 #include <string>
 #include <unordered_map>
@@ -33,7 +23,10 @@
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
+#include "fulgur/strategies/engine/gradients_at_parameters.h"
 #include "fulgur/strategies/engine/rank_agreement.h"
+#include "fulgur/strategies/engine/reduced_gradients.h"
+#include "fulgur/strategies/engine/sharded_gradients.h"
 
 namespace fulgur {
 namespace {
@@ -66,35 +59,28 @@ std::optional<WorldOptions> FlatStrategy::rank_per_device() const { return engin
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   engine_ = engine_options(preset_);
   module_ = &module;
-  world_ = &setup.world;
-  deterministic_ = setup.deterministic;
-  local_world_size_ = setup.local_world_size;
-  sends_ahead_ = setup.sends_ahead;
-  accumulates_ = setup.accumulates;
-  precision_ = setup.precision;
-  converted_.emplace(module, precision_);
-  devices_ = setup.devices;
-  device_ = devices_.front();
-  current_device_.emplace(device_);
-  module.to(device_);
+  setup_.emplace(setup);
+  converted_.emplace(module, setup.precision);
+  current_device_.emplace(device());
+  module.to(device());
   num_steps_ = 0;
   if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
-  if (engine_.host_ratio > 0 && device_.is_cpu()) {
+  if (engine_.host_ratio > 0 && device().is_cpu()) {
     log_info("{} on a CPU saves no memory: parameters and state are in the same one", name());
   }
   for (const auto& [name, tensor] : named_state(module)) {
     if (tensor.defined()) known_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
   }
   if (alone()) return;
-  make_equal(module, *world_);
+  make_equal(module, setup.world);
   attach_to_ranks();
 }
 
 // Attaches layers that communicate with other ranks themselves, and collects the buffers that rank 0 broadcasts.
 void FlatStrategy::attach_to_ranks() {
   if (nn::has_sync_batch_norm(*module_)) {  // on GPUs with a group of its own: backward reduces gradients meanwhile
-    if (!device_.is_cpu() && !statistics_) statistics_ = sub_group_of_all(world_->data());
-    nn::attach_sync_batch_norm(*module_, device_.is_cpu() ? &world_->control() : statistics_.get());
+    if (!device().is_cpu() && !statistics_) statistics_ = sub_group_of_all(setup_->world.data());
+    nn::attach_sync_batch_norm(*module_, device().is_cpu() ? &setup_->world.control() : statistics_.get());
   }
   buffers_.clear();
   if (!engine_.broadcast_buffers) return;
@@ -105,29 +91,45 @@ void FlatStrategy::attach_to_ranks() {
 
 void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   optimizers_ = std::move(optimizers);
-  if (wants_sums() && !module_->automatic_optimization) {
+  if (keeps_sums() && !module_->automatic_optimization) {
     throw SetupError(
         fmt::format("{} optimises manually, but strategy '{}' keeps the gradients of a step apart from the parameters; "
                     "use 'ddp', or leave automatic_optimization true",
                     module_->name(), name()));
   }
-  num_update_threads_ = wanted_update_threads();
-  flatten();
-  if (num_update_threads_ > 0) {
-    log_info("{}: {} thread{} a rank for the update", name(), num_update_threads_, num_update_threads_ == 1 ? "" : "s");
-  }
+  const NamedTensors added = take_new_tensors();
+  flat_.emplace(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size()));
+  agree_on_buckets(added);
+  store_ = make_store();
   warn_of_missing_masters();
   warn_of_unequal_threads();
-  if (devices_.size() > 1) replicas_.emplace(*module_, devices_);
-  if (!precision_.needs_loss_scale()) return;
+  if (setup_->devices.size() > 1) replicas_.emplace(*module_, setup_->devices);
+  if (!setup_->precision.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
     if (!optimizer->needs_closure()) continue;
     throw UsageError(
         fmt::format("{} evaluates the loss several times in a step, which does not go with the loss scale "
                     "of precision '{}'; use 'bf16-mixed' or '32'",
-                    optimizer->name(), precision_.name()));
+                    optimizer->name(), setup_->precision.name()));
   }
   loss_scaling_.emplace(optimizers_.size());
+}
+
+// Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
+bool FlatStrategy::keeps_sums() const {
+  return (engine_.shard && !alone()) || engine_.host_ratio > 0 || engine_.delayed;
+}
+
+std::unique_ptr<GradientStore> FlatStrategy::make_store() {
+  const GradientContext context{.strategy = name(),
+                                .module = *module_,
+                                .optimizers = optimizers_,
+                                .parameters = *flat_,
+                                .engine = engine_,
+                                .setup = *setup_};
+  if (keeps_sums()) return std::make_unique<ShardedGradients>(context);
+  if (alone()) return std::make_unique<GradientsAtParameters>(context);
+  return std::make_unique<ReducedGradients>(context);
 }
 
 // Only a warning, because torch's own optimizers train 16-bit parameters in this way, too.
@@ -147,51 +149,15 @@ void FlatStrategy::warn_of_missing_masters() const {
 // threads add them up.
 void FlatStrategy::warn_of_unequal_threads() const {
   const auto is_element_wise = [](const auto& optimizer) { return optimizer->element_wise(); };
-  if (alone() || !device_.is_cpu() || std::ranges::all_of(optimizers_, is_element_wise)) return;
-  const auto numbers = all_gather_bytes(world_->control(), std::to_string(at::get_num_threads()));
+  if (alone() || !device().is_cpu() || std::ranges::all_of(optimizers_, is_element_wise)) return;
+  const auto numbers = all_gather_bytes(setup_->world.control(), std::to_string(at::get_num_threads()));
   const auto other =
       std::ranges::find_if(numbers, [&](const std::string& number) { return number != numbers.front(); });
-  if (other == numbers.end() || world_->rank() != 0) return;
+  if (other == numbers.end() || setup_->world.rank() != 0) return;
   log_warning(
       "rank 0 computes with {} threads and rank {} with {}, so that the norms of gradients which an optimizer takes "
       "differ in their last bits, and in time the weights; give every rank as many, by OMP_NUM_THREADS",
       numbers.front(), other - numbers.begin(), *other);
-}
-
-// Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
-bool FlatStrategy::wants_sums() const {
-  return (engine_.shard && !alone()) || engine_.host_ratio > 0 || engine_.delayed;
-}
-
-void FlatStrategy::flatten() {
-  const NamedTensors added = take_new_tensors();
-  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world_->world_size()));
-  agree_on_buckets(added);
-  ReduceOptions reduce{.shard = engine_.shard,
-                       .rank_order = deterministic_,
-                       .waits_for_memory = !nn::has_sync_batch_norm(*module_),
-                       .learns_order = sends_ahead_ && module_->automatic_optimization};
-  if (wants_sums()) {
-    shard_.emplace(*flat_, optimizers_,
-                   ShardOptions{.rank = engine_.shard ? world_->rank() : 0,
-                                .world_size = engine_.shard ? world_->world_size() : 1,
-                                .host_ratio = engine_.host_ratio,
-                                .copies = engine_.delayed,
-                                .num_workers = num_update_threads_,
-                                .gradient_sums = engine_.delayed ? 2 : 1,
-                                .accumulates = accumulates_ && (alone() || engine_.each_micro_batch),
-                                .ranks_on_host = local_world_size_});
-    if (engine_.host_ratio > 0) keeper_ = std::make_unique<SideWorker>(device_, SideWorkerOptions{.one_thread = true});
-    reduce.make_sums = [this](size_t bucket) { return shard_->make_sums(bucket); };
-    reduce.keeper = keeper_.get();
-  } else if (alone()) {
-    return;
-  }
-  reducer_.emplace(*flat_, world_->data(), world_->control(), reduce);
-  if (!shard_) return;
-  schedule_ = std::make_unique<UpdateSchedule>(*flat_, optimizers_, *shard_, *reducer_, world_->data(), device_,
-                                               shard_->num_workers());
-  are_gathered_.assign(optimizers_.size(), false);
 }
 
 // Checks that the ranks have the same parameters in buckets, and gives the tensors that were registered in the middle
@@ -201,11 +167,11 @@ void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
     return optim::is_16_bit(bucket.flat.scalar_type());
   });
   if (alone()) return;
-  check_same_buckets(*flat_, added, world_->control());
+  check_same_buckets(*flat_, added, setup_->world.control());
   if (added.empty()) return;
   std::vector<at::Tensor> tensors;
   for (const auto& [name, tensor] : added) tensors.push_back(tensor);
-  broadcast_tensors(world_->data(), tensors, /*root=*/0);
+  broadcast_tensors(setup_->world.data(), tensors, /*root=*/0);
   attach_to_ranks();
 }
 
@@ -213,12 +179,11 @@ void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
 // while no gradients are being summed.
 void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also) {
   if (also.empty() && flat_->contain_all_trainable(optimizers_)) return;
-  if (schedule_) schedule_->wait();  // the workers of an update in progress read the buckets
+  store_->wait();  // an update in progress reads the buckets
   const NamedTensors added = take_new_tensors();
-  flat_->append(*module_, optimizers_, engine_.buckets_for(world_->world_size()), also);
+  flat_->append(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size()), also);
   agree_on_buckets(added);
-  if (shard_) shard_->append();
-  if (reducer_) reducer_->append();
+  store_->append();
 }
 
 // Returns the tensors that were registered after setup(), which converted and moved all others. Throws SetupError for
@@ -229,33 +194,15 @@ NamedTensors FlatStrategy::take_new_tensors() {
     if (!tensor.defined()) continue;
     if (!known_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr()).second) continue;
     added.emplace_back(name, tensor);
-    const c10::ScalarType dtype =
-        tensor.is_floating_point() ? precision_.true_dtype().value_or(tensor.scalar_type()) : tensor.scalar_type();
-    if (tensor.scalar_type() == dtype && tensor.device().type() == device_.type()) continue;
+    const c10::ScalarType dtype = tensor.is_floating_point()
+                                      ? setup_->precision.true_dtype().value_or(tensor.scalar_type())
+                                      : tensor.scalar_type();
+    if (tensor.scalar_type() == dtype && tensor.device().type() == device().type()) continue;
     throw SetupError(c10::str("'", name, "' was registered after the strategy had set the module up, as ",
                               tensor.scalar_type(), " on ", tensor.device(), ", but the module is trained as ", dtype,
-                              " on ", device_, "; make it of that dtype, on that device"));
+                              " on ", device(), "; make it of that dtype, on that device"));
   }
   return added;
-}
-
-// The number of worker threads for the update; 0: the training thread updates.
-int64_t FlatStrategy::wanted_update_threads() const {
-  if (engine_.host_ratio == 0 && !(engine_.delayed && device_.is_cpu())) return 0;
-  if (engine_.update_threads > 0) return engine_.update_threads;
-  const std::vector<int> cores = cores_of_process();
-  return UpdateSchedule::default_workers(static_cast<int64_t>(cores.size()), ranks_that_share(cores),
-                                         /*on_gpu=*/!device_.is_cpu());
-}
-
-// The number of ranks on this host that may run on these cores, this one included: all of them, unless each rank is
-// bound to its own cores. The ranks of a host need not be consecutive.
-int64_t FlatStrategy::ranks_that_share(const std::vector<int>& cores) const {
-  if (alone()) return 1;
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  const std::string own = fmt::format("{}: {}", host.data(), fmt::join(cores, " "));
-  return std::ranges::count(all_gather_bytes(world_->control(), own), own);
 }
 
 // Gradients that are being summed already lack the parameter's.
@@ -284,18 +231,18 @@ at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
   const bool starts_window = module_->automatic_optimization && !window_is_open_;
   if (starts_window) take_newcomers();
   const at::Tensor loss = forward(batch, batch_idx);
-  if (starts_window && reducer_) take_newcomers();
+  if (starts_window && store_->collects_in_buckets()) take_newcomers();
   return loss;
 }
 
 at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   const trace::Span span("forward");
-  const PrecisionScope scope(precision_, device_.type());
+  const PrecisionScope scope(setup_->precision, device().type());
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
 Batch FlatStrategy::to_device(const Batch& batch) {
-  return module_->transfer_batch_to_device(precision_.convert(batch), device_);
+  return module_->transfer_batch_to_device(setup_->precision.convert(batch), device());
 }
 
 void FlatStrategy::zero_grad(size_t optimizer) {
@@ -305,87 +252,60 @@ void FlatStrategy::zero_grad(size_t optimizer) {
 
 void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   const trace::Span span("backward");
-  const OutsidePrecisionScope outside(precision_, device_.type());
+  const OutsidePrecisionScope outside(setup_->precision, device().type());
   if (has_16_bit_params_) {  // gradients of further micro-batches are added in fp32; the first ones stay as they are
     for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
   }
   open_window();
-  if (reducer_ && sends_ahead_ && (is_last || reduces_each_micro_batch())) {
-    reducer_->begin(/*measures=*/is_last && wants_norms_);
-    norms_are_known_ = true;
-  }
+  store_->begin_backward(is_last);
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
   if (replicas_) replicas_->backward();
 }
 
 // Begins an accumulation window. Sums left from the last window are dropped.
 void FlatStrategy::open_window() {
-  if (!module_->automatic_optimization || std::exchange(window_is_open_, true) || !keeps_sums()) return;
-  reducer_->clear();
-  are_gathered_.assign(optimizers_.size(), false);
+  if (module_->automatic_optimization && !std::exchange(window_is_open_, true)) store_->open_window();
 }
 
 Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
   const trace::Span span("end of micro-batch");
-  if (!reducer_) {
+  if (!store_->collects_in_buckets()) {
     if (is_last) window_is_open_ = false;
     return mine;
   }
   if (!window_is_open_) take_newcomers();  // a rank that skips the epoch comes without training_step()
   open_window();
   check_no_newcomers();
-  if (!is_last && !reduces_each_micro_batch()) return mine;
-  if (mine.micro_batches == 0) {  // drop the gradients of the previous step
-    for (const auto& optimizer : optimizers_) optimizer->zero_grad();
-  }
-  std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
-                              mine.ends_epoch ? 1.0 : 0.0};
-  reducer_->finish(message);
-  const Window all{
-      .micro_batches = static_cast<int64_t>(message[0]), .wants_stop = message[1] > 0, .ends_epoch = message[2] > 0};
-  if (is_last || all.ends_epoch) {
+  const std::optional<Window> all = store_->end_micro_batch(mine, is_last);
+  if (!all) return mine;
+  if (is_last || all->ends_epoch) {
     window_is_open_ = false;
     broadcast_buffers();
   }
-  return all;
+  return *all;
 }
 
 void FlatStrategy::manual_backward(const at::Tensor& loss) {
-  if (!reducer_) return backward(loss, /*is_last=*/false);
-  check_newcomers_have_no_gradients();
-  take_newcomers();
-  std::vector<std::pair<at::Tensor, at::Tensor>> earlier;  // copies: gradients of the last backward lie in the buckets
-  std::vector<at::Tensor> params;
-  for (const auto& optimizer : optimizers_) {
-    for (const at::Tensor& param : optimizer->params()) {
-      params.push_back(param);
-      const at::Tensor grad = std::exchange(param.mutable_grad(), {});
-      if (grad.defined())
-        earlier.emplace_back(param, grad.to(optim::widened(grad.scalar_type()), false, /*copy=*/true));
-    }
+  if (store_->collects_in_buckets()) {
+    check_newcomers_have_no_gradients();
+    take_newcomers();
   }
-  backward(loss, /*is_last=*/true);
-  std::vector<double> nothing;
-  reducer_->finish(nothing);
-  scale_gradients(params, at::scalar_tensor(1.0 / static_cast<double>(world_->world_size()), at::kDouble));
-  for (const auto& [param, grad] : earlier) {
-    param.mutable_grad() = param.grad().defined() ? grad.add(param.grad()) : grad;
-  }
+  store_->add_mean([&] { backward(loss, /*is_last=*/true); });
   broadcast_buffers();
 }
 
 void FlatStrategy::broadcast_buffers() {
-  if (!buffers_.empty()) broadcast_tensors(world_->data(), buffers_, /*root=*/0);
+  if (!buffers_.empty()) broadcast_tensors(setup_->world.data(), buffers_, /*root=*/0);
 }
 
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
   const trace::Span span("optimizer step");
-  const OutsidePrecisionScope outside(precision_, device_.type());
+  const OutsidePrecisionScope outside(setup_->precision, device().type());
   window_is_open_ = false;
   const bool needs_closure = optimizers_[index].needs_closure();
-  if (reducer_ && module_->automatic_optimization && !needs_closure) {
+  if (store_->collects_in_buckets() && module_->automatic_optimization && !needs_closure) {
     check_no_newcomers();
-    if (keeps_sums() && are_gathered_[index]) take_gathered_gradients(index);
+    store_->take_back(index);
   } else {
     if (!module_->automatic_optimization) check_newcomers_have_no_gradients();
     take_newcomers();
@@ -402,7 +322,7 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
 }
 
 StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
-  const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); }),
+  const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return store_->any_non_finite(index); }),
                           .loss_scale = loss_scaling_->loss_scale()};
   if (report.skipped) {
     drain();  // a delayed update belongs to the step before
@@ -415,12 +335,11 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
 
 void FlatStrategy::update(size_t index, const GradientTransform& transform) {
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
-  if (!schedule_) return optimizers_[index].step(transform);
-  schedule_->step(index, transform, /*late=*/engine_.delayed && is_warm);
+  store_->update(index, transform, /*late=*/engine_.delayed && is_warm);
 }
 
 void FlatStrategy::drain() {
-  if (schedule_) schedule_->drain();
+  if (store_) store_->drain();
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
@@ -430,147 +349,24 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   const double mean = unscale / static_cast<double>(request.micro_batches);
   const GradientClipping& clipping = request.clipping;
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
-    wants_norms_ = wants_norms_ || keeps_sums();
-    const at::Tensor norm = alone() ? norm_here(index) : norm_of_all_ranks(norm_here(index));
-    transform.factor = clip_coefficient(norm.mul(mean), clipping.value).mul(mean);
+    transform.factor = clip_coefficient(store_->norm(index).mul(mean), clipping.value).mul(mean);
   } else if (mean != 1.0) {
-    transform.factor = at::scalar_tensor(mean, at::device(device_).dtype(at::kDouble));
+    transform.factor = at::scalar_tensor(mean, at::device(device()).dtype(at::kDouble));
   }
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
   return transform;
 }
 
-// If every rank has all gradients, the norm of rank 0 counts: with another number of threads the last bit could
-// differ, and then the parameters would differ between ranks.
-at::Tensor FlatStrategy::norm_of_all_ranks(const at::Tensor& norm) const {
-  Collective& group = norm.is_cpu() ? world_->control() : world_->data();
-  if (engine_.shard) {
-    const at::Tensor squares = norm.square().reshape({1});
-    group.all_reduce(squares).wait();
-    return squares.sqrt().squeeze();
-  }
-  const at::Tensor of_rank_0 = norm.clone().reshape({1});
-  group.broadcast(of_rank_0, /*root=*/0).wait();
-  return of_rank_0.squeeze();
-}
-
-// The norm over the sections on the host and on the device.
-at::Tensor FlatStrategy::norm_here(size_t index) const {
-  if (const auto norm = norm_taken_on_the_way(index)) return *norm;
-  std::vector<at::Tensor> on_host, elsewhere;
-  for (const at::Tensor& gradient : gradients_here(index)) {
-    (gradient.is_cpu() ? on_host : elsewhere).push_back(gradient);
-  }
-  if (elsewhere.empty()) return joint_norm(on_host).to(device_);
-  const at::Tensor norm = joint_norm(elsewhere);
-  return on_host.empty() ? norm : norm.hypot(joint_norm(on_host).to(device_));
-}
-
-std::optional<at::Tensor> FlatStrategy::norm_taken_on_the_way(size_t index) const {
-  if (!keeps_sums() || !norms_are_known_) return std::nullopt;
-  std::vector<at::Tensor> norms, norms_on_host;
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    if (flat_->buckets()[b].optimizer != index) continue;
-    if (reducer_->norms(b).size() != reducer_->sums(b).size()) return std::nullopt;
-    for (const at::Tensor& norm : reducer_->norms(b)) (norm.is_cpu() ? norms_on_host : norms).push_back(norm);
-  }
-  if (!norms_on_host.empty()) norms.push_back(at::linalg_vector_norm(at::stack(norms_on_host), 2).to(device_));
-  if (norms.empty()) return std::nullopt;
-  return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
-}
-
-// The summed gradients of an optimizer on this rank: all of them, or the rank's ranges.
-std::vector<at::Tensor> FlatStrategy::gradients_here(size_t index) const {
-  std::vector<at::Tensor> gradients;
-  if (!keeps_sums()) {
-    for (const at::Tensor& param : optimizers_[index].params()) {
-      if (param.grad().defined()) gradients.push_back(param.grad());
-    }
-    return gradients;
-  }
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    if (flat_->buckets()[b].optimizer != index) continue;
-    for (const at::Tensor& sum : reducer_->sums(b)) gradients.push_back(sum);
-  }
-  return gradients;
-}
-
-bool FlatStrategy::any_non_finite(size_t index) {
-  wants_norms_ = wants_norms_ || keeps_sums();
-  const auto norm = norm_taken_on_the_way(index);
-  const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(gradients_here(index));
-  if (!engine_.shard || alone()) return here;  // every rank has the same gradients
-  GroupRanks ranks(world_->control());
-  return any_rank(ranks, here);
-}
-
 void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
   double factor = 1.0 / static_cast<double>(micro_batches);
   if (loss_scaling_) {
-    loss_scaling_->is_non_finite(index, [&] { return any_non_finite(index); });  // before a hook changes gradients
+    loss_scaling_->is_non_finite(index,
+                                 [&] { return store_->any_non_finite(index); });  // before a hook changes gradients
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }
-  keeps_sums() ? gather_gradients(index) : optim::widen_gradients(optimizers_[index].params());
+  store_->show(index);
   if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
-}
-
-// Gathers whole gradients on every rank, for a hook that reads them.
-void FlatStrategy::gather_gradients(size_t index) {
-  const c10::NoGradGuard no_grad;
-  int64_t num_bytes = 0;
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
-    if (bucket.optimizer != index || std::ranges::all_of(reducer_->used(b), [](double used) { return used == 0; })) {
-      continue;
-    }
-    reducer_->widen_sums(b);
-    const std::vector<at::Tensor>& sums = reducer_->sums(b);
-    const c10::ScalarType dtype = optim::widened(bucket.flat.scalar_type());
-    const at::Tensor whole = at::zeros({bucket.flat.numel()}, bucket.flat.options().dtype(dtype));
-    int64_t begin = shard_->range(b).begin;
-    for (const at::Tensor& sum : sums) {
-      whole.narrow(0, begin, sum.numel()).copy_(sum);
-      begin += sum.numel();
-    }
-    if (engine_.shard) world_->data().all_gather(whole).wait();
-    num_bytes += static_cast<int64_t>(whole.nbytes());
-    for (size_t s = 0; s < bucket.slots.size(); ++s) {
-      const auto& slot = bucket.slots[s];
-      if (reducer_->used(b)[s] == 0) continue;
-      slot.param.mutable_grad() = whole.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
-    }
-  }
-  are_gathered_[index] = true;
-  warn_gathered_(
-      "a hook looks at the gradients before each step, so that every rank gathers all of them ({} bytes), which {} "
-      "otherwise never holds",
-      num_bytes, name());
-}
-
-// Copies the gathered gradients, which a hook may have changed, back into the sums.
-void FlatStrategy::take_gathered_gradients(size_t index) {
-  const c10::NoGradGuard no_grad;
-  for (size_t b = 0; b < flat_->buckets().size(); ++b) {
-    const FlatParameters::Bucket& bucket = flat_->buckets()[b];
-    if (bucket.optimizer != index || reducer_->sums(b).empty()) continue;
-    for (size_t slot = 0; slot < bucket.slots.size(); ++slot) {
-      reducer_->set_used(b, slot, bucket.slots[slot].param.grad().defined());
-    }
-    for (size_t s = 0; s < reducer_->sums(b).size(); ++s) {
-      for (const Piece& piece : pieces_in(bucket, shard_->sections(b)[s].range)) {
-        const at::Tensor& param = bucket.slots[piece.slot].param;
-        if (!param.grad().defined()) continue;
-        const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
-        reducer_->sums(b)[s]
-            .narrow(0, piece.offset, piece.num_elements)
-            .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
-      }
-    }
-  }
-  optimizers_[index].zero_grad();
-  are_gathered_[index] = false;
-  norms_are_known_ = false;
 }
 
 // Source of the formulas: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
@@ -617,7 +413,7 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
     memory.gradients *= request.num_devices;  // replicas on the CPU share its memory
   const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
   const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
-  if (keeps && !reduces_in_sums) memory.buckets = GradientReducer::pool_bytes(pooled_bytes);
+  if (keeps && !reduces_in_sums) memory.buckets = GradientSums::pool_bytes(pooled_bytes);
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
     const auto dtype = true_dtype && param.is_floating_point() ? *true_dtype : param.scalar_type();
@@ -627,27 +423,24 @@ std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, cons
 }
 
 void FlatStrategy::teardown() noexcept {
-  schedule_.reset();
+  store_.reset();
   replicas_.reset();
-  reducer_.reset();
-  keeper_.reset();
-  shard_.reset();
   buffers_.clear();
   known_.clear();
-  window_is_open_ = wants_norms_ = false;
-  warn_gathered_ = {};
+  window_is_open_ = false;
   optimizers_ = {};
   loss_scaling_.reset();
   Module* module = std::exchange(module_, nullptr);
   if (module != nullptr) bring_back(*module);
   flat_.reset();
+  setup_.reset();
 }
 
 void FlatStrategy::bring_back(Module& module) noexcept {
   nn::attach_sync_batch_norm(module, nullptr);
   leave_statistics();
   try {
-    if (!device_.is_cpu()) {
+    if (!device().is_cpu()) {
       module.zero_grad();  // Module::to does not move gradients
       module.to(c10::kCPU);
     }
@@ -664,9 +457,9 @@ void FlatStrategy::bring_back(Module& module) noexcept {
 void FlatStrategy::leave_statistics() noexcept {
   if (statistics_ == nullptr) return;
   try {
-    world_->control().barrier();  // throws if a rank has failed: the device might then wait forever
-    c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-    world_->control().barrier();
+    setup_->world.control().barrier();  // throws if a rank has failed: the device might then wait forever
+    c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(device().index());
+    setup_->world.control().barrier();
   } catch (const std::exception& error) {
     if (auto* group = dynamic_cast<C10dCollective*>(statistics_.get())) group->abort(error.what());
   }

@@ -15,24 +15,20 @@
 #include <utility>
 #include <vector>
 
-#include "fulgur/base/logging.h"
-#include "fulgur/device/side_worker.h"
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
-#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/gradient_store.h"
 #include "fulgur/strategies/engine/loss_scaling.h"
-#include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/engine/replicas.h"
-#include "fulgur/strategies/engine/update_schedule.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 
-// The engine of the presets. The parameters lie in flat buckets, so that they are reduced and updated many at a time.
-// With one rank, gradients stay where autograd puts them, and the optimizer's kernel reads them there. With several
-// ranks a GradientReducer sums them while backward runs; with several devices Replicas sums them after backward.
-// 16-bit gradients of several micro-batches are summed in fp32.
+// The engine of the presets. The parameters lie in flat buckets, so that they are reduced and updated many at a time. A
+// GradientStore has the gradients, and updates by them; the strategy moves the module to its device and precision, runs
+// it, and decides what a step makes of the gradients: mean, loss scale, clipping. With several devices Replicas runs
+// the module on all of them. 16-bit gradients of several micro-batches are summed in fp32.
 class FlatStrategy final : public Strategy {
  public:
   explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
@@ -63,21 +59,16 @@ class FlatStrategy final : public Strategy {
   void teardown() noexcept override;
 
  private:
-  bool wants_sums() const;
-  int64_t wanted_update_threads() const;
-  int64_t ranks_that_share(const std::vector<int>& cores) const;
+  bool alone() const { return setup_->world.world_size() == 1; }
+  c10::Device device() const { return setup_->devices.front(); }
+  bool keeps_sums() const;
 
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
-  std::vector<at::Tensor> gradients_here(size_t optimizer) const;
-  at::Tensor norm_here(size_t optimizer) const;
-  at::Tensor norm_of_all_ranks(const at::Tensor& norm_here) const;
-  std::optional<at::Tensor> norm_taken_on_the_way(size_t optimizer) const;
-  bool any_non_finite(size_t optimizer);
   void open_window();
-  void flatten();
+  std::unique_ptr<GradientStore> make_store();
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();
   void attach_to_ranks();
   void take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also = {});
@@ -86,55 +77,30 @@ class FlatStrategy final : public Strategy {
   void check_newcomers_have_no_gradients() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
-  ElementRange written_range(size_t bucket) const;
-  void add_shard_state(StrategyState& state) const;
-  void add_own_state(StrategyState& state) const;
   void finish_saved_update(const State& shared, const ReadRange& read);
-  void load_shard_state(const State& shared, const ReadRange& read, bool pending);
-  void load_own_state(const State& shared, const ReadRange& read);
-  void gather_gradients(size_t optimizer);
-  void take_gathered_gradients(size_t optimizer);
   void broadcast_buffers();
   void bring_back(Module& module) noexcept;
   void leave_statistics() noexcept;
-  bool alone() const { return world_->world_size() == 1; }
-  bool keeps_sums() const { return shard_.has_value(); }
-  bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine_.each_micro_batch); }
 
   Preset preset_;
   EngineOptions engine_;  // the preset's options, from setup() on
   Module* module_ = nullptr;
-  World* world_ = nullptr;
-  bool deterministic_ = false;
-  int64_t local_world_size_ = 1;
-  bool sends_ahead_ = true;
-  bool accumulates_ = false;
-  c10::Device device_{c10::kCPU};
+  std::optional<StrategySetup> setup_;              // from setup() to teardown()
   std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device
-  Precision precision_;
   std::optional<ConvertedModule> converted_;
-  Optimizers optimizers_;
-  std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
-  std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
-  std::optional<FlatParameters> flat_;
   // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of a freed tensor from
   // being reused.
   std::unordered_map<const c10::TensorImpl*, c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> known_;
-  std::optional<OptimizerShard> shard_;       // set if gradient sums are kept apart from the parameters
-  bool window_is_open_ = false;               // automatic optimisation: gradients of a step are being computed
-  std::vector<bool> are_gathered_{};          // with shard_, by optimizer: parameters hold gathered gradients
-  bool wants_norms_ = false;                  // with shard_: a step has requested norms of the gradients
-  bool norms_are_known_ = false;              // with shard_: the sums have not changed since the norms were taken
-  std::unique_ptr<SideWorker> keeper_;        // with a share on the host: copies sums to the host
-  std::optional<GradientReducer> reducer_;    // set with several ranks, or with shard_
-  std::unique_ptr<UpdateSchedule> schedule_;  // set with shard_
-  int64_t num_update_threads_ = 0;            // 0: the training thread updates
-  int64_t num_steps_ = 0;                     // updates, summed over all optimizers
-  WarnOnce warn_gathered_;
-  std::vector<c10::Device> devices_;         // device_ is the first
+  std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
+  std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
+  Optimizers optimizers_;
+  std::optional<FlatParameters> flat_;
+  bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
+  std::unique_ptr<GradientStore> store_;
   std::optional<Replicas> replicas_;         // with several devices, during fit
-  bool has_16_bit_params_ = false;           // some bucket of flat_ is 16-bit
   std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale
+  bool window_is_open_ = false;              // automatic optimisation: gradients of a step are being computed
+  int64_t num_steps_ = 0;                    // updates, summed over all optimizers
 };
 
 }  // namespace fulgur

@@ -33,11 +33,11 @@ struct UpdateSchedule::Update {
 };
 
 UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
-                               GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers)
+                               GradientSums& sums, Collective& data, c10::Device device, int64_t num_workers)
     : parameters_(parameters),
       optimizers_(optimizers),
       shard_(shard),
-      reducer_(reducer),
+      sums_(sums),
       data_(data),
       beside_(device, {.one_thread = device.is_cpu()}) {
   const std::vector<int> cores = cores_of_process();
@@ -96,13 +96,13 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
   update->sums.resize(num_buckets);
   update->done.resize(num_buckets);
   for (size_t b = 0; b < num_buckets; ++b) {
-    const std::vector<double>& used = reducer_.used(b);
+    const std::vector<double>& used = sums_.used(b);
     update->used.push_back(used);
     if (parameters_.buckets()[b].optimizer != optimizer || shard_.sections(b).empty() ||
         std::ranges::all_of(used, [](double n) { return n == 0; })) {
       continue;
     }
-    update->sums[b] = late ? reducer_.take_sums(b) : reducer_.sums(b);
+    update->sums[b] = late ? sums_.take(b) : sums_.of(b);
   }
   for (size_t b = num_buckets; b-- > 0;) start_bucket(*update, b);
   return update;
@@ -175,7 +175,7 @@ void UpdateSchedule::finish(Update& update) {
       published = beside_.run([this, b, late = update.late] { shard_.publish(b, late); });
     }
     for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd sees the change
-    if (update.late) reducer_.give_back(b, std::move(update.sums[b]));
+    if (update.late) sums_.give_back(b, std::move(update.sums[b]));
   }
   gather();
   for (Work& work : gathering) work.wait();

@@ -13,7 +13,7 @@
 #include "fulgur/device/side_worker.h"
 #include "fulgur/distributed/collective.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
-#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/gradient_sums.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
 
 namespace fulgur {
@@ -32,12 +32,12 @@ class UpdateSchedule {
   // to a core if the process has more than 8 cores; on a GPU they are updated on a second stream. Other sections are
   // updated in step().
   UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
-                 GradientReducer& reducer, Collective& data, c10::Device device, int64_t num_workers);
+                 GradientSums& sums, Collective& data, c10::Device device, int64_t num_workers);
   ~UpdateSchedule();
   UpdateSchedule(const UpdateSchedule&) = delete;
   UpdateSchedule& operator=(const UpdateSchedule&) = delete;
 
-  // Completes the previous update, then updates with the reducer's gradients: in the background if `late`, otherwise
+  // Completes the previous update, then updates by the sums: in the background if `late`, otherwise
   // at once.
   void step(size_t optimizer, const GradientTransform& transform, bool late);
 
@@ -71,7 +71,7 @@ class UpdateSchedule {
   const FlatParameters& parameters_;
   const Optimizers& optimizers_;
   OptimizerShard& shard_;
-  GradientReducer& reducer_;
+  GradientSums& sums_;
   Collective& data_;
   std::unique_ptr<Update> late_;
   std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot

@@ -252,7 +252,7 @@ TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
         return gradients;
       }();
       for (size_t b = 0; b < flat.buckets().size(); ++b) {
-        const at::Tensor sum = reducer.sums(b).at(0);
+        const at::Tensor sum = reducer.sums().of(b).at(0);
         EXPECT_TRUE(sum.is_same(memory[b])) << b;
         bool is_in_both = true;
         for (const auto& slot : flat.buckets()[b].slots) {
@@ -262,8 +262,8 @@ TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
           EXPECT_TRUE(torch::allclose(sum.narrow(0, slot.begin, slot.num_elements), wanted, 1e-5, 1e-6)) << slot.name;
         }
         if (!is_in_both) continue;  // the second micro-batch has no gradient for it
-        ASSERT_EQ(reducer.norms(b).size(), 1U) << b;
-        EXPECT_DOUBLE_EQ(reducer.norms(b)[0].item<double>(), sum.to(at::kDouble).norm().item<double>()) << b;
+        ASSERT_EQ(reducer.sums().norms(b).size(), 1U) << b;
+        EXPECT_DOUBLE_EQ(reducer.sums().norms(b)[0].item<double>(), sum.to(at::kDouble).norm().item<double>()) << b;
       }
     });
   }
@@ -303,14 +303,14 @@ TEST(GradientReducer, AGradientThatFillsItsBucketTakesNoOtherMemory) {
   GradientReducer reducer(flat, *group, *group, sharded_sums(flat, kWorldSize));
   const int64_t before = memory.live();
   for (int step = 0; step < 2; ++step) {
-    reducer.clear();
+    reducer.sums().clear();
     reducer.begin();
     tables.loss_of_product(1.0).backward();
     std::vector<double> extra;
     reducer.finish(extra);
     EXPECT_LT(memory.live() - before, 4 * kRows * 64 / 10);  // a copied bucket would stay in the pool
-    EXPECT_EQ(reducer.sums(0).at(0).max().item<float>(), 2.0F);
-    EXPECT_EQ(reducer.sums(0).at(0).min().item<float>(), 2.0F);
+    EXPECT_EQ(reducer.sums().of(0).at(0).max().item<float>(), 2.0F);
+    EXPECT_EQ(reducer.sums().of(0).at(0).min().item<float>(), 2.0F);
   }
 }
 
@@ -329,7 +329,7 @@ TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
         std::vector<double> extra;
         reducer.finish(extra);
         for (size_t b = 0; b < 2; ++b) {
-          const at::Tensor sum = reducer.sums(b).at(0);
+          const at::Tensor sum = reducer.sums().of(b).at(0);
           EXPECT_TRUE(sum.eq(micro_batch * 2 * 2.0 * (1 + 4)).all().item<bool>())
               << "sends_ahead: " << sends_ahead << ", rank " << world.rank() << ", micro-batch " << micro_batch
               << ", bucket " << b << ": from " << sum.min().item<double>() << " to " << sum.max().item<double>();
@@ -360,14 +360,14 @@ TEST(GradientReducer, SumsMayBeWiderThanGradients) {
       };
       reduce(16.0);  // gradients of 1024 and 4 per rank, whose sum bfloat16 cannot hold
       reduce(1.0);
-      const at::Tensor sum = reducer.sums(0).at(0);
+      const at::Tensor sum = reducer.sums().of(0).at(0);
       EXPECT_TRUE(sum.is_same(memory.at(0)));
       EXPECT_EQ(sum.max().item<float>(), static_cast<float>(1028 * world.world_size()));
       EXPECT_EQ(sum.min().item<float>(), sum.max().item<float>());
       for (int step = 0; step < 3; ++step) {
-        const std::vector<at::Tensor> taken = reducer.take_sums(0);
+        const std::vector<at::Tensor> taken = reducer.sums().take(0);
         reduce(1.0);
-        reducer.give_back(0, taken);
+        reducer.sums().give_back(0, taken);
       }
       EXPECT_EQ(memory.size(), flat.buckets().size() + 1);  // memory that was given back is used again; no third one
     });
@@ -382,22 +382,22 @@ TEST(GradientReducer, SumsThatWereTakenAreNotWrittenTo) {
   GradientReducer reducer(flat, alone.data(), alone.control(),
                           {.make_sums = [&](size_t b) { return std::vector{at::zeros_like(flat.buckets()[b].flat)}; }});
   const auto reduce = [&](int64_t micro_batch) {
-    reducer.clear();
+    reducer.sums().clear();
     reducer.begin();
     net.loss(input_of(0, micro_batch), true).backward();
     std::vector<double> extra;
     reducer.finish(extra);
   };
   reduce(0);
-  const std::vector<at::Tensor> taken = reducer.take_sums(0);
+  const std::vector<at::Tensor> taken = reducer.sums().take(0);
   const at::Tensor before = taken[0].clone();
   reduce(1);
   EXPECT_TRUE(taken[0].equal(before));
-  EXPECT_FALSE(reducer.sums(0)[0].equal(before));
-  reducer.give_back(0, taken);
-  const at::Tensor second = reducer.take_sums(0)[0];
+  EXPECT_FALSE(reducer.sums().of(0)[0].equal(before));
+  reducer.sums().give_back(0, taken);
+  const at::Tensor second = reducer.sums().take(0)[0];
   reduce(2);
-  EXPECT_TRUE(reducer.sums(0)[0].is_same(taken[0]));
+  EXPECT_TRUE(reducer.sums().of(0)[0].is_same(taken[0]));
   EXPECT_FALSE(second.is_same(taken[0]));
 }
 
@@ -461,7 +461,7 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
     const auto reduce = [&] {
       events.clear();
       net.zero_grad();
-      reducer.clear();
+      if (keeps_sums) reducer.sums().clear();
       reducer.begin();
       net.loss(torch::ones({2, 64})).backward();
       events.push_back("backward ends");

@@ -87,9 +87,9 @@ TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
   SideWorker keeper(c10::kCPU, {.one_thread = true});
   GradientReducer reducer(flat, alone, alone,
                           {.make_sums = [&](size_t bucket) { return shard.make_sums(bucket); }, .keeper = &keeper});
-  UpdateSchedule schedule(flat, optimizers, shard, reducer, alone, c10::kCPU, num_workers);
+  UpdateSchedule schedule(flat, optimizers, shard, reducer.sums(), alone, c10::kCPU, num_workers);
   for (int64_t step = 0; step < kSteps; ++step) {
-    reducer.clear();
+    reducer.sums().clear();
     reducer.begin();
     const double before = read(net);
     net.backward(step);

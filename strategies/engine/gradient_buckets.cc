@@ -1,0 +1,34 @@
+#include "fulgur/strategies/engine/gradient_buckets.h"
+
+#include <c10/core/GradMode.h>
+
+#include <cstring>
+
+namespace fulgur {
+
+at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
+  return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
+}
+
+void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad) {
+  const c10::NoGradGuard no_grad;
+  const bool may_copy_bytes =
+      grad.is_cpu() && grad.scalar_type() == gradients.scalar_type() && grad.strides() == slot.param.strides();
+  if (!may_copy_bytes) return void(view_in(gradients, slot).copy_(grad));
+  auto* place = static_cast<std::byte*>(gradients.mutable_data_ptr()) + slot.begin * gradients.itemsize();
+  const bool is_there = place == grad.const_data_ptr() || grad.numel() == 0;
+  if (!is_there) std::memcpy(place, grad.const_data_ptr(), grad.nbytes());
+}
+
+void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad) {
+  const c10::NoGradGuard no_grad;
+  view_in(gradients, slot).add_(grad);
+}
+
+Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order) {
+  if (!rank_order) return data.all_reduce(gradients);
+  static_cast<void>(data.reduce_scatter(gradients));
+  return data.all_gather(gradients);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "fulgur/device/side_worker.h"
+#include "fulgur/distributed/collective.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+
+namespace fulgur {
+
+struct ReduceOptions {
+  bool shard = false;       // a rank keeps only its range of each bucket: reduce_scatter instead of all_reduce
+  bool rank_order = false;  // add in rank order: with 3 or more ranks, bits do not depend on where buckets end
+
+  // A gradient waits for the other ranks rather than take a third bucket from the pool. Must be false if a backward
+  // function waits for other ranks, too (SyncBatchNorm): they may be waiting there for this rank.
+  bool waits_for_memory = true;
+
+  // Buckets are launched in the order in which a backward fills them, not in the order of the parameters' buckets. If
+  // false, every rank freezes the same parameters before each backward: buckets without a trainable one do not make
+  // others wait.
+  bool learns_order = true;
+
+  // Makes memory for the sums of a bucket, in the parameters' dtype or in fp32: sections that make up the rank's
+  // range, or without `shard` the whole bucket. If set, sums are kept there (GradientSums), and parameters have no
+  // gradients; otherwise gradients are views of the reduced buckets (GradientViews). Must be set with `shard`.
+  std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
+  SideWorker* keeper = nullptr;  // copies sums there while backward runs; null: the backward thread copies
+};
+
+// The buckets that a GradientReducer fills with gradients: their memory, and how each is summed over ranks. There is
+// one for each bucket of the parameters. Calls for one bucket: put() or put_zero() for every slot, then launch().
+class GradientBuckets {
+ public:
+  virtual ~GradientBuckets() = default;
+
+  virtual void append() = 0;  // takes in the buckets that were appended to the parameters
+
+  // Moves the gradient of a parameter into its bucket. `goes_soon`: the bucket is one of the next to be launched.
+  virtual void put(size_t bucket, size_t slot, bool goes_soon) = 0;
+  virtual void put_zero(size_t bucket, size_t slot) = 0;  // the parameter has no gradient on this rank
+
+  virtual void launch(size_t bucket) = 0;  // starts to sum a bucket over ranks
+
+  // Waits for the launched buckets. used[bucket][slot] is the number of ranks that had a gradient.
+  virtual void finish(const std::vector<std::span<const double>>& used) = 0;
+};
+
+// The memory of a parameter's gradient in the gradients of its bucket, with the parameter's own strides.
+at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot);
+
+// Copies a gradient to its place in a bucket, or adds it there.
+void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
+void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
+
+// Sums the whole of a bucket over ranks; in rank order by a reduce_scatter and an all_gather.
+Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order);
+
+}  // namespace fulgur

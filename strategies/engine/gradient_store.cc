@@ -1,0 +1,19 @@
+#include "fulgur/strategies/engine/gradient_store.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace fulgur {
+
+Window finish_window(GradientReducer& reducer, const Optimizers& optimizers, const Window& mine) {
+  if (mine.micro_batches == 0) {  // drop the gradients of the previous step
+    for (const auto& optimizer : optimizers) optimizer->zero_grad();
+  }
+  std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
+                              mine.ends_epoch ? 1.0 : 0.0};
+  reducer.finish(message);
+  return {
+      .micro_batches = static_cast<int64_t>(message[0]), .wants_stop = message[1] > 0, .ends_epoch = message[2] > 0};
+}
+
+}  // namespace fulgur

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/optimizer.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/strategies/engine/engine_options.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/strategy.h"
+
+namespace fulgur {
+
+// What a GradientStore works with, until teardown.
+struct GradientContext {
+  std::string strategy;  // its name, for messages
+  const Module& module;
+  const Optimizers& optimizers;
+  const FlatParameters& parameters;
+  const EngineOptions& engine;
+  const StrategySetup& setup;
+
+  World& world() const { return setup.world; }
+  c10::Device device() const { return setup.devices.front(); }
+  bool alone() const { return world().world_size() == 1; }
+};
+
+// Where the gradients of a step lie, and who updates parameters by them. There are three answers:
+//   GradientsAtParameters  one rank: where autograd puts them
+//   ReducedGradients       several ranks, each with all gradients: views of buckets that are summed during backward
+//   ShardedGradients       sums apart from the parameters, in the ranges that this rank updates, on the host or the
+//   device
+// A window's calls, on every rank: open_window(); for each micro-batch begin_backward(), the module's backward,
+// end_micro_batch(); then norm() and any_non_finite() as a step asks for them, and update().
+// Threading: the training thread.
+class GradientStore {
+ public:
+  virtual ~GradientStore() = default;
+
+  // True if gradients are right only of parameters that were in a bucket when their backward began.
+  virtual bool collects_in_buckets() const { return false; }
+  virtual void append() {}  // takes in the buckets that were appended to the parameters
+
+  virtual void open_window() {}                     // drops what is left of the last window
+  virtual void begin_backward(bool /*is_last*/) {}  // finished gradients may be sent to other ranks from here on
+
+  // Sums over ranks, and combines the windows of all ranks; nullopt: later, with the last micro-batch of the window.
+  virtual std::optional<Window> end_micro_batch(const Window& mine, bool /*is_last*/) { return mine; }
+
+  // For manual optimisation: runs `backward`, and adds the mean of its gradients over ranks to the gradients.
+  virtual void add_mean(const std::function<void()>& backward) { backward(); }
+
+  // The 2-norm of an optimizer's gradients, fp64 and 0-dim; the same on every rank.
+  virtual at::Tensor norm(size_t optimizer) = 0;
+  virtual bool any_non_finite(size_t optimizer) = 0;  // on any rank
+
+  // Puts whole gradients of at least 32 bits at the parameters, for a hook; take_back() takes what the hook made of
+  // them.
+  virtual void show(size_t optimizer) = 0;
+  virtual void take_back(size_t /*optimizer*/) {}
+
+  // Updates the parameters of an optimizer; `late`: in the background, until the next update() or drain().
+  virtual void update(size_t optimizer, const GradientTransform& transform, bool late) = 0;
+  virtual void drain() {}
+  virtual void wait() {}                          // until a late update is computed; parameters do not change
+  virtual bool is_late() const { return false; }  // a late update is in progress
+
+  virtual void parameters_were_written() {}  // by others: copies of parameters are made anew
+
+  // `pending`: the checkpoint was written while a late update was in progress.
+  virtual void save(StrategyState& state) = 0;
+  virtual void load(const State& shared, const ReadRange& read, bool pending) = 0;
+};
+
+// Completes a reduction, in which every rank tells the others about its window.
+Window finish_window(GradientReducer& reducer, const Optimizers& optimizers, const Window& mine);
+
+}  // namespace fulgur

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "fulgur/distributed/collective.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_buckets.h"
+
+namespace fulgur {
+
+// Buckets of gradients that every rank has whole: after finish() the gradient of a parameter is a view of its bucket,
+// which stays until the next backward writes there.
+//   On a CPU a message of the ranks may go with the last bucket, in one all_reduce: if gradients have 32 bits or more
+// and belong to one optimizer.
+// Ownership: borrows parameters and the collective. Threading: the backward and the training thread, never at once.
+class GradientViews final : public GradientBuckets {
+ public:
+  // `message_size`: the number of elements that a message has besides one for each parameter.
+  GradientViews(const FlatParameters& parameters, Collective& data, const ReduceOptions& options, size_t message_size);
+
+  void append() override;
+  void put(size_t bucket, size_t slot, bool goes_soon) override;
+  void put_zero(size_t bucket, size_t slot) override;
+  void launch(size_t bucket) override;
+  void finish(const std::vector<std::span<const double>>& used) override;
+
+  bool takes_message() const { return message_room_ > 0; }
+  at::Tensor message(int64_t length);  // its place, to be filled before the last bucket is launched
+  void wait_for_message() { buckets_.back().work.wait(); }
+
+ private:
+  struct Bucket {
+    at::Tensor gradients{};  // laid out as the parameters' bucket; made for the first reduction
+    bool is_launched = false;
+    Work work{};
+  };
+  const at::Tensor& memory_of(size_t bucket);
+
+  const FlatParameters& parameters_;
+  Collective& data_;
+  const bool rank_order_;
+  const size_t message_size_;
+  std::vector<Bucket> buckets_;
+  int64_t message_room_ = 0;  // elements after the last bucket's gradients
+};
+
+}  // namespace fulgur

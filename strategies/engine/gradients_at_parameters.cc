@@ -1,0 +1,60 @@
+#include "fulgur/strategies/engine/gradients_at_parameters.h"
+
+#include <cstdint>
+#include <unordered_map>
+
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/optim/gradient_divisor.h"
+#include "fulgur/optim/loss_scaler.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
+
+namespace fulgur {
+
+std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const {
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& param : context_.optimizers[optimizer].params()) {
+    if (param.grad().defined()) gradients.push_back(param.grad());
+  }
+  return gradients;
+}
+
+at::Tensor GradientsAtParameters::norm(size_t optimizer) {
+  return joint_norm(gradients(optimizer)).to(context_.device());
+}
+
+bool GradientsAtParameters::any_non_finite(size_t optimizer) { return optim::any_non_finite(gradients(optimizer)); }
+
+void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(context_.optimizers[optimizer].params()); }
+
+void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform, bool /*late*/) {
+  context_.optimizers[optimizer].step(transform);
+}
+
+// Every rank has the whole state, and writes its range of every bucket. A parameter outside of buckets has no state.
+void GradientsAtParameters::save(StrategyState& state) {
+  std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // this rank's range of each parameter
+  for (const auto& bucket : context_.parameters.buckets()) {
+    const World& world = context_.world();
+    const ElementRange range = rank_range(bucket.flat.numel(), world.rank(), world.world_size());
+    for (const Piece& piece : pieces_in(bucket, range)) {
+      mine[bucket.slots[piece.slot].param.unsafeGetTensorImpl()] = {piece.begin, piece.begin + piece.num_elements};
+    }
+  }
+  for (const Trained& trained : trained_params(context_.module, context_.optimizers)) {
+    const ParameterState whole = trained.optimizer->parameter_state(trained.group, trained.index);
+    save_num_updates(state.shared, trained, whole.num_updates);
+    const auto range = mine.find(trained.param.unsafeGetTensorImpl());
+    if (whole.num_updates == 0 || range == mine.end()) continue;
+    const auto [begin, end] = range->second;
+    state.ranges.push_back({trained.name, begin, end, part_of(whole, begin, end - begin)});
+  }
+}
+
+void GradientsAtParameters::load(const State& shared, const ReadRange& read, bool /*pending*/) {
+  for (const Trained& trained : trained_params(context_.module, context_.optimizers)) {
+    trained.optimizer->load_parameter_state(trained.group, trained.index, read_whole(trained, shared, read));
+  }
+}
+
+}  // namespace fulgur

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "fulgur/strategies/engine/gradient_store.h"
+
+namespace fulgur {
+
+// Gradients stay where autograd puts them, and the optimizer's kernel reads them there.
+class GradientsAtParameters : public GradientStore {
+ public:
+  explicit GradientsAtParameters(GradientContext context) : context_(std::move(context)) {}
+
+  at::Tensor norm(size_t optimizer) override;
+  bool any_non_finite(size_t optimizer) override;
+  void show(size_t optimizer) override;
+  void update(size_t optimizer, const GradientTransform& transform, bool late) override;
+  void save(StrategyState& state) override;
+  void load(const State& shared, const ReadRange& read, bool pending) override;
+
+ protected:
+  const GradientContext& context() const { return context_; }
+
+ private:
+  std::vector<at::Tensor> gradients(size_t optimizer) const;
+
+  const GradientContext context_;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,60 @@
+#include "fulgur/strategies/engine/reduced_gradients.h"
+
+#include <ATen/ops/scalar_tensor.h>
+
+#include <utility>
+#include <vector>
+
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/optim/gradient_divisor.h"
+
+namespace fulgur {
+
+ReducedGradients::ReducedGradients(const GradientContext& context)
+    : GradientsAtParameters(context),
+      reducer_(context.parameters, context.world().data(), context.world().control(),
+               {.rank_order = context.setup.deterministic,
+                .waits_for_memory = !nn::has_sync_batch_norm(context.module),
+                .learns_order = context.setup.sends_ahead && context.module.automatic_optimization}) {}
+
+void ReducedGradients::begin_backward(bool is_last) {
+  if (is_last && context().setup.sends_ahead) reducer_.begin();
+}
+
+std::optional<Window> ReducedGradients::end_micro_batch(const Window& mine, bool is_last) {
+  if (!is_last) return std::nullopt;
+  return finish_window(reducer_, context().optimizers, mine);
+}
+
+void ReducedGradients::add_mean(const std::function<void()>& backward) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> earlier;  // copies: gradients of the last backward lie in the buckets
+  std::vector<at::Tensor> params;
+  for (const auto& optimizer : context().optimizers) {
+    for (const at::Tensor& param : optimizer->params()) {
+      params.push_back(param);
+      const at::Tensor grad = std::exchange(param.mutable_grad(), {});
+      if (!grad.defined()) continue;
+      earlier.emplace_back(param, grad.to(optim::widened(grad.scalar_type()), /*non_blocking=*/false, /*copy=*/true));
+    }
+  }
+  backward();
+  std::vector<double> nothing;
+  reducer_.finish(nothing);
+  const double share = 1.0 / static_cast<double>(context().world().world_size());
+  scale_gradients(params, at::scalar_tensor(share, at::kDouble));
+  for (const auto& [param, grad] : earlier) {
+    param.mutable_grad() = param.grad().defined() ? grad.add(param.grad()) : grad;
+  }
+}
+
+// The norm of rank 0 counts: with another number of threads the last bit could differ, and then the parameters would
+// differ between ranks.
+at::Tensor ReducedGradients::norm(size_t optimizer) {
+  const at::Tensor of_rank_0 = GradientsAtParameters::norm(optimizer).clone().reshape({1});
+  World& world = context().world();
+  (of_rank_0.is_cpu() ? world.control() : world.data()).broadcast(of_rank_0, /*root=*/0).wait();
+  return of_rank_0.squeeze();
+}
+
+}  // namespace fulgur

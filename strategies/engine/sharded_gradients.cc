@@ -1,0 +1,261 @@
+#include "fulgur/strategies/engine/sharded_gradients.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "fulgur/core/gradient_clipping.h"
+#include "fulgur/distributed/exchange.h"
+#include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/optim/fused_update.h"
+#include "fulgur/optim/loss_scaler.h"
+#include "fulgur/strategies/engine/saved_optimizers.h"
+
+namespace fulgur {
+namespace {
+
+// The number of ranks on this host that may run on these cores, this one included: all of them, unless each rank is
+// bound to its own cores. The ranks of a host need not be consecutive.
+int64_t ranks_that_share(const std::vector<int>& cores, World& world) {
+  if (world.world_size() == 1) return 1;
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string own = fmt::format("{}: {}", host.data(), fmt::join(cores, " "));
+  return std::ranges::count(all_gather_bytes(world.control(), own), own);
+}
+
+// The number of worker threads for the update; 0: the training thread updates.
+int64_t num_update_threads(const GradientContext& context) {
+  const EngineOptions& engine = context.engine;
+  if (engine.host_ratio == 0 && !(engine.delayed && context.device().is_cpu())) return 0;
+  if (engine.update_threads > 0) return engine.update_threads;
+  const std::vector<int> cores = cores_of_process();
+  return UpdateSchedule::default_workers(static_cast<int64_t>(cores.size()), ranks_that_share(cores, context.world()),
+                                         /*on_gpu=*/!context.device().is_cpu());
+}
+
+ShardOptions shard_options(const GradientContext& context) {
+  const EngineOptions& engine = context.engine;
+  World& world = context.world();
+  return {.rank = engine.shard ? world.rank() : 0,
+          .world_size = engine.shard ? world.world_size() : 1,
+          .host_ratio = engine.host_ratio,
+          .copies = engine.delayed,
+          .num_workers = num_update_threads(context),
+          .gradient_sums = engine.delayed ? 2 : 1,
+          .accumulates = context.setup.accumulates && (context.alone() || engine.each_micro_batch),
+          .ranks_on_host = context.setup.local_world_size};
+}
+
+}  // namespace
+
+ShardedGradients::ShardedGradients(const GradientContext& context)
+    : context_(context), shard_(context.parameters, context.optimizers, shard_options(context)) {
+  const c10::Device device = context.device();
+  if (context.engine.host_ratio > 0) {
+    keeper_ = std::make_unique<SideWorker>(device, SideWorkerOptions{.one_thread = true});
+  }
+  World& world = context.world();
+  reducer_.emplace(context.parameters, world.data(), world.control(),
+                   ReduceOptions{.shard = context.engine.shard,
+                                 .rank_order = context.setup.deterministic,
+                                 .waits_for_memory = !nn::has_sync_batch_norm(context.module),
+                                 .learns_order = context.setup.sends_ahead,
+                                 .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
+                                 .keeper = keeper_.get()});
+  const int64_t num_workers = shard_.num_workers();
+  schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
+                                               world.data(), device, num_workers);
+  if (num_workers == 0) return;
+  log_info("{}: {} thread{} a rank for the update", context.strategy, num_workers, num_workers == 1 ? "" : "s");
+}
+
+void ShardedGradients::append() {
+  shard_.append();
+  reducer_->append();
+}
+
+void ShardedGradients::open_window() {
+  reducer_->sums().clear();
+  is_shown_ = false;
+}
+
+void ShardedGradients::begin_backward(bool is_last) {
+  if (!context_.setup.sends_ahead || !(is_last || reduces_each_micro_batch())) return;
+  reducer_->begin(/*measures=*/is_last && wants_norms_);
+}
+
+std::optional<Window> ShardedGradients::end_micro_batch(const Window& mine, bool is_last) {
+  if (!is_last && !reduces_each_micro_batch()) return std::nullopt;
+  return finish_window(*reducer_, context_.optimizers, mine);
+}
+
+at::Tensor ShardedGradients::norm(size_t /*optimizer*/) {
+  wants_norms_ = true;
+  const at::Tensor here = norm_here();
+  if (context_.alone()) return here;
+  World& world = context_.world();
+  Collective& group = here.is_cpu() ? world.control() : world.data();
+  if (!context_.engine.shard) {  // of rank 0, because the last bit depends on the number of threads
+    const at::Tensor of_rank_0 = here.clone().reshape({1});
+    group.broadcast(of_rank_0, /*root=*/0).wait();
+    return of_rank_0.squeeze();
+  }
+  const at::Tensor squares = here.square().reshape({1});
+  group.all_reduce(squares).wait();
+  return squares.sqrt().squeeze();
+}
+
+// The norm over the sections on the host and on the device.
+at::Tensor ShardedGradients::norm_here() const {
+  if (const auto norm = norm_taken_on_the_way()) return *norm;
+  const c10::Device device = context_.device();
+  std::vector<at::Tensor> on_host, elsewhere;
+  for (const at::Tensor& sum : sums_here()) (sum.is_cpu() ? on_host : elsewhere).push_back(sum);
+  if (elsewhere.empty()) return joint_norm(on_host).to(device);
+  const at::Tensor norm = joint_norm(elsewhere);
+  return on_host.empty() ? norm : norm.hypot(joint_norm(on_host).to(device));
+}
+
+// The norm from those of the sections, if they were computed while backward ran.
+std::optional<at::Tensor> ShardedGradients::norm_taken_on_the_way() const {
+  const GradientSums& sums = reducer_->sums();
+  std::vector<at::Tensor> norms, norms_on_host;
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    if (sums.norms(b).size() != sums.of(b).size()) return std::nullopt;
+    for (const at::Tensor& norm : sums.norms(b)) (norm.is_cpu() ? norms_on_host : norms).push_back(norm);
+  }
+  if (!norms_on_host.empty()) {
+    norms.push_back(at::linalg_vector_norm(at::stack(norms_on_host), 2).to(context_.device()));
+  }
+  if (norms.empty()) return std::nullopt;
+  return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
+}
+
+std::vector<at::Tensor> ShardedGradients::sums_here() const {
+  std::vector<at::Tensor> all;
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    std::ranges::copy(reducer_->sums().of(b), std::back_inserter(all));
+  }
+  return all;
+}
+
+bool ShardedGradients::any_non_finite(size_t /*optimizer*/) {
+  wants_norms_ = true;
+  const auto norm = norm_taken_on_the_way();
+  const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(sums_here());
+  if (!each_has_a_part()) return here;  // every rank has the same gradients
+  GroupRanks ranks(context_.world().control());
+  return any_rank(ranks, here);
+}
+
+// Gathers whole gradients on every rank.
+void ShardedGradients::show(size_t /*optimizer*/) {
+  const c10::NoGradGuard no_grad;
+  GradientSums& sums = reducer_->sums();
+  int64_t num_bytes = 0;
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
+    if (std::ranges::all_of(sums.used(b), [](double used) { return used == 0; })) continue;
+    sums.widen(b);
+    const c10::ScalarType dtype = optim::widened(bucket.flat.scalar_type());
+    const at::Tensor whole = at::zeros({bucket.flat.numel()}, bucket.flat.options().dtype(dtype));
+    int64_t begin = shard_.range(b).begin;
+    for (const at::Tensor& sum : sums.of(b)) {
+      whole.narrow(0, begin, sum.numel()).copy_(sum);
+      begin += sum.numel();
+    }
+    if (context_.engine.shard) context_.world().data().all_gather(whole).wait();
+    num_bytes += static_cast<int64_t>(whole.nbytes());
+    for (size_t s = 0; s < bucket.slots.size(); ++s) {
+      if (sums.used(b)[s] > 0) bucket.slots[s].param.mutable_grad() = view_in(whole, bucket.slots[s]);
+    }
+  }
+  is_shown_ = true;
+  warn_shown_(
+      "a hook looks at the gradients before each step, so that every rank gathers all of them ({} bytes), which {} "
+      "otherwise never holds",
+      num_bytes, context_.strategy);
+}
+
+void ShardedGradients::take_back(size_t optimizer) {
+  if (!std::exchange(is_shown_, false)) return;
+  const c10::NoGradGuard no_grad;
+  GradientSums& sums = reducer_->sums();
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
+    if (sums.of(b).empty()) continue;
+    for (size_t slot = 0; slot < bucket.slots.size(); ++slot) {
+      sums.set_used(b, slot, bucket.slots[slot].param.grad().defined());
+    }
+    for (size_t s = 0; s < sums.of(b).size(); ++s) {
+      for (const Piece& piece : pieces_in(bucket, shard_.sections(b)[s].range)) {
+        const at::Tensor& param = bucket.slots[piece.slot].param;
+        if (!param.grad().defined()) continue;
+        const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
+        sums.of(b)[s]
+            .narrow(0, piece.offset, piece.num_elements)
+            .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
+      }
+    }
+  }
+  context_.optimizers[optimizer].zero_grad();
+  sums.forget_norms();
+}
+
+void ShardedGradients::update(size_t optimizer, const GradientTransform& transform, bool late) {
+  schedule_->step(optimizer, transform, late);
+}
+
+// With a late update in progress the optimizer state is the one after the update, and the updated parameters are the
+// ranges' "next" (of 16-bit parameters: "master", rounded).
+void ShardedGradients::save(StrategyState& state) {
+  wait();
+  const auto& buckets = context_.parameters.buckets();
+  World& world = context_.world();
+  std::vector<int64_t> num_updates;  // by parameter, in the order of buckets
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    const ElementRange mine = rank_range(buckets[b].flat.numel(), world.rank(), world.world_size());
+    auto ranges = shard_.state_ranges(b, mine, schedule_->is_late(), schedule_->updates(b));
+    std::ranges::move(ranges, std::back_inserter(state.ranges));
+    std::ranges::copy(shard_.num_updates(b), std::back_inserter(num_updates));
+  }
+  const at::Tensor everywhere = at::tensor(num_updates, at::kLong);  // 0 on ranks without an element of a parameter
+  if (!context_.alone()) world.control().all_reduce(everywhere, ReduceOp::max).wait();
+  std::unordered_map<const c10::TensorImpl*, int64_t> updates_of;
+  const int64_t* next = everywhere.const_data_ptr<int64_t>();
+  for (const auto& bucket : buckets) {
+    for (const auto& slot : bucket.slots) updates_of[slot.param.unsafeGetTensorImpl()] = *next++;
+  }
+  for (const Trained& trained : trained_params(context_.module, context_.optimizers)) {
+    const auto updates = updates_of.find(trained.param.unsafeGetTensorImpl());
+    if (updates != updates_of.end()) save_num_updates(state.shared, trained, updates->second);
+  }
+}
+
+void ShardedGradients::load(const State& shared, const ReadRange& read, bool pending) {
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    std::vector<int64_t> num_updates;
+    for (const auto& slot : context_.parameters.buckets()[b].slots) {
+      num_updates.push_back(saved_num_updates(shared, slot.name));
+    }
+    shard_.load_ranges(b, num_updates, read, pending);
+  }
+  if (pending) schedule_->resume_late();
+}
+
+}  // namespace fulgur

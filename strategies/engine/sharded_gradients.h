@@ -1,0 +1,63 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fulgur/base/logging.h"
+#include "fulgur/device/side_worker.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/gradient_store.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/update_schedule.h"
+
+namespace fulgur {
+
+// Sums of gradients lie apart from the parameters, in the ranges of the buckets that this rank updates: of all ranks
+// each has its own part (EngineOptions::shard), or every rank the whole. A share of a range may be on the host, and
+// updates may be late. For automatic optimisation, with one optimizer.
+// Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840.
+class ShardedGradients final : public GradientStore {
+ public:
+  // Throws UsageError for an optimizer that needs whole tensors, and if the host has too little memory.
+  explicit ShardedGradients(const GradientContext& context);
+
+  bool collects_in_buckets() const override { return true; }
+  void append() override;
+  void open_window() override;
+  void begin_backward(bool is_last) override;
+  std::optional<Window> end_micro_batch(const Window& mine, bool is_last) override;
+  at::Tensor norm(size_t optimizer) override;
+  bool any_non_finite(size_t optimizer) override;
+  void show(size_t optimizer) override;
+  void take_back(size_t optimizer) override;
+  void update(size_t optimizer, const GradientTransform& transform, bool late) override;
+  void drain() override { schedule_->drain(); }
+  void wait() override { schedule_->wait(); }
+  bool is_late() const override { return schedule_->is_late(); }
+  void parameters_were_written() override { shard_.copy_parameters(); }
+  void save(StrategyState& state) override;
+  void load(const State& shared, const ReadRange& read, bool pending) override;
+
+ private:
+  bool reduces_each_micro_batch() const { return context_.alone() || context_.engine.each_micro_batch; }
+  bool each_has_a_part() const { return context_.engine.shard && !context_.alone(); }
+  std::vector<at::Tensor> sums_here() const;
+  std::optional<at::Tensor> norm_taken_on_the_way() const;
+  at::Tensor norm_here() const;
+
+  const GradientContext context_;
+  OptimizerShard shard_;
+  std::unique_ptr<SideWorker> keeper_;  // with a share on the host: copies sums there
+  std::optional<GradientReducer> reducer_;
+  std::unique_ptr<UpdateSchedule> schedule_;
+  bool wants_norms_ = false;  // a step has requested norms of the gradients
+  bool is_shown_ = false;     // parameters hold gathered gradients
+  WarnOnce warn_shown_;
+};
+
+}  // namespace fulgur
