@@ -10,6 +10,7 @@
 
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/optim/adam.h"
+#include "fulgur/strategies/engine/gradient_reducer.h"
 
 namespace fulgur {
 namespace {
