@@ -1,8 +1,5 @@
-#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
-#include <iterator>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "fulgur/core/module_state.h"

@@ -15,7 +15,7 @@ namespace fulgur {
 
 // Sums gradients over ranks, bucket by bucket, while backward still runs. A hook moves a finished gradient into its
 // bucket; a full bucket starts its all_reduce, in one order of buckets on every rank, whatever order gradients come
-// in: at first the order of the parameters' buckets, then the order in which rank 0's first backward filled them.
+// in: at first the order of the parameters' buckets, then the order in which a backward of rank 0 filled them.
 //   reducer.begin();                    // from here on, finished gradients are sent
 //   loss.backward();
 //   reducer.finish(extra);              // sends the remaining buckets and `extra`, and waits for the sums
