@@ -12,7 +12,7 @@
 #include "fulgur/distributed/gloo_adapter.h"
 #include "fulgur/distributed/heartbeat.h"
 #include "fulgur/distributed/local_collective.h"
-#include "fulgur/distributed/nccl_adapter.h"
+#include "fulgur/distributed/nccl_transport.h"
 
 namespace fulgur {
 namespace {
@@ -28,8 +28,8 @@ void ignore_broken_pipes() {
 }
 
 // c10d's recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
-// its lock: threads that each begin with their own group (Transfers have a thread) break its map. Still so in torch
-// 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
+// its lock: threads that each begin with their own group (which has a thread on the CPU) break its map. Still so in
+// torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
 void turn_flight_recorder_off() {
   static const int done = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(done);
@@ -59,7 +59,7 @@ struct World::Parts {
     const std::vector<std::weak_ptr<Collective>> groups{data, control};
     heartbeat->watch(static_cast<int64_t>(ranks.size()), [groups] {
       for (const auto& group : groups) {
-        if (const auto there = group.lock()) static_cast<C10dCollective&>(*there).interrupt();
+        if (const auto there = group.lock()) static_cast<ProcessCollective&>(*there).interrupt();
       }
     });
   }
@@ -67,7 +67,7 @@ struct World::Parts {
   void abort(std::string_view reason) {
     if (!heartbeat) return;
     heartbeat->report_failure(std::string(reason));
-    for (const auto& group : {data, control}) static_cast<C10dCollective&>(*group).abort(reason);
+    for (const auto& group : {data, control}) static_cast<ProcessCollective&>(*group).abort(reason);
   }
 };
 
@@ -100,11 +100,11 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
               .connect_timeout = to_milliseconds(options.connect_timeout_s),
               .device = options.device};
   const Connect gloo = connect_gloo(network);
-  parts_->data = std::make_shared<C10dCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(network),
-                                                  parts_->heartbeat, options.collectives);
+  parts_->data = std::make_shared<ProcessCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(network),
+                                                     parts_->heartbeat, options.collectives);
   group.name = "control";
   group.device = c10::kCPU;
-  parts_->control = std::make_shared<C10dCollective>(group, gloo, parts_->heartbeat, options.collectives);
+  parts_->control = std::make_shared<ProcessCollective>(group, gloo, parts_->heartbeat, options.collectives);
   if (world_size > 1) parts_->watch();
 }
 

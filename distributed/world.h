@@ -9,19 +9,19 @@
 #include <optional>
 #include <string_view>
 
-#include "fulgur/distributed/c10d_collective.h"
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/process_collective.h"
 
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;     // device of this rank: see C10dCollective
+  c10::Device device = c10::kCPU;     // device of this rank: see ProcessCollective
   double timeout_s = 1800;            // limit for each collective
   double connect_timeout_s = 300;     // until every rank has joined; counted again until they are connected
   double heartbeat_interval_s = 0.4;  // when a collective fails, a silent rank is found dead after two intervals;
                                       // without a failure, after Heartbeat::kSilentIntervals of them
-  C10dOptions collectives{};
+  TransportOptions collectives{};
 };
 
 // All ranks of a run, connected: one group for the large exchanges of training, and one for small exchanges (metrics,

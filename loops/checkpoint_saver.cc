@@ -10,7 +10,7 @@
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/trace.h"
-#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/process_collective.h"
 
 namespace fulgur {
 namespace {
@@ -80,7 +80,7 @@ void CheckpointSaver::finish() {
 void CheckpointSaver::abort(std::string_view reason) {
   in_training_ = false;
   requests_.clear();
-  if (auto* group = dynamic_cast<C10dCollective*>(own_group_.get())) group->abort(reason);
+  if (auto* group = dynamic_cast<ProcessCollective*>(own_group_.get())) group->abort(reason);
 }
 
 void CheckpointSaver::write_requests(FirstError& error) {

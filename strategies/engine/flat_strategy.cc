@@ -28,8 +28,8 @@
 #include "fulgur/base/names.h"
 #include "fulgur/base/trace.h"
 #include "fulgur/core/module_state.h"
-#include "fulgur/distributed/c10d_collective.h"
 #include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/process_collective.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
@@ -686,7 +686,7 @@ void FlatStrategy::leave_statistics() noexcept {
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
     world_->control().barrier();
   } catch (const std::exception& error) {
-    if (auto* group = dynamic_cast<C10dCollective*>(statistics_.get())) group->abort(error.what());
+    if (auto* group = dynamic_cast<ProcessCollective*>(statistics_.get())) group->abort(error.what());
   }
   statistics_.reset();
 }

@@ -12,23 +12,23 @@
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
-#include "fulgur/distributed/transfers.h"
+#include "fulgur/distributed/host_transport.h"
 
 namespace fulgur {
 
 struct GlooOptions {
   std::chrono::milliseconds timeout{};  // limit for a whole collective
-  bool rank_order_all_reduce = false;   // see C10dOptions
+  bool rank_order_all_reduce = false;   // see TransportOptions
   int64_t staging_bytes = 0;            // memory for data received by reduce_scatter: two chunks per peer
 };
 
-// Transfers over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and
-// receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each rank
-// sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
+// Moves tensors over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends
+// and receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each
+// rank sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
 // throws that error.
-class GlooTransfers final : public Transfers {
+class GlooTransport final : public HostTransport {
  public:
-  GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;

@@ -11,7 +11,7 @@
 
 namespace fulgur {
 
-struct C10dOptions {
+struct TransportOptions {
   bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
   bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
                                            // reduce_scatter, at any world size, wherever the tensor begins
@@ -19,16 +19,16 @@ struct C10dOptions {
                                            // 1 MiB of shared memory per rank, or 8 MiB with Gloo
 };
 
-// Collectives between processes. On the CPU they use Transfers: through memory shared by the ranks of one host, or
-// Gloo. Large ones run on a thread of the group; small all_reduces are summed by wait(). On CUDA they are NCCL's.
+// Collectives between processes. On the CPU they use a HostTransport: through memory shared by the ranks of one host,
+// or Gloo. Large ones run on a thread of the group; small all_reduces are summed by wait(). On CUDA they are NCCL's.
 // Destroy the object on every rank after a barrier, or after abort(): a rank that disconnects breaks the connections of
 // the others.
-class C10dCollective final : public Collective {
+class ProcessCollective final : public Collective {
  public:
   // Connects; blocks until every rank of the group does the same. All groups of this rank share `heartbeat`. Throws
   // DistributedError if a rank does not join within the group's connect_timeout.
-  C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options = {});
-  ~C10dCollective() override;
+  ProcessCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, TransportOptions options = {});
+  ~ProcessCollective() override;
 
   int64_t rank() const override;
   int64_t world_size() const override;

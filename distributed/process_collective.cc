@@ -1,4 +1,4 @@
-#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/process_collective.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/chrono.h>
@@ -20,9 +20,9 @@
 #include "fulgur/base/trace.h"
 #include "fulgur/distributed/c10d_op.h"
 #include "fulgur/distributed/detached_call.h"
-#include "fulgur/distributed/gloo_transfers.h"
-#include "fulgur/distributed/shared_memory_transfers.h"
-#include "fulgur/distributed/transfers.h"
+#include "fulgur/distributed/gloo_transport.h"
+#include "fulgur/distributed/host_transport.h"
+#include "fulgur/distributed/shared_memory_transport.h"
 
 namespace fulgur {
 namespace {
@@ -59,9 +59,9 @@ std::string message_of(const std::exception& error) {
 
 }  // namespace
 
-class C10dCollective::Impl {
+class ProcessCollective::Impl {
  public:
-  Impl(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
+  Impl(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, TransportOptions options)
       : group_(std::move(group)),
         connect_(std::move(connect)),
         heartbeat_(std::move(heartbeat)),
@@ -69,7 +69,7 @@ class C10dCollective::Impl {
         progress_(heartbeat_->progress(group_.name)) {
     try {
       if (group_.device.is_cpu()) {
-        transfers_ = connect_in_time();
+        transport_ = connect_in_time();
         worker_.emplace();
       } else {
         backend_ = connect_(group_);
@@ -101,7 +101,7 @@ class C10dCollective::Impl {
   Work start_small(const at::Tensor& flat, ReduceOp op) {
     const Call call = begin("all_reduce");
     std::shared_ptr<SmallAllReduce> small;
-    guarded(call, [&] { small = transfers_->small_all_reduce(flat, op); });
+    guarded(call, [&] { small = transport_->small_all_reduce(flat, op); });
     if (!small->is_sent()) static_cast<void>(worker_->run([small] { small->finish(); }));
     return Work([this, call, small] {
       const auto trace = span_of("all_reduce");
@@ -110,12 +110,12 @@ class C10dCollective::Impl {
     });
   }
 
-  // Starts `run(transfers)` on the worker.
+  // Starts `run(transport)` on the worker.
   template <class Run>
-  Work start_transfers(const char* name, Run run) {
+  Work start_on_worker(const char* name, Run run) {
     const Call call = begin(name);
     const std::shared_future<void> done = worker_->run([this, run = std::move(run), trace = span_of(name)] {
-      run(*transfers_);
+      run(*transport_);
       trace();
     });
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
@@ -125,7 +125,7 @@ class C10dCollective::Impl {
   void barrier() {
     const Call call = begin("barrier");
     const auto trace = span_of("barrier");
-    guarded(call, [&] { transfers_->barrier(); });
+    guarded(call, [&] { transport_->barrier(); });
     trace();
   }
 
@@ -150,7 +150,7 @@ class C10dCollective::Impl {
     }
     if (sub.rank < 0) return nullptr;
     sub.connect_timeout = sub.timeout;  // ranks may arrive as late as at any collective
-    auto group = std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
+    auto group = std::make_shared<ProcessCollective>(std::move(sub), connect_, heartbeat_, options_);
     const std::lock_guard lock(mutex_);
     std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
     sub_groups_.push_back(group);
@@ -163,19 +163,19 @@ class C10dCollective::Impl {
       if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
     }
     break_connections();
-    for_each_sub_group([&](C10dCollective& group) { group.abort(reason); });
+    for_each_sub_group([&](ProcessCollective& group) { group.abort(reason); });
   }
 
   void interrupt() {
     break_connections();
-    for_each_sub_group([](C10dCollective& group) { group.interrupt(); });
+    for_each_sub_group([](ProcessCollective& group) { group.interrupt(); });
   }
 
-  void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
+  void break_connections() { transport_ ? transport_->abort() : backend_->abort(); }
 
   // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
-    if (transfers_ || failed()) return break_connections();
+    if (transport_ || failed()) return break_connections();
     try {
       backend_->shutdown();
     } catch (const std::exception& error) {
@@ -186,19 +186,19 @@ class C10dCollective::Impl {
 
  private:
   // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
-  std::shared_ptr<Transfers> connect_in_time() const {
-    using Connection = std::shared_ptr<Transfers>;
+  std::shared_ptr<HostTransport> connect_in_time() const {
+    using Connection = std::shared_ptr<HostTransport>;
     std::future<Connection> connection =
         detached_call<Connection>([connect = connect_, group = group_, options = options_]() -> Connection {
           const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
-          if (auto shared = SharedMemoryTransfers::connect(group, shared_staging_bytes, options.shared_memory))
+          if (auto shared = SharedMemoryTransport::connect(group, shared_staging_bytes, options.shared_memory))
             return shared;
           const GlooOptions gloo{.timeout = group.timeout,
                                  .rank_order_all_reduce = options.rank_order_all_reduce,
                                  .staging_bytes = options.staging_bytes.value_or(8 << 20)};
           auto backend = connect(group);
           backend->setTimeout(group.timeout);
-          return std::make_shared<GlooTransfers>(std::move(backend), gloo);
+          return std::make_shared<GlooTransport>(std::move(backend), gloo);
         });
     if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
@@ -207,7 +207,7 @@ class C10dCollective::Impl {
 
   template <class Visit>
   void for_each_sub_group(const Visit& visit) {
-    std::vector<std::weak_ptr<C10dCollective>> groups;
+    std::vector<std::weak_ptr<ProcessCollective>> groups;
     {
       const std::lock_guard lock(mutex_);
       groups = sub_groups_;
@@ -269,34 +269,36 @@ class C10dCollective::Impl {
   const Group group_;
   const Connect connect_;
   const std::shared_ptr<Heartbeat> heartbeat_;
-  const C10dOptions options_;
+  const TransportOptions options_;
   Progress& progress_;
   int64_t num_sub_groups_ = 0;
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
-  std::vector<std::weak_ptr<C10dCollective>> sub_groups_{};
-  c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transfers_
-  std::shared_ptr<Transfers> transfers_;
+  std::vector<std::weak_ptr<ProcessCollective>> sub_groups_{};
+  c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transport_
+  std::shared_ptr<HostTransport> transport_;
   std::optional<SerialWorker> worker_;  // declared last, so destroyed first: it uses all other members
 };
 
-C10dCollective::C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
+ProcessCollective::ProcessCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat,
+                                     TransportOptions options)
     : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
 
 // Aborts what still runs on the CPU; otherwise the backend's threads would wait for it until the timeout.
-C10dCollective::~C10dCollective() { impl_->end(); }
+ProcessCollective::~ProcessCollective() { impl_->end(); }
 
-int64_t C10dCollective::rank() const { return impl_->group().rank; }
-int64_t C10dCollective::world_size() const { return impl_->group().world_size(); }
+int64_t ProcessCollective::rank() const { return impl_->group().rank; }
+int64_t ProcessCollective::world_size() const { return impl_->group().world_size(); }
 
-Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
+Work ProcessCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   impl_->check(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
     if (is_small(flat, world_size())) return impl_->start_small(flat, op);
-    return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) { transfers.all_reduce(flat, op); });
+    return impl_->start_on_worker("all_reduce",
+                                  [flat, op](HostTransport& transport) { transport.all_reduce(flat, op); });
   }
   return impl_->start("all_reduce", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
@@ -304,7 +306,7 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   });
 }
 
-Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
+Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
   impl_->check(flat);
   if (into.defined()) {
     check_into(into, rank_range(flat.numel(), rank(), world_size()).of(flat));
@@ -314,8 +316,8 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor int
   flat = as_numbers(flat);
   if (!into.defined()) into = rank_range(flat.numel(), rank(), world_size()).of(flat);
   if (impl_->on_cpu()) {
-    return impl_->start_transfers("reduce_scatter",
-                                  [flat, op, into](Transfers& transfers) { transfers.reduce_scatter(flat, op, into); });
+    return impl_->start_on_worker(
+        "reduce_scatter", [flat, op, into](HostTransport& transport) { transport.reduce_scatter(flat, op, into); });
   }
   return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
     const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};
@@ -327,11 +329,11 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor int
   });
 }
 
-Work C10dCollective::all_gather(at::Tensor flat) {
+Work ProcessCollective::all_gather(at::Tensor flat) {
   impl_->check(flat);
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
-    return impl_->start_transfers("all_gather", [flat](Transfers& transfers) { transfers.all_gather(flat); });
+    return impl_->start_on_worker("all_gather", [flat](HostTransport& transport) { transport.all_gather(flat); });
   }
   return impl_->start("all_gather", [&](c10d::Backend& backend) {
     const c10d::AllgatherOptions options{.timeout = impl_->group().timeout};
@@ -344,12 +346,13 @@ Work C10dCollective::all_gather(at::Tensor flat) {
   });
 }
 
-Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
+Work ProcessCollective::broadcast(at::Tensor flat, int64_t root) {
   impl_->check(flat);
   check_root(root, world_size());
   flat = as_numbers(flat);
   if (impl_->on_cpu()) {
-    return impl_->start_transfers("broadcast", [flat, root](Transfers& transfers) { transfers.broadcast(flat, root); });
+    return impl_->start_on_worker("broadcast",
+                                  [flat, root](HostTransport& transport) { transport.broadcast(flat, root); });
   }
   return impl_->start("broadcast", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
@@ -357,19 +360,19 @@ Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
   });
 }
 
-void C10dCollective::barrier() {
+void ProcessCollective::barrier() {
   if (impl_->on_cpu()) return impl_->barrier();
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited
 }
 
-std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>& ranks) {
+std::shared_ptr<Collective> ProcessCollective::sub_group(const std::vector<int64_t>& ranks) {
   return impl_->sub_group(ranks);
 }
 
-void C10dCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
+void ProcessCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
 
-void C10dCollective::interrupt() { impl_->interrupt(); }
+void ProcessCollective::interrupt() { impl_->interrupt(); }
 
 }  // namespace fulgur

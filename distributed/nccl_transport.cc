@@ -1,4 +1,4 @@
-#include "fulgur/distributed/nccl_adapter.h"
+#include "fulgur/distributed/nccl_transport.h"
 
 #include <chrono>
 #include <cstdlib>
