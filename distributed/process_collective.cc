@@ -157,21 +157,23 @@ class ProcessCollective::Impl {
     return group;
   }
 
+  // Without a reason, the call that fails first asks the Heartbeat, which knows the rank at fault.
   void abort(const std::string& reason) {
-    {
+    if (!reason.empty()) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
     }
     break_connections();
-    for_each_sub_group([&](ProcessCollective& group) { group.abort(reason); });
+    for (const auto& group : sub_groups()) group->abort(reason);
   }
 
-  void interrupt() {
-    break_connections();
-    for_each_sub_group([](ProcessCollective& group) { group.interrupt(); });
+  void break_connections() noexcept {
+    try {
+      transport_ ? transport_->abort() : backend_->abort();
+    } catch (const std::exception& error) {
+      log_warning("group '{}' could not be aborted: {}", group_.name, error.what());
+    }
   }
-
-  void break_connections() { transport_ ? transport_->abort() : backend_->abort(); }
 
   // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
@@ -180,7 +182,7 @@ class ProcessCollective::Impl {
       backend_->shutdown();
     } catch (const std::exception& error) {
       log_warning("group '{}' ends badly: {}", group_.name, error.what());
-      backend_->abort();
+      break_connections();
     }
   }
 
@@ -205,16 +207,13 @@ class ProcessCollective::Impl {
     throw std::runtime_error("the store does not answer");
   }
 
-  template <class Visit>
-  void for_each_sub_group(const Visit& visit) {
-    std::vector<std::weak_ptr<ProcessCollective>> groups;
-    {
-      const std::lock_guard lock(mutex_);
-      groups = sub_groups_;
+  std::vector<std::shared_ptr<Collective>> sub_groups() {
+    std::vector<std::shared_ptr<Collective>> groups;
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : sub_groups_) {
+      if (auto group = weak.lock()) groups.push_back(std::move(group));
     }
-    for (const auto& weak : groups) {
-      if (const auto group = weak.lock()) visit(*group);
-    }
+    return groups;
   }
 
   // Begins a trace span; the returned function ends it.
@@ -275,7 +274,7 @@ class ProcessCollective::Impl {
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
-  std::vector<std::weak_ptr<ProcessCollective>> sub_groups_{};
+  std::vector<std::weak_ptr<Collective>> sub_groups_{};
   c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transport_
   std::shared_ptr<HostTransport> transport_;
   std::optional<SerialWorker> worker_;  // declared last, so destroyed first: it uses all other members
@@ -371,8 +370,6 @@ std::shared_ptr<Collective> ProcessCollective::sub_group(const std::vector<int64
   return impl_->sub_group(ranks);
 }
 
-void ProcessCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
-
-void ProcessCollective::interrupt() { impl_->interrupt(); }
+void ProcessCollective::abort(const std::string& reason) noexcept { impl_->abort(reason); }
 
 }  // namespace fulgur

@@ -3,7 +3,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
+#include <vector>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
@@ -38,13 +39,7 @@ class ProcessCollective final : public Collective {
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override;
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
-
-  // Makes running and later calls throw a DistributedError, on this and the other ranks, also in the groups that
-  // sub_group() has made. Threading: any thread.
-  void abort(std::string_view reason);
-
-  // Like abort(), but the Heartbeat knows the reason: the error is the Heartbeat's diagnosis.
-  void interrupt();
+  void abort(const std::string& reason) noexcept override;
 
  private:
   class Impl;

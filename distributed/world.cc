@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -54,20 +53,19 @@ struct World::Parts {
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
 
-  // Interrupts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
+  // Aborts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
   void watch() const {
     const std::vector<std::weak_ptr<Collective>> groups{data, control};
     heartbeat->watch(static_cast<int64_t>(ranks.size()), [groups] {
       for (const auto& group : groups) {
-        if (const auto there = group.lock()) static_cast<ProcessCollective&>(*there).interrupt();
+        if (const auto there = group.lock()) there->abort(/*reason=*/"");
       }
     });
   }
 
-  void abort(std::string_view reason) {
-    if (!heartbeat) return;
-    heartbeat->report_failure(std::string(reason));
-    for (const auto& group : {data, control}) static_cast<ProcessCollective&>(*group).abort(reason);
+  void abort(const std::string& reason) const {
+    if (heartbeat) heartbeat->report_failure(reason);
+    for (const auto& group : {data, control}) group->abort(reason);
   }
 };
 
@@ -121,7 +119,7 @@ void World::set_step(int64_t global_step) {
   if (parts_->heartbeat) parts_->heartbeat->set_step(global_step);
 }
 
-void World::abort(std::string_view reason) { parts_->abort(reason); }
+void World::abort(const std::string& reason) { parts_->abort(reason); }
 
 void World::leave() {
   if (parts_->heartbeat) parts_->heartbeat->set_at_end();

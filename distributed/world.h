@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/network.h"
@@ -59,7 +59,7 @@ class World {
 
   // Aborts the run: the other ranks learn the reason and stop, as do this rank's own collectives. Call it before an
   // exception destroys the World; otherwise the others only see that a rank has left. Threading: any thread.
-  void abort(std::string_view reason);
+  void abort(const std::string& reason);
 
   // Waits until every rank has called it: the last call in a run without errors.
   void leave();

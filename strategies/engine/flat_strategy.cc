@@ -17,7 +17,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -29,7 +28,6 @@
 #include "fulgur/base/trace.h"
 #include "fulgur/core/module_state.h"
 #include "fulgur/distributed/exchange.h"
-#include "fulgur/distributed/process_collective.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
@@ -37,12 +35,6 @@
 
 namespace fulgur {
 namespace {
-
-std::shared_ptr<Collective> sub_group_of_all(Collective& group) {
-  std::vector<int64_t> ranks(static_cast<size_t>(group.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return group.sub_group(ranks);
-}
 
 std::string name_of(const Module& module, const at::Tensor& param) {
   for (const auto& item : module.named_parameters()) {
@@ -93,7 +85,7 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
 // Attaches layers that communicate with other ranks themselves, and collects the buffers that rank 0 broadcasts.
 void FlatStrategy::attach_to_ranks() {
   if (nn::has_sync_batch_norm(*module_)) {  // on GPUs with a group of its own: backward reduces gradients meanwhile
-    if (!device_.is_cpu() && !statistics_) statistics_ = sub_group_of_all(world_->data());
+    if (!device_.is_cpu() && !statistics_) statistics_ = world_->data().duplicate();
     nn::attach_sync_batch_norm(*module_, device_.is_cpu() ? &world_->control() : statistics_.get());
   }
   buffers_.clear();
@@ -686,7 +678,7 @@ void FlatStrategy::leave_statistics() noexcept {
     c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
     world_->control().barrier();
   } catch (const std::exception& error) {
-    if (auto* group = dynamic_cast<ProcessCollective*>(statistics_.get())) group->abort(error.what());
+    statistics_->abort(error.what());
   }
   statistics_.reset();
 }
