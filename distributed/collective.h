@@ -48,7 +48,7 @@ class [[nodiscard]] Work {
 // uint8 or bool, with the same size and dtype on every rank, on the group's kind of device. All collectives except
 // reduce_scatter work in place. Every rank of the group makes the same calls in the same order, from one thread at a
 // time; calls return at once and run in the background. The order of additions depends on the group alone for
-// reduce_scatter; for all_reduce see ProcessCollective. Errors: c10::ValueError for a tensor of another kind.
+// reduce_scatter; for all_reduce see TransportOptions. Errors: c10::ValueError for a tensor of another kind.
 // DistributedError, from the call or from wait(), when a rank is missing, has failed or does not answer within the
 // group's timeout; the group is then dead, and every later call throws the same error.
 class Collective {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fulgur/distributed/c10d_op.h"
+#include "fulgur/distributed/gloo_adapter.h"
 
 namespace fulgur {
 namespace {
@@ -28,8 +29,21 @@ void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point 
 
 }  // namespace
 
-GlooTransport::GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options)
-    : backend_(std::move(backend)), options_(options), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
+std::unique_ptr<HostTransport> connect_gloo(const Group& group) {
+  if (!group.device.is_cpu()) return nullptr;
+  auto backend = make_gloo_backend(group);
+  backend->setTimeout(group.timeout);
+  return std::make_unique<GlooTransport>(std::move(backend), group.timeout, group.transport);
+}
+
+GlooTransport::GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
+                             const TransportOptions& options)
+    : backend_(std::move(backend)),
+      timeout_(timeout),
+      rank_order_all_reduce_(options.rank_order_all_reduce),
+      staging_bytes_(options.staging_bytes.value_or(8 << 20)),
+      rank_(backend_->getRank()),
+      world_size_(backend_->getSize()) {}
 
 GlooTransport::Transfer GlooTransport::send(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
@@ -87,20 +101,20 @@ void GlooTransport::keep_error(const std::exception_ptr& error) {
 }
 
 void GlooTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
-  if (options_.rank_order_all_reduce) {
+  if (rank_order_all_reduce_) {
     reduce_scatter(flat, op, rank_range(flat.numel(), rank_, world_size_).of(flat));
     return all_gather(flat);
   }
   run([&] {
     std::vector<at::Tensor> tensors{flat};
-    backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = options_.timeout})->wait();
+    backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = timeout_})->wait();
   });
 }
 
 void GlooTransport::broadcast(const at::Tensor& flat, int64_t root) {
   run([&] {
     std::vector<at::Tensor> tensors{flat};
-    backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
+    backend_->broadcast(tensors, {.rootRank = root, .timeout = timeout_})->wait();
   });
 }
 
@@ -117,12 +131,12 @@ void GlooTransport::barrier() {
 }
 
 void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  const Clock::time_point deadline = Clock::now() + timeout_;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
   const int64_t largest_range = std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1);
   const int64_t chunk_size =
-      std::clamp<int64_t>(options_.staging_bytes / (2 * num_peers * flat.element_size()), 1, largest_range);
+      std::clamp<int64_t>(staging_bytes_ / (2 * num_peers * flat.element_size()), 1, largest_range);
   const int64_t num_chunks = (mine.numel() + chunk_size - 1) / chunk_size;
   const at::Tensor stage = staging(flat, 2 * num_peers * chunk_size);
   const auto chunk_of = [&](const at::Tensor& tensor, int64_t chunk) {
@@ -158,7 +172,7 @@ void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tenso
 }
 
 void GlooTransport::gather(const at::Tensor& flat) {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  const Clock::time_point deadline = Clock::now() + timeout_;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   std::vector<Transfer> transfers;
   for (int64_t step = 1; step < world_size_; ++step) {
@@ -175,7 +189,7 @@ void GlooTransport::gather(const at::Tensor& flat) {
 // In round k every rank hears from the rank 2^k before it, and so, after the last round, indirectly from all. Source:
 // Hensgen, Finkel and Manber 1988.
 void GlooTransport::meet() {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+  const Clock::time_point deadline = Clock::now() + timeout_;
   for (int64_t distance = 1; distance < world_size_; distance *= 2) {
     const Transfer heard =
         receive(at::empty({1}, at::kByte), (rank_ + world_size_ - distance) % world_size_, kBarrierTag);
@@ -192,7 +206,7 @@ class GlooTransport::Small final : public SmallAllReduce {
         rank_(transport.rank_),
         flat_(flat),
         op_(op),
-        deadline_(Clock::now() + transport.options_.timeout),
+        deadline_(Clock::now() + transport.timeout_),
         received_(at::empty({transport.world_size_, flat.numel()}, flat.options())) {
     // The size is part of the tag, so that unequal calls never match: Gloo ends the process at a message too long.
     const int tag = kSmallAllReduceTag + static_cast<int>(flat_.nbytes()) * kNumTags;

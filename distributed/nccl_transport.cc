@@ -22,24 +22,24 @@ constexpr std::chrono::seconds kWatchdogMargin{30};
 
 }  // namespace
 
-Connect connect_nccl(const Network& network) {
-  if (!network.interface.empty()) {
-    ::setenv("NCCL_SOCKET_IFNAME", ("=" + network.interface).c_str(), /*overwrite=*/0);  // "=": exact, not a prefix
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group) {
+  if (!group.device.is_cuda()) return nullptr;
+  if (!group.network.interface.empty()) {  // "=": exact, not a prefix
+    ::setenv("NCCL_SOCKET_IFNAME", ("=" + group.network.interface).c_str(), /*overwrite=*/0);
   }
-  return [](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = group.timeout + kWatchdogMargin;
-    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
-        c10::make_intrusive<c10d::PrefixStore>(group.name, group.store), static_cast<int>(group.rank),
-        static_cast<int>(group.world_size()), options);
-    backend->setBoundDeviceId(group.device);
-    return backend;
-  };
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = group.timeout + kWatchdogMargin;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+      c10::make_intrusive<c10d::PrefixStore>(group.name, group.store), static_cast<int>(group.rank),
+      static_cast<int>(group.world_size()), options);
+  backend->setBoundDeviceId(group.device);
+  return backend;
 }
 
 #else
 
-Connect connect_nccl(const Network&) {
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group) {
+  if (!group.device.is_cuda()) return nullptr;
   throw UsageError("NCCL was asked for, but fulgur was built with FULGUR_CUDA=0; build it without, or use the CPU");
 }
 

@@ -20,9 +20,7 @@
 #include "fulgur/base/trace.h"
 #include "fulgur/distributed/c10d_op.h"
 #include "fulgur/distributed/detached_call.h"
-#include "fulgur/distributed/gloo_transport.h"
 #include "fulgur/distributed/host_transport.h"
-#include "fulgur/distributed/shared_memory_transport.h"
 
 namespace fulgur {
 namespace {
@@ -61,20 +59,19 @@ std::string message_of(const std::exception& error) {
 
 class ProcessCollective::Impl {
  public:
-  Impl(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, TransportOptions options)
+  Impl(Group group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports)
       : group_(std::move(group)),
-        connect_(std::move(connect)),
         heartbeat_(std::move(heartbeat)),
-        options_(options),
+        transports_(std::move(transports)),
         progress_(heartbeat_->progress(group_.name)) {
     try {
-      if (group_.device.is_cpu()) {
-        transport_ = connect_in_time();
-        worker_.emplace();
-      } else {
-        backend_ = connect_(group_);
-      }
+      Connection connection = group_.device.is_cpu() ? connect_in_time() : connect(group_, transports_);
+      host_ = std::move(connection.host);
+      device_ = std::move(connection.device);
+      if (host_ != nullptr) worker_.emplace();
     } catch (const DistributedError&) {
+      throw;
+    } catch (const UsageError&) {
       throw;
     } catch (const std::exception& error) {
       fail({kConnecting, 0}, error);
@@ -89,7 +86,7 @@ class ProcessCollective::Impl {
     const Call call = begin(name);
     C10dWork work;
     try {
-      work = run(*backend_);
+      work = run(*device_);
     } catch (const std::exception& error) {
       fail(call, error);
     }
@@ -101,7 +98,7 @@ class ProcessCollective::Impl {
   Work start_small(const at::Tensor& flat, ReduceOp op) {
     const Call call = begin("all_reduce");
     std::shared_ptr<SmallAllReduce> small;
-    guarded(call, [&] { small = transport_->small_all_reduce(flat, op); });
+    guarded(call, [&] { small = host_->small_all_reduce(flat, op); });
     if (!small->is_sent()) static_cast<void>(worker_->run([small] { small->finish(); }));
     return Work([this, call, small] {
       const auto trace = span_of("all_reduce");
@@ -115,7 +112,7 @@ class ProcessCollective::Impl {
   Work start_on_worker(const char* name, Run run) {
     const Call call = begin(name);
     const std::shared_future<void> done = worker_->run([this, run = std::move(run), trace = span_of(name)] {
-      run(*transport_);
+      run(*host_);
       trace();
     });
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
@@ -125,11 +122,11 @@ class ProcessCollective::Impl {
   void barrier() {
     const Call call = begin("barrier");
     const auto trace = span_of("barrier");
-    guarded(call, [&] { transport_->barrier(); });
+    guarded(call, [&] { host_->barrier(); });
     trace();
   }
 
-  bool on_cpu() const { return group_.device.is_cpu(); }
+  bool is_on_host() const { return host_ != nullptr; }
 
   void check(const at::Tensor& flat) const {
     check_flat(flat);
@@ -150,7 +147,7 @@ class ProcessCollective::Impl {
     }
     if (sub.rank < 0) return nullptr;
     sub.connect_timeout = sub.timeout;  // ranks may arrive as late as at any collective
-    auto group = std::make_shared<ProcessCollective>(std::move(sub), connect_, heartbeat_, options_);
+    auto group = std::make_shared<ProcessCollective>(std::move(sub), heartbeat_, transports_);
     const std::lock_guard lock(mutex_);
     std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
     sub_groups_.push_back(group);
@@ -169,7 +166,7 @@ class ProcessCollective::Impl {
 
   void break_connections() noexcept {
     try {
-      transport_ ? transport_->abort() : backend_->abort();
+      host_ ? host_->abort() : device_->abort();
     } catch (const std::exception& error) {
       log_warning("group '{}' could not be aborted: {}", group_.name, error.what());
     }
@@ -177,9 +174,9 @@ class ProcessCollective::Impl {
 
   // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
-    if (transport_ || failed()) return break_connections();
+    if (host_ || failed()) return break_connections();
     try {
-      backend_->shutdown();
+      device_->shutdown();
     } catch (const std::exception& error) {
       log_warning("group '{}' ends badly: {}", group_.name, error.what());
       break_connections();
@@ -188,20 +185,9 @@ class ProcessCollective::Impl {
 
  private:
   // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
-  std::shared_ptr<HostTransport> connect_in_time() const {
-    using Connection = std::shared_ptr<HostTransport>;
+  Connection connect_in_time() const {
     std::future<Connection> connection =
-        detached_call<Connection>([connect = connect_, group = group_, options = options_]() -> Connection {
-          const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
-          if (auto shared = SharedMemoryTransport::connect(group, shared_staging_bytes, options.shared_memory))
-            return shared;
-          const GlooOptions gloo{.timeout = group.timeout,
-                                 .rank_order_all_reduce = options.rank_order_all_reduce,
-                                 .staging_bytes = options.staging_bytes.value_or(8 << 20)};
-          auto backend = connect(group);
-          backend->setTimeout(group.timeout);
-          return std::make_shared<GlooTransport>(std::move(backend), gloo);
-        });
+        detached_call<Connection>([group = group_, transports = transports_] { return connect(group, transports); });
     if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
     throw std::runtime_error("the store does not answer");
@@ -266,23 +252,22 @@ class ProcessCollective::Impl {
   }
 
   const Group group_;
-  const Connect connect_;
   const std::shared_ptr<Heartbeat> heartbeat_;
-  const TransportOptions options_;
+  const std::vector<ConnectTransport> transports_;
   Progress& progress_;
   int64_t num_sub_groups_ = 0;
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
   std::vector<std::weak_ptr<Collective>> sub_groups_{};
-  c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transport_
-  std::shared_ptr<HostTransport> transport_;
-  std::optional<SerialWorker> worker_;  // declared last, so destroyed first: it uses all other members
+  std::unique_ptr<HostTransport> host_;       // null if the tensors are on a device
+  c10::intrusive_ptr<c10d::Backend> device_;  // null if they are in host memory
+  std::optional<SerialWorker> worker_;        // declared last, so destroyed first: it uses all other members
 };
 
-ProcessCollective::ProcessCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat,
-                                     TransportOptions options)
-    : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
+ProcessCollective::ProcessCollective(Group group, std::shared_ptr<Heartbeat> heartbeat,
+                                     std::vector<ConnectTransport> transports)
+    : impl_(std::make_unique<Impl>(std::move(group), std::move(heartbeat), std::move(transports))) {}
 
 // Aborts what still runs on the CPU; otherwise the backend's threads would wait for it until the timeout.
 ProcessCollective::~ProcessCollective() { impl_->end(); }
@@ -294,7 +279,7 @@ Work ProcessCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   impl_->check(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
+  if (impl_->is_on_host()) {
     if (is_small(flat, world_size())) return impl_->start_small(flat, op);
     return impl_->start_on_worker("all_reduce",
                                   [flat, op](HostTransport& transport) { transport.all_reduce(flat, op); });
@@ -314,7 +299,7 @@ Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor 
   op = number_op(flat, op);
   flat = as_numbers(flat);
   if (!into.defined()) into = rank_range(flat.numel(), rank(), world_size()).of(flat);
-  if (impl_->on_cpu()) {
+  if (impl_->is_on_host()) {
     return impl_->start_on_worker(
         "reduce_scatter", [flat, op, into](HostTransport& transport) { transport.reduce_scatter(flat, op, into); });
   }
@@ -331,7 +316,7 @@ Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor 
 Work ProcessCollective::all_gather(at::Tensor flat) {
   impl_->check(flat);
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
+  if (impl_->is_on_host()) {
     return impl_->start_on_worker("all_gather", [flat](HostTransport& transport) { transport.all_gather(flat); });
   }
   return impl_->start("all_gather", [&](c10d::Backend& backend) {
@@ -349,7 +334,7 @@ Work ProcessCollective::broadcast(at::Tensor flat, int64_t root) {
   impl_->check(flat);
   check_root(root, world_size());
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
+  if (impl_->is_on_host()) {
     return impl_->start_on_worker("broadcast",
                                   [flat, root](HostTransport& transport) { transport.broadcast(flat, root); });
   }
@@ -360,7 +345,7 @@ Work ProcessCollective::broadcast(at::Tensor flat, int64_t root) {
 }
 
 void ProcessCollective::barrier() {
-  if (impl_->on_cpu()) return impl_->barrier();
+  if (impl_->is_on_host()) return impl_->barrier();
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited

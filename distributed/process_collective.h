@@ -2,23 +2,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
 #include "fulgur/distributed/heartbeat.h"
+#include "fulgur/distributed/transports.h"
 
 namespace fulgur {
-
-struct TransportOptions {
-  bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
-  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
-                                           // reduce_scatter, at any world size, wherever the tensor begins
-  std::optional<int64_t> staging_bytes{};  // on the CPU: memory of a large collective for data in transit; default:
-                                           // 1 MiB of shared memory per rank, or 8 MiB with Gloo
-};
 
 // Collectives between processes. On the CPU they use a HostTransport: through memory shared by the ranks of one host,
 // or Gloo. Large ones run on a thread of the group; small all_reduces are summed by wait(). On CUDA they are NCCL's.
@@ -26,9 +18,11 @@ struct TransportOptions {
 // the others.
 class ProcessCollective final : public Collective {
  public:
-  // Connects; blocks until every rank of the group does the same. All groups of this rank share `heartbeat`. Throws
-  // DistributedError if a rank does not join within the group's connect_timeout.
-  ProcessCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, TransportOptions options = {});
+  // Connects by the first of the transports that applies; blocks until every rank of the group does the same. All
+  // groups of this rank share `heartbeat`. Throws DistributedError if a rank does not join within the group's
+  // connect_timeout, UsageError if no transport applies.
+  ProcessCollective(Group group, std::shared_ptr<Heartbeat> heartbeat,
+                    std::vector<ConnectTransport> transports = fulgur::transports());
   ~ProcessCollective() override;
 
   int64_t rank() const override;

@@ -50,16 +50,18 @@ struct SharedMemoryTransport::Exchange {
   ElementRange range(int64_t rank) const { return rank_range(flat.numel(), rank, world_size); }
 };
 
-std::shared_ptr<SharedMemoryTransport> SharedMemoryTransport::connect(const Group& group, int64_t staging_bytes,
-                                                                      bool willing) {
+std::unique_ptr<HostTransport> connect_shared_memory(const Group& group) {
+  if (!group.device.is_cpu()) return nullptr;
+  const int64_t staging_bytes = group.transport.staging_bytes.value_or(1 << 20);
   const int64_t alignment = 64, largest_element = 8;
   const int64_t wanted = std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size());
   const int64_t outbox_bytes = (wanted + alignment - 1) / alignment * alignment;
   std::vector<SharedMemory::ChannelOptions> channels(2);
   channels[kLarge] = {.outbox_bytes = outbox_bytes, .spin = kLargeSpin};
   channels[kSmall] = {.outbox_bytes = kSmallBytes, .spin = kSmallSpin};
-  auto shared = SharedMemory::connect(group, channels, willing);
-  return shared ? std::make_shared<SharedMemoryTransport>(std::move(shared), group.timeout) : nullptr;
+  auto shared = SharedMemory::connect(group, channels, group.transport.shared_memory);
+  if (shared == nullptr) return nullptr;
+  return std::make_unique<SharedMemoryTransport>(std::move(shared), group.timeout);
 }
 
 SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout)

@@ -17,14 +17,16 @@
 
 namespace fulgur {
 
+// Connects the ranks of a group by memory that they share; null, on every rank, if their tensors are not on the CPU, if
+// they are on several hosts, if one may not see another's memory (rank 0 then logs a warning), or if TransportOptions
+// of one rank turn it off. Every rank of the group calls it. Throws what the store throws if a rank does not join in
+// time.
+std::unique_ptr<HostTransport> connect_shared_memory(const Group& group);
+
 // Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox
 // and adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.
 class SharedMemoryTransport final : public HostTransport {
  public:
-  // Every rank of the group calls this; see SharedMemory::connect. `staging_bytes`: outbox memory per rank for large
-  // collectives.
-  static std::shared_ptr<SharedMemoryTransport> connect(const Group& group, int64_t staging_bytes, bool willing);
-
   SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;

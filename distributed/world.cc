@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "fulgur/distributed/gloo_adapter.h"
+#include "fulgur/distributed/group.h"
 #include "fulgur/distributed/heartbeat.h"
 #include "fulgur/distributed/local_collective.h"
-#include "fulgur/distributed/nccl_transport.h"
+#include "fulgur/distributed/process_collective.h"
 
 namespace fulgur {
 namespace {
@@ -96,13 +96,13 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
               .rank = rank,
               .timeout = to_milliseconds(options.timeout_s),
               .connect_timeout = to_milliseconds(options.connect_timeout_s),
-              .device = options.device};
-  const Connect gloo = connect_gloo(network);
-  parts_->data = std::make_shared<ProcessCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(network),
-                                                     parts_->heartbeat, options.collectives);
+              .device = options.device,
+              .network = std::move(network),
+              .transport = options.collectives};
+  parts_->data = std::make_shared<ProcessCollective>(group, parts_->heartbeat);
   group.name = "control";
   group.device = c10::kCPU;
-  parts_->control = std::make_shared<ProcessCollective>(group, gloo, parts_->heartbeat, options.collectives);
+  parts_->control = std::make_shared<ProcessCollective>(std::move(group), parts_->heartbeat);
   if (world_size > 1) parts_->watch();
 }
 

@@ -10,13 +10,13 @@
 #include <string>
 
 #include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/group.h"
 #include "fulgur/distributed/network.h"
-#include "fulgur/distributed/process_collective.h"
 
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;     // device of this rank: see ProcessCollective
+  c10::Device device = c10::kCPU;     // where the tensors of the data group are
   double timeout_s = 1800;            // limit for each collective
   double connect_timeout_s = 300;     // until every rank has joined; counted again until they are connected
   double heartbeat_interval_s = 0.4;  // when a collective fails, a silent rank is found dead after two intervals;

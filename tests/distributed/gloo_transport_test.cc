@@ -53,8 +53,8 @@ const std::vector<CallOf> kCalls{
 
 TEST(GlooTransport, ThrowTheirFirstErrorFromThenOn) {
   for (const CallOf& first : kCalls) {
-    GlooTransport group(c10::make_intrusive<FailsOnce>(),
-                        {.timeout = std::chrono::seconds(1), .rank_order_all_reduce = true, .staging_bytes = 64});
+    GlooTransport group(c10::make_intrusive<FailsOnce>(), /*timeout=*/std::chrono::seconds(1),
+                        {.rank_order_all_reduce = true, .staging_bytes = 64});
     EXPECT_EQ(message_of<std::runtime_error>([&] { first(group); }), "the cable is cut");
     for (const CallOf& later : kCalls) {
       EXPECT_EQ(message_of<std::runtime_error>([&] { later(group); }), "the cable is cut");

@@ -52,8 +52,10 @@ std::unique_ptr<ProcessCollective> group_of(Calls& calls) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   return std::make_unique<ProcessCollective>(
       Group{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
-      [&calls](const Group&) { return c10::make_intrusive<Backend>(calls); },
-      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)));
+      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)),
+      std::vector<ConnectTransport>{[&calls](const Group&) -> Connection {
+        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(calls));
+      }});
 }
 
 at::Tensor ones_nobody_reads() { return at::zeros({3}, at::TensorOptions(c10::kMeta)); }
