@@ -1,6 +1,7 @@
 #include "fulgur/distributed/collective.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 
 namespace fulgur {
@@ -8,6 +9,12 @@ namespace fulgur {
 ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size) {
   const int64_t size = (num_elements + world_size - 1) / world_size;
   return {std::min(rank * size, num_elements), std::min((rank + 1) * size, num_elements)};
+}
+
+std::shared_ptr<Collective> Collective::duplicate() {
+  std::vector<int64_t> all_ranks(static_cast<size_t>(world_size()));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  return sub_group(all_ranks);
 }
 
 void check_flat(const at::Tensor& flat) {

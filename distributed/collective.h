@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -47,7 +48,7 @@ class [[nodiscard]] Work {
 // uint8 or bool, with the same size and dtype on every rank, on the group's kind of device. All collectives except
 // reduce_scatter work in place. Every rank of the group makes the same calls in the same order, from one thread at a
 // time; calls return at once and run in the background. The order of additions depends on the group alone for
-// reduce_scatter; for all_reduce see C10dCollective. Errors: c10::ValueError for a tensor of another kind.
+// reduce_scatter; for all_reduce see TransportOptions. Errors: c10::ValueError for a tensor of another kind.
 // DistributedError, from the call or from wait(), when a rank is missing, has failed or does not answer within the
 // group's timeout; the group is then dead, and every later call throws the same error.
 class Collective {
@@ -76,6 +77,15 @@ class Collective {
   // A group of some of these ranks, numbered in the given order. All ranks of this group call it with the same list; it
   // returns null on ranks that are not in the list.
   virtual std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) = 0;
+
+  // Another group of all these ranks, whose calls neither wait for those of this group nor meet them. All ranks call
+  // it.
+  std::shared_ptr<Collective> duplicate();
+
+  // Makes running and later calls throw a DistributedError, on this and the other ranks, also in the groups that
+  // sub_group() and duplicate() have made. `reason` is the message of that error on this rank; if it is empty, another
+  // rank is at fault, which the error then names. Threading: any thread.
+  virtual void abort(const std::string& reason) noexcept = 0;
 };
 
 // Checks of arguments that every Collective makes. Throw c10::ValueError.

@@ -8,17 +8,15 @@ namespace fulgur {
 
 // ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes suffice, as long as no code
 // here creates, calls or destroys such an object.
-Connect connect_gloo(Network network) {
-  return [network](const Group& group) -> c10::intrusive_ptr<c10d::Backend> {
-    using c10d::ProcessGroupGloo;
-    auto options = ProcessGroupGloo::Options::create(group.connect_timeout);
-    options->devices.push_back(network.interface.empty()
-                                   ? ProcessGroupGloo::createDeviceForHostname(network.address)
-                                   : ProcessGroupGloo::createDeviceForInterface(network.interface));
-    return c10::make_intrusive<ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(group.name, group.store),
-                                                 static_cast<int>(group.rank), static_cast<int>(group.world_size()),
-                                                 options);
-  };
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const Group& group) {
+  using c10d::ProcessGroupGloo;
+  auto options = ProcessGroupGloo::Options::create(group.connect_timeout);
+  options->devices.push_back(group.network.interface.empty()
+                                 ? ProcessGroupGloo::createDeviceForHostname(group.network.address)
+                                 : ProcessGroupGloo::createDeviceForInterface(group.network.interface));
+  return c10::make_intrusive<ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>(group.name, group.store),
+                                               static_cast<int>(group.rank), static_cast<int>(group.world_size()),
+                                               options);
 }
 
 }  // namespace fulgur

@@ -2,16 +2,26 @@
 
 #include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "fulgur/distributed/network.h"
+
 namespace fulgur {
+
+// How ranks exchange tensors in host memory.
+struct TransportOptions {
+  bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
+  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
+                                           // reduce_scatter, at any world size, wherever the tensor begins
+  std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
+                                           // memory per rank, or 8 MiB with Gloo
+};
 
 // A set of ranks, and what is needed to connect them.
 struct Group {
@@ -22,11 +32,10 @@ struct Group {
   std::chrono::milliseconds timeout{};    // limit for each collective
   std::chrono::milliseconds connect_timeout = timeout;
   c10::Device device = c10::kCPU;  // where the tensors of this rank are
+  Network network{};               // where this rank accepts connections
+  TransportOptions transport{};
 
   int64_t world_size() const { return static_cast<int64_t>(ranks.size()); }
 };
-
-// Connects this rank to the others of the group, which make the same call.
-using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const Group& group)>;
 
 }  // namespace fulgur

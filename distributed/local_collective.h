@@ -4,7 +4,7 @@
 
 namespace fulgur {
 
-// A world of one: every collective leaves its tensor as it is and is done at once.
+// A world of one: every collective leaves its tensor as it is and is done at once, so abort() has nothing to do.
 class LocalCollective final : public Collective {
  public:
   int64_t rank() const override { return 0; }
@@ -15,6 +15,7 @@ class LocalCollective final : public Collective {
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override {}
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
+  void abort(const std::string&) noexcept override {}
 };
 
 }  // namespace fulgur

@@ -5,14 +5,13 @@
 #include <cstdlib>
 #include <numeric>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "fulgur/distributed/gloo_adapter.h"
+#include "fulgur/distributed/group.h"
 #include "fulgur/distributed/heartbeat.h"
 #include "fulgur/distributed/local_collective.h"
-#include "fulgur/distributed/nccl_adapter.h"
+#include "fulgur/distributed/process_collective.h"
 
 namespace fulgur {
 namespace {
@@ -28,8 +27,8 @@ void ignore_broken_pipes() {
 }
 
 // c10d's recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
-// its lock: threads that each begin with their own group (Transfers have a thread) break its map. Still so in torch
-// 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
+// its lock: threads that each begin with their own group (which has a thread on the CPU) break its map. Still so in
+// torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
 void turn_flight_recorder_off() {
   static const int done = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
   static_cast<void>(done);
@@ -54,20 +53,19 @@ struct World::Parts {
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
 
-  // Interrupts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
+  // Aborts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
   void watch() const {
     const std::vector<std::weak_ptr<Collective>> groups{data, control};
     heartbeat->watch(static_cast<int64_t>(ranks.size()), [groups] {
       for (const auto& group : groups) {
-        if (const auto there = group.lock()) static_cast<C10dCollective&>(*there).interrupt();
+        if (const auto there = group.lock()) there->abort(/*reason=*/"");
       }
     });
   }
 
-  void abort(std::string_view reason) {
-    if (!heartbeat) return;
-    heartbeat->report_failure(std::string(reason));
-    for (const auto& group : {data, control}) static_cast<C10dCollective&>(*group).abort(reason);
+  void abort(const std::string& reason) const {
+    if (heartbeat) heartbeat->report_failure(reason);
+    for (const auto& group : {data, control}) group->abort(reason);
   }
 };
 
@@ -98,13 +96,13 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
               .rank = rank,
               .timeout = to_milliseconds(options.timeout_s),
               .connect_timeout = to_milliseconds(options.connect_timeout_s),
-              .device = options.device};
-  const Connect gloo = connect_gloo(network);
-  parts_->data = std::make_shared<C10dCollective>(group, options.device.is_cpu() ? gloo : connect_nccl(network),
-                                                  parts_->heartbeat, options.collectives);
+              .device = options.device,
+              .network = std::move(network),
+              .transport = options.collectives};
+  parts_->data = std::make_shared<ProcessCollective>(group, parts_->heartbeat);
   group.name = "control";
   group.device = c10::kCPU;
-  parts_->control = std::make_shared<C10dCollective>(group, gloo, parts_->heartbeat, options.collectives);
+  parts_->control = std::make_shared<ProcessCollective>(std::move(group), parts_->heartbeat);
   if (world_size > 1) parts_->watch();
 }
 
@@ -121,7 +119,7 @@ void World::set_step(int64_t global_step) {
   if (parts_->heartbeat) parts_->heartbeat->set_step(global_step);
 }
 
-void World::abort(std::string_view reason) { parts_->abort(reason); }
+void World::abort(const std::string& reason) { parts_->abort(reason); }
 
 void World::leave() {
   if (parts_->heartbeat) parts_->heartbeat->set_at_end();

@@ -7,21 +7,21 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 
-#include "fulgur/distributed/c10d_collective.h"
 #include "fulgur/distributed/collective.h"
+#include "fulgur/distributed/group.h"
 #include "fulgur/distributed/network.h"
 
 namespace fulgur {
 
 struct WorldOptions {
-  c10::Device device = c10::kCPU;     // device of this rank: see C10dCollective
+  c10::Device device = c10::kCPU;     // where the tensors of the data group are
   double timeout_s = 1800;            // limit for each collective
   double connect_timeout_s = 300;     // until every rank has joined; counted again until they are connected
   double heartbeat_interval_s = 0.4;  // when a collective fails, a silent rank is found dead after two intervals;
                                       // without a failure, after Heartbeat::kSilentIntervals of them
-  C10dOptions collectives{};
+  TransportOptions collectives{};
 };
 
 // All ranks of a run, connected: one group for the large exchanges of training, and one for small exchanges (metrics,
@@ -59,7 +59,7 @@ class World {
 
   // Aborts the run: the other ranks learn the reason and stop, as do this rank's own collectives. Call it before an
   // exception destroys the World; otherwise the others only see that a rank has left. Threading: any thread.
-  void abort(std::string_view reason);
+  void abort(const std::string& reason);
 
   // Waits until every rank has called it: the last call in a run without errors.
   void leave();

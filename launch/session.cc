@@ -112,7 +112,7 @@ Session::Session(const SessionOptions& options) {
 
 Session::~Session() = default;
 
-void Session::abort(std::string_view reason) {
+void Session::abort(const std::string& reason) {
   if (launcher_) launcher_->expect_failure();
   world_->abort(reason);
 }

@@ -6,7 +6,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "fulgur/distributed/world.h"
@@ -38,7 +38,7 @@ class Session {
 
   // Aborts the run: the other ranks learn the reason and stop. fail() must follow, but not at once: hooks on the
   // exception may take time. Threading: any thread.
-  void abort(std::string_view reason);
+  void abort(const std::string& reason);
 
   // Waits until the ranks that this process started have ended. Throws the first failure: that of another rank if it
   // caused `error`, otherwise `error`. The session cannot be used afterwards.

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
-#include <numeric>
 #include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/trace.h"
-#include "fulgur/distributed/c10d_collective.h"
 
 namespace fulgur {
 namespace {
@@ -77,10 +75,10 @@ void CheckpointSaver::finish() {
   error.rethrow();
 }
 
-void CheckpointSaver::abort(std::string_view reason) {
+void CheckpointSaver::abort(const std::string& reason) {
   in_training_ = false;
   requests_.clear();
-  if (auto* group = dynamic_cast<C10dCollective*>(own_group_.get())) group->abort(reason);
+  if (own_group_) own_group_->abort(reason);
 }
 
 void CheckpointSaver::write_requests(FirstError& error) {
@@ -99,9 +97,7 @@ void CheckpointSaver::write(const Request& request) {
 
 void CheckpointSaver::write_beside(const Request& request) {
   if (thread_ == nullptr) {
-    std::vector<int64_t> all_ranks(static_cast<size_t>(group_.world_size()));
-    std::iota(all_ranks.begin(), all_ranks.end(), 0);
-    own_group_ = group_.sub_group(all_ranks);
+    own_group_ = group_.duplicate();
     thread_ = std::make_unique<SerialWorker>();
   }
   auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));

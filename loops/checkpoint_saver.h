@@ -5,7 +5,7 @@
 #include <future>
 #include <memory>
 #include <optional>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "fulgur/base/first_error.h"
@@ -45,7 +45,7 @@ class CheckpointSaver {
   bool is_closed() const { return is_closed_; }
 
   // Called when the run fails: drops all requests and aborts the write in the background.
-  void abort(std::string_view reason);
+  void abort(const std::string& reason);
 
  private:
   struct Request {

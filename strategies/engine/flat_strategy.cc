@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,7 +17,6 @@
 #include "fulgur/base/names.h"
 #include "fulgur/base/trace.h"
 #include "fulgur/core/module_state.h"
-#include "fulgur/distributed/c10d_collective.h"
 #include "fulgur/distributed/exchange.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
@@ -30,12 +28,6 @@
 
 namespace fulgur {
 namespace {
-
-std::shared_ptr<Collective> sub_group_of_all(Collective& group) {
-  std::vector<int64_t> ranks(static_cast<size_t>(group.world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return group.sub_group(ranks);
-}
 
 std::string name_of(const Module& module, const at::Tensor& param) {
   for (const auto& item : module.named_parameters()) {
@@ -79,7 +71,7 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
 // Attaches layers that communicate with other ranks themselves, and collects the buffers that rank 0 broadcasts.
 void FlatStrategy::attach_to_ranks() {
   if (nn::has_sync_batch_norm(*module_)) {  // on GPUs with a group of its own: backward reduces gradients meanwhile
-    if (!device().is_cpu() && !statistics_) statistics_ = sub_group_of_all(setup_->world.data());
+    if (!device().is_cpu() && !statistics_) statistics_ = setup_->world.data().duplicate();
     nn::attach_sync_batch_norm(*module_, device().is_cpu() ? &setup_->world.control() : statistics_.get());
   }
   buffers_.clear();
@@ -461,7 +453,7 @@ void FlatStrategy::leave_statistics() noexcept {
     c10::impl::VirtualGuardImpl(device().type()).synchronizeDevice(device().index());
     setup_->world.control().barrier();
   } catch (const std::exception& error) {
-    if (auto* group = dynamic_cast<C10dCollective*>(statistics_.get())) group->abort(error.what());
+    statistics_->abort(error.what());
   }
   statistics_.reset();
 }

@@ -320,6 +320,70 @@ TEST_P(Collectives, SubGroupsExchangeAmongThemselves) {
   });
 }
 
+class Duplicate : public ::testing::TestWithParam<std::tuple<int64_t, Through>> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Duplicate,
+                         ::testing::Combine(::testing::Values(2, 3),
+                                            ::testing::Values(Through::shared_memory, Through::gloo)),
+                         [](const auto& param) {
+                           return std::to_string(std::get<0>(param.param)) + "_" + name_of(std::get<1>(param.param));
+                         });
+
+// Rank 0 calls the two groups in one order, the others in the opposite order, with tensors of unequal sizes: a message
+// that met a call of the other group would be an error, or a wrong sum.
+TEST_P(Duplicate, IsAGroupOfItsOwnOfTheSameRanks) {
+  const auto [world_size, through] = GetParam();
+  run_ranks(world_size, over(through, patient()), [&](World& world) {
+    const auto twin = world.data().duplicate();
+    EXPECT_EQ(twin->rank(), world.data().rank());
+    EXPECT_EQ(twin->world_size(), world.data().world_size());
+    for (const int64_t size : {3, 100000}) {  // small ones are sent in another way
+      const at::Tensor sum = torch::full({size}, world.rank() + 1), twins = torch::full({size + 1}, world.rank() + 10);
+      std::vector<Work> works;
+      if (world.rank() == 0) works.push_back(world.data().all_reduce(sum));
+      works.push_back(twin->all_reduce(twins));
+      if (world.rank() > 0) works.push_back(world.data().all_reduce(sum));
+      for (Work& work : works) work.wait();
+      const int64_t below = world.world_size() * (world.world_size() - 1) / 2;
+      EXPECT_TRUE(sum.eq(below + world.world_size()).all().item<bool>());
+      EXPECT_TRUE(twins.eq(below + 10 * world.world_size()).all().item<bool>());
+    }
+    twin->barrier();
+    world.control().barrier();
+  });
+}
+
+TEST_P(Duplicate, AbortedTheOriginalStillWorks) {
+  const auto [world_size, through] = GetParam();
+  run_ranks(world_size, over(through, patient()), [&](World& world) {
+    const auto twin = world.data().duplicate();
+    world.control().barrier();
+    twin->abort("not needed any more");
+    EXPECT_EQ(message_of<DistributedError>([&] { twin->barrier(); }), "not needed any more");
+    const at::Tensor ones = torch::ones({100000});
+    world.data().all_reduce(ones).wait();
+    EXPECT_TRUE(ones.eq(world.world_size()).all().item<bool>());
+    world.control().barrier();
+  });
+}
+
+TEST_P(Duplicate, IsAbortedWithTheOriginal) {
+  const auto [world_size, through] = GetParam();
+  run_ranks(world_size, over(through, patient()), [&](World& world) {
+    const auto twin = world.data().duplicate();
+    const auto twin_of_twin = twin->duplicate();
+    world.control().barrier();
+    world.data().abort("all of them");
+    EXPECT_EQ(message_of<DistributedError>([&] { twin_of_twin->barrier(); }), "all of them");
+    world.control().barrier();
+  });
+}
+
+TEST(Collective, DuplicatesAWorldOfOne) {
+  World world;
+  EXPECT_EQ(world.data().duplicate()->world_size(), 1);
+}
+
 TEST(Collective, RefusesWhatItCannotSend) {
   for (const int64_t world_size : {1, 2}) {
     run_ranks(world_size, [](World& world) {

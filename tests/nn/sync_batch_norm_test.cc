@@ -226,6 +226,7 @@ class NoCollective final : public Collective {
   Work broadcast(at::Tensor, int64_t) override { fail(); }
   void barrier() override { fail(); }
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { fail(); }
+  void abort(const std::string&) noexcept override {}
 
  private:
   [[noreturn]] static void fail() { throw std::runtime_error("a collective was called"); }

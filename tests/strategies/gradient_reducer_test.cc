@@ -417,6 +417,7 @@ class NotesSending final : public Collective {
   Work broadcast(at::Tensor, int64_t) override { return {}; }
   void barrier() override {}
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
+  void abort(const std::string&) noexcept override {}
 
  private:
   std::vector<std::string>& events_;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
@@ -30,6 +31,7 @@ class OthersHaveTheSame : public Collective {
   Work broadcast(at::Tensor, int64_t) override { return {}; }
   void barrier() override {}
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
+  void abort(const std::string&) noexcept override {}
 
  private:
   int64_t world_size_;

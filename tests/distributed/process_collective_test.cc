@@ -1,5 +1,5 @@
 // What a group calls of c10d's backend of a device, here a backend that only counts calls, on the meta device.
-#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/process_collective.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 
 // Runs before the first query for a trace, which is decided once per process.
 [[maybe_unused]] const int is_traced =
-    ::setenv("FULGUR_TRACE", (::testing::TempDir() + "/c10d_collective_test").c_str(), /*overwrite=*/1);
+    ::setenv("FULGUR_TRACE", (::testing::TempDir() + "/process_collective_test").c_str(), /*overwrite=*/1);
 
 struct Calls {
   int shutdowns = 0, aborts = 0;
@@ -47,32 +47,34 @@ class Backend final : public c10d::Backend {
   Calls& calls_;
 };
 
-std::unique_ptr<C10dCollective> group_of(Calls& calls) {
+std::unique_ptr<ProcessCollective> group_of(Calls& calls) {
   using std::chrono::milliseconds;
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  return std::make_unique<C10dCollective>(
+  return std::make_unique<ProcessCollective>(
       Group{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
-      [&calls](const Group&) { return c10::make_intrusive<Backend>(calls); },
-      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)));
+      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)),
+      std::vector<ConnectTransport>{[&calls](const Group&) -> Connection {
+        return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(calls));
+      }});
 }
 
 at::Tensor ones_nobody_reads() { return at::zeros({3}, at::TensorOptions(c10::kMeta)); }
 
-TEST(C10dCollective, AHealthyGroupOfADeviceEndsByShutdown) {
+TEST(ProcessCollective, AHealthyGroupOfADeviceEndsByShutdown) {
   Calls calls;
   group_of(calls)->all_reduce(ones_nobody_reads()).wait();
   EXPECT_EQ(calls.shutdowns, 1);
   EXPECT_EQ(calls.aborts, 0);
 }
 
-TEST(C10dCollective, AGroupThatFailedEndsByAbort) {
+TEST(ProcessCollective, AGroupThatFailedEndsByAbort) {
   Calls calls;
   group_of(calls)->abort("a rank has failed");
   EXPECT_EQ(calls.shutdowns, 0);
   EXPECT_GE(calls.aborts, 1);
 }
 
-TEST(C10dCollective, AGroupThatDoesNotShutDownIsAborted) {
+TEST(ProcessCollective, AGroupThatDoesNotShutDownIsAborted) {
   Calls calls{.shutdown_throws = true};
   group_of(calls).reset();
   EXPECT_EQ(calls.shutdowns, 1);
@@ -80,7 +82,7 @@ TEST(C10dCollective, AGroupThatDoesNotShutDownIsAborted) {
 }
 
 // With a trace, a span ends when the future completes.
-TEST(C10dCollective, WorkWithoutAFutureHasNoSpan) {
+TEST(ProcessCollective, WorkWithoutAFutureHasNoSpan) {
   Calls calls;
   const auto group = group_of(calls);
   EXPECT_NO_THROW(group->all_reduce(ones_nobody_reads()).wait());

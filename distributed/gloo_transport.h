@@ -12,23 +12,25 @@
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
-#include "fulgur/distributed/transfers.h"
+#include "fulgur/distributed/group.h"
+#include "fulgur/distributed/host_transport.h"
 
 namespace fulgur {
 
-struct GlooOptions {
-  std::chrono::milliseconds timeout{};  // limit for a whole collective
-  bool rank_order_all_reduce = false;   // see C10dOptions
-  int64_t staging_bytes = 0;            // memory for data received by reduce_scatter: two chunks per peer
-};
+// Connects the ranks of a group by Gloo, over the group's network; null if their tensors are not on the CPU. Every rank
+// of the group calls it. Throws what c10d throws (std::exception).
+std::unique_ptr<HostTransport> connect_gloo(const Group& group);
 
-// Transfers over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends and
-// receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each rank
-// sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
+// Moves tensors over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends
+// and receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each
+// rank sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
 // throws that error.
-class GlooTransfers final : public Transfers {
+class GlooTransport final : public HostTransport {
  public:
-  GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options);
+  // `timeout` is the limit for a whole collective. The memory of TransportOptions::staging_bytes has room for two
+  // chunks from each peer, which reduce_scatter receives.
+  GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
+                const TransportOptions& options = {});
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;
@@ -62,7 +64,9 @@ class GlooTransfers final : public Transfers {
   std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
-  const GlooOptions options_;
+  const std::chrono::milliseconds timeout_;
+  const bool rank_order_all_reduce_;
+  const int64_t staging_bytes_;
   const int64_t rank_;
   const int64_t world_size_;
   at::Tensor staging_;                         // bytes

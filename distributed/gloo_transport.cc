@@ -1,4 +1,4 @@
-#include "fulgur/distributed/gloo_transfers.h"
+#include "fulgur/distributed/gloo_transport.h"
 
 #include <ATen/ops/empty.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fulgur/distributed/c10d_op.h"
+#include "fulgur/distributed/gloo_adapter.h"
 
 namespace fulgur {
 namespace {
@@ -28,27 +29,40 @@ void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point 
 
 }  // namespace
 
-GlooTransfers::GlooTransfers(c10::intrusive_ptr<c10d::Backend> backend, GlooOptions options)
-    : backend_(std::move(backend)), options_(options), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
+std::unique_ptr<HostTransport> connect_gloo(const Group& group) {
+  if (!group.device.is_cpu()) return nullptr;
+  auto backend = make_gloo_backend(group);
+  backend->setTimeout(group.timeout);
+  return std::make_unique<GlooTransport>(std::move(backend), group.timeout, group.transport);
+}
 
-GlooTransfers::Transfer GlooTransfers::send(at::Tensor slice, int64_t peer, int tag) {
+GlooTransport::GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
+                             const TransportOptions& options)
+    : backend_(std::move(backend)),
+      timeout_(timeout),
+      rank_order_all_reduce_(options.rank_order_all_reduce),
+      staging_bytes_(options.staging_bytes.value_or(8 << 20)),
+      rank_(backend_->getRank()),
+      world_size_(backend_->getSize()) {}
+
+GlooTransport::Transfer GlooTransport::send(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
   return backend_->send(tensors, static_cast<int>(peer), tag);
 }
 
-GlooTransfers::Transfer GlooTransfers::receive(at::Tensor slice, int64_t peer, int tag) {
+GlooTransport::Transfer GlooTransport::receive(at::Tensor slice, int64_t peer, int tag) {
   std::vector<at::Tensor> tensors{std::move(slice)};
   return backend_->recv(tensors, static_cast<int>(peer), tag);
 }
 
-at::Tensor GlooTransfers::staging(const at::Tensor& like, int64_t num_elements) {
+at::Tensor GlooTransport::staging(const at::Tensor& like, int64_t num_elements) {
   const int64_t num_bytes = num_elements * like.element_size();
   if (!staging_.defined() || staging_.numel() < num_bytes) staging_ = at::empty({num_bytes}, at::kByte);
   return staging_.narrow(0, 0, num_bytes).view(like.scalar_type());
 }
 
 // Sends chunk by chunk, in the order in which the owners receive.
-std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Tensor& flat, int64_t chunk_size) {
+std::vector<GlooTransport::Transfer> GlooTransport::send_to_owners(const at::Tensor& flat, int64_t chunk_size) {
   std::vector<Transfer> sends;
   for (int64_t begin = 0; begin < rank_range(flat.numel(), 0, world_size_).size(); begin += chunk_size) {
     for (int64_t step = 1; step < world_size_; ++step) {
@@ -65,7 +79,7 @@ std::vector<GlooTransfers::Transfer> GlooTransfers::send_to_owners(const at::Ten
 // After an error the ranks may be at different messages, and some messages may still arrive: the group is dead, and
 // abort() makes the ranks fail that wait for a message of this rank.
 template <class Body>
-void GlooTransfers::run(const Body& body) {
+void GlooTransport::run(const Body& body) {
   rethrow_error();
   try {
     body();
@@ -76,53 +90,53 @@ void GlooTransfers::run(const Body& body) {
   }
 }
 
-void GlooTransfers::rethrow_error() const {
+void GlooTransport::rethrow_error() const {
   const std::lock_guard lock(error_mutex_);
   if (error_ != nullptr) std::rethrow_exception(error_);
 }
 
-void GlooTransfers::keep_error(const std::exception_ptr& error) {
+void GlooTransport::keep_error(const std::exception_ptr& error) {
   const std::lock_guard lock(error_mutex_);
   if (error_ == nullptr) error_ = error;
 }
 
-void GlooTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
-  if (options_.rank_order_all_reduce) {
+void GlooTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
+  if (rank_order_all_reduce_) {
     reduce_scatter(flat, op, rank_range(flat.numel(), rank_, world_size_).of(flat));
     return all_gather(flat);
   }
   run([&] {
     std::vector<at::Tensor> tensors{flat};
-    backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = options_.timeout})->wait();
+    backend_->allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = timeout_})->wait();
   });
 }
 
-void GlooTransfers::broadcast(const at::Tensor& flat, int64_t root) {
+void GlooTransport::broadcast(const at::Tensor& flat, int64_t root) {
   run([&] {
     std::vector<at::Tensor> tensors{flat};
-    backend_->broadcast(tensors, {.rootRank = root, .timeout = options_.timeout})->wait();
+    backend_->broadcast(tensors, {.rootRank = root, .timeout = timeout_})->wait();
   });
 }
 
-void GlooTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
+void GlooTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
   run([&] { scatter(flat, op, into); });
 }
 
-void GlooTransfers::all_gather(const at::Tensor& flat) {
+void GlooTransport::all_gather(const at::Tensor& flat) {
   run([&] { gather(flat); });
 }
 
-void GlooTransfers::barrier() {
+void GlooTransport::barrier() {
   run([&] { meet(); });
 }
 
-void GlooTransfers::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
+  const Clock::time_point deadline = Clock::now() + timeout_;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
   const int64_t largest_range = std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1);
   const int64_t chunk_size =
-      std::clamp<int64_t>(options_.staging_bytes / (2 * num_peers * flat.element_size()), 1, largest_range);
+      std::clamp<int64_t>(staging_bytes_ / (2 * num_peers * flat.element_size()), 1, largest_range);
   const int64_t num_chunks = (mine.numel() + chunk_size - 1) / chunk_size;
   const at::Tensor stage = staging(flat, 2 * num_peers * chunk_size);
   const auto chunk_of = [&](const at::Tensor& tensor, int64_t chunk) {
@@ -157,8 +171,8 @@ void GlooTransfers::scatter(const at::Tensor& flat, ReduceOp op, const at::Tenso
   for (const Transfer& transfer : sends) wait_until(transfer, deadline);
 }
 
-void GlooTransfers::gather(const at::Tensor& flat) {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+void GlooTransport::gather(const at::Tensor& flat) {
+  const Clock::time_point deadline = Clock::now() + timeout_;
   const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
   std::vector<Transfer> transfers;
   for (int64_t step = 1; step < world_size_; ++step) {
@@ -174,8 +188,8 @@ void GlooTransfers::gather(const at::Tensor& flat) {
 
 // In round k every rank hears from the rank 2^k before it, and so, after the last round, indirectly from all. Source:
 // Hensgen, Finkel and Manber 1988.
-void GlooTransfers::meet() {
-  const Clock::time_point deadline = Clock::now() + options_.timeout;
+void GlooTransport::meet() {
+  const Clock::time_point deadline = Clock::now() + timeout_;
   for (int64_t distance = 1; distance < world_size_; distance *= 2) {
     const Transfer heard =
         receive(at::empty({1}, at::kByte), (rank_ + world_size_ - distance) % world_size_, kBarrierTag);
@@ -185,24 +199,24 @@ void GlooTransfers::meet() {
   }
 }
 
-class GlooTransfers::Small final : public SmallAllReduce {
+class GlooTransport::Small final : public SmallAllReduce {
  public:
-  Small(GlooTransfers& transfers, const at::Tensor& flat, ReduceOp op)
-      : group_(transfers),
-        rank_(transfers.rank_),
+  Small(GlooTransport& transport, const at::Tensor& flat, ReduceOp op)
+      : group_(transport),
+        rank_(transport.rank_),
         flat_(flat),
         op_(op),
-        deadline_(Clock::now() + transfers.options_.timeout),
-        received_(at::empty({transfers.world_size_, flat.numel()}, flat.options())) {
+        deadline_(Clock::now() + transport.timeout_),
+        received_(at::empty({transport.world_size_, flat.numel()}, flat.options())) {
     // The size is part of the tag, so that unequal calls never match: Gloo ends the process at a message too long.
     const int tag = kSmallAllReduceTag + static_cast<int>(flat_.nbytes()) * kNumTags;
-    const int64_t world_size = transfers.world_size_;
+    const int64_t world_size = transport.world_size_;
     for (int64_t step = 1; step < world_size; ++step) {
       const int64_t peer = (rank_ + world_size - step) % world_size;
-      transfers_.push_back(transfers.receive(received_[peer], peer, tag));
+      transfers_.push_back(transport.receive(received_[peer], peer, tag));
     }
     for (int64_t step = 1; step < world_size; ++step) {
-      transfers_.push_back(transfers.send(flat_, (rank_ + step) % world_size, tag));
+      transfers_.push_back(transport.send(flat_, (rank_ + step) % world_size, tag));
     }
   }
 
@@ -225,7 +239,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
   bool finished() const { return finished_; }
 
  private:
-  GlooTransfers& group_;
+  GlooTransport& group_;
   const int64_t rank_;
   const at::Tensor flat_;
   const ReduceOp op_;
@@ -237,7 +251,7 @@ class GlooTransfers::Small final : public SmallAllReduce {
 };
 
 // Keeps the result until it is finished: a transfer must not be destroyed earlier, unless the connections are closed.
-std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+std::shared_ptr<SmallAllReduce> GlooTransport::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
   std::shared_ptr<Small> small;
   run([&] { small = std::make_shared<Small>(*this, flat, op); });
   std::erase_if(small_, [](const auto& one) { return one->finished(); });
@@ -247,7 +261,7 @@ std::shared_ptr<SmallAllReduce> GlooTransfers::small_all_reduce(const at::Tensor
 
 // Gloo has no call to abort, but closes all connections of a group when one receive times out. A receive from a rank
 // that has gone fails at once and closes none, so every rank is tried.
-void GlooTransfers::abort() {
+void GlooTransport::abort() {
   for (int64_t step = 1; step < world_size_; ++step) {
     try {
       receive(at::empty({1}, at::kByte), (rank_ + step) % world_size_, kAbortTag)->wait(std::chrono::milliseconds(1));

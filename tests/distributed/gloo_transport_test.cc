@@ -1,4 +1,4 @@
-#include "fulgur/distributed/gloo_transfers.h"
+#include "fulgur/distributed/gloo_transport.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -42,19 +42,19 @@ class FailsOnce final : public c10d::Backend {
   int num_received_ = 0;
 };
 
-using CallOf = std::function<void(GlooTransfers&)>;
+using CallOf = std::function<void(GlooTransport&)>;
 const std::vector<CallOf> kCalls{
-    [](GlooTransfers& group) { group.all_reduce(torch::ones({8}), ReduceOp::sum); },
-    [](GlooTransfers& group) { group.reduce_scatter(torch::ones({8}), ReduceOp::sum, torch::ones({4})); },
-    [](GlooTransfers& group) { group.all_gather(torch::ones({8})); },
-    [](GlooTransfers& group) { group.barrier(); },
-    [](GlooTransfers& group) { group.small_all_reduce(torch::ones({8}), ReduceOp::sum)->finish(); },
+    [](GlooTransport& group) { group.all_reduce(torch::ones({8}), ReduceOp::sum); },
+    [](GlooTransport& group) { group.reduce_scatter(torch::ones({8}), ReduceOp::sum, torch::ones({4})); },
+    [](GlooTransport& group) { group.all_gather(torch::ones({8})); },
+    [](GlooTransport& group) { group.barrier(); },
+    [](GlooTransport& group) { group.small_all_reduce(torch::ones({8}), ReduceOp::sum)->finish(); },
 };
 
-TEST(GlooTransfers, ThrowTheirFirstErrorFromThenOn) {
+TEST(GlooTransport, ThrowTheirFirstErrorFromThenOn) {
   for (const CallOf& first : kCalls) {
-    GlooTransfers group(c10::make_intrusive<FailsOnce>(),
-                        {.timeout = std::chrono::seconds(1), .rank_order_all_reduce = true, .staging_bytes = 64});
+    GlooTransport group(c10::make_intrusive<FailsOnce>(), /*timeout=*/std::chrono::seconds(1),
+                        {.rank_order_all_reduce = true, .staging_bytes = 64});
     EXPECT_EQ(message_of<std::runtime_error>([&] { first(group); }), "the cable is cut");
     for (const CallOf& later : kCalls) {
       EXPECT_EQ(message_of<std::runtime_error>([&] { later(group); }), "the cable is cut");

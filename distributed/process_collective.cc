@@ -1,4 +1,4 @@
-#include "fulgur/distributed/c10d_collective.h"
+#include "fulgur/distributed/process_collective.h"
 
 #include <ATen/ops/zeros.h>
 #include <fmt/chrono.h>
@@ -20,9 +20,7 @@
 #include "fulgur/base/trace.h"
 #include "fulgur/distributed/c10d_op.h"
 #include "fulgur/distributed/detached_call.h"
-#include "fulgur/distributed/gloo_transfers.h"
-#include "fulgur/distributed/shared_memory_transfers.h"
-#include "fulgur/distributed/transfers.h"
+#include "fulgur/distributed/host_transport.h"
 
 namespace fulgur {
 namespace {
@@ -59,22 +57,21 @@ std::string message_of(const std::exception& error) {
 
 }  // namespace
 
-class C10dCollective::Impl {
+class ProcessCollective::Impl {
  public:
-  Impl(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
+  Impl(Group group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports)
       : group_(std::move(group)),
-        connect_(std::move(connect)),
         heartbeat_(std::move(heartbeat)),
-        options_(options),
+        transports_(std::move(transports)),
         progress_(heartbeat_->progress(group_.name)) {
     try {
-      if (group_.device.is_cpu()) {
-        transfers_ = connect_in_time();
-        worker_.emplace();
-      } else {
-        backend_ = connect_(group_);
-      }
+      Connection connection = group_.device.is_cpu() ? connect_in_time() : connect(group_, transports_);
+      host_ = std::move(connection.host);
+      device_ = std::move(connection.device);
+      if (host_ != nullptr) worker_.emplace();
     } catch (const DistributedError&) {
+      throw;
+    } catch (const UsageError&) {
       throw;
     } catch (const std::exception& error) {
       fail({kConnecting, 0}, error);
@@ -89,7 +86,7 @@ class C10dCollective::Impl {
     const Call call = begin(name);
     C10dWork work;
     try {
-      work = run(*backend_);
+      work = run(*device_);
     } catch (const std::exception& error) {
       fail(call, error);
     }
@@ -101,7 +98,7 @@ class C10dCollective::Impl {
   Work start_small(const at::Tensor& flat, ReduceOp op) {
     const Call call = begin("all_reduce");
     std::shared_ptr<SmallAllReduce> small;
-    guarded(call, [&] { small = transfers_->small_all_reduce(flat, op); });
+    guarded(call, [&] { small = host_->small_all_reduce(flat, op); });
     if (!small->is_sent()) static_cast<void>(worker_->run([small] { small->finish(); }));
     return Work([this, call, small] {
       const auto trace = span_of("all_reduce");
@@ -110,12 +107,12 @@ class C10dCollective::Impl {
     });
   }
 
-  // Starts `run(transfers)` on the worker.
+  // Starts `run(transport)` on the worker.
   template <class Run>
-  Work start_transfers(const char* name, Run run) {
+  Work start_on_worker(const char* name, Run run) {
     const Call call = begin(name);
     const std::shared_future<void> done = worker_->run([this, run = std::move(run), trace = span_of(name)] {
-      run(*transfers_);
+      run(*host_);
       trace();
     });
     return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
@@ -125,11 +122,11 @@ class C10dCollective::Impl {
   void barrier() {
     const Call call = begin("barrier");
     const auto trace = span_of("barrier");
-    guarded(call, [&] { transfers_->barrier(); });
+    guarded(call, [&] { host_->barrier(); });
     trace();
   }
 
-  bool on_cpu() const { return group_.device.is_cpu(); }
+  bool is_on_host() const { return host_ != nullptr; }
 
   void check(const at::Tensor& flat) const {
     check_flat(flat);
@@ -150,71 +147,59 @@ class C10dCollective::Impl {
     }
     if (sub.rank < 0) return nullptr;
     sub.connect_timeout = sub.timeout;  // ranks may arrive as late as at any collective
-    auto group = std::make_shared<C10dCollective>(std::move(sub), connect_, heartbeat_, options_);
+    auto group = std::make_shared<ProcessCollective>(std::move(sub), heartbeat_, transports_);
     const std::lock_guard lock(mutex_);
     std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
     sub_groups_.push_back(group);
     return group;
   }
 
+  // Without a reason, the call that fails first asks the Heartbeat, which knows the rank at fault.
   void abort(const std::string& reason) {
-    {
+    if (!reason.empty()) {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
     }
     break_connections();
-    for_each_sub_group([&](C10dCollective& group) { group.abort(reason); });
+    for (const auto& group : sub_groups()) group->abort(reason);
   }
 
-  void interrupt() {
-    break_connections();
-    for_each_sub_group([](C10dCollective& group) { group.interrupt(); });
+  void break_connections() noexcept {
+    try {
+      host_ ? host_->abort() : device_->abort();
+    } catch (const std::exception& error) {
+      log_warning("group '{}' could not be aborted: {}", group_.name, error.what());
+    }
   }
-
-  void break_connections() { transfers_ ? transfers_->abort() : backend_->abort(); }
 
   // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
-    if (transfers_ || failed()) return break_connections();
+    if (host_ || failed()) return break_connections();
     try {
-      backend_->shutdown();
+      device_->shutdown();
     } catch (const std::exception& error) {
       log_warning("group '{}' ends badly: {}", group_.name, error.what());
-      backend_->abort();
+      break_connections();
     }
   }
 
  private:
   // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
-  std::shared_ptr<Transfers> connect_in_time() const {
-    using Connection = std::shared_ptr<Transfers>;
+  Connection connect_in_time() const {
     std::future<Connection> connection =
-        detached_call<Connection>([connect = connect_, group = group_, options = options_]() -> Connection {
-          const int64_t shared_staging_bytes = options.staging_bytes.value_or(1 << 20);
-          if (auto shared = SharedMemoryTransfers::connect(group, shared_staging_bytes, options.shared_memory))
-            return shared;
-          const GlooOptions gloo{.timeout = group.timeout,
-                                 .rank_order_all_reduce = options.rank_order_all_reduce,
-                                 .staging_bytes = options.staging_bytes.value_or(8 << 20)};
-          auto backend = connect(group);
-          backend->setTimeout(group.timeout);
-          return std::make_shared<GlooTransfers>(std::move(backend), gloo);
-        });
+        detached_call<Connection>([group = group_, transports = transports_] { return connect(group, transports); });
     if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
       return connection.get();
     throw std::runtime_error("the store does not answer");
   }
 
-  template <class Visit>
-  void for_each_sub_group(const Visit& visit) {
-    std::vector<std::weak_ptr<C10dCollective>> groups;
-    {
-      const std::lock_guard lock(mutex_);
-      groups = sub_groups_;
+  std::vector<std::shared_ptr<Collective>> sub_groups() {
+    std::vector<std::shared_ptr<Collective>> groups;
+    const std::lock_guard lock(mutex_);
+    for (const auto& weak : sub_groups_) {
+      if (auto group = weak.lock()) groups.push_back(std::move(group));
     }
-    for (const auto& weak : groups) {
-      if (const auto group = weak.lock()) visit(*group);
-    }
+    return groups;
   }
 
   // Begins a trace span; the returned function ends it.
@@ -267,36 +252,37 @@ class C10dCollective::Impl {
   }
 
   const Group group_;
-  const Connect connect_;
   const std::shared_ptr<Heartbeat> heartbeat_;
-  const C10dOptions options_;
+  const std::vector<ConnectTransport> transports_;
   Progress& progress_;
   int64_t num_sub_groups_ = 0;
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
-  std::vector<std::weak_ptr<C10dCollective>> sub_groups_{};
-  c10::intrusive_ptr<c10d::Backend> backend_;  // null on the CPU, which uses transfers_
-  std::shared_ptr<Transfers> transfers_;
-  std::optional<SerialWorker> worker_;  // declared last, so destroyed first: it uses all other members
+  std::vector<std::weak_ptr<Collective>> sub_groups_{};
+  std::unique_ptr<HostTransport> host_;       // null if the tensors are on a device
+  c10::intrusive_ptr<c10d::Backend> device_;  // null if they are in host memory
+  std::optional<SerialWorker> worker_;        // declared last, so destroyed first: it uses all other members
 };
 
-C10dCollective::C10dCollective(Group group, Connect connect, std::shared_ptr<Heartbeat> heartbeat, C10dOptions options)
-    : impl_(std::make_unique<Impl>(std::move(group), std::move(connect), std::move(heartbeat), options)) {}
+ProcessCollective::ProcessCollective(Group group, std::shared_ptr<Heartbeat> heartbeat,
+                                     std::vector<ConnectTransport> transports)
+    : impl_(std::make_unique<Impl>(std::move(group), std::move(heartbeat), std::move(transports))) {}
 
 // Aborts what still runs on the CPU; otherwise the backend's threads would wait for it until the timeout.
-C10dCollective::~C10dCollective() { impl_->end(); }
+ProcessCollective::~ProcessCollective() { impl_->end(); }
 
-int64_t C10dCollective::rank() const { return impl_->group().rank; }
-int64_t C10dCollective::world_size() const { return impl_->group().world_size(); }
+int64_t ProcessCollective::rank() const { return impl_->group().rank; }
+int64_t ProcessCollective::world_size() const { return impl_->group().world_size(); }
 
-Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
+Work ProcessCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   impl_->check(flat);
   op = number_op(flat, op);
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
+  if (impl_->is_on_host()) {
     if (is_small(flat, world_size())) return impl_->start_small(flat, op);
-    return impl_->start_transfers("all_reduce", [flat, op](Transfers& transfers) { transfers.all_reduce(flat, op); });
+    return impl_->start_on_worker("all_reduce",
+                                  [flat, op](HostTransport& transport) { transport.all_reduce(flat, op); });
   }
   return impl_->start("all_reduce", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
@@ -304,7 +290,7 @@ Work C10dCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   });
 }
 
-Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
+Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
   impl_->check(flat);
   if (into.defined()) {
     check_into(into, rank_range(flat.numel(), rank(), world_size()).of(flat));
@@ -313,9 +299,9 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor int
   op = number_op(flat, op);
   flat = as_numbers(flat);
   if (!into.defined()) into = rank_range(flat.numel(), rank(), world_size()).of(flat);
-  if (impl_->on_cpu()) {
-    return impl_->start_transfers("reduce_scatter",
-                                  [flat, op, into](Transfers& transfers) { transfers.reduce_scatter(flat, op, into); });
+  if (impl_->is_on_host()) {
+    return impl_->start_on_worker(
+        "reduce_scatter", [flat, op, into](HostTransport& transport) { transport.reduce_scatter(flat, op, into); });
   }
   return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
     const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};
@@ -327,11 +313,11 @@ Work C10dCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor int
   });
 }
 
-Work C10dCollective::all_gather(at::Tensor flat) {
+Work ProcessCollective::all_gather(at::Tensor flat) {
   impl_->check(flat);
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
-    return impl_->start_transfers("all_gather", [flat](Transfers& transfers) { transfers.all_gather(flat); });
+  if (impl_->is_on_host()) {
+    return impl_->start_on_worker("all_gather", [flat](HostTransport& transport) { transport.all_gather(flat); });
   }
   return impl_->start("all_gather", [&](c10d::Backend& backend) {
     const c10d::AllgatherOptions options{.timeout = impl_->group().timeout};
@@ -344,12 +330,13 @@ Work C10dCollective::all_gather(at::Tensor flat) {
   });
 }
 
-Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
+Work ProcessCollective::broadcast(at::Tensor flat, int64_t root) {
   impl_->check(flat);
   check_root(root, world_size());
   flat = as_numbers(flat);
-  if (impl_->on_cpu()) {
-    return impl_->start_transfers("broadcast", [flat, root](Transfers& transfers) { transfers.broadcast(flat, root); });
+  if (impl_->is_on_host()) {
+    return impl_->start_on_worker("broadcast",
+                                  [flat, root](HostTransport& transport) { transport.broadcast(flat, root); });
   }
   return impl_->start("broadcast", [&](c10d::Backend& backend) {
     std::vector<at::Tensor> tensors{flat};
@@ -357,19 +344,17 @@ Work C10dCollective::broadcast(at::Tensor flat, int64_t root) {
   });
 }
 
-void C10dCollective::barrier() {
-  if (impl_->on_cpu()) return impl_->barrier();
+void ProcessCollective::barrier() {
+  if (impl_->is_on_host()) return impl_->barrier();
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited
 }
 
-std::shared_ptr<Collective> C10dCollective::sub_group(const std::vector<int64_t>& ranks) {
+std::shared_ptr<Collective> ProcessCollective::sub_group(const std::vector<int64_t>& ranks) {
   return impl_->sub_group(ranks);
 }
 
-void C10dCollective::abort(std::string_view reason) { impl_->abort(std::string(reason)); }
-
-void C10dCollective::interrupt() { impl_->interrupt(); }
+void ProcessCollective::abort(const std::string& reason) noexcept { impl_->abort(reason); }
 
 }  // namespace fulgur

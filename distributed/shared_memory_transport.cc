@@ -1,4 +1,4 @@
-#include "fulgur/distributed/shared_memory_transfers.h"
+#include "fulgur/distributed/shared_memory_transport.h"
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
@@ -41,7 +41,7 @@ int64_t part_of(int64_t sender, int64_t receiver) { return receiver < sender ? r
 
 }  // namespace
 
-struct SharedMemoryTransfers::Exchange {
+struct SharedMemoryTransport::Exchange {
   at::Tensor flat;
   Channel::Call call;
   Clock::time_point deadline;
@@ -50,19 +50,21 @@ struct SharedMemoryTransfers::Exchange {
   ElementRange range(int64_t rank) const { return rank_range(flat.numel(), rank, world_size); }
 };
 
-std::shared_ptr<SharedMemoryTransfers> SharedMemoryTransfers::connect(const Group& group, int64_t staging_bytes,
-                                                                      bool willing) {
+std::unique_ptr<HostTransport> connect_shared_memory(const Group& group) {
+  if (!group.device.is_cpu()) return nullptr;
+  const int64_t staging_bytes = group.transport.staging_bytes.value_or(1 << 20);
   const int64_t alignment = 64, largest_element = 8;
   const int64_t wanted = std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size());
   const int64_t outbox_bytes = (wanted + alignment - 1) / alignment * alignment;
   std::vector<SharedMemory::ChannelOptions> channels(2);
   channels[kLarge] = {.outbox_bytes = outbox_bytes, .spin = kLargeSpin};
   channels[kSmall] = {.outbox_bytes = kSmallBytes, .spin = kSmallSpin};
-  auto shared = SharedMemory::connect(group, channels, willing);
-  return shared ? std::make_shared<SharedMemoryTransfers>(std::move(shared), group.timeout) : nullptr;
+  auto shared = SharedMemory::connect(group, channels, group.transport.shared_memory);
+  if (shared == nullptr) return nullptr;
+  return std::make_unique<SharedMemoryTransport>(std::move(shared), group.timeout);
 }
 
-SharedMemoryTransfers::SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout)
+SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout)
     : shared_(std::move(shared)),
       timeout_(timeout),
       rank_(shared_->rank()),
@@ -70,7 +72,7 @@ SharedMemoryTransfers::SharedMemoryTransfers(std::shared_ptr<SharedMemory> share
       large_(shared_->channel(kLarge)),
       small_(shared_->channel(kSmall)) {}
 
-SharedMemoryTransfers::Exchange SharedMemoryTransfers::exchange(const char* name, const at::Tensor& flat) const {
+SharedMemoryTransport::Exchange SharedMemoryTransport::exchange(const char* name, const at::Tensor& flat) const {
   return {.flat = flat,
           .call = {.name = name, .num_bytes = static_cast<int64_t>(flat.nbytes())},
           .deadline = Clock::now() + timeout_,
@@ -78,15 +80,15 @@ SharedMemoryTransfers::Exchange SharedMemoryTransfers::exchange(const char* name
 }
 
 // The number of elements of a range that fit into one round.
-int64_t SharedMemoryTransfers::scatter_size(const at::Tensor& flat) const {
+int64_t SharedMemoryTransport::scatter_size(const at::Tensor& flat) const {
   return gather_size(flat) / std::max<int64_t>(world_size_ - 1, 1);
 }
-int64_t SharedMemoryTransfers::gather_size(const at::Tensor& flat) const {
+int64_t SharedMemoryTransport::gather_size(const at::Tensor& flat) const {
   return large_.outbox_bytes() / flat.element_size();
 }
 
 // Every rank sends each owner its elements [begin, begin + size), and sums its own.
-void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin,
+void SharedMemoryTransport::scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin,
                                           int64_t size) {
   const at::Tensor& flat = exchange.flat;
   const int64_t part_bytes = size * flat.element_size();
@@ -106,7 +108,7 @@ void SharedMemoryTransfers::scatter_chunk(const Exchange& exchange, ReduceOp op,
 }
 
 // Every owner sends its elements [begin, begin + size) to all ranks.
-void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin, int64_t size) {
+void SharedMemoryTransport::gather_chunk(const Exchange& exchange, int64_t begin, int64_t size) {
   const at::Tensor& flat = exchange.flat;
   const ElementRange mine = chunk_of(exchange.range(rank_), begin, size);
   copy(large_.open(exchange.deadline), bytes_of(flat, mine.begin), mine, flat);
@@ -121,7 +123,7 @@ void SharedMemoryTransfers::gather_chunk(const Exchange& exchange, int64_t begin
 
 // After an error the ranks may be in different rounds: the group is dead, here and on the other ranks.
 template <class Body>
-void SharedMemoryTransfers::run(const Body& body) {
+void SharedMemoryTransport::run(const Body& body) {
   if (large_error_ != nullptr) std::rethrow_exception(large_error_);
   try {
     body();
@@ -133,7 +135,7 @@ void SharedMemoryTransfers::run(const Body& body) {
 }
 
 // Each summed chunk is gathered at once, while it is in the cache.
-void SharedMemoryTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
+void SharedMemoryTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
   const Exchange exchange = this->exchange("all_reduce", flat);
   const int64_t size = scatter_size(flat);
   const at::Tensor mine = exchange.range(rank_).of(flat);
@@ -145,7 +147,7 @@ void SharedMemoryTransfers::all_reduce(const at::Tensor& flat, ReduceOp op) {
   });
 }
 
-void SharedMemoryTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
+void SharedMemoryTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
   const Exchange exchange = this->exchange("reduce_scatter", flat);
   const int64_t size = scatter_size(flat);
   run([&] {
@@ -155,7 +157,7 @@ void SharedMemoryTransfers::reduce_scatter(const at::Tensor& flat, ReduceOp op, 
   });
 }
 
-void SharedMemoryTransfers::all_gather(const at::Tensor& flat) {
+void SharedMemoryTransport::all_gather(const at::Tensor& flat) {
   const Exchange exchange = this->exchange("all_gather", flat);
   const int64_t size = gather_size(flat);
   run([&] {
@@ -163,7 +165,7 @@ void SharedMemoryTransfers::all_gather(const at::Tensor& flat) {
   });
 }
 
-void SharedMemoryTransfers::broadcast(const at::Tensor& flat, int64_t root) {
+void SharedMemoryTransport::broadcast(const at::Tensor& flat, int64_t root) {
   const Exchange exchange = this->exchange("broadcast", flat);
   const int64_t size = gather_size(flat);
   run([&] {
@@ -180,38 +182,38 @@ void SharedMemoryTransfers::broadcast(const at::Tensor& flat, int64_t root) {
   });
 }
 
-class SharedMemoryTransfers::Small final : public SmallAllReduce {
+class SharedMemoryTransport::Small final : public SmallAllReduce {
  public:
-  Small(SharedMemoryTransfers& transfers, Exchange exchange, ReduceOp op)
-      : transfers_(transfers), exchange_(std::move(exchange)), op_(op) {}
+  Small(SharedMemoryTransport& transport, Exchange exchange, ReduceOp op)
+      : transport_(transport), exchange_(std::move(exchange)), op_(op) {}
 
   bool is_sent() const override { return sent_; }
 
   void send() {
     const at::Tensor& flat = exchange_.flat;
-    std::byte* const out = transfers_.small_.open(exchange_.deadline);
-    if (transfers_.world_size_ > 1) copy(out, bytes_of(flat, 0), {0, flat.numel()}, flat);
-    transfers_.small_.send(exchange_.call);
+    std::byte* const out = transport_.small_.open(exchange_.deadline);
+    if (transport_.world_size_ > 1) copy(out, bytes_of(flat, 0), {0, flat.numel()}, flat);
+    transport_.small_.send(exchange_.call);
     sent_ = true;
   }
 
   void add_up() const {
     const at::Tensor& flat = exchange_.flat;
-    const int64_t rank = transfers_.rank_;
-    combine_in_rank_order(flat, flat, rank, transfers_.world_size_, op_, [&](int64_t peer) {
-      std::byte* const in = transfers_.small_.receive(peer, exchange_.call, exchange_.deadline);
+    const int64_t rank = transport_.rank_;
+    combine_in_rank_order(flat, flat, rank, transport_.world_size_, op_, [&](int64_t peer) {
+      std::byte* const in = transport_.small_.receive(peer, exchange_.call, exchange_.deadline);
       const at::Tensor theirs = view_of(in, flat.numel(), flat);
       return peer == 0 ? theirs.clone() : theirs;  // a copy, as all ranks read the original
     });
-    transfers_.small_.done();
+    transport_.small_.done();
   }
 
-  void finish() override { transfers_.finish_small(*this); }
+  void finish() override { transport_.finish_small(*this); }
 
  private:
-  friend class SharedMemoryTransfers;
+  friend class SharedMemoryTransport;
 
-  SharedMemoryTransfers& transfers_;
+  SharedMemoryTransport& transport_;
   const Exchange exchange_;
   const ReduceOp op_;
   std::atomic<bool> sent_ = false;  // also set by other threads that work on it
@@ -220,7 +222,7 @@ class SharedMemoryTransfers::Small final : public SmallAllReduce {
 };
 
 // A thread that waits for any small all_reduce works on the oldest one, unless another thread does.
-void SharedMemoryTransfers::finish_small(const Small& wanted) {
+void SharedMemoryTransport::finish_small(const Small& wanted) {
   std::unique_lock lock(small_mutex_);
   while (!wanted.finished_) {
     if (small_is_worked_on_) {
@@ -250,7 +252,7 @@ void SharedMemoryTransfers::finish_small(const Small& wanted) {
 }
 
 // Sends the waiting ones in order, as far as there are free outboxes.
-void SharedMemoryTransfers::send_small_ones() {
+void SharedMemoryTransport::send_small_ones() {
   for (const auto& small : small_started_) {
     if (small->sent_) continue;
     if (!small_.opens_at_once()) return;
@@ -258,7 +260,7 @@ void SharedMemoryTransfers::send_small_ones() {
   }
 }
 
-std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::start_small(const char* name, const at::Tensor& flat,
+std::shared_ptr<SmallAllReduce> SharedMemoryTransport::start_small(const char* name, const at::Tensor& flat,
                                                                    ReduceOp op) {
   const std::lock_guard lock(small_mutex_);
   if (small_error_ != nullptr) std::rethrow_exception(small_error_);
@@ -269,12 +271,12 @@ std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::start_small(const char* n
   return small;
 }
 
-std::shared_ptr<SmallAllReduce> SharedMemoryTransfers::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+std::shared_ptr<SmallAllReduce> SharedMemoryTransport::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
   return start_small("all_reduce", flat, op);
 }
 
-void SharedMemoryTransfers::barrier() { start_small("barrier", at::zeros({0}), ReduceOp::sum)->finish(); }
+void SharedMemoryTransport::barrier() { start_small("barrier", at::zeros({0}), ReduceOp::sum)->finish(); }
 
-void SharedMemoryTransfers::abort() { shared_->abort(); }
+void SharedMemoryTransport::abort() { shared_->abort(); }
 
 }  // namespace fulgur

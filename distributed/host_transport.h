@@ -25,9 +25,9 @@ class SmallAllReduce {
 // same order. A reduction adds in the order of ranks, ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor
 // where the tensor begins, except for Gloo's own all_reduce. Threading: one thread at a time, except where noted.
 // Errors: std::exception, after the group's timeout at the latest.
-class Transfers {
+class HostTransport {
  public:
-  virtual ~Transfers() = default;
+  virtual ~HostTransport() = default;
 
   virtual void all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
   virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) = 0;

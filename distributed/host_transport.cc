@@ -1,4 +1,4 @@
-#include "fulgur/distributed/transfers.h"
+#include "fulgur/distributed/host_transport.h"
 
 #include <ATen/TensorIterator.h>
 #include <ATen/core/grad_mode.h>

@@ -12,20 +12,22 @@
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
+#include "fulgur/distributed/host_transport.h"
 #include "fulgur/distributed/shared_memory.h"
-#include "fulgur/distributed/transfers.h"
 
 namespace fulgur {
 
-// Transfers between ranks of one host, through shared memory: each rank copies what the others need into its outbox and
-// adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.
-class SharedMemoryTransfers final : public Transfers {
- public:
-  // Every rank of the group calls this; see SharedMemory::connect. `staging_bytes`: outbox memory per rank for large
-  // collectives.
-  static std::shared_ptr<SharedMemoryTransfers> connect(const Group& group, int64_t staging_bytes, bool willing);
+// Connects the ranks of a group by memory that they share; null, on every rank, if their tensors are not on the CPU, if
+// they are on several hosts, if one may not see another's memory (rank 0 then logs a warning), or if TransportOptions
+// of one rank turn it off. Every rank of the group calls it. Throws what the store throws if a rank does not join in
+// time.
+std::unique_ptr<HostTransport> connect_shared_memory(const Group& group);
 
-  SharedMemoryTransfers(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
+// Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox
+// and adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.
+class SharedMemoryTransport final : public HostTransport {
+ public:
+  SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;

@@ -1,0 +1,104 @@
+#include "fulgur/distributed/transports.h"
+
+#include <ATen/ops/full.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <vector>
+
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/gloo_transport.h"
+#include "fulgur/distributed/nccl_transport.h"
+#include "fulgur/distributed/shared_memory_transport.h"
+#include "tests/testing/errors.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::message_of;
+
+Group group_on(c10::DeviceType device) {
+  return {.name = "test", .store = nullptr, .ranks = {0}, .timeout = std::chrono::seconds(20), .device = device};
+}
+
+// Stands for a transport, which is told from others by its name.
+class Backend final : public c10d::Backend {
+ public:
+  explicit Backend(std::string name) : c10d::Backend(/*rank=*/0, /*size=*/1), name_(std::move(name)) {}
+  const std::string getBackendName() const override { return name_; }
+
+ private:
+  const std::string name_;
+};
+
+ConnectTransport works_as(const std::string& name) {
+  return [name](const Group&) { return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(name)); };
+}
+
+TEST(Transports, TheFirstThatAppliesConnects) {
+  const ConnectTransport does_not_apply = [](const Group&) { return Connection(); };
+  const Connection connection = connect(group_on(c10::kMeta), {does_not_apply, works_as("first"), works_as("second")});
+  EXPECT_EQ(connection.device->getBackendName(), "first");
+  EXPECT_EQ(connection.host, nullptr);
+}
+
+TEST(Transports, WithoutOneThatAppliesTheErrorNamesTheDevice) {
+  EXPECT_THAT(message_of<UsageError>([] { connect(group_on(c10::kMeta), transports()); }),
+              HasSubstr("cannot exchange tensors on meta"));
+}
+
+// A group without a store: a transport that did not look at the device first would crash.
+TEST(Transports, ThoseOfAnotherDeviceDoNotApply) {
+  EXPECT_EQ(connect_shared_memory(group_on(c10::kCUDA)), nullptr);
+  EXPECT_EQ(connect_gloo(group_on(c10::kCUDA)), nullptr);
+  EXPECT_FALSE(connect_nccl(group_on(c10::kCPU)).defined());
+}
+
+enum class Kind { shared_memory, gloo, none };
+
+Kind kind_of(const Connection& connection) {
+  if (dynamic_cast<SharedMemoryTransport*>(connection.host.get()) != nullptr) return Kind::shared_memory;
+  return dynamic_cast<GlooTransport*>(connection.host.get()) != nullptr ? Kind::gloo : Kind::none;
+}
+
+// Connects ranks, each a thread, of which each may share its memory or not, and lets them add their numbers.
+std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto world_size = static_cast<int64_t>(may_share_memory.size());
+  std::vector<Connection> connections(may_share_memory.size());  // destroyed when all ranks have ended
+  std::vector<Kind> kinds(may_share_memory.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < may_share_memory.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      Group group = group_on(c10::kCPU);
+      group.store = store;
+      group.ranks.resize(may_share_memory.size());
+      for (size_t i = 0; i < group.ranks.size(); ++i) group.ranks[i] = static_cast<int64_t>(i);
+      group.rank = static_cast<int64_t>(rank);
+      group.network.interface = "lo";
+      group.transport.shared_memory = may_share_memory[rank];
+      connections[rank] = connect(group, transports());
+      kinds[rank] = kind_of(connections[rank]);
+      const at::Tensor sum = at::full({5}, group.rank, at::kLong);
+      connections[rank].host->all_reduce(sum, ReduceOp::sum);
+      EXPECT_EQ(sum[0].item<int64_t>(), world_size * (world_size - 1) / 2);
+      connections[rank].host->barrier();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return kinds;
+}
+
+TEST(Transports, RanksOfOneHostShareMemoryUnlessOneOfThemMayNot) {
+  EXPECT_THAT(kinds_where({true, true}), Each(Kind::shared_memory));
+  EXPECT_THAT(kinds_where({false, false}), Each(Kind::gloo));
+  EXPECT_THAT(kinds_where({true, false, true}), Each(Kind::gloo));
+}
+
+}  // namespace
+}  // namespace fulgur
