@@ -23,7 +23,7 @@ namespace fulgur {
 
 // What a GradientStore works with, until teardown.
 struct GradientContext {
-  std::string strategy;  // its name, for messages
+  std::string strategy;  // name, for messages
   const Module& module;
   const Optimizers& optimizers;
   const FlatParameters& parameters;

@@ -110,7 +110,7 @@ at::Tensor ShardedGradients::norm(size_t /*optimizer*/) {
   if (context_.alone()) return here;
   World& world = context_.world();
   Collective& group = here.is_cpu() ? world.control() : world.data();
-  if (!context_.engine.shard) {  // of rank 0, because the last bit depends on the number of threads
+  if (!context_.engine.shard) {  // rank 0 decides, because the last bit depends on the number of threads
     const at::Tensor of_rank_0 = here.clone().reshape({1});
     group.broadcast(of_rank_0, /*root=*/0).wait();
     return of_rank_0.squeeze();
