@@ -30,7 +30,7 @@ class GradientViews final : public GradientBuckets {
   void finish(const std::vector<std::span<const double>>& used) override;
 
   bool takes_message() const { return message_room_ > 0; }
-  at::Tensor message(int64_t length);  // its place, to be filled before the last bucket is launched
+  at::Tensor message(int64_t length);  // memory for a message, to be written before the last bucket is launched
   void wait_for_message() { buckets_.back().work.wait(); }
 
  private:
