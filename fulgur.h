@@ -48,6 +48,7 @@
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/estimate_memory.h"
+#include "fulgur/strategies/forwarding_strategy.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/strategies/strategy.h"

@@ -165,6 +165,7 @@ bool ShardedGradients::any_non_finite(size_t /*optimizer*/) {
 
 // Gathers whole gradients on every rank.
 void ShardedGradients::show(size_t /*optimizer*/) {
+  if (is_shown_) return;
   const c10::NoGradGuard no_grad;
   GradientSums& sums = reducer_->sums();
   int64_t num_bytes = 0;

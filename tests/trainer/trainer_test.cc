@@ -19,7 +19,6 @@
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
-#include "fulgur/strategies/engine/flat_strategy.h"
 #include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
@@ -201,34 +200,6 @@ TEST(Trainer, WorksAgainAfterAFailedRun) {
   fail = false;
   trainer.fit(module, {.train = tiny_loader(40, 8)});
   EXPECT_EQ(trainer.state().global_step, 5);
-}
-
-TEST(Trainer, TakesAUsersOwnStrategyByName) {
-  static int steps = 0;
-  struct Mine : Strategy {
-    FlatStrategy inner{SingleDevice()};
-    std::string name() const override { return "mine"; }
-    void check_devices(const std::vector<c10::Device>&, int64_t) const override {}
-    void setup(Module& module, const StrategySetup& setup) override { inner.setup(module, setup); }
-    void setup_optimizers(Optimizers optimizers) override { inner.setup_optimizers(std::move(optimizers)); }
-    const Optimizers& optimizers() const override { return inner.optimizers(); }
-    Batch to_device(const Batch& batch) override { return batch; }
-    at::Tensor training_step(const Batch& batch, int64_t i) override { return inner.training_step(batch, i); }
-    void zero_grad(size_t i) override { inner.zero_grad(i); }
-    void backward(const at::Tensor& loss, bool is_last) override { inner.backward(loss, is_last); }
-    StepReport optimizer_step(size_t i, const StepRequest& request) override {
-      ++steps;
-      return inner.optimizer_step(i, request);
-    }
-    void materialize_gradients(size_t i, int64_t n) override { inner.materialize_gradients(i, n); }
-    std::vector<std::pair<std::string, at::Tensor>> module_state() const override { return inner.module_state(); }
-    StrategyState state() override { return inner.state(); }
-    void load_state(const State& shared, const ReadRange& read) override { inner.load_state(shared, read); }
-    void teardown() noexcept override { inner.teardown(); }
-  };
-  strategy_registry().add("mine", [] { return std::make_unique<Mine>(); });
-  Trainer(quiet({.strategy = "mine"})).fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
-  EXPECT_EQ(steps, 5);
 }
 
 TEST(Trainer, TakesADataModule) {
