@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+"""Runs the benchmarks one after another and writes what they print into docs/benchmarks.md, each with its command, the
+machine and the date. A section whose program cannot run here, for want of a Python package, stays as it is. Takes about an
+hour in all, and nothing else should run meanwhile.
+
+  ./bazelw run //bench:report                          all
+  ./bazelw run //bench:report -- trainer_step          those named
+"""
+import datetime
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+HEAD = """# Benchmarks
+
+Written by `./bazelw run //bench:report`. Times are compared within one run, in alternating rounds (A-B-A-B), and medians are
+taken; machines are noisy, and the second digit changes from run to run. A ratio is the time over that of the first line of its
+table; "rounds" are the smallest and the largest ratio of a round. The programs are in `bench/`, and their comments say what
+they measure. None of the figures was taken on a GPU.
+"""
+
+ROW = re.compile(r"^(?P<name>.{40}) +(?P<us>[\d.]+) us/(?P<unit>\w+) +ratio (?P<ratio>[\d.]+) +"
+                 r"\(rounds: (?P<low>[\d.]+) \.\. (?P<high>[\d.]+)\)(?P<rest>.*)$")
+
+
+@dataclass
+class Subject:
+    title: str
+    says: str  # what is compared, in a sentence or two
+    program: str  # in //bench
+    arguments: list = field(default_factory=list)
+    script: str = ""  # Python, which runs the program in turn with others
+    packages: list = field(default_factory=list)  # that the script needs
+
+    @property
+    def key(self):
+        return self.script.removesuffix(".py") or self.program
+
+    def command(self):
+        """As a reader would type it."""
+        if not self.script:
+            return " ".join([f"OMP_NUM_THREADS=1 ./bazelw run //bench:{self.program}"] + (["--"] + self.arguments if self.arguments else []))
+        return f"OMP_NUM_THREADS=1 python3 bench/{self.script} bazel-bin/bench/{self.program}"  # after a build of the program
+
+    def argv(self, folder):
+        binary = os.path.join(folder, self.program)
+        return [sys.executable, os.path.join(folder, self.script), binary] if self.script else [binary, *self.arguments]
+
+
+SUBJECTS = [
+    Subject("A step on one device", "An MLP whose step takes 0.2 ms, beside a hand-written libtorch loop with torch's fused Adam; "
+            "then what a logged value costs.", "trainer_step"),
+    Subject("A step on one device, beside Python", "The same step by torch's loop in Python, and by Lightning's Trainer.",
+            "trainer_step", script="python_step.py", packages=["torch", "lightning"]),
+    Subject("AdamW", "The fused kernel beside a pass over the same memory without arithmetic, and beside torch's kernels.",
+            "adamw_kernel"),
+    Subject("AdamW, beside Python", "`optim::AdamW` beside Python's optimizers, on one thread.", "adamw_kernel",
+            script="python_adamw.py", packages=["torch"]),
+    Subject("A GAN's step, with and without toggle_optimizer", "Without the guard, backward computes the gradients of the "
+            "discriminator in the generator's half, too.", "toggle_step"),
+    Subject("ddp, two ranks on two cores", "A step of `ddp` beside torch's DistributedDataParallel and Lightning's `ddp`, one "
+            "thread per rank.", "ddp_step", script="python_ddp.py", packages=["torch"]),
+    Subject("Collectives between two processes", "Through shared memory and over Gloo, beside c10d's own all_reduce.",
+            "collectives", ["2"]),
+    Subject("ddp_sharded", "A step over that of `ddp`, bytes on the wire, and how memory grows with the model; beside FairScale if "
+            "it is installed.", "ddp_step", script="python_sharded.py"),
+    Subject("zero_offload and delayed_update", "One thread computes the step and one the update, for updates that take from 0.03 "
+            "to 1.2 times as long as forward and backward. On a CPU, both cores working together on either would be about as "
+            "fast or faster.", "offload_step"),
+    Subject("zero_offload, beside DeepSpeed", "DeepSpeed's ZeRO-2 with the optimizer on the CPU, one rank.", "ddp_step",
+            script="python_offload.py", packages=["torch", "deepspeed"]),
+    Subject("Checkpoints", "Writing beside the same bytes to one file, synced; reading beside `torch::load`; and for how long an "
+            "`async` checkpoint stops training.", "checkpoint_io"),
+]
+
+
+def machine():
+    model = platform.processor() or platform.machine()
+    with open("/proc/cpuinfo") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), model)
+    with open("/proc/cpuinfo") as file:
+        has_avx512 = " avx512f " in file.read()
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}{', AVX-512' if has_avx512 else ''}, {cores} core{'s' if cores != 1 else ''}"
+
+
+def rendered(printed):
+    """What a program printed, with the lines of bench/side_by_side as tables."""
+    parts, kind = [], None
+    for line in printed.splitlines():
+        row = ROW.match(line)
+        if not line.strip():
+            kind = None
+            continue
+        now = "table" if row else "text"
+        if now != kind:
+            parts.append((now, []))
+            kind = now
+        parts[-1][1].append(row or line.rstrip())
+    text = []
+    for now, lines in parts:
+        if now == "text":
+            text.append("```text\n" + "\n".join(lines) + "\n```")
+            continue
+        table = [f"| | us/{lines[0]['unit']} | ratio | rounds |", "|---|---|---|---|"]
+        for row in lines:
+            table.append(f"| {row['name'].strip()} | {row['us']} | {row['ratio']} | {row['low']} to {row['high']} |")
+        text.append("\n".join(table))
+    return "\n\n".join(text)
+
+
+def sections_of(text):
+    """By title, what follows the heading."""
+    return {part.split("\n", 1)[0]: part.split("\n", 1)[1].strip() for part in text.split("\n## ")[1:]}
+
+
+def main():
+    wanted = sys.argv[1:] or [subject.key for subject in SUBJECTS]
+    unknown = set(wanted) - {subject.key for subject in SUBJECTS}
+    if unknown:
+        sys.exit(f"there is no benchmark {sorted(unknown)}; there are {[subject.key for subject in SUBJECTS]}")
+    folder = os.path.dirname(os.path.abspath(__file__))
+    page = os.path.join(os.environ.get("BUILD_WORKSPACE_DIRECTORY", os.getcwd()), "docs", "benchmarks.md")
+    with open(page) as file:
+        sections = sections_of(file.read())
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for subject in SUBJECTS:
+        if subject.key not in wanted:
+            continue
+        missing = [package for package in subject.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            print(f"{subject.key}: not run, because Python has no {', '.join(missing)}", flush=True)
+            continue
+        print(f"{subject.key}: {subject.command()}", flush=True)
+        done = subprocess.run(subject.argv(folder), env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        print(done.stdout, flush=True)
+        sections[subject.title] = (f"{subject.says}\n\n`{subject.command()}`, {datetime.date.today()}, {machine()}:\n\n"
+                                   f"{rendered(done.stdout)}")
+        with open(page, "w") as file:  # after each, so that a report that is interrupted keeps what it has
+            known = [subject.title for subject in SUBJECTS if subject.title in sections]
+            others = [title for title in sections if title not in known]
+            file.write(HEAD + "".join(f"\n## {title}\n\n{sections[title]}\n" for title in known + others))
+
+
+if __name__ == "__main__":
+    main()
