@@ -22,6 +22,7 @@
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/loss_scaling.h"
+#include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/engine/replicas.h"
 #include "fulgur/strategies/engine/update_schedule.h"
@@ -34,16 +35,12 @@ namespace fulgur {
 // With one rank, gradients stay where autograd puts them, and the optimizer's kernel reads them there. With several
 // ranks a GradientReducer sums them while backward runs; with several devices Replicas sums them after backward.
 // 16-bit gradients of several micro-batches are summed in fp32.
-class FlatStrategy final : public Strategy {
+class FlatStrategy : public Strategy {
  public:
-  explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
-
-  std::string name() const override;
-  void describe(FieldVisitor& visit) override;
   void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override {
-    fulgur::check_devices(preset_, devices, num_nodes);
+    fulgur::check_devices(name(), engine_options(), devices, num_nodes);
   }
-  std::optional<WorldOptions> rank_per_device() const override;
+  std::optional<WorldOptions> rank_per_device() const override { return engine_options().world; }
   void setup(Module& module, const StrategySetup& setup) override;
   void setup_optimizers(Optimizers optimizers) override;
   const Optimizers& optimizers() const override { return optimizers_; }
@@ -54,7 +51,9 @@ class FlatStrategy final : public Strategy {
   Window end_micro_batch(const Window& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
   std::optional<ModelMemory> model_memory(const Module& module, const Optimizers& optimizers,
-                                          const MemoryRequest& request) const override;
+                                          const MemoryRequest& request) const override {
+    return memory_of(engine_options(), module, optimizers, request);
+  }
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
@@ -64,6 +63,9 @@ class FlatStrategy final : public Strategy {
   void teardown() noexcept override;
 
  private:
+  // What the preset that derives from this class asks for. Throws UsageError for settings that would have no effect.
+  virtual EngineOptions engine_options() const = 0;
+
   bool wants_sums() const;
   int64_t wanted_update_threads() const;
   int64_t ranks_that_share(const std::vector<int>& cores) const;
@@ -102,8 +104,7 @@ class FlatStrategy final : public Strategy {
   bool keeps_sums() const { return shard_.has_value(); }
   bool reduces_each_micro_batch() const { return keeps_sums() && (alone() || engine_.each_micro_batch); }
 
-  Preset preset_;
-  EngineOptions engine_;  // the preset's options, from setup() on
+  EngineOptions engine_;  // engine_options(), from setup() on
   Module* module_ = nullptr;
   World* world_ = nullptr;
   bool deterministic_ = false;
