@@ -88,8 +88,8 @@ class Steps {
 
 void compare(const Load& load, int rounds) {
   Steps one_thread("single_device", 1, load);
-  Steps offload(ZeroOffload{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
-  Steps delayed(DelayedUpdate{.update_threads = 1, .bucket_cap_mib = kBucketMib}, 1, load);
+  Steps offload(ZeroOffload{.host = {.update_threads = 1}, .ranks = {.bucket_cap_mib = kBucketMib}}, 1, load);
+  Steps delayed(DelayedUpdate{.host = {.update_threads = 1}, .ranks = {.bucket_cap_mib = kBucketMib}}, 1, load);
   Steps both_cores("single_device", 2, load);
   one_thread.run();  // allocates the gradients
   const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(); }},

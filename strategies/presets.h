@@ -1,7 +1,12 @@
 #pragma once
 
 #include "fulgur/base/registry.h"
-#include "fulgur/strategies/preset_options.h"
+#include "fulgur/strategies/presets/ddp.h"
+#include "fulgur/strategies/presets/ddp_sharded.h"
+#include "fulgur/strategies/presets/delayed_update.h"
+#include "fulgur/strategies/presets/dp.h"
+#include "fulgur/strategies/presets/single_device.h"
+#include "fulgur/strategies/presets/zero_offload.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {

@@ -4,20 +4,18 @@
 
 #include <cstdint>
 #include <optional>
-#include <variant>
+#include <string_view>
 #include <vector>
 
 #include "fulgur/distributed/world.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
-#include "fulgur/strategies/preset_options.h"
 
 namespace fulgur {
 
-using Preset = std::variant<SingleDevice, Dp, Ddp, DdpSharded, ZeroOffload, DelayedUpdate>;
-
-// The options of FlatStrategy that a preset sets.
+// What a preset asks of FlatStrategy.
 struct EngineOptions {
   std::optional<WorldOptions> world{};  // one rank per device; nullopt: one process
+  bool has_replicas = false;            // the one process may have several devices, each with a replica of the module
   BucketOptions buckets{};
   bool broadcast_buffers = false;
   bool shard = false;             // a rank updates only its own ranges
@@ -25,6 +23,7 @@ struct EngineOptions {
   double host_ratio = 0;
   bool delayed = false;
   int64_t warmup_steps = 0;
+  bool drain_before_save = false;  // checkpoints first complete the update in progress
   int64_t update_threads = 0;
 
   BucketOptions buckets_for(int64_t world_size) const {
@@ -34,10 +33,8 @@ struct EngineOptions {
   }
 };
 
-// Throws UsageError for an unsupported base, and for settings that would have no effect.
-EngineOptions engine_options(const Preset& preset);
-
-// Throws UsageError if the preset cannot train on these devices and this number of machines.
-void check_devices(const Preset& preset, const std::vector<c10::Device>& devices, int64_t num_nodes);
+// Throws UsageError if the strategy of this name cannot train on these devices of each of num_nodes machines.
+void check_devices(std::string_view strategy, const EngineOptions& engine, const std::vector<c10::Device>& devices,
+                   int64_t num_nodes);
 
 }  // namespace fulgur

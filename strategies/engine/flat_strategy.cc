@@ -38,25 +38,15 @@ std::string name_of(const Module& module, const at::Tensor& param) {
 
 }  // namespace
 
-std::string FlatStrategy::name() const {
-  return std::visit([](const auto& preset) { return std::string(preset.kName); }, preset_);
-}
-
-void FlatStrategy::describe(FieldVisitor& visit) {
-  std::visit([&](auto& preset) { preset.describe(visit); }, preset_);
-}
-
-std::optional<WorldOptions> FlatStrategy::rank_per_device() const { return engine_options(preset_).world; }
-
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
-  engine_ = engine_options(preset_);
+  engine_ = engine_options();
   module_ = &module;
   setup_.emplace(setup);
   converted_.emplace(module, setup.precision);
   current_device_.emplace(device());
   module.to(device());
   num_steps_ = 0;
-  if (alone() && std::holds_alternative<DdpSharded>(preset_)) log_info("ddp_sharded with one rank saves no memory");
+  if (alone() && engine_.shard && !keeps_sums()) log_info("{} with one rank saves no memory", name());
   if (engine_.host_ratio > 0 && device().is_cpu()) {
     log_info("{} on a CPU saves no memory: parameters and state are in the same one", name());
   }
@@ -359,59 +349,6 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
   }
   store_->show(index);
   if (factor != 1.0) scale_gradients(optimizers_[index].params(), at::scalar_tensor(factor, at::kDouble));
-}
-
-// Source of the formulas: Rajbhandari et al. 2020, arXiv:1910.02054, section 3.
-std::optional<ModelMemory> FlatStrategy::model_memory(const Module& module, const Optimizers& optimizers,
-                                                      const MemoryRequest& request) const {
-  const EngineOptions engine = engine_options(preset_);
-  const std::optional<c10::ScalarType> true_dtype = request.precision.true_dtype();
-  const int64_t world_size = engine.world ? request.num_devices : 1;
-  const int64_t shards = engine.shard ? world_size : 1;
-  const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
-  const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), true_dtype);
-  const bool sums_wait = keeps && (world_size == 1 || engine.each_micro_batch);
-  ModelMemory memory;
-  std::unordered_set<const c10::TensorImpl*> counted;
-  std::vector<int64_t> pooled_bytes;
-  for (const FlatParameters::Bucket& bucket : buckets) {
-    for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
-    const c10::ScalarType dtype = true_dtype.value_or(bucket.slots.front().param.scalar_type());
-    const auto element_size = static_cast<int64_t>(c10::elementSize(dtype));
-    const Optimizer& optimizer = optimizers[bucket.optimizer];
-    const int64_t num_elements = bucket.num_bytes / element_size / shards;
-    const int64_t on_host = OptimizerShard::elements_on_host(num_elements, engine.host_ratio);
-    const auto waiting_size = static_cast<int64_t>(c10::elementSize(optim::widened(dtype)));
-    const bool are_widened = request.accumulates && (sums_wait || world_size == 1);
-    const int64_t gradients = (are_widened ? waiting_size : element_size) * (engine.delayed ? 2 : 1);
-    const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
-    const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
-    memory.parameters += bucket.num_bytes;
-    memory.gradients += gradients * num_elements;
-    if (request.accumulates && world_size > 1 && !sums_wait) {  // kept at the parameters until the last micro-batch
-      memory.gradients += waiting_size * bucket.num_bytes / element_size;
-    }
-    memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
-                                 ? std::optional(*memory.optimizer_state + state * num_elements)
-                                 : std::nullopt;
-    memory.copies += element_size * (engine.delayed ? num_elements : on_host);
-    memory.on_host += (gradients + state + element_size) * on_host;
-    const bool has_padding = bucket.slots.back().num_elements * element_size != bucket.num_bytes;
-    const bool are_converted = request.accumulates && !sums_wait && waiting_size != element_size;
-    const bool is_a_gradient = bucket.slots.size() == 1 && !has_padding && !are_converted;
-    if (!is_a_gradient) pooled_bytes.push_back(bucket.num_bytes);
-  }
-  if (std::holds_alternative<Dp>(preset_) && request.device_type == c10::kCPU)
-    memory.gradients *= request.num_devices;  // replicas on the CPU share its memory
-  const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
-  const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
-  if (keeps && !reduces_in_sums) memory.buckets = GradientSums::pool_bytes(pooled_bytes);
-  for (const at::Tensor& param : module.parameters()) {
-    if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
-    const auto dtype = true_dtype && param.is_floating_point() ? *true_dtype : param.scalar_type();
-    memory.parameters += param.numel() * static_cast<int64_t>(c10::elementSize(dtype));
-  }
-  return memory;
 }
 
 void FlatStrategy::teardown() noexcept {

@@ -19,26 +19,24 @@
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_store.h"
 #include "fulgur/strategies/engine/loss_scaling.h"
+#include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/replicas.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
 
-// The engine of the presets. The parameters lie in flat buckets, so that they are reduced and updated many at a time. A
-// GradientStore has the gradients, and updates by them; the strategy moves the module to its device and precision, runs
-// it, and decides what a step makes of the gradients: mean, loss scale, clipping. With several devices Replicas runs
-// the module on all of them. 16-bit gradients of several micro-batches are summed in fp32.
-class FlatStrategy final : public Strategy {
+// The engine of the presets, which derive from it. The parameters lie in flat buckets, so that they are reduced and
+// updated many at a time. A GradientStore has the gradients, and updates by them; the strategy moves the module to its
+// device and precision, runs it, and decides what a step makes of the gradients: mean, loss scale, clipping. With
+// several devices Replicas runs the module on all of them. 16-bit gradients of several micro-batches are summed in
+// fp32.
+class FlatStrategy : public Strategy {
  public:
-  explicit FlatStrategy(Preset preset) : preset_(std::move(preset)) {}
-
-  std::string name() const override;
-  void describe(FieldVisitor& visit) override;
   void check_devices(const std::vector<c10::Device>& devices, int64_t num_nodes) const override {
-    fulgur::check_devices(preset_, devices, num_nodes);
+    fulgur::check_devices(name(), engine_options(), devices, num_nodes);
   }
-  std::optional<WorldOptions> rank_per_device() const override;
+  std::optional<WorldOptions> rank_per_device() const override { return engine_options().world; }
   void setup(Module& module, const StrategySetup& setup) override;
   void setup_optimizers(Optimizers optimizers) override;
   const Optimizers& optimizers() const override { return optimizers_; }
@@ -49,7 +47,9 @@ class FlatStrategy final : public Strategy {
   Window end_micro_batch(const Window& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
   std::optional<ModelMemory> model_memory(const Module& module, const Optimizers& optimizers,
-                                          const MemoryRequest& request) const override;
+                                          const MemoryRequest& request) const override {
+    return memory_of(engine_options(), module, optimizers, request);
+  }
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
@@ -59,6 +59,9 @@ class FlatStrategy final : public Strategy {
   void teardown() noexcept override;
 
  private:
+  // What the preset that derives from this class asks for. Throws UsageError for settings that would have no effect.
+  virtual EngineOptions engine_options() const = 0;
+
   bool alone() const { return setup_->world.world_size() == 1; }
   c10::Device device() const { return setup_->devices.front(); }
   bool keeps_sums() const;
@@ -82,8 +85,7 @@ class FlatStrategy final : public Strategy {
   void bring_back(Module& module) noexcept;
   void leave_statistics() noexcept;
 
-  Preset preset_;
-  EngineOptions engine_;  // the preset's options, from setup() on
+  EngineOptions engine_;  // engine_options(), from setup() on
   Module* module_ = nullptr;
   std::optional<StrategySetup> setup_;              // from setup() to teardown()
   std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device

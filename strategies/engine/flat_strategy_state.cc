@@ -18,8 +18,7 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
-  const auto* delayed = std::get_if<DelayedUpdate>(&preset_);
-  if (delayed != nullptr && delayed->drain_before_save) drain();
+  if (engine_.drain_before_save) drain();
   StrategyState state;
   State& shared = state.shared;
   shared.set("num_steps", num_steps_);

@@ -48,7 +48,7 @@ Use use_of(const StrategyChoice& choice, int64_t n_layer) {
 TEST(LargestModel, IsAlmostTwiceAsLargeOnEightRanks) {
   constexpr double kBucketMib = 1;
   const Use ddp = use_of(Ddp{.bucket_cap_mib = kBucketMib}, /*n_layer=*/10);
-  const Use sharded = use_of(DdpSharded{.bucket_cap_mib = kBucketMib}, /*n_layer=*/24);
+  const Use sharded = use_of(DdpSharded{.ranks = {.bucket_cap_mib = kBucketMib}}, /*n_layer=*/24);
   const double ratio = static_cast<double>(sharded.num_params) / static_cast<double>(ddp.num_params);
   RecordProperty("ratio", std::to_string(ratio));
   EXPECT_GE(ratio, 1.9);

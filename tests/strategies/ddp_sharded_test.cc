@@ -52,7 +52,7 @@ class EqualsDdp : public ::testing::TestWithParam<Case> {};
 
 // Shards change where sums and updates are made, and no bit of the result.
 TEST_P(EqualsDdp, BitForBitOnTwoRanks) {
-  const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = GetParam().bucket_mib};
+  const DdpSharded sharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = GetParam().bucket_mib}};
   expect_equal_to_ddp<Net<optim::AdamW>>(2, GetParam(), sharded);
   expect_equal_to_ddp<Net<optim::Adam>>(2, GetParam(), sharded);
   expect_equal_to_ddp<Net<optim::SGD>>(2, GetParam(), sharded);
@@ -98,7 +98,7 @@ TEST(DeterministicTest, DdpOverGlooAddsAsDdpSharded) {
     run_ranks(world_size, over_gloo(), [](World& world) {
       const Case c{.bucket_mib = 0.1};
       const Ddp ddp{.bucket_cap_mib = c.bucket_mib};
-      const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = c.bucket_mib};
+      const DdpSharded sharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = c.bucket_mib}};
       const at::Tensor expected = train<Wide>(world, c, sharded);
       EXPECT_TRUE(train<Wide>(world, c, ddp, /*deterministic=*/true).equal(expected));
       EXPECT_FALSE(train<Wide>(world, c, ddp, /*deterministic=*/false).equal(expected));
@@ -137,16 +137,17 @@ TEST_P(OverGloo, TrainsBitForBitAsThroughSharedMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, OverGloo,
-                         ::testing::Values(Preset{"ddp", Ddp{.bucket_cap_mib = 0.1}},
-                                           Preset{"ddp_sharded", DdpSharded{.bucket_cap_mib = 0.1}},
-                                           Preset{"ddp_sharded_at_boundary",
-                                                  DdpSharded{.reduce = "at_boundary", .bucket_cap_mib = 0.1}},
-                                           Preset{"stage_1", DdpSharded{.stage = 1, .bucket_cap_mib = 0.1}},
-                                           Preset{"zero_offload", ZeroOffload{.ratio = 0.5, .bucket_cap_mib = 0.1}},
-                                           Preset{"delayed_update", DelayedUpdate{.warmup_steps = 2}},
-                                           Preset{"delayed_ddp", DelayedUpdate{.base = "ddp", .warmup_steps = 2}}),
-                         [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    , OverGloo,
+    ::testing::Values(Preset{"ddp", Ddp{.bucket_cap_mib = 0.1}},
+                      Preset{"ddp_sharded", DdpSharded{.ranks = {.bucket_cap_mib = 0.1}}},
+                      Preset{"ddp_sharded_at_boundary",
+                             DdpSharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = 0.1}}},
+                      Preset{"stage_1", DdpSharded{.stage = 1, .ranks = {.bucket_cap_mib = 0.1}}},
+                      Preset{"zero_offload", ZeroOffload{.host = {.ratio = 0.5}, .ranks = {.bucket_cap_mib = 0.1}}},
+                      Preset{"delayed_update", DelayedUpdate{.warmup_steps = 2}},
+                      Preset{"delayed_ddp", DelayedUpdate{.base = "ddp", .warmup_steps = 2}}),
+    [](const auto& test) { return test.param.name; });
 
 TEST(DdpShardedTest, EachMicroBatchIsTheSameSumInAnotherOrder) {
   run_ranks(2, [](World& world) {
@@ -170,7 +171,7 @@ struct LeavesOneOut : Net<optim::SGD> {
 TEST(DdpShardedTest, ARankWithoutALossDoesNotKeepOthersWaiting) {
   for (const int64_t accumulate : {1, 2}) {
     const Case c{.name = "leaves", .accumulate = accumulate, .bucket_mib = 0.0001};
-    const DdpSharded sharded{.reduce = "at_boundary", .bucket_cap_mib = c.bucket_mib};
+    const DdpSharded sharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = c.bucket_mib}};
     run_ranks(2, [&](World& world) {
       t_rank = world.rank();
       const at::Tensor expected = train<LeavesOneOut>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
@@ -332,7 +333,7 @@ TEST(DdpShardedTest, ALayerThatWaitsForOtherRanksInBackwardIsNotKeptWaiting) {
   run_ranks(2, [&](World& world) {
     t_rank = world.rank();
     const at::Tensor expected = train<Synced>(world, c, Ddp{.bucket_cap_mib = c.bucket_mib});
-    EXPECT_TRUE(train<Synced>(world, c, DdpSharded{.bucket_cap_mib = c.bucket_mib}).equal(expected));
+    EXPECT_TRUE(train<Synced>(world, c, DdpSharded{.ranks = {.bucket_cap_mib = c.bucket_mib}}).equal(expected));
   });
 }
 

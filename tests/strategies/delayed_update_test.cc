@@ -190,14 +190,14 @@ Trained trained(const Plan& plan) {
     module->overflows_at = plan.overflows_at;
     module->rank = rank;
     module->world_size = modules.size();
-    Trainer trainer(testing::quiet(
-        {.strategy =
-             DelayedUpdate{.base = plan.base, .warmup_steps = plan.warmup, .ratio = plan.ratio, .update_threads = 2},
-         .devices = plan.world_size,
-         .max_epochs = 2,
-         .precision = plan.precision(),
-         .accumulate_grad_batches = plan.accumulate,
-         .gradient_clip_val = plan.clip}));
+    Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = plan.base,
+                                                              .warmup_steps = plan.warmup,
+                                                              .host = {.ratio = plan.ratio, .update_threads = 2}},
+                                    .devices = plan.world_size,
+                                    .max_epochs = 2,
+                                    .precision = plan.precision(),
+                                    .accumulate_grad_batches = plan.accumulate,
+                                    .gradient_clip_val = plan.clip}));
     trainer.fit(module, {.train = testing::tiny_loader(48, 4, /*shuffle=*/true)});
     if (rank == 0) result.global_step = trainer.state().global_step;
   });
@@ -480,12 +480,13 @@ TEST(DelayedUpdateTest, BadInputIsRefused) {
 
 TEST(DelayedUpdateTest, SettingsThatItsBaseDoesNotHaveAreRefused) {
   EXPECT_THAT(
-      why_refused(DelayedUpdate{.base = "ddp", .ratio = 0.5}),
+      why_refused(DelayedUpdate{.base = "ddp", .host = {.ratio = 0.5}}),
       HasSubstr("strategy 'delayed_update': ratio = 0.5 would have no effect with base = 'ddp'; leave it at 1"));
-  EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp_sharded", .ratio = 0.5}), HasSubstr("ratio = 0.5"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp_sharded", .host = {.ratio = 0.5}}), HasSubstr("ratio = 0.5"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp", .reduce = "at_boundary"}), HasSubstr("reduce = at_boundary"));
-  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .timeout_s = 5}), HasSubstr("timeout_s = 5"));
-  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .broadcast_buffers = false}),
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .ranks = {.timeout_s = 5}}),
+              HasSubstr("timeout_s = 5"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .ranks = {.broadcast_buffers = false}}),
               HasSubstr("broadcast_buffers = false"));
 }
 

@@ -57,7 +57,7 @@ TEST(Gpu, EveryStrategyTrainsAsOnTheCpu) {
                                                "ddp",
                                                "ddp_sharded",
                                                "zero_offload",
-                                               ZeroOffload{.ratio = 0.5},
+                                               ZeroOffload{.host = {.ratio = 0.5}},
                                                "delayed_update",
                                                DelayedUpdate{.base = "single_device"},
                                                DelayedUpdate{.base = "ddp_sharded"}};
@@ -94,10 +94,11 @@ TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
   constexpr int64_t kLayerBytes = kWidth * kWidth * 2;
   c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(c10::kCUDA);
   for (const double clip : {0.0, 0.1}) {
-    TrainerOptions options = testing::quiet({.strategy = ZeroOffload{.bucket_cap_mib = 2, .first_bucket_mib = 2},
-                                             .max_steps = 3,
-                                             .precision = "bf16-true",
-                                             .gradient_clip_val = clip});
+    TrainerOptions options =
+        testing::quiet({.strategy = ZeroOffload{.ranks = {.bucket_cap_mib = 2, .first_bucket_mib = 2}},
+                        .max_steps = 3,
+                        .precision = "bf16-true",
+                        .gradient_clip_val = clip});
     options.accelerator = "cuda";
     options.devices = 1;
     const auto module = make_module<Deep>();

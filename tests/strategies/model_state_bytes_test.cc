@@ -151,7 +151,7 @@ struct Row {
 class ModelState : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ModelState, OfDdpShardedIsThatOfTheFormula) {
-  const DdpSharded sharded{.bucket_cap_mib = bucket_mib(GetParam().precision), .first_bucket_mib = 0};
+  const DdpSharded sharded{.ranks = {.bucket_cap_mib = bucket_mib(GetParam().precision), .first_bucket_mib = 0}};
   const Bytes bytes =
       bytes_of({.strategy = sharded, .num_devices = GetParam().world_size, .precision = GetParam().precision});
   EXPECT_NEAR(bytes.model_state, GetParam().expected, 0.03 * GetParam().expected);
@@ -169,7 +169,7 @@ INSTANTIATE_TEST_SUITE_P(, ModelState,
 
 // The order of groups does not matter, nor where in the module a layer is registered.
 TEST(ModelStateInAnyOrder, OfDdpShardedIsThatOfTheFormula) {
-  const DdpSharded sharded{.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0};
+  const DdpSharded sharded{.ranks = {.bucket_cap_mib = bucket_mib("32"), .first_bucket_mib = 0}};
   for (const auto& [groups, head_first] :
        {std::pair("halves", false), std::pair("halves, swapped", false), std::pair("biases", false),
         std::pair("biases, swapped", false), std::pair("AdamW", true), std::pair("halves, swapped", true)}) {
@@ -235,10 +235,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{"ddp_sharded", 2}, Plan{"ddp_sharded", 3}, Plan{"ddp_sharded", 8, "bf16-true"},
                       Plan{"ddp_sharded", 4, "bf16-mixed"}, Plan{"ddp_sharded", 4, "32", "SGD"},
                       Plan{"ddp_sharded", 8, "64", "momentum"}, Plan{"zero_offload"}, Plan{"zero_offload", 4},
-                      Plan{"zero_offload", 1, "bf16-true"}, Plan{ZeroOffload{.ratio = 0.5}, 2},
-                      Plan{ZeroOffload{.ratio = 0}, 2}, Plan{"delayed_update"}, Plan{"delayed_update", 2, "bf16-true"},
-                      Plan{DelayedUpdate{.base = "ddp"}, 2}, Plan{DelayedUpdate{.base = "ddp_sharded"}, 2},
-                      Plan{DdpSharded{.bucket_cap_mib = 0.2, .first_bucket_mib = 0}, 4}));
+                      Plan{"zero_offload", 1, "bf16-true"}, Plan{ZeroOffload{.host = {.ratio = 0.5}}, 2},
+                      Plan{ZeroOffload{.host = {.ratio = 0}}, 2}, Plan{"delayed_update"},
+                      Plan{"delayed_update", 2, "bf16-true"}, Plan{DelayedUpdate{.base = "ddp"}, 2},
+                      Plan{DelayedUpdate{.base = "ddp_sharded"}, 2},
+                      Plan{DdpSharded{.ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}}, 4}));
 
 // Three micro-batches, so that sums of 16-bit gradients are fp32 before the last one.
 INSTANTIATE_TEST_SUITE_P(
@@ -251,11 +252,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{.strategy = "ddp_sharded", .num_devices = 4, .micro_batches = 3},
                       Plan{.strategy = "ddp_sharded", .num_devices = 4, .precision = "bf16-true", .micro_batches = 3},
                       Plan{.strategy = DdpSharded{.reduce = "at_boundary"}, .num_devices = 4, .micro_batches = 3},
-                      Plan{
-                          .strategy = DdpSharded{.reduce = "at_boundary", .bucket_cap_mib = 0.2, .first_bucket_mib = 0},
-                          .num_devices = 4,
-                          .precision = "bf16-true",
-                          .micro_batches = 3},
+                      Plan{.strategy = DdpSharded{.reduce = "at_boundary",
+                                                  .ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}},
+                           .num_devices = 4,
+                           .precision = "bf16-true",
+                           .micro_batches = 3},
                       Plan{.strategy = DelayedUpdate{.base = "ddp_sharded"}, .num_devices = 2, .micro_batches = 3},
                       Plan{.strategy = "zero_offload", .precision = "bf16-true", .micro_batches = 3},
                       Plan{.strategy = "zero_offload", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},

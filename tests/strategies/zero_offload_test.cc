@@ -34,9 +34,8 @@ struct Offload {
 class ZeroOffloadTest : public ::testing::TestWithParam<Offload> {
  protected:
   ZeroOffload strategy() const {
-    return {.ratio = GetParam().ratio,
-            .update_threads = GetParam().update_threads,
-            .bucket_cap_mib = GetParam().c.bucket_mib};
+    return {.host = {.ratio = GetParam().ratio, .update_threads = GetParam().update_threads},
+            .ranks = {.bucket_cap_mib = GetParam().c.bucket_mib}};
   }
 };
 
@@ -57,7 +56,7 @@ TEST_P(ZeroOffloadTest, EqualsSingleDeviceBitForBit) {
 
 TEST_P(ZeroOffloadTest, EqualsDdpShardedBitForBit) {
   for (const int64_t world_size : {2, 3}) {
-    const DdpSharded sharded{.bucket_cap_mib = GetParam().c.bucket_mib};
+    const DdpSharded sharded{.ranks = {.bucket_cap_mib = GetParam().c.bucket_mib}};
     expect_equal<Net<optim::AdamW>>(world_size, GetParam().c, sharded, strategy());
   }
 }
@@ -82,8 +81,8 @@ TEST(ZeroOffload, AHookSeesAndChangesTheMeanGradients) {
       scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
     }
   };
-  expect_equal<Halves>(1, {.accumulate = 2}, "single_device", ZeroOffload{.ratio = 0.5});
-  expect_equal<Halves>(2, {}, "ddp_sharded", ZeroOffload{.ratio = 0.5});
+  expect_equal<Halves>(1, {.accumulate = 2}, "single_device", ZeroOffload{.host = {.ratio = 0.5}});
+  expect_equal<Halves>(2, {}, "ddp_sharded", ZeroOffload{.host = {.ratio = 0.5}});
 }
 
 TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
@@ -97,7 +96,7 @@ TEST(ZeroOffload, AHookSeesGradientsOf32Bits) {
   };
   const Case c{.precision = "bf16-true"};
   expect_equal<Looks>(1, c, "single_device", "zero_offload");
-  expect_equal<Looks>(2, c, "ddp_sharded", ZeroOffload{.ratio = 0.5});
+  expect_equal<Looks>(2, c, "ddp_sharded", ZeroOffload{.host = {.ratio = 0.5}});
 }
 
 // beside_others shares a bucket with other parameters; empty has a bucket to itself, in which nothing is updated.
@@ -157,9 +156,9 @@ TEST(ZeroOffload, BadInputIsRefused) {
   struct Lamb : TinyModule {
     Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.1}); }
   };
-  EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.ratio = 1.5}), HasSubstr("ratio"));
+  EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.host = {.ratio = 1.5}}), HasSubstr("ratio"));
   EXPECT_THAT(why_refused<Lamb>("zero_offload"), HasSubstr("LAMB needs whole tensors"));
-  EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.ratio = 0, .update_threads = 2}),
+  EXPECT_THAT(why_refused<TinyModule>(ZeroOffload{.host = {.ratio = 0, .update_threads = 2}}),
               HasSubstr("strategy 'zero_offload': update_threads = 2 would have no effect with ratio = 0"));
 }
 

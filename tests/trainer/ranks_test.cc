@@ -22,7 +22,7 @@
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
-#include "fulgur/strategies/preset_options.h"
+#include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"

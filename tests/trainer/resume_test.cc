@@ -25,7 +25,7 @@
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
-#include "fulgur/strategies/preset_options.h"
+#include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
@@ -670,7 +670,7 @@ TEST(Resume, GoesOnWithOtherRanksAndStrategies) {
   const std::vector<RunKind> kinds{{.options = {.strategy = "single_device"}},
                                    {.options = {.strategy = "ddp"}, .world_size = 2},
                                    {.options = {.strategy = "ddp_sharded"}, .world_size = 3},
-                                   {.options = {.strategy = ZeroOffload{.ratio = 0.5}}, .world_size = 2},
+                                   {.options = {.strategy = ZeroOffload{.host = {.ratio = 0.5}}}, .world_size = 2},
                                    {.options = {.strategy = "ddp_sharded"}, .world_size = 1}};
   const TempDir dir;
   std::multiset<float> whole;

@@ -1,0 +1,31 @@
+#include "fulgur/strategies/presets/ddp.h"
+
+#include <cstdint>
+
+#include "fulgur/strategies/engine/engine_options.h"
+
+namespace fulgur {
+namespace {
+
+int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
+
+}  // namespace
+
+void Ddp::describe(FieldVisitor& visit) {
+  visit({.name = "bucket_cap_mib", .help = "size of gradients that are reduced together, MiB", .min = 0},
+        &bucket_cap_mib);
+  visit({.name = "first_bucket_mib", .help = "size of the first gradients reduced in backward, MiB", .min = 0},
+        &first_bucket_mib);
+  visit({.name = "broadcast_buffers", .help = "broadcast the buffers of rank 0 after each step"}, &broadcast_buffers);
+  visit({.name = "timeout_s", .help = "abort a collective after this time, s", .min = 1}, &timeout_s);
+  visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time, s", .min = 1},
+        &connect_timeout_s);
+}
+
+EngineOptions Ddp::engine_options() const {
+  return {.world = WorldOptions{.timeout_s = timeout_s, .connect_timeout_s = connect_timeout_s},
+          .buckets = {.first_bucket_bytes = to_bytes(first_bucket_mib), .bucket_cap_bytes = to_bytes(bucket_cap_mib)},
+          .broadcast_buffers = broadcast_buffers};
+}
+
+}  // namespace fulgur

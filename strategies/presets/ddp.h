@@ -1,0 +1,28 @@
+#pragma once
+
+#include <string_view>
+
+#include "fulgur/base/describe.h"
+
+namespace fulgur {
+
+struct EngineOptions;
+
+// Distributed data parallel: a process for each device, each with the whole model and its part of every batch.
+// Source: Li et al. 2020, arXiv:2006.15704.
+struct Ddp {
+  static constexpr std::string_view kName = "ddp";
+  double bucket_cap_mib = 25;      // gradients that are reduced together; smaller: starts sooner, costs more calls
+  double first_bucket_mib = 1;     // cap of the first bucket, so that reducing starts early in backward
+  bool broadcast_buffers = true;   // after each step rank 0 broadcasts buffers (running means)
+  double timeout_s = 1800;         // limit for every collective
+  double connect_timeout_s = 300;  // limit until every rank has connected
+  void describe(FieldVisitor& visit);
+  EngineOptions engine_options() const;
+};
+
+// How ranks connect and reduce: the settings of ddp, which all presets with ranks have as `ranks`. Their flags are the
+// same, too: --strategy.bucket_cap_mib=10 sets ddp's bucket_cap_mib or ddp_sharded's ranks.bucket_cap_mib.
+using RankOptions = Ddp;
+
+}  // namespace fulgur
