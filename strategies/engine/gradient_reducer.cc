@@ -244,7 +244,11 @@ void GradientReducer::fill_up(size_t b) {
   const auto& slots = parameters_.buckets()[b].slots;
   for (size_t s = 0; s < slots.size(); ++s) {
     if (buckets_[b].is_full[s]) continue;
-    slots[s].param.grad().defined() ? take_gradient(b, s) : contents().put_zero(b, s);
+    if (slots[s].param.grad().defined()) {
+      take_gradient(b, s);
+    } else {
+      contents().put_zero(b, s);
+    }
   }
 }
 

@@ -78,7 +78,11 @@ void GradientSums::put(size_t b, size_t s, bool goes_soon) {
   ensure_memory(b);
   at::Tensor grad = std::exchange(param.mutable_grad(), {});
   // The keeper gets gradients only of buckets that go soon: otherwise gradients would pile up.
-  keeper_fills(b) && goes_soon ? void(buckets_[b].arrived[s] = std::move(grad)) : put_into_bucket(b, s, grad);
+  if (keeper_fills(b) && goes_soon) {
+    buckets_[b].arrived[s] = std::move(grad);
+  } else {
+    put_into_bucket(b, s, grad);
+  }
 }
 
 void GradientSums::put_zero(size_t b, size_t s) {

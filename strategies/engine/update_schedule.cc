@@ -58,7 +58,11 @@ int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bo
 void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, bool late) {
   drain();
   std::unique_ptr<Update> update = start(optimizer, transform, late);
-  late ? void(late_ = std::move(update)) : finish(*update);
+  if (late) {
+    late_ = std::move(update);
+  } else {
+    finish(*update);
+  }
 }
 
 void UpdateSchedule::drain() {
