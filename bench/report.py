@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 HEAD = """# Benchmarks
 
-Written by `./bazelw run //bench:report`. Times are compared within one run, in alternating rounds (A-B-A-B), and medians are
+Written by `./bazelw run //bench:report`; sections "of version 0" are older than that program. Times are compared within one run, in alternating rounds (A-B-A-B), and medians are
 taken; machines are noisy, and the second digit changes from run to run. A ratio is the time over that of the first line of its
 table; "rounds" are the smallest and the largest ratio of a round. The programs are in `bench/`, and their comments say what
 they measure. None of the figures was taken on a GPU.
