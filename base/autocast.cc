@@ -18,14 +18,14 @@ AutocastState AutocastState::now(c10::DeviceType device_type) {
           .dtype = at::autocast::get_autocast_dtype(device_type)};
 }
 
-AutocastScope::AutocastScope(const AutocastState& state)
+ScopedAutocast::ScopedAutocast(const AutocastState& state)
     : before_(AutocastState::now(state.device_type)), other_dtype_(state.dtype != before_.dtype) {
   if (other_dtype_) at::autocast::clear_cache();  // the cache does not know the types of its tensors
   set(state);
   at::autocast::increment_nesting();
 }
 
-AutocastScope::~AutocastScope() {
+ScopedAutocast::~ScopedAutocast() {
   if (at::autocast::decrement_nesting() == 0 || other_dtype_) at::autocast::clear_cache();
   set(before_);
 }

@@ -18,12 +18,12 @@ struct AutocastState {
 // Sets autocast for its lifetime and restores it afterwards, like Python's torch.autocast. At its end the outermost
 // scope drops the cast weights that autocast caches. An update within a scope leaves them stale, so that a scope must
 // span a forward pass and no step. Threading: affects only the thread that makes it.
-class AutocastScope {
+class ScopedAutocast {
  public:
-  explicit AutocastScope(const AutocastState& state);
-  ~AutocastScope();
-  AutocastScope(const AutocastScope&) = delete;
-  AutocastScope& operator=(const AutocastScope&) = delete;
+  explicit ScopedAutocast(const AutocastState& state);
+  ~ScopedAutocast();
+  ScopedAutocast(const ScopedAutocast&) = delete;
+  ScopedAutocast& operator=(const ScopedAutocast&) = delete;
 
  private:
   const AutocastState before_;

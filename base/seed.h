@@ -33,13 +33,13 @@ class RandomState {
 };
 
 // Restores, in its destructor, the states that the generators had in its constructor.
-class RandomStateRestored {
+class ScopedRandomState {
  public:
-  RandomStateRestored() : RandomStateRestored(RandomState::now()) {}
-  explicit RandomStateRestored(RandomState state) : state_(std::move(state)) {}
-  ~RandomStateRestored() { state_.restore(); }
-  RandomStateRestored(const RandomStateRestored&) = delete;
-  RandomStateRestored& operator=(const RandomStateRestored&) = delete;
+  ScopedRandomState() : ScopedRandomState(RandomState::now()) {}
+  explicit ScopedRandomState(RandomState state) : state_(std::move(state)) {}
+  ~ScopedRandomState() { state_.restore(); }
+  ScopedRandomState(const ScopedRandomState&) = delete;
+  ScopedRandomState& operator=(const ScopedRandomState&) = delete;
 
  private:
   const RandomState state_;

@@ -36,12 +36,12 @@ struct Gan : Module {
     const at::Tensor real = batch["x"];
     const at::Tensor fake = generator->forward(torch::randn({real.size(0), 16}));
     {
-      std::optional<ToggledOptimizer> guard;
+      std::optional<ScopedToggle> guard;
       if (guards) guard.emplace(toggle_optimizer(1));
       step(1,
            (discriminator->forward(real) - 1).square().mean() + discriminator->forward(fake.detach()).square().mean());
     }
-    std::optional<ToggledOptimizer> guard;
+    std::optional<ScopedToggle> guard;
     if (guards) guard.emplace(toggle_optimizer(0));
     step(0, (discriminator->forward(fake) - 1).square().mean());
     return {};

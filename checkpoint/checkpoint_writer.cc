@@ -17,7 +17,7 @@
 #include "fulgur/checkpoint/limits.h"
 #include "fulgur/checkpoint/manifest.h"
 #include "fulgur/checkpoint/state_json.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 
 namespace fulgur {
 namespace {

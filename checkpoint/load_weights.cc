@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <map>

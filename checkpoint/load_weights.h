@@ -1,13 +1,12 @@
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <filesystem>
 #include <string_view>
 
 #include "fulgur/base/field_state.h"
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/core/module_fwd.h"
 
 namespace fulgur {
 

@@ -4,7 +4,7 @@
 
 namespace fulgur {
 
-ToggledOptimizer::ToggledOptimizer(const Optimizers& optimizers, size_t index) {
+ScopedToggle::ScopedToggle(const Optimizers& optimizers, size_t index) {
   std::unordered_set<const at::TensorImpl*> own;
   for (const at::Tensor& param : optimizers[index].params()) own.insert(param.unsafeGetTensorImpl());
   for (const auto& optimizer : optimizers) {
@@ -16,7 +16,7 @@ ToggledOptimizer::ToggledOptimizer(const Optimizers& optimizers, size_t index) {
   }
 }
 
-ToggledOptimizer::~ToggledOptimizer() {
+ScopedToggle::~ScopedToggle() {
   for (const at::Tensor& param : turned_off_) param.set_requires_grad(true);
 }
 

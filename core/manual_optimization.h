@@ -39,12 +39,12 @@ class ManualOptimizer {
 
 // For the lifetime of the object, parameters that belong only to other optimizers do not require gradients, so that a
 // GAN's generator step computes none for the discriminator. Afterwards requires_grad is restored.
-class ToggledOptimizer {
+class ScopedToggle {
  public:
-  ToggledOptimizer(const Optimizers& optimizers, size_t index);
-  ~ToggledOptimizer();
-  ToggledOptimizer(ToggledOptimizer&&) noexcept = default;  // the moved-from object does nothing in its destructor
-  ToggledOptimizer& operator=(ToggledOptimizer&&) = delete;
+  ScopedToggle(const Optimizers& optimizers, size_t index);
+  ~ScopedToggle();
+  ScopedToggle(ScopedToggle&&) noexcept = default;  // the moved-from object does nothing in its destructor
+  ScopedToggle& operator=(ScopedToggle&&) = delete;
 
  private:
   std::vector<at::Tensor> turned_off_;

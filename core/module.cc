@@ -117,7 +117,7 @@ void Module::manual_backward(const at::Tensor& loss) {
   manual.backward(loss);
 }
 
-ToggledOptimizer Module::toggle_optimizer(size_t index) {
+ScopedToggle Module::toggle_optimizer(size_t index) {
   const Optimizers& optimizers = manual_optimization("toggle_optimizer()").optimizers();
   TORCH_CHECK_INDEX(index < optimizers.size(), name(), ": toggle_optimizer(", index, "), but configure_optimizers ",
                     "returned ", optimizers.size());

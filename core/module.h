@@ -38,7 +38,7 @@ struct OverriddenHooks {
 };
 
 // What a Module can access of the run that it is in. The pointers are valid until its teardown ends.
-struct RunLink {
+struct RunAccess {
   const RunState* state = nullptr;
   MetricLog* metrics = nullptr;  // null in barebones mode: log() does nothing
   ManualOptimization* manual_optimization = nullptr;
@@ -197,7 +197,7 @@ class Module : public torch::nn::Module {
   bool automatic_optimization = true;
   ManualOptimizer optimizer(size_t index = 0);
   void manual_backward(const at::Tensor& loss);
-  ToggledOptimizer toggle_optimizer(size_t index);
+  ScopedToggle toggle_optimizer(size_t index);
   LRSchedule& lr_scheduler(size_t index = 0);  // call step() at any time
 
   // For configure_gradient_clipping. Throws c10::ValueError if the Trainer clips by other values.
@@ -207,10 +207,10 @@ class Module : public torch::nn::Module {
   std::string name() const;
 
   // For the Trainer: connects log() and the functions above to a run.
-  void attach(const RunLink& link) { link_ = link; }
+  void attach(const RunAccess& link) { link_ = link; }
 
   // For strategies with replicas.
-  const RunLink& link() const { return link_; }
+  const RunAccess& link() const { return link_; }
   std::shared_ptr<Module> make_another() const;  // see make_module; throws UsageError if it cannot
 
  private:
@@ -224,7 +224,7 @@ class Module : public torch::nn::Module {
 
   std::optional<OverriddenHooks> overridden_hooks_{};        // nullopt: not made by make_module
   std::function<std::shared_ptr<Module>()> make_another_{};  // same type, same arguments; for replicas
-  RunLink link_;
+  RunAccess link_;
   State hyper_parameters_;
   bool has_warned_of_log_ = false;  // log() outside a run does nothing
 };

@@ -1,5 +1,7 @@
 #include "fulgur/core/module_state.h"
 
+#include <torch/nn/module.h>
+
 #include <unordered_set>
 
 namespace fulgur {

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "fulgur/core/module_fwd.h"
 
 namespace fulgur {
 

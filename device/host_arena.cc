@@ -21,7 +21,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 
 namespace fulgur {
 namespace {

@@ -8,7 +8,7 @@ namespace fulgur {
 
 // ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes suffice, as long as no code
 // here creates, calls or destroys such an object.
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const Group& group) {
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const GroupConfig& group) {
   using c10d::ProcessGroupGloo;
   auto options = ProcessGroupGloo::Options::create(group.connect_timeout);
   options->devices.push_back(group.network.interface.empty()

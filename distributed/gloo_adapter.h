@@ -9,6 +9,6 @@ namespace fulgur {
 
 // Connects the ranks of a group by Gloo, for CPU tensors, over the group's network. The backend's timeout is the
 // group's connect_timeout until setTimeout() is called. Throws what c10d throws (std::exception).
-c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const Group& group);
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const GroupConfig& group);
 
 }  // namespace fulgur

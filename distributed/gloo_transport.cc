@@ -29,7 +29,7 @@ void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point 
 
 }  // namespace
 
-std::unique_ptr<HostTransport> connect_gloo(const Group& group) {
+std::unique_ptr<HostTransport> connect_gloo(const GroupConfig& group) {
   if (!group.device.is_cpu()) return nullptr;
   auto backend = make_gloo_backend(group);
   backend->setTimeout(group.timeout);

@@ -19,7 +19,7 @@ namespace fulgur {
 
 // Connects the ranks of a group by Gloo, over the group's network; null if their tensors are not on the CPU. Every rank
 // of the group calls it. Throws what c10d throws (std::exception).
-std::unique_ptr<HostTransport> connect_gloo(const Group& group);
+std::unique_ptr<HostTransport> connect_gloo(const GroupConfig& group);
 
 // Moves tensors over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends
 // and receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each

@@ -24,7 +24,7 @@ struct TransportOptions {
 };
 
 // A set of ranks, and what is needed to connect them.
-struct Group {
+struct GroupConfig {
   std::string name;                       // unique among the groups of a run; appears in errors
   c10::intrusive_ptr<c10d::Store> store;  // shared by the whole run
   std::vector<int64_t> ranks;             // global ranks, in the group's order
@@ -32,7 +32,7 @@ struct Group {
   std::chrono::milliseconds timeout{};    // limit for each collective
   std::chrono::milliseconds connect_timeout = timeout;
   c10::Device device = c10::kCPU;  // where the tensors of this rank are
-  Network network{};               // where this rank accepts connections
+  NetworkInterface network{};      // where this rank accepts connections
   TransportOptions transport{};
 
   int64_t world_size() const { return static_cast<int64_t>(ranks.size()); }

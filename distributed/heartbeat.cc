@@ -213,7 +213,7 @@ struct Heartbeat::Shared {
 
   std::mutex mutex{};
   std::condition_variable changed{};
-  std::map<std::string, Progress> started{};
+  std::map<std::string, GroupProgress> started{};
   std::vector<std::function<void()>> jobs{};
   bool stop = false;
   bool answers = true;  // false if the store did not answer the last request
@@ -371,7 +371,7 @@ void Heartbeat::watch(int64_t num_ranks, std::function<void()> on_failure) {
   std::thread([shared = shared_] { shared->look_at_store(); }).detach();
 }
 
-Progress& Heartbeat::progress(const std::string& group) {
+GroupProgress& Heartbeat::progress(const std::string& group) {
   const std::lock_guard lock(shared_->mutex);
   return shared_->started[group];
 }

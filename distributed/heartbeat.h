@@ -22,7 +22,7 @@ struct Diagnosis {
 };
 
 // The collectives of one group that a rank has started.
-struct Progress {
+struct GroupProgress {
   std::atomic<int64_t> number{0};
   std::atomic<const char*> name{""};  // name of the last collective: "all_reduce"
 };
@@ -55,7 +55,7 @@ class Heartbeat {
   static constexpr int64_t kSilentIntervals = 150;  // a minute, at the default interval
 
   // This rank's progress in a group; the reference is valid as long as the Heartbeat.
-  Progress& progress(const std::string& group);
+  GroupProgress& progress(const std::string& group);
 
   // Records that this rank has failed by itself, unless another rank's record came first.
   void report_failure(const std::string& message);

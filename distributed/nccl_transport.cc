@@ -22,7 +22,7 @@ constexpr std::chrono::seconds kWatchdogMargin{30};
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group) {
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group) {
   if (!group.device.is_cuda()) return nullptr;
   if (!group.network.interface.empty()) {  // "=": exact, not a prefix
     ::setenv("NCCL_SOCKET_IFNAME", ("=" + group.network.interface).c_str(), /*overwrite=*/0);
@@ -38,7 +38,7 @@ c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group) {
 
 #else
 
-c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group) {
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group) {
   if (!group.device.is_cuda()) return nullptr;
   throw UsageError("NCCL was asked for, but fulgur was built with FULGUR_CUDA=0; build it without, or use the CPU");
 }

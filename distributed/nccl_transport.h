@@ -10,6 +10,6 @@ namespace fulgur {
 // Connects the ranks of a group by NCCL; null if the group's device is not a CUDA device. NCCL uses the interface of
 // the group's network if it was chosen by name and NCCL_SOCKET_IFNAME is not set; otherwise NCCL chooses one. Throws
 // UsageError if fulgur was built without CUDA, and what c10d throws (std::exception).
-c10::intrusive_ptr<c10d::Backend> connect_nccl(const Group& group);
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group);
 
 }  // namespace fulgur

@@ -126,7 +126,7 @@ int try_to_connect(const addrinfo& target) {
   return error;
 }
 
-Network on_interface(const std::string& variable, std::string name) {
+NetworkInterface on_interface(const std::string& variable, std::string name) {
   name = name.substr(0, name.find(','));  // Gloo takes a list; one is enough
   const std::vector<std::string> known = interface_names();
   if (std::ranges::find(known, name) != known.end()) return {.interface = name};
@@ -154,8 +154,8 @@ std::vector<std::string> interface_names() {
 
 // A host's own name is often an address of the loopback there (127.0.1.1 in Debian's /etc/hosts). A numeric loopback
 // address is taken literally: several launchers run on one host.
-Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port,
-                       bool several_hosts) {
+NetworkInterface choose_network(const EnvironmentVariables& variables, const std::string& master_address,
+                                uint16_t master_port, bool several_hosts) {
   for (const char* variable : {"FULGUR_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}) {
     if (const auto name = find_variable(variables, variable)) return on_interface(variable, *name);
   }

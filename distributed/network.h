@@ -11,7 +11,7 @@ namespace fulgur {
 
 // Where this process accepts connections from other ranks: an interface, or, if empty, an address of this host (IPv4 or
 // IPv6).
-struct Network {
+struct NetworkInterface {
   std::string interface{};
   std::string address{};
 };
@@ -21,8 +21,8 @@ struct Network {
 // networks uses the right one. With several hosts, if the master's name means the loopback on the master's own host,
 // the address of an interface that is up is used there. Throws UsageError for an interface that does not exist, listing
 // the existing ones, and DistributedError if the master cannot be reached.
-Network choose_network(const EnvironmentVariables& variables, const std::string& master_address, uint16_t master_port,
-                       bool several_hosts);
+NetworkInterface choose_network(const EnvironmentVariables& variables, const std::string& master_address,
+                                uint16_t master_port, bool several_hosts);
 
 // True if the name is unknown now, but a name server may learn it.
 bool may_be_known_later(const std::string& host);

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/job_queue.h"
 #include "fulgur/base/logging.h"
-#include "fulgur/base/serial_worker.h"
 #include "fulgur/base/trace.h"
 #include "fulgur/distributed/c10d_op.h"
 #include "fulgur/distributed/detached_call.h"
@@ -59,7 +59,7 @@ std::string message_of(const std::exception& error) {
 
 class ProcessCollective::Impl {
  public:
-  Impl(Group group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports)
+  Impl(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports)
       : group_(std::move(group)),
         heartbeat_(std::move(heartbeat)),
         transports_(std::move(transports)),
@@ -78,7 +78,7 @@ class ProcessCollective::Impl {
     }
   }
 
-  const Group& group() const { return group_; }
+  const GroupConfig& group() const { return group_; }
 
   // Starts `run(backend)`, which returns c10d's Work.
   template <class Run>
@@ -137,7 +137,7 @@ class ProcessCollective::Impl {
 
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) {
     check_ranks(ranks, group_.world_size());
-    Group sub = group_;
+    GroupConfig sub = group_;
     sub.name = fmt::format("{}.{}", group_.name, ++num_sub_groups_);
     sub.ranks.clear();
     sub.rank = -1;
@@ -251,10 +251,10 @@ class ProcessCollective::Impl {
     throw *failure_;
   }
 
-  const Group group_;
+  const GroupConfig group_;
   const std::shared_ptr<Heartbeat> heartbeat_;
   const std::vector<ConnectTransport> transports_;
-  Progress& progress_;
+  GroupProgress& progress_;
   int64_t num_sub_groups_ = 0;
   std::mutex failing_;
   std::mutex mutex_;
@@ -262,10 +262,10 @@ class ProcessCollective::Impl {
   std::vector<std::weak_ptr<Collective>> sub_groups_{};
   std::unique_ptr<HostTransport> host_;       // null if the tensors are on a device
   c10::intrusive_ptr<c10d::Backend> device_;  // null if they are in host memory
-  std::optional<SerialWorker> worker_;        // declared last, so destroyed first: it uses all other members
+  std::optional<JobQueue> worker_;            // declared last, so destroyed first: it uses all other members
 };
 
-ProcessCollective::ProcessCollective(Group group, std::shared_ptr<Heartbeat> heartbeat,
+ProcessCollective::ProcessCollective(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat,
                                      std::vector<ConnectTransport> transports)
     : impl_(std::make_unique<Impl>(std::move(group), std::move(heartbeat), std::move(transports))) {}
 

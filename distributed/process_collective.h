@@ -21,7 +21,7 @@ class ProcessCollective final : public Collective {
   // Connects by the first of the transports that applies; blocks until every rank of the group does the same. All
   // groups of this rank share `heartbeat`. Throws DistributedError if a rank does not join within the group's
   // connect_timeout, UsageError if no transport applies.
-  ProcessCollective(Group group, std::shared_ptr<Heartbeat> heartbeat,
+  ProcessCollective(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat,
                     std::vector<ConnectTransport> transports = fulgur::transports());
   ~ProcessCollective() override;
 

@@ -100,7 +100,7 @@ class Descriptor {
 };
 
 // Sends `mine` to all ranks and returns the texts of all, by rank.
-std::vector<std::string> exchange(c10d::Store& store, const Group& group, std::string_view what,
+std::vector<std::string> exchange(c10d::Store& store, const GroupConfig& group, std::string_view what,
                                   const std::string& mine) {
   const auto key = [&](int64_t rank) { return fmt::format("{}/{}", what, rank); };
   store.set(key(group.rank), mine);
@@ -200,8 +200,8 @@ void SharedMemory::Channel::done() { set_and_wake(counters(shared_.rank()).done,
 
 // Rank 0 creates the memory; the others open it as a file of rank 0's process, so that it needs no name. It is used
 // only if every rank has mapped it.
-std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const std::vector<ChannelOptions>& channels,
-                                                    bool willing) {
+std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
+                                                    const std::vector<ChannelOptions>& channels, bool willing) {
   c10d::PrefixStore store(group.name + "/shared_memory", group.store);
   size_t num_bytes = sizeof(Header);
   for (const ChannelOptions& options : channels) num_bytes += Channel::num_bytes(group.world_size(), options);
@@ -237,7 +237,7 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const Group& group, const st
   return nullptr;
 }
 
-SharedMemory::SharedMemory(const Group& group) : rank_(group.rank), ranks_(group.ranks) {}
+SharedMemory::SharedMemory(const GroupConfig& group) : rank_(group.rank), ranks_(group.ranks) {}
 
 SharedMemory::~SharedMemory() {
   if (memory_ != nullptr) ::munmap(memory_, num_bytes_);

@@ -34,7 +34,7 @@ class SharedMemory {
   // Every rank of the group calls this. Returns null, on every rank, if the ranks are on several hosts, if one may not
   // see another's memory (rank 0 then logs a warning), or if one is not `willing`. Throws what the store throws if a
   // rank does not join within the group's timeout.
-  static std::shared_ptr<SharedMemory> connect(const Group& group, const std::vector<ChannelOptions>& channels,
+  static std::shared_ptr<SharedMemory> connect(const GroupConfig& group, const std::vector<ChannelOptions>& channels,
                                                bool willing);
 
   ~SharedMemory();
@@ -51,7 +51,7 @@ class SharedMemory {
  private:
   struct Header;
 
-  explicit SharedMemory(const Group& group);
+  explicit SharedMemory(const GroupConfig& group);
   bool map(int descriptor, size_t num_bytes, const std::vector<ChannelOptions>& channels);
   bool watch(int process);
   void wait_until(uint32_t& counter, uint32_t least, Clock::time_point deadline, Clock::time_point end_of_spin) const;

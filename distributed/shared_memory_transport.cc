@@ -50,7 +50,7 @@ struct SharedMemoryTransport::Exchange {
   ElementRange range(int64_t rank) const { return rank_range(flat.numel(), rank, world_size); }
 };
 
-std::unique_ptr<HostTransport> connect_shared_memory(const Group& group) {
+std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
   if (!group.device.is_cpu()) return nullptr;
   const int64_t staging_bytes = group.transport.staging_bytes.value_or(1 << 20);
   const int64_t alignment = 64, largest_element = 8;

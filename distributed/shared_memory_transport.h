@@ -21,7 +21,7 @@ namespace fulgur {
 // they are on several hosts, if one may not see another's memory (rank 0 then logs a warning), or if TransportOptions
 // of one rank turn it off. Every rank of the group calls it. Throws what the store throws if a rank does not join in
 // time.
-std::unique_ptr<HostTransport> connect_shared_memory(const Group& group);
+std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group);
 
 // Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox
 // and adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.

@@ -11,7 +11,7 @@ namespace fulgur {
 
 std::vector<ConnectTransport> transports() { return {connect_shared_memory, connect_gloo, connect_nccl}; }
 
-Connection connect(const Group& group, const std::vector<ConnectTransport>& transports) {
+Connection connect(const GroupConfig& group, const std::vector<ConnectTransport>& transports) {
   for (const ConnectTransport& connect_transport : transports) {
     if (Connection connection = connect_transport(group)) return connection;
   }

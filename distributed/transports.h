@@ -30,12 +30,12 @@ struct Connection {
 // transport does not apply: it takes tensors of another device, or the ranks are on several hosts. Blocks until every
 // rank has called it, or until the group's connect_timeout. Throws UsageError for settings that cannot be used, another
 // std::exception if the ranks do not connect.
-using ConnectTransport = std::function<Connection(const Group& group)>;
+using ConnectTransport = std::function<Connection(const GroupConfig& group)>;
 
 // Every transport, in the order in which they are tried. A new one is a pair of files, and a line here.
 std::vector<ConnectTransport> transports();
 
 // Connects by the first transport that applies. Throws UsageError if none does.
-Connection connect(const Group& group, const std::vector<ConnectTransport>& transports);
+Connection connect(const GroupConfig& group, const std::vector<ConnectTransport>& transports);
 
 }  // namespace fulgur

@@ -80,8 +80,8 @@ World::World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> contr
 World::Stores::Stores(const c10::intrusive_ptr<c10d::Store>& store)
     : for_groups(store), for_heartbeat(store->clone()) {}
 
-World::World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
-             const WorldOptions& options)
+World::World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
+             NetworkInterface network, const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
   turn_flight_recorder_off();
@@ -90,15 +90,15 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
                                                   to_milliseconds(options.heartbeat_interval_s));
   parts_->ranks.resize(static_cast<size_t>(world_size));
   std::iota(parts_->ranks.begin(), parts_->ranks.end(), 0);
-  Group group{.name = "data",
-              .store = stores.for_groups,
-              .ranks = parts_->ranks,
-              .rank = rank,
-              .timeout = to_milliseconds(options.timeout_s),
-              .connect_timeout = to_milliseconds(options.connect_timeout_s),
-              .device = options.device,
-              .network = std::move(network),
-              .transport = options.collectives};
+  GroupConfig group{.name = "data",
+                    .store = stores.for_groups,
+                    .ranks = parts_->ranks,
+                    .rank = rank,
+                    .timeout = to_milliseconds(options.timeout_s),
+                    .connect_timeout = to_milliseconds(options.connect_timeout_s),
+                    .device = options.device,
+                    .network = std::move(network),
+                    .transport = options.collectives};
   parts_->data = std::make_shared<ProcessCollective>(group, parts_->heartbeat);
   group.name = "control";
   group.device = c10::kCPU;

@@ -43,8 +43,8 @@ class World {
 
   // Connects ranks that share a store already: threads of one process, or processes that have met, see
   // launch/rendezvous.h. `store_rank`: see Heartbeat.
-  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank, Network network,
-        const WorldOptions& options);
+  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
+        NetworkInterface network, const WorldOptions& options);
 
   ~World();
   World(World&&) noexcept;

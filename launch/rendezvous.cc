@@ -178,8 +178,8 @@ World connect_world(const ClusterEnvironment& environment, const WorldOptions& o
   const EnvironmentVariables variables = process_environment_variables();
   const Clock::time_point deadline = Clock::now() + to_milliseconds(options.connect_timeout_s);
   wait_for_name(environment, while_meeting, deadline);
-  Network network = choose_network(variables, environment.master_address, environment.master_port,
-                                   environment.local_world_size < environment.world_size);
+  NetworkInterface network = choose_network(variables, environment.master_address, environment.master_port,
+                                            environment.local_world_size < environment.world_size);
   WorldOptions chosen = options;
   chosen.collectives.shared_memory = options.collectives.shared_memory && allows_shared_memory(variables);
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);

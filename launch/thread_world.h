@@ -6,12 +6,12 @@ namespace fulgur {
 
 // During its lifetime, Trainers of this thread run on the ranks of `world` instead of the process's ranks, so that
 // ranks can be threads of one process, as in tests.
-class ThreadWorld {
+class ScopedThreadWorld {
  public:
-  explicit ThreadWorld(World& world) : outer_(current_) { current_ = &world; }
-  ~ThreadWorld() { current_ = outer_; }
-  ThreadWorld(const ThreadWorld&) = delete;
-  ThreadWorld& operator=(const ThreadWorld&) = delete;
+  explicit ScopedThreadWorld(World& world) : outer_(current_) { current_ = &world; }
+  ~ScopedThreadWorld() { current_ = outer_; }
+  ScopedThreadWorld(const ScopedThreadWorld&) = delete;
+  ScopedThreadWorld& operator=(const ScopedThreadWorld&) = delete;
 
   static World* current() { return current_; }  // null: the ranks of the process
 

@@ -98,7 +98,7 @@ void CheckpointSaver::write(const Request& request) {
 void CheckpointSaver::write_beside(const Request& request) {
   if (thread_ == nullptr) {
     own_group_ = group_.duplicate();
-    thread_ = std::make_unique<SerialWorker>();
+    thread_ = std::make_unique<JobQueue>();
   }
   auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));
   // Rank 0 writes the rest.

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fulgur/base/first_error.h"
-#include "fulgur/base/serial_worker.h"
+#include "fulgur/base/job_queue.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/distributed/collective.h"
@@ -68,7 +68,7 @@ class CheckpointSaver {
   std::vector<Request> requests_;
   std::shared_ptr<Collective> own_group_;  // the background thread's group; null until the first async save
   std::optional<Writing> writing_;
-  std::unique_ptr<SerialWorker> thread_;
+  std::unique_ptr<JobQueue> thread_;
 };
 
 }  // namespace fulgur

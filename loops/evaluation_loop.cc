@@ -14,26 +14,26 @@ namespace fulgur {
 namespace {
 
 // Restores the train or eval mode of every submodule: parents first, because train() also sets the children.
-class ModesRestored {
+class ScopedModes {
  public:
-  explicit ModesRestored(Module& module) {
+  explicit ScopedModes(Module& module) {
     for (const auto& part : module.modules()) modes_.emplace_back(part, part->is_training());
   }
-  ~ModesRestored() {
+  ~ScopedModes() {
     for (const auto& [part, was_training] : modes_) part->train(was_training);
   }
-  ModesRestored(const ModesRestored&) = delete;
-  ModesRestored& operator=(const ModesRestored&) = delete;
+  ScopedModes(const ScopedModes&) = delete;
+  ScopedModes& operator=(const ScopedModes&) = delete;
 
  private:
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
 };
 
 // Restores the stage of the run, with its batch and loader indices.
-class StageRestored {
+class ScopedStage {
  public:
-  explicit StageRestored(LoopContext& context) : context_(context), before_(context.state) {}
-  ~StageRestored() {
+  explicit ScopedStage(LoopContext& context) : context_(context), before_(context.state) {}
+  ~ScopedStage() {
     RunState& state = context_.state;
     state.stage = before_.stage;
     state.batch_idx = before_.batch_idx;
@@ -41,8 +41,8 @@ class StageRestored {
     state.dataloader_idx = before_.dataloader_idx;
     context_.metrics.enter(state.stage, context_.metrics.hook());
   }
-  StageRestored(const StageRestored&) = delete;
-  StageRestored& operator=(const StageRestored&) = delete;
+  ScopedStage(const ScopedStage&) = delete;
+  ScopedStage& operator=(const ScopedStage&) = delete;
 
  private:
   LoopContext& context_;
@@ -50,12 +50,12 @@ class StageRestored {
 };
 
 // Marks the run as sanity checking for the lifetime of the object.
-class SanityChecking {
+class ScopedSanityCheck {
  public:
-  explicit SanityChecking(RunState& state) : state_(state) { state.sanity_checking = true; }
-  ~SanityChecking() { state_.sanity_checking = false; }
-  SanityChecking(const SanityChecking&) = delete;
-  SanityChecking& operator=(const SanityChecking&) = delete;
+  explicit ScopedSanityCheck(RunState& state) : state_(state) { state.sanity_checking = true; }
+  ~ScopedSanityCheck() { state_.sanity_checking = false; }
+  ScopedSanityCheck(const ScopedSanityCheck&) = delete;
+  ScopedSanityCheck& operator=(const ScopedSanityCheck&) = delete;
 
  private:
   RunState& state_;
@@ -133,14 +133,14 @@ template <class Body>
 void in_eval_mode(LoopContext& context, Stage stage, const ModeHook& model_eval, const ModeHook& model_train,
                   const Body& body) {
   Module& module = context.hooks.module();
-  const StageRestored stage_restored(context);
+  const ScopedStage stage_restored(context);
   context.state.stage = stage;
   const auto call = [&](const ModeHook& hook) {
     context.hooks.located(hook.name, HookCaller::WhatRuns::epoch, [&] { (module.*hook.member)(); });
   };
   {
     const c10::NoGradGuard no_grad;
-    const ModesRestored modes(module);
+    const ScopedModes modes(module);
     call(model_eval);
     body();
   }
@@ -238,7 +238,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
       const int64_t batch_idx = state.batch_idx;
       hooks(phase.batch_start, batch, batch_idx);
       hooks.within(phase.step, [&] {
-        const PrecisionScope precision = context_.precision_scope();
+        const ScopedPrecision precision = context_.precision_scope();
         (hooks.module().*phase.step_member)(batch, batch_idx);
       });
       hooks(phase.batch_end, batch, batch_idx);
@@ -300,7 +300,7 @@ void EvaluationLoop::run_sanity_check(int64_t num_steps) {
   HookCaller& hooks = context_.hooks;
   const BeforePass before(context_, num_batches_run_);
   {
-    const SanityChecking sanity_checking(context_.state);
+    const ScopedSanityCheck sanity_checking(context_.state);
     hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
     run(loaders, nullptr);
     hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);
@@ -322,7 +322,7 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
       const int64_t batch_idx = context.state.batch_idx;
       hooks(hooks::on_predict_batch_start, batch, batch_idx);
       const Batch prediction = hooks.within(hooks::predict_step, [&] {
-        const PrecisionScope precision = context.precision_scope();
+        const ScopedPrecision precision = context.precision_scope();
         return hooks.module().predict_step(batch, batch_idx);
       });
       hooks(hooks::on_predict_batch_end, prediction, batch, batch_idx);

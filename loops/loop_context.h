@@ -9,7 +9,7 @@
 #include "fulgur/core/metric_log.h"
 #include "fulgur/core/run_state.h"
 #include "fulgur/data/data_module.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 #include "fulgur/distributed/world.h"
 #include "fulgur/loops/checkpoint_saver.h"
 #include "fulgur/loops/hook_caller.h"
@@ -44,14 +44,14 @@ struct LoopContext {
   const StopRequest& stop;
   LoopEvents& events;
   HookCaller hooks;
-  GroupRanks ranks;
+  CollectiveRanks ranks;
   CheckpointSaver saver;
   const SignalWatch signals;
   NonFinite non_finite;
   int64_t accumulate_grad_batches;  // takes effect with the next epoch
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.
-  PrecisionScope precision_scope() const { return PrecisionScope(precision, device_type); }
+  ScopedPrecision precision_scope() const { return ScopedPrecision(precision, device_type); }
 
   // Whether loggers get the values of `step`, counted from 0; never in barebones mode.
   bool is_logged(int64_t step) const { return plan.log_every_n_steps > 0 && (step + 1) % plan.log_every_n_steps == 0; }

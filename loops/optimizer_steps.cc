@@ -107,8 +107,8 @@ bool OptimizerSteps::step(const Closure& closure) {
 void OptimizerSteps::skip_closure() { end_evaluation({.ends_epoch = true}); }
 
 // How often an optimizer evaluates the loss depends on the losses, so that either all ranks take part or none.
-Window OptimizerSteps::end_evaluation(const Window& mine) {
-  const Window all = context_.strategy.end_micro_batch(mine, /*is_last=*/true);
+AccumulationWindow OptimizerSteps::end_evaluation(const AccumulationWindow& mine) {
+  const AccumulationWindow all = context_.strategy.end_micro_batch(mine, /*is_last=*/true);
   if (!all.ends_epoch || all.micro_batches == 0) return all;
   throw SetupError(
       fmt::format("on_train_batch_start returned skip_epoch on some of the ranks, but {} evaluates the loss on all of "

@@ -52,7 +52,7 @@ class OptimizerSteps final : public ManualOptimization {
   void before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
   void move(LRSchedule& schedule);
-  Window end_evaluation(const Window& mine);
+  AccumulationWindow end_evaluation(const AccumulationWindow& mine);
 
   LoopContext& context_;
   bool wants_gradients_;

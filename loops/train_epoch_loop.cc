@@ -189,7 +189,7 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
 }
 
 void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
-  const Window all = context_.strategy.end_micro_batch(
+  const AccumulationWindow all = context_.strategy.end_micro_batch(
       {.micro_batches = micro_batches_, .wants_stop = is_last && bounds_.wants_stop(), .ends_epoch = ends_epoch},
       is_last);
   ended_ = all.ends_epoch;

@@ -74,9 +74,9 @@ bool is_weight(const at::Tensor& tensor) {
 class Surroundings {
  public:
   void enter(const std::function<void()>& body) const {
-    const RandomStateRestored random_state_restored(RandomState::here());
+    const ScopedRandomState random_state_restored(RandomState::here());
     random_state_.restore();
-    const AutocastScope cpu(cpu_), cuda(cuda_);
+    const ScopedAutocast cpu(cpu_), cuda(cuda_);
     const c10::AutoGradMode grad(true);
     body();
   }
@@ -136,12 +136,12 @@ class Region {
 
 thread_local std::vector<Packer*> packers;  // the last one is in use
 
-class PackerScope {
+class ScopedPacker {
  public:
-  explicit PackerScope(Packer& packer) { packers.push_back(&packer); }
-  ~PackerScope() { packers.pop_back(); }
-  PackerScope(const PackerScope&) = delete;
-  PackerScope& operator=(const PackerScope&) = delete;
+  explicit ScopedPacker(Packer& packer) { packers.push_back(&packer); }
+  ~ScopedPacker() { packers.pop_back(); }
+  ScopedPacker(const ScopedPacker&) = delete;
+  ScopedPacker& operator=(const ScopedPacker&) = delete;
 };
 
 // Used in forward: the tensor is not kept.
@@ -199,7 +199,7 @@ void Region::replay() {
   for (const SavedVariable& input : inputs_) inputs.push_back(input.unpack());
   Replayer replayer(*this);
   surroundings_.enter([&] {
-    const PackerScope scope(replayer);
+    const ScopedPacker scope(replayer);
     try {
       replay_(inputs);
     } catch (const ReplayIsDone&) {

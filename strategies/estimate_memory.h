@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "fulgur/core/model_memory.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 #include "fulgur/strategies/strategy_choice.h"
 

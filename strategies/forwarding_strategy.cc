@@ -38,7 +38,7 @@ void ForwardingStrategy::zero_grad(size_t optimizer) { base_->zero_grad(optimize
 
 void ForwardingStrategy::backward(const at::Tensor& loss, bool is_last) { base_->backward(loss, is_last); }
 
-Window ForwardingStrategy::end_micro_batch(const Window& mine, bool is_last) {
+AccumulationWindow ForwardingStrategy::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   return base_->end_micro_batch(mine, is_last);
 }
 

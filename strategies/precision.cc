@@ -2,6 +2,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <array>
@@ -71,17 +72,17 @@ void Precision::warn_if_slow_on(c10::DeviceType device_type) const {
   }
 }
 
-PrecisionScope::PrecisionScope(const Precision& precision, c10::DeviceType device_type) {
+ScopedPrecision::ScopedPrecision(const Precision& precision, c10::DeviceType device_type) {
   if (!precision.is_mixed()) return;
   autocast_.emplace(AutocastState{.device_type = device_type, .enabled = true, .dtype = *precision.autocast_dtype()});
 }
 
-OutsidePrecisionScope::OutsidePrecisionScope(const Precision& precision, c10::DeviceType device_type) {
+ScopedFullPrecision::ScopedFullPrecision(const Precision& precision, c10::DeviceType device_type) {
   if (!precision.is_mixed()) return;
   autocast_.emplace(AutocastState{.device_type = device_type, .enabled = false, .dtype = *precision.autocast_dtype()});
 }
 
-OutsidePrecisionScope::~OutsidePrecisionScope() {
+ScopedFullPrecision::~ScopedFullPrecision() {
   if (autocast_) at::autocast::clear_cache();
 }
 

@@ -2,7 +2,6 @@
 
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include <optional>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "fulgur/base/autocast.h"
 #include "fulgur/core/batch.h"
+#include "fulgur/core/module_fwd.h"
 
 namespace fulgur {
 
@@ -47,25 +47,25 @@ class Precision {
 };
 
 // The scope of a forward pass in this thread: autocast, if the precision is mixed.
-class PrecisionScope {
+class ScopedPrecision {
  public:
-  PrecisionScope(const Precision& precision, c10::DeviceType device_type);
+  ScopedPrecision(const Precision& precision, c10::DeviceType device_type);
 
  private:
-  std::optional<AutocastScope> autocast_;
+  std::optional<ScopedAutocast> autocast_;
 };
 
-// The scope of backward and updates, which may run within a PrecisionScope (manual optimisation): autocast is off,
+// The scope of backward and updates, which may run within a ScopedPrecision (manual optimisation): autocast is off,
 // and at the end cached casts of weights are dropped, because the update has made them stale.
-class OutsidePrecisionScope {
+class ScopedFullPrecision {
  public:
-  OutsidePrecisionScope(const Precision& precision, c10::DeviceType device_type);
-  ~OutsidePrecisionScope();
-  OutsidePrecisionScope(const OutsidePrecisionScope&) = delete;
-  OutsidePrecisionScope& operator=(const OutsidePrecisionScope&) = delete;
+  ScopedFullPrecision(const Precision& precision, c10::DeviceType device_type);
+  ~ScopedFullPrecision();
+  ScopedFullPrecision(const ScopedFullPrecision&) = delete;
+  ScopedFullPrecision& operator=(const ScopedFullPrecision&) = delete;
 
  private:
-  std::optional<AutocastScope> autocast_;
+  std::optional<ScopedAutocast> autocast_;
 };
 
 // Converts a module's floating-point parameters and buffers to the precision's type, and later back to their own. The

@@ -17,7 +17,7 @@
 #include "fulgur/core/batch.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/model_memory.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 #include "fulgur/distributed/world.h"
 #include "fulgur/strategies/precision.h"
@@ -38,7 +38,7 @@ struct StepReport {
 };
 
 // An accumulation window: the micro-batches of one optimizer step, as one rank has seen them.
-struct Window {
+struct AccumulationWindow {
   int64_t micro_batches = 0;  // micro-batches that had a loss
   bool wants_stop = false;    // requests the end of fit
   bool ends_epoch = false;    // no further batch in this epoch
@@ -51,8 +51,9 @@ struct StrategySetup {
   World& world;                  // the ranks that train together; borrowed until teardown
   bool deterministic = false;    // bits must not depend on how parameters are cut into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
-  bool sends_ahead = true;       // gradients may be reduced during backward: no hook reads them, backward runs once
-  bool accumulates = false;      // windows have several micro-batches; if false, a callback may still request it later
+  bool reduces_during_backward =
+      true;                  // gradients may be reduced during backward: no hook reads them, backward runs once
+  bool accumulates = false;  // windows have several micro-batches; if false, a callback may still request it later
 };
 
 // The run whose memory Strategy::model_memory() estimates.
@@ -110,7 +111,7 @@ class Strategy {
   // result combines the windows of all ranks: micro_batches is the sum, a flag is set if any rank set it. Earlier,
   // the result is this combination or `mine`. Every rank calls it, also a rank without a loss. `mine` counts from the
   // first micro-batch of the window.
-  virtual Window end_micro_batch(const Window& mine, bool /*is_last*/) { return mine; }
+  virtual AccumulationWindow end_micro_batch(const AccumulationWindow& mine, bool /*is_last*/) { return mine; }
 
   // For manual optimisation: adds the mean of the gradients over ranks to the existing gradients.
   virtual void manual_backward(const at::Tensor& loss) { backward(loss, /*is_last=*/false); }

@@ -18,7 +18,6 @@ package(default_visibility = [
 cc_library(
     name = "torch",
     defines = [
-        "FMT_HEADER_ONLY=1",  # the wheel's own fmt, which must not link with another
         "USE_DISTRIBUTED",
         "USE_RPC",
         "USE_TENSORPIPE",

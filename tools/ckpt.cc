@@ -65,9 +65,9 @@ void inspect(const fs::path& folder) {
 }
 
 // A line that is overwritten, printed only on a terminal.
-class Progress {
+class ProgressLine {
  public:
-  ~Progress() { clear(); }
+  ~ProgressLine() { clear(); }
   void show(const std::string& line) {
     if (!is_terminal_) return;
     fmt::print(stderr, "\r\x1b[K{}", line);
@@ -83,7 +83,7 @@ class Progress {
 void check(const fs::path& folder) {
   const Manifest manifest = read_manifest(folder);
   bool is_whole = true;
-  Progress progress;
+  ProgressLine progress;
   for (const auto& file : manifest.files) {
     const auto on_read = [&](int64_t num_bytes) {
       progress.show(fmt::format("{}: {} of {}", file.name, readable(num_bytes), readable(file.num_bytes)));
@@ -141,7 +141,7 @@ class Difference {
     fmt::print("{:<52} {}\n", name, what);
     ++num_told_;
   }
-  Progress progress_;
+  ProgressLine progress_;
   int64_t num_compared_ = 0, num_told_ = 0;
 };
 
@@ -209,7 +209,7 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
   NamedTensors tensors = checkpoint.finished_weights();
   const std::vector<std::string> parameters =
       optimizer ? parameters_with_state(checkpoint) : std::vector<std::string>();
-  Progress progress;
+  ProgressLine progress;
   for (size_t i = 0; i < parameters.size(); ++i) {
     progress.show(fmt::format("optimizer state of {} of {} parameters", i + 1, parameters.size()));
     for (const auto& [name, tensor] : checkpoint.read(parameters[i], 0, numel_of(checkpoint, parameters[i]))) {
@@ -224,7 +224,7 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
 
 void convert(const fs::path& folder, const fs::path& file) {
   const CheckpointReader checkpoint(folder);
-  Progress progress;
+  ProgressLine progress;
   progress.show(fmt::format("writing {}", file.string()));
   if (file.extension() == ".pt" || file.extension() == ".pth") {
     write_torch_file(file, weights_by_every_name(checkpoint));

@@ -7,6 +7,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/core/make_module.h"
 
 namespace fulgur {
 namespace {

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "fulgur/core/loader.h"
-#include "fulgur/core/make_module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/loops/batch_limit.h"
 

@@ -9,7 +9,7 @@ namespace fulgur {
 
 using torch::autograd::AnomalyMode;
 
-DebugModes::DebugModes(const TrainerOptions& options, EntryPoint entry_point)
+ScopedDebugModes::ScopedDebugModes(const TrainerOptions& options, EntryPoint entry_point)
     : sets_deterministic_(options.deterministic),
       sets_anomaly_(options.detect_anomaly && entry_point == EntryPoint::fit),
       was_deterministic_(at::globalContext().deterministicAlgorithms()),
@@ -25,7 +25,7 @@ DebugModes::DebugModes(const TrainerOptions& options, EntryPoint entry_point)
   if (sets_anomaly_) AnomalyMode::set_enabled(true, /*check_nan=*/true);
 }
 
-DebugModes::~DebugModes() {
+ScopedDebugModes::~ScopedDebugModes() {
   if (sets_deterministic_) {
     at::globalContext().setDeterministicAlgorithms(was_deterministic_, was_warn_only_);
     at::globalContext().setBenchmarkCuDNN(was_benchmark_);

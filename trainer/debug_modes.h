@@ -8,12 +8,12 @@ namespace fulgur {
 // Sets libtorch's process-wide switches for `deterministic` and, in fit, `detect_anomaly`. The destructor restores only
 // the switches that were set, because a Trainer in another thread may have set the other one. Where there is a GPU,
 // deterministic also sets CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads at its first use, if it is unset.
-class DebugModes {
+class ScopedDebugModes {
  public:
-  DebugModes(const TrainerOptions& options, EntryPoint entry_point);
-  ~DebugModes();
-  DebugModes(const DebugModes&) = delete;
-  DebugModes& operator=(const DebugModes&) = delete;
+  ScopedDebugModes(const TrainerOptions& options, EntryPoint entry_point);
+  ~ScopedDebugModes();
+  ScopedDebugModes(const ScopedDebugModes&) = delete;
+  ScopedDebugModes& operator=(const ScopedDebugModes&) = delete;
 
  private:
   const bool sets_deterministic_, sets_anomaly_;

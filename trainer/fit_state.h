@@ -6,7 +6,7 @@
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/core/callback.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/loop_context.h"
 #include "fulgur/loops/optimizer_steps.h"

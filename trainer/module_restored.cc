@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "fulgur/base/logging.h"
+#include "fulgur/core/module.h"
 #include "fulgur/core/module_state.h"
 
 namespace fulgur {

@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 
 namespace fulgur {
 

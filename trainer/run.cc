@@ -15,7 +15,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/first_error.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/hooks.h"
 #include "fulgur/loops/optimizer_steps.h"
@@ -61,21 +61,21 @@ std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOption
 }
 
 // Lets the module access the optimizers of the run for the lifetime of the object, which ends before teardown.
-class OptimizersInReach {
+class ScopedOptimizers {
  public:
-  OptimizersInReach(Module& module, const RunLink& link, ManualOptimization& optimizers)
+  ScopedOptimizers(Module& module, const RunAccess& link, ManualOptimization& optimizers)
       : module_(module), link_(link) {
-    RunLink with_optimizers = link;
+    RunAccess with_optimizers = link;
     with_optimizers.manual_optimization = &optimizers;
     module_.attach(with_optimizers);
   }
-  ~OptimizersInReach() { module_.attach(link_); }
-  OptimizersInReach(const OptimizersInReach&) = delete;
-  OptimizersInReach& operator=(const OptimizersInReach&) = delete;
+  ~ScopedOptimizers() { module_.attach(link_); }
+  ScopedOptimizers(const ScopedOptimizers&) = delete;
+  ScopedOptimizers& operator=(const ScopedOptimizers&) = delete;
 
  private:
   Module& module_;
-  RunLink link_;
+  RunAccess link_;
 };
 
 // A signal that came after the last step had looked for one; 0: none. The same on every rank.
@@ -134,7 +134,7 @@ LoopContext Run::make_context() {
           .stop = request_.stop,
           .events = checkpoints_,
           .hooks = HookCaller(callbacks_, *this, module(), results_.state, results_.metrics),
-          .ranks = GroupRanks(world_.world().control()),
+          .ranks = CollectiveRanks(world_.world().control()),
           .saver = CheckpointSaver(
               world_.world().control(), [this](bool weights_only) { return checkpoints_.content(weights_only); },
               [this](const std::filesystem::path& folder, const SaveOptions& saved) {
@@ -145,7 +145,7 @@ LoopContext Run::make_context() {
           .accumulate_grad_batches = request_.plan.accumulate_grad_batches};
 }
 
-RunLink Run::make_link() {
+RunAccess Run::make_link() {
   const bool has_metrics = request_.is_trial || !resources_.options.barebones;
   return {.state = &results_.state,
           .metrics = has_metrics ? &results_.metrics : nullptr,
@@ -175,7 +175,7 @@ void Run::fit() {
     require_optimizer(module(), !optimizers.empty());
     if (request_.is_trial) optimizers.take_schedulers();
     OptimizerSteps steps(context_, std::move(optimizers));
-    const OptimizersInReach in_reach(module(), link_, steps);
+    const ScopedOptimizers in_reach(module(), link_, steps);
     const FitState fit_state{.context = context_, .steps = steps, .loop = loop, .callbacks = callbacks_};
     checkpoints_.resume(fit_state);
     checkpoints_.set_fit(&fit_state);
@@ -220,7 +220,7 @@ std::vector<Batch> Run::predict() {
 
 // What all entry points share: setup, `body`, and, even after an exception, teardown.
 void Run::execute(const std::function<void()>& body) {
-  const DebugModes modes(resources_.options, request_.entry_point);
+  const ScopedDebugModes modes(resources_.options, request_.entry_point);
   const bool watches_signals = request_.entry_point == EntryPoint::fit && !request_.is_trial;
   int late_signal = 0;
   std::exception_ptr failure;
@@ -284,7 +284,7 @@ void Run::setup_strategy() {
                             .world = world_.world(),
                             .deterministic = resources_.options.deterministic,
                             .local_world_size = strategy.rank_per_device() ? num_devices : 1,
-                            .sends_ahead = !overridden.backward && !overridden.on_after_backward,
+                            .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
                             .accumulates = context_.accumulate_grad_batches > 1});
 }
 

@@ -100,7 +100,7 @@ class Run final : public TrainerControl {
 
  private:
   LoopContext make_context();
-  RunLink make_link();
+  RunAccess make_link();
   void execute(const std::function<void()>& body);
   void setup();
   void choose_callbacks();
@@ -121,7 +121,7 @@ class Run final : public TrainerControl {
   std::vector<std::shared_ptr<Callback>> callbacks_;  // the request's and, once set up, the Module's
   RunCheckpoints checkpoints_;
   LoopContext context_;
-  const RunLink link_;                      // what the module can access of the run
+  const RunAccess link_;                    // what the module can access of the run
   std::optional<ModuleRestored> restored_;  // restores the module after a trial
 };
 

@@ -21,11 +21,11 @@ void seed_rank(int64_t rank) {
 RunWorld::RunWorld(const Strategy& strategy, const std::vector<c10::Device>& devices, int64_t num_nodes)
     : devices_(devices) {
   const std::optional<WorldOptions> ranks = strategy.rank_per_device();
-  World* const threads = ranks ? ThreadWorld::current() : nullptr;
+  World* const threads = ranks ? ScopedThreadWorld::current() : nullptr;
   const bool has_one_rank = static_cast<int64_t>(devices.size()) * num_nodes == 1;
   if (!ranks || (has_one_rank && threads == nullptr)) {
     check_alone();
-    world_ = &alone_.emplace();
+    world_ = &local_world_.emplace();
     return;
   }
   if (threads != nullptr) {

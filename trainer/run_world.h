@@ -32,9 +32,9 @@ class RunWorld {
   void leave(std::exception_ptr failure);
 
  private:
-  std::optional<World> alone_;
+  std::optional<World> local_world_;
   World* world_ = nullptr;
-  Session* session_ = nullptr;  // owns world_; null: world_ is alone_ or a ThreadWorld
+  Session* session_ = nullptr;  // owns world_; null: world_ is local_world_ or a ScopedThreadWorld
   int64_t rank_ = 0, local_rank_ = 0, world_size_ = 1;
   std::vector<c10::Device> devices_;
 };

@@ -30,7 +30,7 @@ void check_one_rank(const RunResources& resources, std::string_view what) {
 void run_trial(RunResources& resources, const ModuleHandle& module, DataModule& data,
                std::shared_ptr<Callback> callback, int64_t num_steps) {
   require_fit_hooks(module);
-  const RandomStateRestored random_state;
+  const ScopedRandomState random_state;
   const LoopPlan whole = plan_of(resources.options);
   StopRequest own_stop;
   RunResults results;

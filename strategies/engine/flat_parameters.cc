@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <compare>

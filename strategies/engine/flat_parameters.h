@@ -3,7 +3,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
-#include <torch/nn/module.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 
 namespace fulgur {

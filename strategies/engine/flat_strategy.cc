@@ -16,8 +16,9 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/trace.h"
+#include "fulgur/core/module.h"
 #include "fulgur/core/module_state.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
@@ -219,7 +220,7 @@ at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
 
 at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   const trace::Span span("forward");
-  const PrecisionScope scope(setup_->precision, device().type());
+  const ScopedPrecision scope(setup_->precision, device().type());
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
@@ -234,7 +235,7 @@ void FlatStrategy::zero_grad(size_t optimizer) {
 
 void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   const trace::Span span("backward");
-  const OutsidePrecisionScope outside(setup_->precision, device().type());
+  const ScopedFullPrecision outside(setup_->precision, device().type());
   if (has_16_bit_params_) {  // gradients of further micro-batches are added in fp32; the first ones stay as they are
     for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
   }
@@ -249,7 +250,7 @@ void FlatStrategy::open_window() {
   if (module_->automatic_optimization && !std::exchange(window_is_open_, true)) store_->open_window();
 }
 
-Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
+AccumulationWindow FlatStrategy::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   const trace::Span span("end of micro-batch");
   if (!store_->collects_in_buckets()) {
     if (is_last) window_is_open_ = false;
@@ -258,7 +259,7 @@ Window FlatStrategy::end_micro_batch(const Window& mine, bool is_last) {
   if (!window_is_open_) take_newcomers();  // a rank that skips the epoch comes without training_step()
   open_window();
   check_no_newcomers();
-  const std::optional<Window> all = store_->end_micro_batch(mine, is_last);
+  const std::optional<AccumulationWindow> all = store_->end_micro_batch(mine, is_last);
   if (!all) return mine;
   if (is_last || all->ends_epoch) {
     window_is_open_ = false;
@@ -282,7 +283,7 @@ void FlatStrategy::broadcast_buffers() {
 
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
   const trace::Span span("optimizer step");
-  const OutsidePrecisionScope outside(setup_->precision, device().type());
+  const ScopedFullPrecision outside(setup_->precision, device().type());
   window_is_open_ = false;
   const bool needs_closure = optimizers_[index].needs_closure();
   if (store_->collects_in_buckets() && module_->automatic_optimization && !needs_closure) {

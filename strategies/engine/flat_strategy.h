@@ -44,7 +44,7 @@ class FlatStrategy : public Strategy {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override;
   void zero_grad(size_t optimizer) override;
   void backward(const at::Tensor& loss, bool is_last) override;
-  Window end_micro_batch(const Window& mine, bool is_last) override;
+  AccumulationWindow end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   void manual_backward(const at::Tensor& loss) override;
   std::optional<ModelMemory> model_memory(const Module& module, const Optimizers& optimizers,
                                           const MemoryRequest& request) const override {

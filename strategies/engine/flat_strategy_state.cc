@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "fulgur/core/module.h"
 #include "fulgur/core/module_state.h"
 #include "fulgur/strategies/engine/flat_strategy.h"
 #include "fulgur/strategies/engine/saved_optimizers.h"

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 #include "fulgur/distributed/collective.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 
@@ -20,7 +20,7 @@ struct ReduceOptions {
 
   // A gradient waits for the other ranks rather than take a third bucket from the pool. Must be false if a backward
   // function waits for other ranks, too (SyncBatchNorm): they may be waiting there for this rank.
-  bool waits_for_memory = true;
+  bool limits_pool = true;
 
   // Buckets are launched in the order in which a backward fills them, not in the order of the parameters' buckets. If
   // false, every rank freezes the same parameters before each backward: buckets without a trainable one do not make
@@ -31,7 +31,7 @@ struct ReduceOptions {
   // range, or without `shard` the whole bucket. If set, sums are kept there (GradientSums), and parameters have no
   // gradients; otherwise gradients are views of the reduced buckets (GradientViews). Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
-  SideWorker* keeper = nullptr;  // copies sums there while backward runs; null: the backward thread copies
+  StreamWorker* copy_worker = nullptr;  // copies sums there while backward runs; null: the backward thread copies
 };
 
 // The buckets that a GradientReducer fills with gradients: their memory, and how each is summed over ranks. There is

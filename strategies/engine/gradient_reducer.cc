@@ -82,9 +82,9 @@ GradientReducer::~GradientReducer() {
   }
 }
 
-void GradientReducer::begin(bool measures) {
+void GradientReducer::begin(bool takes_norms) {
   reducing_ = true;
-  if (sums_) sums_->begin(measures);
+  if (sums_) sums_->begin(takes_norms);
   next_ = 0;
   filled_.clear();
   for (size_t b = 0; b < buckets_.size(); ++b) {

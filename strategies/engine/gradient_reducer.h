@@ -35,8 +35,8 @@ class GradientReducer {
   // Takes in the buckets that were appended to the parameters. Between finish() and begin(), on every rank.
   void append();
 
-  // `measures`: finish() leaves the norms of sums, too.
-  void begin(bool measures = false);
+  // `takes_norms`: finish() leaves the norms of sums, too.
+  void begin(bool takes_norms = false);
 
   GradientSums& sums() { return *sums_; }  // only with make_sums
   const GradientSums& sums() const { return *sums_; }

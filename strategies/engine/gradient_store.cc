@@ -5,7 +5,8 @@
 
 namespace fulgur {
 
-Window finish_window(GradientReducer& reducer, const Optimizers& optimizers, const Window& mine) {
+AccumulationWindow finish_window(GradientReducer& reducer, const Optimizers& optimizers,
+                                 const AccumulationWindow& mine) {
   if (mine.micro_batches == 0) {  // drop the gradients of the previous step
     for (const auto& optimizer : optimizers) optimizer->zero_grad();
   }

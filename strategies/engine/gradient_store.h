@@ -11,7 +11,7 @@
 
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/state_range.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/strategies/engine/engine_options.h"
@@ -55,7 +55,9 @@ class GradientStore {
   virtual void begin_backward(bool /*is_last*/) {}  // finished gradients may be sent to other ranks from here on
 
   // Sums over ranks, and combines the windows of all ranks; nullopt: later, with the last micro-batch of the window.
-  virtual std::optional<Window> end_micro_batch(const Window& mine, bool /*is_last*/) { return mine; }
+  virtual std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool /*is_last*/) {
+    return mine;
+  }
 
   // For manual optimisation: runs `backward`, and adds the mean of its gradients over ranks to the gradients.
   virtual void add_mean(const std::function<void()>& backward) { backward(); }
@@ -83,6 +85,7 @@ class GradientStore {
 };
 
 // Completes a reduction, in which every rank tells the others about its window.
-Window finish_window(GradientReducer& reducer, const Optimizers& optimizers, const Window& mine);
+AccumulationWindow finish_window(GradientReducer& reducer, const Optimizers& optimizers,
+                                 const AccumulationWindow& mine);
 
 }  // namespace fulgur

@@ -49,7 +49,7 @@ GradientSums::GradientSums(const FlatParameters& parameters, Collective& data, c
 
 GradientSums::~GradientSums() {
   for (const size_t b : in_flight_) {
-    if (buckets_[b].kept.valid()) buckets_[b].kept.wait();  // the keeper uses this object
+    if (buckets_[b].kept.valid()) buckets_[b].kept.wait();  // the copy worker uses this object
   }
 }
 
@@ -63,8 +63,8 @@ void GradientSums::append() {
   }
 }
 
-void GradientSums::begin(bool measures) {
-  measures_ = measures;
+void GradientSums::begin(bool takes_norms) {
+  takes_norms_ = takes_norms;
   forget_norms();
 }
 
@@ -77,8 +77,8 @@ void GradientSums::put(size_t b, size_t s, bool goes_soon) {
   if (becomes_bucket(b, param.grad())) return make_bucket_of_gradient(b);
   ensure_memory(b);
   at::Tensor grad = std::exchange(param.mutable_grad(), {});
-  // The keeper gets gradients only of buckets that go soon: otherwise gradients would pile up.
-  if (keeper_fills(b) && goes_soon) {
+  // The copy worker gets gradients only of buckets that go soon: otherwise gradients would pile up.
+  if (copy_worker_fills(b) && goes_soon) {
     buckets_[b].arrived[s] = std::move(grad);
   } else {
     put_into_bucket(b, s, grad);
@@ -114,9 +114,9 @@ void GradientSums::make_bucket_of_gradient(size_t b) {
   bucket.is_of_pool = bucket.is_in_sums = bucket.is_added_to = false;
 }
 
-// The keeper may fill the bucket later if no other rank waits for it.
-bool GradientSums::keeper_fills(size_t b) const {
-  return options_.keeper != nullptr && buckets_[b].is_in_sums && data_.world_size() == 1;
+// The copy worker may fill the bucket later if no other rank waits for it.
+bool GradientSums::copy_worker_fills(size_t b) const {
+  return options_.copy_worker != nullptr && buckets_[b].is_in_sums && data_.world_size() == 1;
 }
 
 bool GradientSums::reduces_in_sums(size_t b) const {
@@ -182,11 +182,11 @@ void GradientSums::launch(size_t b) {
     bucket.work = options_.shard ? data_.reduce_scatter(bucket.gradients)
                                  : reduce_whole(data_, bucket.gradients, options_.rank_order);
   }
-  if (keeper_fills(b) && in_flight_.size() >= kPooledBuckets) finish_oldest();
+  if (copy_worker_fills(b) && in_flight_.size() >= kPooledBuckets) finish_oldest();
   in_flight_.push_back(b);
   bucket.kept = {};
-  if (options_.keeper != nullptr && (measures_ || !bucket.is_in_sums || keeper_fills(b))) {
-    bucket.kept = options_.keeper->run([this, b] { add_to_sums(b); });
+  if (options_.copy_worker != nullptr && (takes_norms_ || !bucket.is_in_sums || copy_worker_fills(b))) {
+    bucket.kept = options_.copy_worker->run([this, b] { add_to_sums(b); });
   }
 }
 
@@ -197,7 +197,7 @@ void GradientSums::finish(const std::vector<std::span<const double>>& used) {
   }
 }
 
-// Runs on the keeper's thread, or on the thread that calls finish_oldest().
+// Runs on the copy worker's thread, or on the thread that calls finish_oldest().
 void GradientSums::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
@@ -206,7 +206,7 @@ void GradientSums::add_to_sums(size_t b) {
     if (const at::Tensor grad = std::exchange(bucket.arrived[s], {}); grad.defined()) put_into_bucket(b, s, grad);
   }
   const auto measure = [&](const at::Tensor& sum) {
-    if (measures_) bucket.norms.push_back(joint_norm({sum}));
+    if (takes_norms_) bucket.norms.push_back(joint_norm({sum}));
   };
   if (bucket.goes_into_sums) bucket.sums = bucket.memory;
   if (bucket.is_in_sums || bucket.goes_into_sums) {

@@ -20,9 +20,10 @@ namespace fulgur {
 // further micro-batches are added until clear().
 //   A gradient that fills its bucket alone becomes the bucket, so that the pool does not grow to the largest parameter.
 // If a rank keeps the whole of a bucket in one section on the same device, the first gradients are reduced in the
-// memory of the sums, and with one rank further gradients are added there, too; this takes no pool, and the keeper
+// memory of the sums, and with one rank further gradients are added there, too; this takes no pool, and the copy worker
 // copies the gradients. 16-bit sums are widened to fp32 by the second micro-batch, unless make_sums makes fp32 tensors.
-// Ownership: borrows parameters, collective and keeper. Threading: the backward and the training thread, never at once.
+// Ownership: borrows parameters, collective and copy worker. Threading: the backward and the training thread, never at
+// once.
 class GradientSums final : public GradientBuckets {
  public:
   static constexpr size_t kPooledBuckets = 2;
@@ -33,7 +34,7 @@ class GradientSums final : public GradientBuckets {
   GradientSums& operator=(const GradientSums&) = delete;
 
   void append() override;
-  void begin(bool measures);  // `measures`: finish() leaves norms(), too
+  void begin(bool takes_norms);  // `takes_norms`: finish() leaves norms(), too
   void put(size_t bucket, size_t slot, bool goes_soon) override;
   void put_zero(size_t bucket, size_t slot) override;
   void launch(size_t bucket) override;
@@ -73,8 +74,8 @@ class GradientSums final : public GradientBuckets {
     bool goes_into_sums = false;       // reduce_scatter writes from `gradients` into `sums`
     std::vector<at::Tensor> sums{};    // `memory`, or fp32 tensors once 16-bit sums were added up
     bool has_sums = false;
-    std::vector<at::Tensor> arrived{};  // by slot: gradients that the keeper will copy into the bucket
-    std::shared_future<void> kept{};    // ready when the keeper is done with the bucket
+    std::vector<at::Tensor> arrived{};  // by slot: gradients that the copy worker will copy into the bucket
+    std::shared_future<void> kept{};    // ready when the copy worker is done with the bucket
     std::vector<at::Tensor> norms{};    // 2-norm of each of `sums`
     std::vector<double> used{};
   };
@@ -82,8 +83,8 @@ class GradientSums final : public GradientBuckets {
   bool becomes_bucket(size_t bucket, const at::Tensor& gradient) const;
   void make_bucket_of_gradient(size_t bucket);
   void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& grad);
-  bool has_to_wait() const { return options_.waits_for_memory && in_flight_.size() >= kPooledBuckets; }
-  bool keeper_fills(size_t bucket) const;
+  bool has_to_wait() const { return options_.limits_pool && in_flight_.size() >= kPooledBuckets; }
+  bool copy_worker_fills(size_t bucket) const;
   bool reduces_in_sums(size_t bucket) const;
   bool can_reduce_into_sums(size_t bucket) const;
   void ensure_memory(size_t bucket);
@@ -97,7 +98,7 @@ class GradientSums final : public GradientBuckets {
   std::vector<Bucket> buckets_;
   std::deque<size_t> in_flight_;  // launched buckets whose sums are not kept yet
   std::vector<at::Tensor> pool_;  // free memory, the shortest first
-  bool measures_ = false;
+  bool takes_norms_ = false;
 };
 
 }  // namespace fulgur

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "fulgur/core/gradient_clipping.h"
+#include "fulgur/core/module.h"
 #include "fulgur/optim/gradient_divisor.h"
 #include "fulgur/optim/loss_scaler.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "fulgur/core/module.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_sums.h"

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "fulgur/core/model_memory.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/strategy.h"

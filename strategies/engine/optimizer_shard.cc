@@ -149,7 +149,7 @@ void OptimizerShard::make_copies(size_t b) {
     } else if (options_.copies) {
       section.copy = at::empty({section.range.size()}, flat.options());
     }
-    section.exchanges = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
+    section.swaps_storage = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
   }
   copy_parameters(b);
 }
@@ -159,7 +159,7 @@ void OptimizerShard::make_parts(size_t b) {
   for (const Section& section : buckets_[b].sections) {
     std::vector<Part>& parts = buckets_[b].parts.emplace_back();
     const at::Tensor target =
-        section.copy.defined() && !section.exchanges ? section.copy : section.range.of(bucket.flat);
+        section.copy.defined() && !section.swaps_storage ? section.copy : section.range.of(bucket.flat);
     const int64_t length =
         round_up((section.range.size() + section.num_workers - 1) / section.num_workers, kPartAlignment);
     for (int64_t w = 0; w < section.num_workers; ++w) {
@@ -169,7 +169,8 @@ void OptimizerShard::make_parts(size_t b) {
           Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}, {}});
       for (const Piece& piece : part.pieces) {
         part.tensors.push_back(target.narrow(0, begin + piece.offset, piece.num_elements));
-        if (section.exchanges) part.outs.push_back(section.copy.narrow(0, begin + piece.offset, piece.num_elements));
+        if (section.swaps_storage)
+          part.outs.push_back(section.copy.narrow(0, begin + piece.offset, piece.num_elements));
       }
       part.states.resize(part.pieces.size());
       if (section.on_host) make_host_states(b, part);
@@ -226,7 +227,7 @@ void OptimizerShard::publish(size_t b, bool late) const {
   const c10::NoGradGuard no_grad;
   for (const Section& section : buckets_[b].sections) {
     if (!section.copy.defined()) continue;
-    if (section.exchanges) {
+    if (section.swaps_storage) {
       if (late) exchange_memory(parameters_.buckets()[b].flat, section.copy);
       continue;
     }

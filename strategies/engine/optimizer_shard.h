@@ -56,8 +56,8 @@ class OptimizerShard {
   struct Section {
     ElementRange range;  // in the bucket
     bool on_host = false;
-    at::Tensor copy{};       // copy of the section's parameters; undefined: updates are made in place
-    bool exchanges = false;  // `copy` is of the whole bucket, on a CPU: delayed updates exchange the memory
+    at::Tensor copy{};           // copy of the section's parameters; undefined: updates are made in place
+    bool swaps_storage = false;  // `copy` is of the whole bucket, on a CPU: delayed updates exchange the memory
     int64_t num_workers = 1;
   };
 
@@ -76,14 +76,14 @@ class OptimizerShard {
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
   // is 0 are left alone. `late`: the update is delayed, and the next step reads the parameters meanwhile. If false, a
-  // section that `exchanges` does not need the copy: its parameters are updated in place.
+  // section that `swaps_storage` does not need the copy: its parameters are updated in place.
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
               const std::vector<double>& used, const GradientTransform& transform, bool late);
 
   // Writes updates to the parameters; `late` as in update().
   void publish(size_t bucket, bool late) const;
   bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
-  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().exchanges; }
+  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().swaps_storage; }
 
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
   // load_ranges() resumes from it. Slots without updates are left out. `copies`: include the parameters after the

@@ -11,7 +11,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/core/module_state.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 
 namespace fulgur {
 namespace {

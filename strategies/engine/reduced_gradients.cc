@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/core/module.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
@@ -15,14 +16,14 @@ ReducedGradients::ReducedGradients(const GradientContext& context)
     : GradientsAtParameters(context),
       reducer_(context.parameters, context.world().data(), context.world().control(),
                {.rank_order = context.setup.deterministic,
-                .waits_for_memory = !nn::has_sync_batch_norm(context.module),
-                .learns_order = context.setup.sends_ahead && context.module.automatic_optimization}) {}
+                .limits_pool = !nn::has_sync_batch_norm(context.module),
+                .learns_order = context.setup.reduces_during_backward && context.module.automatic_optimization}) {}
 
 void ReducedGradients::begin_backward(bool is_last) {
-  if (is_last && context().setup.sends_ahead) reducer_.begin();
+  if (is_last && context().setup.reduces_during_backward) reducer_.begin();
 }
 
-std::optional<Window> ReducedGradients::end_micro_batch(const Window& mine, bool is_last) {
+std::optional<AccumulationWindow> ReducedGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   if (!is_last) return std::nullopt;
   return finish_window(reducer_, context().optimizers, mine);
 }

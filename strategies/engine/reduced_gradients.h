@@ -20,7 +20,7 @@ class ReducedGradients final : public GradientsAtParameters {
   bool collects_in_buckets() const override { return true; }
   void append() override { reducer_.append(); }
   void begin_backward(bool is_last) override;
-  std::optional<Window> end_micro_batch(const Window& mine, bool is_last) override;
+  std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   void add_mean(const std::function<void()>& backward) override;
   at::Tensor norm(size_t optimizer) override;
 

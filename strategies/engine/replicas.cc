@@ -19,9 +19,10 @@
 
 #include "fulgur/base/autocast.h"
 #include "fulgur/base/error.h"
+#include "fulgur/base/job_queue.h"
 #include "fulgur/base/seed.h"
-#include "fulgur/base/serial_worker.h"
 #include "fulgur/core/metric_log.h"
+#include "fulgur/core/module.h"
 #include "fulgur/optim/fused_update.h"
 
 namespace fulgur {
@@ -103,16 +104,16 @@ void keep_idle_threads_from_spinning() {
 }
 
 // Restores the module's link at the end of a scope in which the module logs elsewhere.
-class LinkRestored {
+class ScopedRunAccess {
  public:
-  explicit LinkRestored(Module& module) : module_(module), link_(module.link()) {}
-  ~LinkRestored() { module_.attach(link_); }
-  LinkRestored(const LinkRestored&) = delete;
-  LinkRestored& operator=(const LinkRestored&) = delete;
+  explicit ScopedRunAccess(Module& module) : module_(module), link_(module.link()) {}
+  ~ScopedRunAccess() { module_.attach(link_); }
+  ScopedRunAccess(const ScopedRunAccess&) = delete;
+  ScopedRunAccess& operator=(const ScopedRunAccess&) = delete;
 
  private:
   Module& module_;
-  const RunLink link_;
+  const RunAccess link_;
 };
 
 }  // namespace
@@ -153,8 +154,8 @@ struct Replicas::Replica {
   }
 
   // Makes the replica log to a MetricLog of its own.
-  void attach(const RunLink& link, const Batch& part) {
-    RunLink own = link;
+  void attach(const RunAccess& link, const Batch& part) {
+    RunAccess own = link;
     if (link.metrics != nullptr) {
       log.begin_part(*link.metrics, part);
       own.metrics = &log;
@@ -172,7 +173,7 @@ struct Replicas::Replica {
   at::Tensor loss{};                // loss of the last step, with its graph
   std::vector<at::Tensor> spent{};  // gradients already added to another replica's; the next backward reuses the memory
   at::Tensor seed{};                // a leaf that stands for `loss` in the mean; its gradient is the weight of `loss`
-  SerialWorker worker{};
+  JobQueue worker{};
 };
 
 Replicas::Replicas(Module& module, const std::vector<c10::Device>& devices) : module_(module) {
@@ -183,7 +184,7 @@ Replicas::Replicas(Module& module, const std::vector<c10::Device>& devices) : mo
                     module.name()));
   }
   seed_apart(devices);
-  const RandomStateRestored random_state;
+  const ScopedRandomState random_state;
   replicas_.push_back(std::make_unique<Replica>(module, devices.front()));
   for (size_t i = 1; i < devices.size(); ++i) {
     const std::shared_ptr<Module> another = module.make_another();
@@ -224,8 +225,8 @@ at::Tensor Replicas::training_step(const Batch& batch, int64_t batch_idx) {
 
 void Replicas::run_steps(const std::vector<Batch>& parts, int64_t batch_idx) {
   for (const auto& replica : replicas_) replica->loss.reset();
-  const LinkRestored link_restored(module_);
-  const RunLink link = module_.link();
+  const ScopedRunAccess link_restored(module_);
+  const RunAccess link = module_.link();
   for (size_t i = 0; i < parts.size(); ++i) replicas_[i]->attach(link, parts[i]);
   on_each(parts.size(), [&](size_t i) {
     Replica& replica = *replicas_[i];
@@ -253,7 +254,7 @@ at::Tensor Replicas::mean_loss(const std::vector<Batch>& parts) {
 }
 
 void Replicas::backward() {
-  const RandomStateRestored random_state;  // checkpoint() changes the random state, on every thread
+  const ScopedRandomState random_state;  // checkpoint() changes the random state, on every thread
   on_each(replicas_.size(), [&](size_t i) {
     Replica& replica = *replicas_[i];
     replica.spent.clear();
@@ -283,7 +284,7 @@ void Replicas::sum_gradients() {
 // casts of weights for the whole process: they are dropped here, not at the end of a scope in one thread, when other
 // threads may be about to use them again.
 void Replicas::on_each(size_t count, const std::function<void(size_t)>& job) {
-  const AutocastScope autocast(AutocastState::now(replicas_.front()->device.type()));
+  const ScopedAutocast autocast(AutocastState::now(replicas_.front()->device.type()));
   const at::ThreadLocalState modes;
   std::vector<std::shared_future<void>> done;
   for (size_t i = 0; i < count; ++i) {

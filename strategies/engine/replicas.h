@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fulgur/core/batch.h"
-#include "fulgur/core/module.h"
+#include "fulgur/core/module_fwd.h"
 
 namespace fulgur {
 

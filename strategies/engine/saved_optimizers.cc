@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 
 #include <unordered_map>
 #include <utility>

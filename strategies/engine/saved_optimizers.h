@@ -1,7 +1,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +9,7 @@
 
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/state_range.h"
+#include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
 
 // How optimizers are saved in a checkpoint. The state that all ranks share has

@@ -19,7 +19,8 @@
 #include <utility>
 
 #include "fulgur/core/gradient_clipping.h"
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/core/module.h"
+#include "fulgur/distributed/rank_messages.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/loss_scaler.h"
@@ -67,16 +68,16 @@ ShardedGradients::ShardedGradients(const GradientContext& context)
     : context_(context), shard_(context.parameters, context.optimizers, shard_options(context)) {
   const c10::Device device = context.device();
   if (context.engine.host_ratio > 0) {
-    keeper_ = std::make_unique<SideWorker>(device, SideWorkerOptions{.one_thread = true});
+    copy_worker_ = std::make_unique<StreamWorker>(device, StreamWorkerOptions{.one_thread = true});
   }
   World& world = context.world();
   reducer_.emplace(context.parameters, world.data(), world.control(),
                    ReduceOptions{.shard = context.engine.shard,
                                  .rank_order = context.setup.deterministic,
-                                 .waits_for_memory = !nn::has_sync_batch_norm(context.module),
-                                 .learns_order = context.setup.sends_ahead,
+                                 .limits_pool = !nn::has_sync_batch_norm(context.module),
+                                 .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
-                                 .keeper = keeper_.get()});
+                                 .copy_worker = copy_worker_.get()});
   const int64_t num_workers = shard_.num_workers();
   schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
                                                world.data(), device, num_workers);
@@ -95,11 +96,11 @@ void ShardedGradients::open_window() {
 }
 
 void ShardedGradients::begin_backward(bool is_last) {
-  if (!context_.setup.sends_ahead || !(is_last || reduces_each_micro_batch())) return;
-  reducer_->begin(/*measures=*/is_last && wants_norms_);
+  if (!context_.setup.reduces_during_backward || !(is_last || reduces_each_micro_batch())) return;
+  reducer_->begin(/*takes_norms=*/is_last && wants_norms_);
 }
 
-std::optional<Window> ShardedGradients::end_micro_batch(const Window& mine, bool is_last) {
+std::optional<AccumulationWindow> ShardedGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   if (!is_last && !reduces_each_micro_batch()) return std::nullopt;
   return finish_window(*reducer_, context_.optimizers, mine);
 }
@@ -159,7 +160,7 @@ bool ShardedGradients::any_non_finite(size_t /*optimizer*/) {
   const auto norm = norm_taken_on_the_way();
   const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(sums_here());
   if (!each_has_a_part()) return here;  // every rank has the same gradients
-  GroupRanks ranks(context_.world().control());
+  CollectiveRanks ranks(context_.world().control());
   return any_rank(ranks, here);
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fulgur/base/logging.h"
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/gradient_store.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
@@ -30,7 +30,7 @@ class ShardedGradients final : public GradientStore {
   void append() override;
   void open_window() override;
   void begin_backward(bool is_last) override;
-  std::optional<Window> end_micro_batch(const Window& mine, bool is_last) override;
+  std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   at::Tensor norm(size_t optimizer) override;
   bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
@@ -52,7 +52,7 @@ class ShardedGradients final : public GradientStore {
 
   const GradientContext context_;
   OptimizerShard shard_;
-  std::unique_ptr<SideWorker> keeper_;  // with a share on the host: copies sums there
+  std::unique_ptr<StreamWorker> copy_worker_;  // with a share on the host: copies sums there
   std::optional<GradientReducer> reducer_;
   std::unique_ptr<UpdateSchedule> schedule_;
   bool wants_norms_ = false;  // a step has requested norms of the gradients

@@ -39,13 +39,13 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
       shard_(shard),
       sums_(sums),
       data_(data),
-      beside_(device, {.one_thread = device.is_cpu()}) {
+      device_worker_(device, {.one_thread = device.is_cpu()}) {
   const std::vector<int> cores = cores_of_process();
   for (int64_t w = 0; w < num_workers; ++w) {
     const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
-    workers_.push_back(std::make_unique<SideWorker>(
-        c10::kCPU, SideWorkerOptions{.one_thread = true,
-                                     .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));
+    workers_.push_back(std::make_unique<StreamWorker>(
+        c10::kCPU, StreamWorkerOptions{.one_thread = true,
+                                       .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));
   }
 }
 
@@ -112,8 +112,8 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
   return update;
 }
 
-SideWorker& UpdateSchedule::worker_of(const OptimizerShard::Section& section, int64_t number) {
-  return section.on_host || section.copy.is_cpu() ? *workers_[static_cast<size_t>(number)] : beside_;
+StreamWorker& UpdateSchedule::worker_of(const OptimizerShard::Section& section, int64_t number) {
+  return section.on_host || section.copy.is_cpu() ? *workers_[static_cast<size_t>(number)] : device_worker_;
 }
 
 // Starts the update of sections with a copy of their parameters.
@@ -176,7 +176,7 @@ void UpdateSchedule::finish(Update& update) {
     if (shard_.publishes_at_once(b)) {
       shard_.publish(b, update.late);
     } else if (!update.done[b].empty()) {
-      published = beside_.run([this, b, late = update.late] { shard_.publish(b, late); });
+      published = device_worker_.run([this, b, late = update.late] { shard_.publish(b, late); });
     }
     for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd sees the change
     if (update.late) sums_.give_back(b, std::move(update.sums[b]));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fulgur/core/optimizer.h"
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 #include "fulgur/distributed/collective.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_sums.h"
@@ -66,7 +66,7 @@ class UpdateSchedule {
   void start_bucket(Update& update, size_t bucket);
   void finish(Update& update);
   void warn_of_writes(const Update& update);
-  SideWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
+  StreamWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 
   const FlatParameters& parameters_;
   const Optimizers& optimizers_;
@@ -76,8 +76,8 @@ class UpdateSchedule {
   std::unique_ptr<Update> late_;
   std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot
   bool has_warned_of_writes_ = false;
-  std::vector<std::unique_ptr<SideWorker>> workers_;  // for updates on the host
-  SideWorker beside_;                                 // for delayed updates on the device, and for publishing
+  std::vector<std::unique_ptr<StreamWorker>> workers_;  // for updates on the host
+  StreamWorker device_worker_;                          // for delayed updates on the device, and for publishing
 };
 
 }  // namespace fulgur

@@ -101,7 +101,7 @@ TEST(Module, MessagesNameItsTypeWithoutANamespaceThatHasNoName) {
               HasSubstr("make_module<fulgur::Plain>(...)"));
 }
 
-TEST(ToggledOptimizer, MayMoveIntoAnOptional) {
+TEST(ScopedToggle, MayMoveIntoAnOptional) {
   struct Two : Module {
     torch::nn::Linear a{nullptr}, b{nullptr};
     Two() {
@@ -113,8 +113,8 @@ TEST(ToggledOptimizer, MayMoveIntoAnOptional) {
   Optimizers optimizers;
   optimizers.add(optim::SGD(module->a->parameters()));
   optimizers.add(optim::SGD(module->b->parameters()));
-  std::optional<ToggledOptimizer> guard;
-  guard.emplace(ToggledOptimizer(optimizers, 0));
+  std::optional<ScopedToggle> guard;
+  guard.emplace(ScopedToggle(optimizers, 0));
   EXPECT_TRUE(module->a->weight.requires_grad());
   EXPECT_FALSE(module->b->weight.requires_grad());
   guard.reset();

@@ -51,9 +51,9 @@ std::unique_ptr<ProcessCollective> group_of(Calls& calls) {
   using std::chrono::milliseconds;
   const auto store = c10::make_intrusive<c10d::HashStore>();
   return std::make_unique<ProcessCollective>(
-      Group{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
+      GroupConfig{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
       std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)),
-      std::vector<ConnectTransport>{[&calls](const Group&) -> Connection {
+      std::vector<ConnectTransport>{[&calls](const GroupConfig&) -> Connection {
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(calls));
       }});
 }

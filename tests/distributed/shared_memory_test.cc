@@ -34,7 +34,7 @@ std::vector<Memory> connect(const std::vector<Asked>& by_rank) {
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     threads.emplace_back([&, rank] {
-      Group group{
+      GroupConfig group{
           .name = "test", .store = store, .ranks = {}, .rank = static_cast<int64_t>(rank), .timeout = seconds(20)};
       for (size_t i = 0; i < by_rank.size(); ++i) group.ranks.push_back(static_cast<int64_t>(i) + 10);
       memories[rank] = SharedMemory::connect(group, by_rank[rank].channels, by_rank[rank].willing);

@@ -22,7 +22,7 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::message_of;
 
-Group group_on(c10::DeviceType device) {
+GroupConfig group_on(c10::DeviceType device) {
   return {.name = "test", .store = nullptr, .ranks = {0}, .timeout = std::chrono::seconds(20), .device = device};
 }
 
@@ -37,11 +37,11 @@ class Backend final : public c10d::Backend {
 };
 
 ConnectTransport works_as(const std::string& name) {
-  return [name](const Group&) { return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(name)); };
+  return [name](const GroupConfig&) { return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(name)); };
 }
 
 TEST(Transports, TheFirstThatAppliesConnects) {
-  const ConnectTransport does_not_apply = [](const Group&) { return Connection(); };
+  const ConnectTransport does_not_apply = [](const GroupConfig&) { return Connection(); };
   const Connection connection = connect(group_on(c10::kMeta), {does_not_apply, works_as("first"), works_as("second")});
   EXPECT_EQ(connection.device->getBackendName(), "first");
   EXPECT_EQ(connection.host, nullptr);
@@ -75,7 +75,7 @@ std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory) {
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < may_share_memory.size(); ++rank) {
     threads.emplace_back([&, rank] {
-      Group group = group_on(c10::kCPU);
+      GroupConfig group = group_on(c10::kCPU);
       group.store = store;
       group.ranks.resize(may_share_memory.size());
       for (size_t i = 0; i < group.ranks.size(); ++i) group.ranks[i] = static_cast<int64_t>(i);

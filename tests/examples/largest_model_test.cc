@@ -37,7 +37,7 @@ Use use_of(const StrategyChoice& choice, int64_t n_layer) {
                                              batch["tokens"].narrow(1, 1, 16).to(at::kLong).squeeze(0));
     strategy->zero_grad(0);
     strategy->backward(loss, /*is_last=*/true);
-    const Window all = strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
+    const AccumulationWindow all = strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
     strategy->optimizer_step(0, {.micro_batches = all.micro_batches});
   }
   use.peak = memory.peak() - before;

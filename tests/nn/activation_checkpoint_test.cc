@@ -108,7 +108,7 @@ TEST(Checkpoint, WorksUnderAutocast) {
   for (const c10::Device device : devices()) {
     const auto in_autocast = [&](const auto& loss_of) {
       return run(device, [&](Net& net) {
-        const AutocastScope autocast({.device_type = device.type(), .enabled = true, .dtype = c10::kBFloat16});
+        const ScopedAutocast autocast({.device_type = device.type(), .enabled = true, .dtype = c10::kBFloat16});
         return loss_of(net);
       });
     };

@@ -34,7 +34,7 @@ struct Net : torch::nn::Module {
 
 c10::intrusive_ptr<c10d::ProcessGroup> process_group(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                                      int64_t world_size) {
-  Group group{.name = "reference",
+  GroupConfig group{.name = "reference",
               .store = store,
               .ranks = {},
               .rank = rank,

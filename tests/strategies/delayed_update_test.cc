@@ -132,7 +132,7 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
   const auto backward = [&](size_t m) {
     at::Tensor loss;
     {
-      std::optional<AutocastScope> autocast;
+      std::optional<ScopedAutocast> autocast;
       if (is_fp16) autocast.emplace(AutocastState{at::kCPU, true, at::kHalf});
       loss = net.loss(batches[m]);
     }

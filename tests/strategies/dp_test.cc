@@ -163,7 +163,7 @@ struct UsesAWeightTwice : Observed {
   at::Tensor training_step(const Batch& batch, int64_t) override {
     const at::Tensor h = hidden->forward(batch["x"]);
     parts->arrive_and_wait();
-    if (scope && batch["x"].lt(0).all().item<bool>()) const AutocastScope off({.enabled = false});
+    if (scope && batch["x"].lt(0).all().item<bool>()) const ScopedAutocast off({.enabled = false});
     parts->arrive_and_wait();
     return torch::nn::functional::mse_loss(out->forward((h + hidden->forward(h.slice(1, 0, 4))).tanh()), batch["y"]);
   }
@@ -183,7 +183,7 @@ TEST(Dp, CastsOfWeightsAreKeptWhileAnyThreadMayUseThem) {
 // The scope in the step is the only one: no other code drops the cached casts before the weights change.
 struct OwnAutocast : Observed {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
-    const AutocastScope on({.enabled = true});
+    const ScopedAutocast on({.enabled = true});
     return Observed::training_step(batch, batch_idx);
   }
 };

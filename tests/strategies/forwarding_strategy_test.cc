@@ -53,7 +53,7 @@ class Records final : public Strategy {
   }
   void zero_grad(size_t) override { calls_.emplace_back(__func__); }
   void backward(const at::Tensor&, bool) override { calls_.emplace_back(__func__); }
-  Window end_micro_batch(const Window& mine, bool) override {
+  AccumulationWindow end_micro_batch(const AccumulationWindow& mine, bool) override {
     calls_.emplace_back(__func__);
     return mine;
   }

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 #include "fulgur/optim/sgd.h"
 #include "tests/testing/counting_allocator.h"
 #include "tests/testing/errors.h"
@@ -225,20 +225,21 @@ TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
 
 // Each rank keeps the sums of whole buckets, which are reduced in place.
 TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
-  for (const auto& [world_size, has_keeper] : {std::pair<int64_t, bool>{1, false}, {1, true}, {2, false}, {2, true}}) {
-    run_ranks(world_size, [&, has_keeper = has_keeper](World& world) {
+  for (const auto& [world_size, has_copy_worker] :
+       {std::pair<int64_t, bool>{1, false}, {1, true}, {2, false}, {2, true}}) {
+    run_ranks(world_size, [&, has_copy_worker = has_copy_worker](World& world) {
       Net net;
       const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
       const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
       std::vector<at::Tensor> memory;
-      SideWorker keeper(at::kCPU);
+      StreamWorker copy_worker(at::kCPU);
       GradientReducer reducer(
           flat, world.data(), world.control(),
           {.make_sums =
                [&](size_t b) { return std::vector{memory.emplace_back(at::zeros_like(flat.buckets()[b].flat))}; },
-           .keeper = has_keeper ? &keeper : nullptr});
+           .copy_worker = has_copy_worker ? &copy_worker : nullptr});
       for (int64_t i = 0; i < 2; ++i) {
-        reducer.begin(/*measures=*/i == 1);
+        reducer.begin(/*takes_norms=*/i == 1);
         net.loss(input_of(world.rank(), i), /*with_sometimes=*/i == 0).backward();
         std::vector<double> extra;
         reducer.finish(extra);
@@ -315,8 +316,8 @@ TEST(GradientReducer, AGradientThatFillsItsBucketTakesNoOtherMemory) {
 }
 
 TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
-  for (const bool sends_ahead : {false, true}) {
-    run_ranks(2, [sends_ahead](World& world) {
+  for (const bool reduces_during_backward : {false, true}) {
+    run_ranks(2, [reduces_during_backward](World& world) {
       const Tables tables(2);
       const Optimizers optimizers(optim::SGD(tables.parameters(), {.lr = 1.0}));
       const FlatParameters flat(tables, optimizers,
@@ -324,15 +325,16 @@ TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
       ASSERT_EQ(flat.buckets().size(), 2U);
       GradientReducer reducer(flat, world.data(), world.control(), sharded_sums(flat, 2));
       for (int micro_batch = 1; micro_batch <= 2; ++micro_batch) {  // what is added to sums is reduced in place
-        if (sends_ahead) reducer.begin();
+        if (reduces_during_backward) reducer.begin();
         tables.loss_of_sum(world.rank() == 0 ? 1.0 : 2.0).backward();
         std::vector<double> extra;
         reducer.finish(extra);
         for (size_t b = 0; b < 2; ++b) {
           const at::Tensor sum = reducer.sums().of(b).at(0);
           EXPECT_TRUE(sum.eq(micro_batch * 2 * 2.0 * (1 + 4)).all().item<bool>())
-              << "sends_ahead: " << sends_ahead << ", rank " << world.rank() << ", micro-batch " << micro_batch
-              << ", bucket " << b << ": from " << sum.min().item<double>() << " to " << sum.max().item<double>();
+              << "reduces_during_backward: " << reduces_during_backward << ", rank " << world.rank() << ", micro-batch "
+              << micro_batch << ", bucket " << b << ": from " << sum.min().item<double>() << " to "
+              << sum.max().item<double>();
         }
       }
     });

@@ -114,7 +114,7 @@ Bytes bytes_of(const Plan& plan) {
   strategy->setup_optimizers(module->configure_optimizers());
   int64_t in_window = 0;
   const auto step = [&] {
-    Window all;
+    AccumulationWindow all;
     for (int64_t i = 0; i < plan.micro_batches; ++i) {
       const bool is_last = i + 1 == plan.micro_batches;
       const Batch batch = strategy->to_device({{"x", torch::ones({2, kWidth})}});

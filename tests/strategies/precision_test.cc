@@ -90,34 +90,34 @@ TEST(ConvertedModule, LeavesAModuleAloneWhereNothingIsConverted) {
   }
 }
 
-TEST(PrecisionScope, IsAutocastForAsLongAsItLives) {
+TEST(ScopedPrecision, IsAutocastForAsLongAsItLives) {
   const torch::nn::Linear module(2, 2);
   const auto dtype = [&] { return torch::linear(torch::ones({1, 2}), module->weight).scalar_type(); };
   {
-    const PrecisionScope scope(Precision("bf16-mixed"), c10::kCPU);
+    const ScopedPrecision scope(Precision("bf16-mixed"), c10::kCPU);
     EXPECT_EQ(dtype(), at::kBFloat16);
     {
-      const PrecisionScope inner(Precision("16-mixed"), c10::kCPU);
+      const ScopedPrecision inner(Precision("16-mixed"), c10::kCPU);
       EXPECT_EQ(dtype(), at::kHalf);
-      const OutsidePrecisionScope outside(Precision("16-mixed"), c10::kCPU);
+      const ScopedFullPrecision outside(Precision("16-mixed"), c10::kCPU);
       EXPECT_EQ(dtype(), at::kFloat);
     }
     EXPECT_EQ(dtype(), at::kBFloat16);
   }
   EXPECT_EQ(dtype(), at::kFloat);
-  const PrecisionScope scope(Precision("32"), c10::kCPU);
+  const ScopedPrecision scope(Precision("32"), c10::kCPU);
   EXPECT_EQ(dtype(), at::kFloat);
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);  // torch's own default is back
 }
 
-TEST(PrecisionScope, NoCastWeightOutlivesAnUpdateInIt) {
+TEST(ScopedPrecision, NoCastWeightOutlivesAnUpdateInIt) {
   const Precision precision("bf16-mixed");
   const torch::nn::Linear module(2, 2);
   const auto output = [&] { return torch::linear(torch::ones({1, 2}), module->weight).sum(); };
-  const PrecisionScope scope(precision, c10::kCPU);
+  const ScopedPrecision scope(precision, c10::kCPU);
   const at::Tensor before = output();
   {
-    const OutsidePrecisionScope outside(precision, c10::kCPU);
+    const ScopedFullPrecision outside(precision, c10::kCPU);
     const c10::NoGradGuard no_grad;
     module->weight.add_(10);
   }

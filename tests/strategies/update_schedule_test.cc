@@ -85,9 +85,10 @@ TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
       flat, optimizers,
       {.host_ratio = host_ratio, .copies = late, .num_workers = num_workers, .gradient_sums = late ? 2 : 1});
   LocalCollective alone;
-  SideWorker keeper(c10::kCPU, {.one_thread = true});
-  GradientReducer reducer(flat, alone, alone,
-                          {.make_sums = [&](size_t bucket) { return shard.make_sums(bucket); }, .keeper = &keeper});
+  StreamWorker copy_worker(c10::kCPU, {.one_thread = true});
+  GradientReducer reducer(
+      flat, alone, alone,
+      {.make_sums = [&](size_t bucket) { return shard.make_sums(bucket); }, .copy_worker = &copy_worker});
   UpdateSchedule schedule(flat, optimizers, shard, reducer.sums(), alone, c10::kCPU, num_workers);
   for (int64_t step = 0; step < kSteps; ++step) {
     reducer.sums().clear();

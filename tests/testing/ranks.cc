@@ -34,7 +34,7 @@ void run_ranks(int64_t world_size, WorldOptions options, const std::function<voi
                                   : World(World::Stores(store), rank, world_size, std::nullopt,
                                           {.interface = "lo", .address = {}}, options);
     try {
-      const ThreadWorld as_process(world);
+      const ScopedThreadWorld as_process(world);
       body(world);
       world.leave();
     } catch (const std::exception& error) {

@@ -90,7 +90,7 @@ class ByHand {
     if (recipe_.precision == "64") batch = {{"x", batch["x"].to(at::kDouble)}, {"y", batch["y"].to(at::kDouble)}};
     at::Tensor loss;
     {
-      std::optional<AutocastScope> autocast;
+      std::optional<ScopedAutocast> autocast;
       if (recipe_.precision == "bf16-mixed") autocast.emplace(AutocastState{at::kCPU, true, at::kBFloat16});
       if (recipe_.precision == "16-mixed") autocast.emplace(AutocastState{at::kCPU, true, at::kHalf});
       loss = net_->training_step(batch, batch_idx);

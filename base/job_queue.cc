@@ -1,12 +1,12 @@
-#include "fulgur/base/serial_worker.h"
+#include "fulgur/base/job_queue.h"
 
 #include <utility>
 
 namespace fulgur {
 
-SerialWorker::SerialWorker() : thread_([this] { loop(); }) {}
+JobQueue::JobQueue() : thread_([this] { loop(); }) {}
 
-SerialWorker::~SerialWorker() {
+JobQueue::~JobQueue() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -16,7 +16,7 @@ SerialWorker::~SerialWorker() {
   thread_.join();
 }
 
-std::shared_future<void> SerialWorker::run(std::function<void()> job) {
+std::shared_future<void> JobQueue::run(std::function<void()> job) {
   std::packaged_task<void()> task(std::move(job));
   std::shared_future<void> done = task.get_future().share();
   {
@@ -27,7 +27,7 @@ std::shared_future<void> SerialWorker::run(std::function<void()> job) {
   return done;
 }
 
-void SerialWorker::loop() {
+void JobQueue::loop() {
   while (true) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });

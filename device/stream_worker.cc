@@ -1,4 +1,4 @@
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/Event.h>
@@ -50,7 +50,7 @@ void run_synchronized(const c10::Stream& stream, const Job& job) {
 
 }  // namespace
 
-SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : device_(device) {
+StreamWorker::StreamWorker(c10::Device device, const StreamWorkerOptions& options) : device_(device) {
   if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
   const int num_threads = at::get_num_threads();
   const auto prepare = [device, options] {
@@ -67,7 +67,7 @@ SideWorker::SideWorker(c10::Device device, const SideWorkerOptions& options) : d
   at::set_num_threads(num_threads);  // new threads would otherwise get the last number that any thread set
 }
 
-std::shared_future<void> SideWorker::run(std::function<void()> job) {
+std::shared_future<void> StreamWorker::run(std::function<void()> job) {
   if (!stream_) return worker_.run(std::move(job));
   auto asked_before = std::make_shared<c10::Event>(device_.type());
   asked_before->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));

@@ -31,9 +31,9 @@ void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors
                        int64_t chunk_bytes = 8 << 20);
 
 // Adapts a group to the interface by which metrics and logged values are reduced (core/ranks.h).
-class GroupRanks final : public Ranks {
+class CollectiveRanks final : public Ranks {
  public:
-  explicit GroupRanks(Collective& group) : group_(group) {}  // borrowed; must take CPU tensors
+  explicit CollectiveRanks(Collective& group) : group_(group) {}  // borrowed; must take CPU tensors
 
   int64_t rank() const override { return group_.rank(); }
   int64_t world_size() const override { return group_.world_size(); }

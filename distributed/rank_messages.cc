@@ -1,4 +1,4 @@
-#include "fulgur/distributed/exchange.h"
+#include "fulgur/distributed/rank_messages.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -114,7 +114,7 @@ void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors
   }
 }
 
-void GroupRanks::all_reduce(std::span<double> values, Reduction reduction) {
+void CollectiveRanks::all_reduce(std::span<double> values, Reduction reduction) {
   if (group_.world_size() == 1 || values.empty()) return;
   const at::Tensor flat = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
   const bool is_sum = reduction == Reduction::sum || reduction == Reduction::mean;
@@ -122,7 +122,7 @@ void GroupRanks::all_reduce(std::span<double> values, Reduction reduction) {
   if (reduction == Reduction::mean) flat.div_(group_.world_size());
 }
 
-MetricStates GroupRanks::combine(MetricStates states) {
+MetricStates CollectiveRanks::combine(MetricStates states) {
   if (group_.world_size() == 1) return states;
   const c10::NoGradGuard no_grad;
   for (MetricState& state : states) {

@@ -10,12 +10,12 @@
 namespace fulgur {
 
 // A thread that runs jobs one after another. The destructor lets the running job end and drops the others.
-class SerialWorker {
+class JobQueue {
  public:
-  SerialWorker();
-  ~SerialWorker();
-  SerialWorker(const SerialWorker&) = delete;
-  SerialWorker& operator=(const SerialWorker&) = delete;
+  JobQueue();
+  ~JobQueue();
+  JobQueue(const JobQueue&) = delete;
+  JobQueue& operator=(const JobQueue&) = delete;
 
   // The future throws what the job throws; std::future_error if it was dropped.
   std::shared_future<void> run(std::function<void()> job);

@@ -1,4 +1,4 @@
-#include "fulgur/device/side_worker.h"
+#include "fulgur/device/stream_worker.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -17,7 +17,7 @@ namespace {
 using ::testing::ElementsAre;
 
 TEST(SideWorkerTest, JobsRunOneAfterAnotherOnAThreadOfTheirOwn) {
-  SideWorker worker(c10::kCPU);
+  StreamWorker worker(c10::kCPU);
   std::vector<int> order;  // unguarded: get() synchronizes
   std::thread::id thread;
   std::shared_future<void> last;
@@ -33,7 +33,7 @@ TEST(SideWorkerTest, JobsRunOneAfterAnotherOnAThreadOfTheirOwn) {
 }
 
 TEST(SideWorkerTest, GetThrowsWhatTheJobThrewAndLaterJobsRun) {
-  SideWorker worker(c10::kCPU);
+  StreamWorker worker(c10::kCPU);
   const auto fails = worker.run([] { throw std::runtime_error("no"); });
   bool ran = false;
   worker.run([&] { ran = true; }).get();
@@ -44,7 +44,7 @@ TEST(SideWorkerTest, GetThrowsWhatTheJobThrewAndLaterJobsRun) {
 TEST(SideWorkerTest, ItsThreadsAreItsOwn) {
   const int before = at::get_num_threads();
   at::set_num_threads(2);
-  SideWorker alone(c10::kCPU, {.one_thread = true}), other(c10::kCPU);
+  StreamWorker alone(c10::kCPU, {.one_thread = true}), other(c10::kCPU);
   int of_alone = 0, of_other = 0;
   alone.run([&] { of_alone = at::get_num_threads(); }).get();
   other.run([&] { of_other = at::get_num_threads(); }).get();
@@ -56,7 +56,7 @@ TEST(SideWorkerTest, ItsThreadsAreItsOwn) {
 
 TEST(SideWorkerTest, IsBoundToItsCore) {
   const int core = cores_of_process().back();
-  SideWorker worker(c10::kCPU, {.core = core});
+  StreamWorker worker(c10::kCPU, {.core = core});
   std::vector<int> cores;
   worker.run([&] { cores = cores_of_process(); }).get();
   EXPECT_THAT(cores, ElementsAre(core));
@@ -68,7 +68,7 @@ TEST(SideWorkerTest, ItsEndDropsTheJobsThatWait) {
   bool ran = false;
   std::thread ends;
   {
-    auto worker = std::make_unique<SideWorker>(c10::kCPU);
+    auto worker = std::make_unique<StreamWorker>(c10::kCPU);
     worker->run([&, may_go_on = go_on.get_future().share()] {
       begun.set_value();
       may_go_on.get();
@@ -94,7 +94,7 @@ void write_late(const at::Tensor& value) {
 
 TEST(SideWorkerTest, OnAGpuAJobComesAfterWhatItsCallerAskedBefore) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
-  SideWorker worker(kGpu);
+  StreamWorker worker(kGpu);
   const at::Tensor value = torch::zeros({}, kGpu);
   at::Tensor seen;
   write_late(value);
@@ -104,7 +104,7 @@ TEST(SideWorkerTest, OnAGpuAJobComesAfterWhatItsCallerAskedBefore) {
 
 TEST(SideWorkerTest, OnAGpuAJobIsDoneWhenTheDeviceHasDoneItsPart) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
-  SideWorker worker(kGpu);
+  StreamWorker worker(kGpu);
   const at::Tensor on_host = torch::zeros({}).pin_memory();
   worker
       .run([&] {
@@ -118,7 +118,7 @@ TEST(SideWorkerTest, OnAGpuAJobIsDoneWhenTheDeviceHasDoneItsPart) {
 
 TEST(SideWorkerTest, OnAGpuTheDeviceHasDoneItsPartOfAJobThatThrew) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
-  SideWorker worker(kGpu);
+  StreamWorker worker(kGpu);
   const at::Tensor on_host = torch::zeros({}).pin_memory();
   const auto fails = worker.run([&] {
     const at::Tensor value = torch::zeros({}, kGpu);

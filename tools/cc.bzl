@@ -1,0 +1,22 @@
+"""cc_library, cc_binary and cc_test whose files find libtorch's headers parsed already (third_party/precompiled).
+
+`precompiled` says which: "tensor", or "module" for files that reach torch::nn::Module, which fulgur.h does. A file still
+includes each header that it uses. Targets with compiler options of their own do without, because GCC takes a precompiled
+header only for the options that it was made with.
+"""
+
+def _with_headers(attributes, suffix = ""):
+    headers = attributes.pop("precompiled", "tensor") + suffix
+    if attributes.get("srcs") and "copts" not in attributes:
+        attributes["copts"] = ["-include", "fulgur_precompiled/%s.h" % headers]
+        attributes["deps"] = attributes.get("deps", []) + [str(Label("//third_party/precompiled:" + headers))]
+    return attributes
+
+def cc_library(**attributes):
+    native.cc_library(**_with_headers(attributes))
+
+def cc_binary(**attributes):
+    native.cc_binary(**_with_headers(attributes))
+
+def cc_test(**attributes):
+    native.cc_test(**_with_headers(attributes, "_test"))

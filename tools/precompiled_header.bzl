@@ -1,0 +1,91 @@
+"""Headers that GCC has parsed beforehand.
+
+A file that is compiled with `-include fulgur_precompiled/<header>` and depends on the target reads a .gch in a moment,
+where libtorch's headers would take it ten seconds. GCC looks for <header>.gch beside <header>, and reads the header itself
+where the options of the file are not those of the .gch.
+"""
+
+load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "CPP_COMPILE_ACTION_NAME")
+load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+
+def _precompiled_header_impl(ctx):
+    links = []
+    for file in ctx.files.hdrs:
+        link = ctx.actions.declare_file("%s/fulgur_precompiled/%s" % (ctx.label.name, file.basename))
+        ctx.actions.symlink(output = link, target_file = file)
+        links.append(link)
+    context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
+    toolchain = find_cpp_toolchain(ctx)
+    if "clang" not in toolchain.compiler:
+        links.append(_precompile(ctx, toolchain, links, context))
+    own = CcInfo(compilation_context = cc_common.create_compilation_context(
+        headers = depset(links),
+        includes = depset([links[0].dirname.rpartition("/")[0]]),
+    ))
+    return [cc_common.merge_cc_infos(cc_infos = [own, CcInfo(compilation_context = context)])]
+
+def _precompile(ctx, toolchain, headers, context):
+    header = headers[0]
+    features = cc_common.configure_features(
+        ctx = ctx,
+        cc_toolchain = toolchain,
+        requested_features = ctx.features,
+        unsupported_features = ctx.disabled_features,
+    )
+    output = ctx.actions.declare_file(header.basename + ".gch", sibling = header)
+    variables = cc_common.create_compile_variables(
+        feature_configuration = features,
+        cc_toolchain = toolchain,
+        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts,
+        source_file = header.path,
+        output_file = output.path,
+        include_directories = context.includes,
+        quote_include_directories = context.quote_includes,
+        system_include_directories = context.system_includes,
+        preprocessor_defines = context.defines,
+        use_pic = ctx.attr.force_pic or ctx.var["COMPILATION_MODE"] != "opt",  # as cc_library does
+    )
+    command = cc_common.get_memory_inefficient_command_line(
+        feature_configuration = features,
+        action_name = CPP_COMPILE_ACTION_NAME,
+        variables = variables,
+    )
+    ctx.actions.run(
+        executable = cc_common.get_tool_for_action(
+            feature_configuration = features,
+            action_name = CPP_COMPILE_ACTION_NAME,
+        ),
+        arguments = ["-x", "c++-header"] + command,
+        env = cc_common.get_environment_variables(
+            feature_configuration = features,
+            action_name = CPP_COMPILE_ACTION_NAME,
+            variables = variables,
+        ),
+        inputs = depset(headers + ctx.files.hdrs, transitive = [context.headers, toolchain.all_files]),
+        outputs = [output],
+        mnemonic = "CppPrecompile",
+        progress_message = "Precompiling " + ctx.files.hdrs[0].short_path,
+    )
+    return output
+
+_precompiled_header = rule(
+    implementation = _precompiled_header_impl,
+    attrs = {
+        "hdrs": attr.label_list(allow_files = [".h"], mandatory = True),  # the first, and what it includes beside it
+        "deps": attr.label_list(providers = [CcInfo]),
+        "force_pic": attr.bool(),
+        "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
+    },
+    fragments = ["cpp"],
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
+    provides = [CcInfo],
+)
+
+def precompiled_header(**attributes):
+    _precompiled_header(
+        force_pic = select({
+            str(Label("//third_party/precompiled:force_pic")): True,
+            "//conditions:default": False,
+        }),
+        **attributes
+    )
