@@ -35,11 +35,11 @@ struct Net : torch::nn::Module {
 c10::intrusive_ptr<c10d::ProcessGroup> process_group(const c10::intrusive_ptr<c10d::Store>& store, int64_t rank,
                                                      int64_t world_size) {
   GroupConfig group{.name = "reference",
-              .store = store,
-              .ranks = {},
-              .rank = rank,
-              .timeout = std::chrono::seconds(20),
-              .network = {.interface = "lo"}};
+                    .store = store,
+                    .ranks = {},
+                    .rank = rank,
+                    .timeout = std::chrono::seconds(20),
+                    .network = {.interface = "lo"}};
   for (int64_t i = 0; i < world_size; ++i) group.ranks.push_back(i);
   const auto backend = make_gloo_backend(group);
   auto made = c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(rank), static_cast<int>(world_size));
