@@ -1,2 +1,3 @@
 #!/bin/bash
-exec python3 "$(dirname "$0")/report.py" "$@"
+# `bazel run` starts it where the programs and scripts lie as bench/<name>.
+exec python3 bench/report.py "$@"
