@@ -58,8 +58,8 @@ OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizer
   for (const auto& optimizer : optimizers) {
     if (dynamic_cast<const ElementWiseOptimizer*>(optimizer.get()) != nullptr) continue;
     throw UsageError(fmt::format(
-        "{} needs whole tensors{}, but here they are updated in parts; use an element-wise optimizer (AdamW, "
-        "Adam, SGD, Adagrad, RMSprop, Lion) or strategy 'ddp'",
+        "{} needs whole tensors{}, but here they are updated in parts; use an element-wise optimizer, such as AdamW or "
+        "SGD, or strategy 'ddp'",
         optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
   }
   append();
