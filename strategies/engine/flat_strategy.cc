@@ -121,9 +121,9 @@ void FlatStrategy::warn_of_missing_masters() const {
     const Optimizer& optimizer = optimizers_[bucket.optimizer];
     if (!optim::is_16_bit(bucket.flat.scalar_type()) || optimizer.element_wise()) continue;
     return log_warning(
-        "{} keeps no fp32 masters of 16-bit parameters, as element-wise optimizers such as AdamW or SGD do: of an update "
-        "what is smaller than half a unit of a weight is lost; use one of those, or a precision with fp32 weights "
-        "(bf16-mixed, 16-mixed, 32)",
+        "{} keeps no fp32 masters of 16-bit parameters, as element-wise optimizers such as AdamW or SGD do: of an "
+        "update what is smaller than half a unit of a weight is lost; use one of those, or a precision with fp32 "
+        "weights (bf16-mixed, 16-mixed, 32)",
         optimizer.name());
   }
 }
