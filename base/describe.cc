@@ -78,29 +78,24 @@ void set_field(const Field& field, const FieldValue& value, std::string_view tex
                         [&](float* target) { *target = parse_number<float>(field, text, "a number"); },
                         [&](std::string* target) { *target = text; },
                         [&](const TextField& target) { with_name(field, [&] { target.set(text); }); },
-                        [&](std::optional<bool>* target) {
-                          *target = is_none(text) ? std::nullopt : std::optional(parse_bool(field, text));
-                        },
-                        [&](std::optional<int64_t>* target) {
-                          *target = is_none(text) ? std::nullopt
-                                                  : std::optional(parse_number<int64_t>(field, text, "a whole number"));
+                        [&]<class T>(std::optional<T>* target) {
+                          if (is_none(text)) return target->reset();
+                          T read{};
+                          set_field(field, &read, text);
+                          *target = read;
                         }},
              value);
   check_field(field, value);
 }
 
 std::string field_text(const FieldValue& value) {
-  return std::visit(Overloaded{[](const bool* source) { return std::string(*source ? "true" : "false"); },
-                               [](const std::string* source) { return *source; },
-                               [](const TextField& source) { return source.get(); },
-                               [](const std::optional<bool>* source) {
-                                 return std::string(!*source ? "none" : **source ? "true" : "false");
-                               },
-                               [](const std::optional<int64_t>* source) {
-                                 return *source ? fmt::format("{}", **source) : std::string("none");
-                               },
-                               [](const auto* source) { return fmt::format("{}", *source); }},
-                    value);
+  return std::visit(
+      Overloaded{
+          [](const bool* source) { return std::string(*source ? "true" : "false"); },
+          [](const std::string* source) { return *source; }, [](const TextField& source) { return source.get(); },
+          []<class T>(std::optional<T>* source) { return *source ? field_text(&**source) : std::string("none"); },
+          [](const auto* source) { return fmt::format("{}", *source); }},
+      value);
 }
 
 void check_field(const Field& field, const FieldValue& value) {
@@ -112,9 +107,8 @@ void check_field(const Field& field, const FieldValue& value) {
                         [&](const TextField& source) {
                           if (source.check) with_name(field, source.check);
                         },
-                        [](std::optional<bool>*) {},
-                        [&](std::optional<int64_t>* source) {
-                          if (*source) check_number(field, **source);
+                        [&]<class T>(std::optional<T>* source) {
+                          if (*source) check_field(field, &**source);
                         }},
              value);
 }
@@ -149,6 +143,10 @@ std::string text_of_element(const Field& element, const FieldValue& value) {
       fmt::format("{} is '{}', but the elements of a list can neither be empty nor have a comma", element.name, text));
 }
 
+TextField text_field(const Field&, std::filesystem::path* path) {
+  return {.set = [path](std::string_view text) { *path = text; }, .get = [path] { return path->string(); }};
+}
+
 Field element_of(const Field& field, const std::string& name) {
   return {.name = name, .min = field.min, .max = field.max, .choices = field.choices};
 }
@@ -161,6 +159,19 @@ void internal::FieldChecker::operator()(const Field& field, FieldValue value) {
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: {}", owner_, error.what()));
   }
+}
+
+void internal::FieldTexts::operator()(const Field& field, FieldValue value) {
+  texts_.emplace_back(field.name, field_text(value));
+}
+
+std::string internal::FieldTexts::without(const FieldTexts& others) const {
+  std::string text;
+  for (const auto& field : texts_) {
+    if (std::ranges::count(others.texts_, field) > 0) continue;
+    text += fmt::format("{}{}={}", text.empty() ? "" : ",", field.first, field.second);
+  }
+  return text;
 }
 
 }  // namespace fulgur

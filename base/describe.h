@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -24,7 +25,7 @@ struct TextField {
 
 // The text "none" unsets an optional.
 using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextField, std::optional<bool>*,
-                                std::optional<int64_t>*, int*, float*>;
+                                std::optional<int64_t>*, int*, float*, std::optional<double>*>;
 
 // What is known about a field besides its value.
 struct Field {
@@ -41,8 +42,9 @@ struct Field {
 //     void describe(FieldVisitor& visit) { visit({.name = "lr", .help = "learning rate", .min = 0}, &lr); }
 //   };
 // Flags, --help and the checks of values all follow from describe. A field is a bool, an int, an int64_t, a float, a
-// double, a string, an optional bool or int64_t, an enum (its names are the field's choices), a vector of these (as
-// text with commas: "64,32"; min, max and choices apply to each element), or anything else that a TextField reads.
+// double, a string, an optional bool, int64_t or double, a path, an enum (its names are the field's choices), a vector
+// of these (as text with commas: "64,32"; min, max and choices apply to each element), or anything else that a
+// TextField reads.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -74,6 +76,8 @@ Field element_of(const Field& field, const std::string& name);  // borrows `name
 
 // An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
 std::string text_of_element(const Field& element, const FieldValue& value);
+
+TextField text_field(const Field& field, std::filesystem::path* path);
 
 template <class T>
   requires std::is_enum_v<T>
@@ -140,6 +144,15 @@ class FieldChecker final : public FieldVisitor {
   std::string_view owner_;
 };
 
+class FieldTexts final : public FieldVisitor {
+ public:
+  void operator()(const Field& field, FieldValue value) override;
+  std::string without(const FieldTexts& others) const;  // "name=text,..." of the fields whose text is another there
+
+ private:
+  std::vector<std::pair<std::string, std::string>> texts_;  // by name, in the order of describe
+};
+
 }  // namespace internal
 
 template <class T>
@@ -156,6 +169,15 @@ template <class Options>
 void check_fields(std::string_view owner, Options options) {
   internal::FieldChecker checker(owner);
   options.describe(checker);
+}
+
+// The fields whose values are not the default ones, as "monitor=val_loss,mode=max"; empty if there are none.
+template <class Options>
+std::string changed_fields(Options options) {
+  internal::FieldTexts own, defaults;
+  options.describe(own);
+  Options().describe(defaults);
+  return own.without(defaults);
 }
 
 }  // namespace fulgur

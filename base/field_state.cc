@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <type_traits>
+#include <variant>
+
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
 
@@ -16,27 +19,33 @@ std::string text_of(const State::Value& value) {
   throw UsageError("a tensor is no setting");
 }
 
+template <class... Cases>
+struct Overloaded : Cases... {
+  using Cases::operator()...;
+};
+
+// The number in the widest type of its kind.
+template <class Number>
+State::Value value_of(Number number) {
+  if constexpr (std::is_same_v<Number, bool>) {
+    return number;
+  } else if constexpr (std::is_integral_v<Number>) {
+    return int64_t{number};
+  } else {
+    return double{number};
+  }
+}
+
 }  // namespace
 
 void internal::FieldReader::operator()(const Field& field, FieldValue value) {
-  if (const auto* flag = std::get_if<bool*>(&value)) {
-    state.set(field.name, **flag);
-  } else if (const auto* whole = std::get_if<int64_t*>(&value)) {
-    state.set(field.name, **whole);
-  } else if (const auto* number = std::get_if<double*>(&value)) {
-    state.set(field.name, **number);
-  } else if (const auto* small = std::get_if<int*>(&value)) {
-    state.set(field.name, int64_t{**small});
-  } else if (const auto* single = std::get_if<float*>(&value)) {
-    state.set(field.name, double{**single});
-  } else if (const auto* whole_or_none = std::get_if<std::optional<int64_t>*>(&value);
-             whole_or_none && **whole_or_none) {
-    state.set(field.name, ***whole_or_none);
-  } else if (const auto* flag_or_none = std::get_if<std::optional<bool>*>(&value); flag_or_none && **flag_or_none) {
-    state.set(field.name, ***flag_or_none);
-  } else {
-    state.set(field.name, field_text(value));
-  }
+  state.set(field.name, std::visit(Overloaded{[](const std::string* source) { return State::Value(*source); },
+                                              [](const TextField& source) { return State::Value(source.get()); },
+                                              []<class Number>(std::optional<Number>* source) {
+                                                return *source ? value_of(**source) : State::Value(std::string("none"));
+                                              },
+                                              [](const auto* source) { return value_of(*source); }},
+                                   value));
 }
 
 void internal::FieldWriter::operator()(const Field& field, FieldValue value) {

@@ -78,7 +78,11 @@ std::string widened(const std::string& line, const std::vector<std::string>& bef
 
 }  // namespace
 
-CSVLogger::CSVLogger(Options options) : options_(std::move(options)) {}
+void CSVLoggerOptions::describe(FieldVisitor& visit) {
+  visit({.name = "file", .help = "file to write; empty: metrics.csv in the run's folder"}, &file);
+}
+
+CSVLogger::CSVLogger(Options options) : options_(std::move(options)), file_(options_.file) {}
 
 std::shared_ptr<CSVLogger> CSVLogger::make(Options options) { return std::make_shared<CSVLogger>(std::move(options)); }
 
@@ -92,12 +96,12 @@ void CSVLogger::on_fit_start(TrainerControl& trainer) {
 }
 
 void CSVLogger::check_new() const {
-  if (num_rows_ > 0 || options_.file.empty()) return;
-  if (fs::exists(options_.file)) {
+  if (num_rows_ > 0 || file_.empty()) return;
+  if (fs::exists(file_)) {
     throw SetupError(fmt::format("CSVLogger: '{}' exists and would be overwritten; move it away, or name another file",
-                                 options_.file.string()));
+                                 file_.string()));
   }
-  if (options_.file.has_parent_path()) fs::create_directories(options_.file.parent_path());
+  if (file_.has_parent_path()) fs::create_directories(file_.parent_path());
 }
 
 // What has no whole header was cut while it was written.
@@ -112,13 +116,13 @@ void CSVLogger::check_ours(const fs::path& file) {
 }
 
 fs::path CSVLogger::resumed_file(TrainerControl& trainer) const {
-  return options_.file.empty() ? trainer.run_dir() / resumed_name_ : options_.file;
+  return file_.empty() ? trainer.run_dir() / resumed_name_ : file_;
 }
 
 State CSVLogger::state() const {
   State state;
   state.set("num_rows", num_rows_);
-  state.set("file", options_.file.filename().string());
+  state.set("file", file_.filename().string());
   return state;
 }
 
@@ -136,19 +140,19 @@ void CSVLogger::load_state(const State& state) {
 
 // Chooses the file before the first row is written.
 void CSVLogger::choose_file(TrainerControl& trainer) {
-  const fs::path folder = options_.file.empty() ? trainer.run_dir() : fs::path();
-  if (resumed_rows_) options_.file = resumed_file(trainer);
+  const fs::path folder = file_.empty() ? trainer.run_dir() : fs::path();
+  if (resumed_rows_) file_ = resumed_file(trainer);
   if (const auto num_rows = std::exchange(resumed_rows_, std::nullopt)) return read_rows(*num_rows);
-  if (options_.file.empty()) options_.file = folder / "metrics.csv";
-  for (int version = 1; !folder.empty() && fs::exists(options_.file); ++version) {
-    options_.file = folder / fmt::format("metrics-v{}.csv", version);
+  if (file_.empty()) file_ = folder / "metrics.csv";
+  for (int version = 1; !folder.empty() && fs::exists(file_); ++version) {
+    file_ = folder / fmt::format("metrics-v{}.csv", version);
   }
 }
 
 // Keeps the first `num_rows` rows: a resumed run writes the later ones again.
 void CSVLogger::read_rows(int64_t num_rows) {
-  check_ours(options_.file);
-  std::ifstream stream(options_.file, std::ios::binary);
+  check_ours(file_);
+  std::ifstream stream(file_, std::ios::binary);
   std::string line;
   if (!next_line(stream, line)) return;
   const std::vector<std::string> names = split(line);
@@ -165,7 +169,7 @@ void CSVLogger::read_rows(int64_t num_rows) {
     ++num_rows_;
   }
   starts_row_ = num_rows_ == 0;
-  fs::resize_file(options_.file, end_);
+  fs::resize_file(file_, end_);
 }
 
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
@@ -173,19 +177,29 @@ void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int6
   Metrics columns = metrics;
   int64_t epoch = trainer.state().epoch;
   if (const auto own_epoch = columns.extract("epoch")) epoch = static_cast<int64_t>(own_epoch.mapped());
-  const bool same_row = !std::exchange(starts_row_, false) && num_rows_ > 0 && row_.epoch == epoch && row_.step == step;
-  if (!same_row) {
-    row_ = {.epoch = epoch, .step = step, .metrics = {}};
-    row_begin_ = end_;
-    ++num_rows_;
+  const bool same_row = !starts_row_ && num_rows_ > 0 && row_.epoch == epoch && row_.step == step;
+  Row row = same_row ? row_ : Row{.epoch = epoch, .step = step, .metrics = {}};
+  for (const auto& [name, value] : columns) row.metrics[name] = value;
+  try {
+    write(row, same_row);
+  } catch (const std::exception& error) {
+    if (num_rows_ == 0) throw;  // not a disk that is full by now, but a path that cannot be used
+    warn_full_("CSVLogger: {}; training goes on, but what cannot be written is not logged", error.what());
   }
-  for (const auto& [name, value] : columns) row_.metrics[name] = value;
-  const std::vector<std::string> all = columns_with(columns);
+}
+
+// If it fails, the file and what is known of it stay as they were.
+void CSVLogger::write(const Row& row, bool same_row) {
+  const std::vector<std::string> all = columns_with(row.metrics);
+  const int64_t num_rows_before = same_row ? num_rows_ - 1 : num_rows_;
   if (end_ > 0 && all == columns_) {
-    write_row();
+    write_row(row, same_row ? row_begin_ : end_);
   } else {
-    rewrite(all);
+    rewrite(row, num_rows_before, all);
   }
+  row_ = row;
+  num_rows_ = num_rows_before + 1;
+  starts_row_ = false;
 }
 
 std::vector<std::string> CSVLogger::columns_with(const Metrics& metrics) const {
@@ -197,33 +211,33 @@ std::vector<std::string> CSVLogger::columns_with(const Metrics& metrics) const {
   return columns;
 }
 
-std::string CSVLogger::format(const std::vector<std::string>& columns) const {
-  std::string line = fmt::format("{},{}", row_.epoch, row_.step);
+std::string CSVLogger::format(const Row& row, const std::vector<std::string>& columns) {
+  std::string line = fmt::format("{},{}", row.epoch, row.step);
   for (const std::string& column : columns) {
-    const auto metric = row_.metrics.find(column);
-    line += metric == row_.metrics.end() ? "," : fmt::format(",{:.9g}", metric->second);
+    const auto metric = row.metrics.find(column);
+    line += metric == row.metrics.end() ? "," : fmt::format(",{:.9g}", metric->second);
   }
   return line + "\n";
 }
 
 // Copies row by row, so that only one row is in memory.
-void CSVLogger::rewrite(const std::vector<std::string>& columns) {
-  std::ifstream old(options_.file, std::ios::binary);
+void CSVLogger::rewrite(const Row& row, int64_t num_rows_before, const std::vector<std::string>& columns) {
+  std::ifstream old(file_, std::ios::binary);
   old.seekg(static_cast<std::streamoff>(rows_begin_));
   const std::string header = header_of(columns);
   size_t written = 0, row_begin = 0;
-  replace_file_atomically(options_.file, [&](FileWriter& file) {
+  replace_file_atomically(file_, [&](FileWriter& file) {
     const auto write = [&](const std::string& text) {
       file.write(text.data(), text.size());
       row_begin = std::exchange(written, written + text.size());
     };
     write(header);
     std::string line;
-    for (int64_t row = 0; row < num_rows_ - 1; ++row) {
-      if (!next_line(old, line)) throw_write_error(options_.file, std::make_error_code(std::errc::io_error));
+    for (int64_t i = 0; i < num_rows_before; ++i) {
+      if (!next_line(old, line)) throw_write_error(file_, std::make_error_code(std::errc::io_error));
       write(widened(line, columns_, columns));
     }
-    write(format(columns));
+    write(format(row, columns));
   });
   columns_ = columns;
   rows_begin_ = header.size();
@@ -231,14 +245,23 @@ void CSVLogger::rewrite(const std::vector<std::string>& columns) {
   end_ = written;
 }
 
-void CSVLogger::write_row() {
-  const std::string text = format(columns_);
-  std::fstream stream(options_.file, std::ios::in | std::ios::out | std::ios::binary);
-  stream.seekp(static_cast<std::streamoff>(row_begin_));
-  stream << text << std::flush;
-  if (!stream) throw_write_error(options_.file, {errno, std::generic_category()});
-  const size_t before = std::exchange(end_, row_begin_ + text.size());
-  if (end_ < before) fs::resize_file(options_.file, end_);
+void CSVLogger::write_row(const Row& row, size_t begin) {
+  const auto write_at = [&](size_t position, const std::string& text) {
+    std::fstream stream(file_, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(static_cast<std::streamoff>(position));
+    stream << text << std::flush;
+    return stream ? 0 : errno;
+  };
+  const std::string text = format(row, columns_);
+  if (const int error = write_at(begin, text); error != 0) {
+    if (begin < end_) write_at(begin, format(row_, columns_));  // the row that was there, and had its place
+    std::error_code ignored;
+    fs::resize_file(file_, end_, ignored);
+    throw_write_error(file_, {error, std::generic_category()});
+  }
+  row_begin_ = begin;
+  const size_t before = std::exchange(end_, begin + text.size());
+  if (end_ < before) fs::resize_file(file_, end_);
 }
 
 }  // namespace fulgur

@@ -8,12 +8,15 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/base/describe.h"
+#include "fulgur/base/logging.h"
 #include "fulgur/core/callback.h"
 
 namespace fulgur {
 
 struct CSVLoggerOptions {
   std::filesystem::path file{};  // must not exist, unless the run resumes; empty: metrics.csv in the run's folder
+  void describe(FieldVisitor& visit);
 };
 
 // Writes metrics as they are logged to a CSV file, with the columns epoch, step and one per metric, sorted; a cell is
@@ -33,12 +36,14 @@ class CSVLogger final : public Callback {
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;  // throws SetupError: the file exists
   void on_fit_start(TrainerControl& trainer) override;
 
-  // Throws std::runtime_error if the file cannot be written, SetupError if a resumed file is not a CSVLogger's.
+  // Throws SetupError if a resumed file is not a CSVLogger's, and what the system says if the first row cannot be
+  // written. If a later one cannot, because the disk is full, one warning is logged, and the file stays as it is.
   void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;
+  std::string state_key() const override { return changed_fields(options_); }
   State state() const override;
   void load_state(const State& state) override;  // throws CheckpointError: the state names no file
 
-  const std::filesystem::path& file() const { return options_.file; }  // may be empty before the first row
+  const std::filesystem::path& file() const { return file_; }  // may be empty before the first row
 
  private:
   struct Row {
@@ -52,11 +57,13 @@ class CSVLogger final : public Callback {
   std::filesystem::path resumed_file(TrainerControl& trainer) const;
   void read_rows(int64_t num_rows);
   std::vector<std::string> columns_with(const Metrics& metrics) const;
-  std::string format(const std::vector<std::string>& columns) const;
-  void rewrite(const std::vector<std::string>& columns);
-  void write_row();
+  static std::string format(const Row& row, const std::vector<std::string>& columns);
+  void write(const Row& row, bool same_row);
+  void rewrite(const Row& row, int64_t num_rows_before, const std::vector<std::string>& columns);
+  void write_row(const Row& row, size_t begin);
 
-  Options options_;
+  const Options options_;
+  std::filesystem::path file_;
   std::vector<std::string> columns_;  // sorted
   Row row_{};                         // the last row, which may still change
   int64_t num_rows_ = 0;
@@ -64,6 +71,7 @@ class CSVLogger final : public Callback {
   std::optional<int64_t> resumed_rows_{};            // rows to keep of a resumed file; nullopt once read
   std::string resumed_name_{};                       // the file that has the resumed rows
   bool starts_row_ = false;                          // a new run does not continue the last row of an older run
+  WarnOnce warn_full_;
 };
 
 }  // namespace fulgur

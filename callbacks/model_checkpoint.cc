@@ -81,12 +81,6 @@ std::string format_filename(std::string_view pattern, const FilenameValues& valu
   return name;
 }
 
-// By which a metric with values of steps, too, is reduced over an epoch.
-std::string epoch_name(const std::string& metric) {
-  const size_t end = std::min(metric.find("/dataloader_idx_"), metric.size());
-  return metric.substr(0, end) + "_epoch" + metric.substr(end);
-}
-
 // Checks that the name is that of a direct child of the folder, whatever the values of its fields.
 void check_filename(const std::string& pattern) {
   const std::string name = format_filename(pattern, {.epoch = 0, .step = 0, .metrics = nullptr});
@@ -100,6 +94,7 @@ void check_filename(const std::string& pattern) {
 }  // namespace
 
 void ModelCheckpointOptions::describe(FieldVisitor& visit) {
+  visit({.name = "dirpath", .help = "folder of the checkpoints; empty: checkpoints/ in the run's folder"}, &dirpath);
   visit({.name = "filename", .help = "pattern of a checkpoint's name"}, &filename);
   visit({.name = "monitor", .help = "metric that ranks the checkpoints"}, &monitor);
   visit({.name = "mode", .help = "which value of the monitor is better", .choices = {"min", "max"}}, &mode);
@@ -179,9 +174,8 @@ void ModelCheckpoint::on_step_boundary(TrainerControl& trainer) {
 void ModelCheckpoint::note_validation(TrainerControl& trainer) {
   validated_step_ = trainer.state().global_step;
   validated_metrics_.clear();
-  const Metrics& of_validation = trainer.metrics().epoch_metrics();
   for (const auto& [name, value] : trainer.metrics().callback_metrics()) {
-    if (of_validation.contains(name) || of_validation.contains(epoch_name(name))) validated_metrics_[name] = value;
+    if (trainer.metrics().was_reduced(name)) validated_metrics_[name] = value;
   }
   if (validated_metrics_.contains(options_.monitor)) scored_step_ = validated_step_;
 }

@@ -58,6 +58,7 @@ class ModelCheckpoint final : public Callback {
   void on_train_epoch_end(TrainerControl& trainer) override;
   void on_train_end(TrainerControl& trainer) override;
   void on_checkpoint_saved(TrainerControl& trainer, const std::filesystem::path& folder) override;
+  std::string state_key() const override { return changed_fields(options_); }
   State state() const override;
   void load_state(const State& state) override;
 

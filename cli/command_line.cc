@@ -36,7 +36,7 @@ bool value_is_bool(const FieldValue& value) {
 }
 
 std::string type_name(const FieldValue& value) {
-  constexpr const char* kNames[] = {"BOOL", "INT", "NUMBER", "TEXT", "TEXT", "BOOL", "INT", "INT", "NUMBER"};
+  constexpr const char* kNames[] = {"BOOL", "INT", "NUMBER", "TEXT", "TEXT", "BOOL", "INT", "INT", "NUMBER", "NUMBER"};
   return kNames[value.index()];
 }
 

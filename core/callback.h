@@ -14,6 +14,7 @@
 #include "fulgur/core/batch.h"
 #include "fulgur/core/metric_log.h"
 #include "fulgur/core/optimizer.h"
+#include "fulgur/core/record.h"
 #include "fulgur/core/run_state.h"
 
 namespace fulgur {
@@ -34,6 +35,14 @@ class TrainerControl {
   virtual const RunState& state() const = 0;
   virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
   virtual Module& module() = 0;
+
+  // Send a record to the loggers, on the global rank 0. In hooks of a training batch only at the steps whose metrics
+  // are logged (log_every_n_steps), as the step's metrics are; not in a sanity check, and never in barebones mode.
+  // Errors: core/record.h.
+  void log_histogram(std::string_view name, const at::Tensor& values);
+  void log_text(std::string_view name, std::string text);
+  void log_image(std::string_view name, const at::Tensor& pixels);
+
   virtual std::string device_summary() const = 0;  // "single_device on cpu"
   virtual std::string memory_summary() const = 0;  // a table of the bytes that a rank keeps in fit; empty if not known
 
@@ -84,6 +93,10 @@ class TrainerControl {
   // Removes a checkpoint that fulgur has written, but no other files in its folder, and not the checkpoint that the
   // run resumed from if TrainerOptions::ckpt_path is its path. Does nothing on ranks above 0.
   virtual void remove_checkpoint(const std::filesystem::path& folder) = 0;
+
+ private:
+  virtual bool takes_records() const = 0;  // a record is sent, not dropped
+  virtual void send(const Record& record) = 0;
 };
 
 // The decision of on_train_batch_start.
@@ -93,21 +106,27 @@ enum class BatchAction {
 };
 
 // Observes a run, and may request actions: logging, checkpoints, an early stop. Hooks are declared in the order in
-// which they fire (Lightning's); for each hook the callbacks run in list order, ModelCheckpoint last, then the
-// Module's hook of the same name (at on_train_epoch_end ModelCheckpoint runs after the Module). An exception from a
-// hook ends the run: on_exception and teardown fire, then the exception reaches the caller of fit. Threading: the
+// which they fire (Lightning's); for each hook the callbacks run in list order, those with runs_last() last, then the
+// Module's hook of the same name (at on_train_epoch_end those with runs_last() run after the Module). An exception from
+// a hook ends the run: on_exception and teardown fire, then the exception reaches the caller of fit. Threading: the
 // training thread only.
 class Callback {
  public:
   virtual ~Callback() = default;
 
-  virtual bool runs_last() const { return false; }  // true for ModelCheckpoint, which saves what the others did
+  // True for callbacks that judge or save what all others did: EarlyStopping, ModelCheckpoint.
+  virtual bool runs_last() const { return false; }
+
   virtual bool runs_in_fast_dev_run() const { return true; }  // false for callbacks that write files or stop training
 
   virtual bool runs_on_every_rank() const { return true; }  // false for callbacks that print or write: only rank 0
 
   // True: when on_before_optimizer_step fires, gradients are those of the mean loss, at the cost of a pass over them.
   virtual bool wants_gradients() const { return false; }
+
+  // True: StepReport::grad_norm is computed for every step, also without clipping, at the cost of a pass over
+  // gradients. Like wants_gradients() the same on every rank, so that the callback must run on every rank.
+  virtual bool wants_grad_norm() const { return false; }
 
   virtual void setup(TrainerControl&, EntryPoint) {}
 
@@ -156,11 +175,19 @@ class Callback {
   // training batches that ended in an optimizer step.
   virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
 
+  // For loggers: what is no number. A logger that cannot show a kind of record leaves it out. The hyper-parameters of
+  // the Module come after on_fit_start, if it has any, also in a run that resumes. `step` counts as in on_metrics().
+  virtual void on_record(TrainerControl&, const Record&, int64_t /*step*/) {}
+
   // A checkpoint is complete and on disk.
   virtual void on_checkpoint_saved(TrainerControl&, const std::filesystem::path& /*folder*/) {}
 
   // The state that a checkpoint keeps for a run that resumes; load_state is called after setup, before on_fit_start.
   // For a callback that runs on every rank, the state of rank 0 is kept for all ranks.
+  //   A checkpoint finds the state of each callback by its type and its state_key(), which tells it from the others of
+  // its type: for example changed_fields(options_) (base/describe.h), "monitor=val_loss". Two callbacks of one type
+  // that both have state need different keys. If there is only one of a type, before and now, the key may change.
+  virtual std::string state_key() const { return {}; }
   virtual State state() const { return {}; }
   virtual void load_state(const State&) {}
 

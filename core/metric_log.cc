@@ -470,6 +470,12 @@ double MetricLog::weight_of(std::string_view name, const LogOptions& options) co
   }
 }
 
+bool MetricLog::was_reduced(std::string_view name) const {
+  const size_t end = std::min(name.find(kLoaderSuffix), name.size());
+  const std::string forked = fmt::format("{}_epoch{}", name.substr(0, end), name.substr(end));
+  return epoch_metrics_.contains(name) || epoch_metrics_.contains(forked);
+}
+
 Metrics MetricLog::callback_metrics() const {
   Metrics steps;
   Metrics known = callback_metrics_;

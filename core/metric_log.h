@@ -89,6 +89,10 @@ class MetricLog {
   const Metrics& logged_metrics() const { return logged_metrics_; }  // the last value of each name that loggers got
   const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced since begin_epoch() of any stage
 
+  // Whether callback_metrics() has a value of `name` that is in epoch_metrics(): under this name, or, if it is logged
+  // with on_step too, with the suffix _epoch.
+  bool was_reduced(std::string_view name) const;
+
  private:
   // One number, on the host or still on a device.
   struct Scalar {

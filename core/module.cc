@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <typeinfo>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
@@ -51,6 +52,24 @@ void Module::log(std::string_view name, double value, const LogOptions& options)
 
 void Module::log(std::string_view name, Metric& metric, const LogOptions& options) {
   if (MetricLog* metrics = attached_log(name)) metrics->log(name, metric, options);
+}
+
+void Module::log_histogram(std::string_view name, const at::Tensor& values) {
+  if (TrainerControl* loggers = attached_loggers(name)) loggers->log_histogram(name, values);
+}
+
+void Module::log_text(std::string_view name, std::string text) {
+  if (TrainerControl* loggers = attached_loggers(name)) loggers->log_text(name, std::move(text));
+}
+
+void Module::log_image(std::string_view name, const at::Tensor& pixels) {
+  if (TrainerControl* loggers = attached_loggers(name)) loggers->log_image(name, pixels);
+}
+
+// Null: nobody takes a record.
+TrainerControl* Module::attached_loggers(std::string_view name) {
+  const bool is_attached = attached_log(name) != nullptr;
+  return is_attached && link_.sends_records ? link_.trainer : nullptr;
 }
 
 MetricLog* Module::attached_log(std::string_view name) {

@@ -44,6 +44,7 @@ struct RunAccess {
   ManualOptimization* manual_optimization = nullptr;
   GradientClipping clipping{};  // as set in TrainerOptions
   TrainerControl* trainer = nullptr;
+  bool sends_records = true;       // false for replicas, but the first
   c10::Device device = c10::kCPU;  // where the module's steps run
 };
 
@@ -163,6 +164,13 @@ class Module : public torch::nn::Module {
   void log(std::string_view name, double value, const LogOptions& options = {});
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
+  // Send a histogram of a tensor's elements, a text or an image ([height, width] or [channels, height, width]; uint8,
+  // or from 0 to 1) to the loggers that can show it. When: TrainerControl::log_histogram. With replicas only the first
+  // one's are sent. Outside a run they warn once and do nothing.
+  void log_histogram(std::string_view name, const at::Tensor& values);
+  void log_text(std::string_view name, std::string text);
+  void log_image(std::string_view name, const at::Tensor& pixels);
+
   const RunState& run_state() const;  // throws c10::Error outside a run
   int64_t current_epoch() const { return run_state().epoch; }
   int64_t global_step() const { return run_state().global_step; }
@@ -219,6 +227,7 @@ class Module : public torch::nn::Module {
   friend class ModuleHandle;
 
   MetricLog* attached_log(std::string_view name);
+  TrainerControl* attached_loggers(std::string_view name);
   ManualOptimization& manual_optimization(std::string_view caller) const;
   TrainerControl& trainer(std::string_view caller) const;
 

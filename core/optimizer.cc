@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <ranges>
 #include <unordered_map>
 
@@ -50,7 +51,13 @@ void Optimizer::append(ParamGroup given) {
   for (size_t i = 0; i < groups_.size(); ++i) {
     for (const at::Tensor& param : groups_[i].params) group_of.emplace(param.unsafeGetTensorImpl(), i);
   }
-  Group group{{}, given.lr.value_or(default_lr_), given.weight_decay.value_or(default_weight_decay_)};
+  Group group{.params = {},
+              .lr = given.lr.value_or(default_lr_),
+              .weight_decay = given.weight_decay.value_or(default_weight_decay_),
+              .name = std::move(given.name)};
+  if (!group.name.empty() && std::ranges::count(groups_, group.name, &Group::name) > 0) {
+    throw UsageError(fmt::format("{}: two groups have the name '{}'; rename one of them", name_, group.name));
+  }
   check_not_negative(name_, "lr", group.lr);
   check_not_negative(name_, "weight_decay", group.weight_decay);
   for (at::Tensor& param : given.params) {
@@ -69,6 +76,12 @@ void Optimizer::append(ParamGroup given) {
     if (added) group.params.push_back(std::move(param));
   }
   groups_.push_back(std::move(group));
+}
+
+int64_t Optimizer::Group::numel() const {
+  int64_t num_elements = 0;
+  for (const at::Tensor& param : params) num_elements += param.numel();
+  return num_elements;
 }
 
 void Optimizer::step(const Closure&) {

@@ -24,6 +24,7 @@ struct ParamGroup {
   std::vector<at::Tensor> params{};
   std::optional<double> lr{};
   std::optional<double> weight_decay{};
+  std::string name{};  // what logs and messages call the group, such as "biases"; may be empty
 };
 
 std::vector<ParamGroup> one_group(std::vector<at::Tensor> params);
@@ -53,10 +54,13 @@ class Optimizer {
     std::vector<at::Tensor> params;
     double lr;  // the next step uses it; learning-rate schedules write it
     double weight_decay;
+    std::string name;
+    int64_t numel() const;  // elements of all parameters
   };
 
   // `name` begins every message. A tied parameter, which torch lists twice, counts once. Throws UsageError if there is
-  // no parameter, one is in two groups, undefined or not a leaf, or a group's lr or weight_decay is negative.
+  // no parameter, one is in two groups, undefined or not a leaf, a group's lr or weight_decay is negative, or two
+  // groups have the same name.
   Optimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay);
   virtual ~Optimizer() = default;
 

@@ -4,6 +4,8 @@
 #include <optional>
 #include <string_view>
 
+#include "fulgur/core/step_report.h"
+
 namespace fulgur {
 
 enum class EntryPoint { fit, validate, test, predict };  // which Trainer method runs
@@ -28,6 +30,8 @@ struct RunState {
   std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown
   int64_t max_epochs = -1;               // as set; -1: unbounded
   bool has_validation = false;           // fit has validation batches
+  double data_wait_s = 0.0;              // seconds that training has waited for its loader, in this process
+  StepReport step_report{};              // the outcome of the last optimizer step
 
   // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
   // if nothing bounds the steps, or if the loader's length is not known and max_steps is unset. Uses the Trainer's

@@ -271,6 +271,7 @@ void EvaluationLoop::leave() {
   };
   call(epoch_end, phase.epoch_end);
   epoch_end.run([&] { context_.metrics.end_epoch(stage_); });  // resets metrics that were logged by reference
+  context_.metrics.begin_epoch(stage_);                        // values of a part of the data are no epoch's metrics
   call(end, phase.end);
   const bool alone = context_.ranks.world_size() == 1;
   alone ? epoch_end.warn("at the end of a validation that a signal cut short") : epoch_end.rethrow();

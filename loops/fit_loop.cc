@@ -107,9 +107,18 @@ void FitLoop::write_plan() {
 void FitLoop::run(OptimizerSteps& steps) {
   HookCaller& hooks = context_.hooks;
   hooks(hooks::on_fit_start);
+  send_hyper_parameters();
   const bool nothing_to_do = num_train_batches_ == 0 || context_.state.max_epochs == 0 || context_.plan.max_steps == 0;
   if (!nothing_to_do) train(steps);
   hooks(hooks::on_fit_end);
+}
+
+void FitLoop::send_hyper_parameters() {
+  HookCaller& hooks = context_.hooks;
+  const State& values = hooks.module().hyper_parameters();
+  if (values.empty() || context_.ranks.rank() > 0) return;
+  const Record record{.name = {}, .content = HyperParameters{values}};
+  hooks.callbacks_only(hooks::on_record, &Callback::on_record, record, context_.state.last_step());
 }
 
 void FitLoop::train(OptimizerSteps& steps) {

@@ -54,6 +54,7 @@ class FitLoop {
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
+  void send_hyper_parameters();
   void train(OptimizerSteps& steps);
   void run_epoch(OptimizerSteps& steps, FitBounds& bounds);
   void end_epoch(OptimizerSteps& steps);

@@ -70,6 +70,7 @@ FULGUR_SHARED_HOOK(on_predict_epoch_end, forbidden);
 FULGUR_SHARED_HOOK(on_predict_end, forbidden);
 
 FULGUR_HOOK(on_metrics, forbidden);
+FULGUR_HOOK(on_record, forbidden);
 FULGUR_HOOK(on_exception, forbidden);
 FULGUR_HOOK(on_checkpoint_saved, forbidden);
 FULGUR_SHARED_HOOK(teardown, forbidden);

@@ -54,6 +54,7 @@ OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : co
   module.automatic_optimization ? check_automatic(module, optimizers) : check_manual(module, optimizers, context.plan);
   wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
                      std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
+  wants_grad_norm_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_grad_norm(); });
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
   context.strategy.setup_optimizers(std::move(optimizers));
   check_accumulation(context.accumulate_grad_batches);
@@ -80,7 +81,8 @@ void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
 }
 
 bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
-  StepRequest request{.micro_batches = micro_batches, .clipping = context_.plan.clipping};
+  StepRequest request{
+      .micro_batches = micro_batches, .clipping = context_.plan.clipping, .wants_norm = wants_grad_norm_};
   before_step(optimizer, request);
   return update(optimizer, request);
 }
@@ -147,7 +149,8 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
         "scale is lowered; now and then that is as it should be, and not told again",
         context_.state.epoch, context_.state.batch_idx, report->loss_scale);
   }
-  const bool stepped = report && !report->skipped;
+  context_.state.step_report = std::move(report).value_or(StepReport{.skipped = true});
+  const bool stepped = !context_.state.step_report.skipped;
   if (stepped) context_.world.set_step(++context_.state.global_step);
   return stepped;
 }

@@ -55,7 +55,7 @@ class OptimizerSteps final : public ManualOptimization {
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);
 
   LoopContext& context_;
-  bool wants_gradients_;
+  bool wants_gradients_, wants_grad_norm_;      // by a hook; by a callback
   WarnOnce warn_skipped_;                       // a step now and then is skipped as a matter of course
   std::set<const LRSchedule*> warned_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;

@@ -3,6 +3,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <utility>
 
@@ -36,6 +37,20 @@ void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_id
               batch_idx, "; is there a division by 0 or a log(0) in it, or is the learning rate too high?");
 }
 
+// Adds the seconds of its life to a sum.
+class ScopedTimer {
+ public:
+  explicit ScopedTimer(double& sum_s) : sum_s_(sum_s) {}
+  ~ScopedTimer() { sum_s_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& sum_s_;
+  const Clock::time_point start_ = Clock::now();
+};
+
 }  // namespace
 
 void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
@@ -52,6 +67,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   if (resumed != nullptr) go_on(*resumed);
   const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
   const auto read = [&](const auto& body) {
+    const ScopedTimer waits(state.data_wait_s);
     return hooks.located("the train loader", HookCaller::WhatRuns::batch, body);
   };
   LimitedBatches batches =

@@ -19,6 +19,7 @@
 #include "fulgur/core/model_memory.h"
 #include "fulgur/core/module_fwd.h"
 #include "fulgur/core/optimizer.h"
+#include "fulgur/core/step_report.h"
 #include "fulgur/distributed/world.h"
 #include "fulgur/strategies/precision.h"
 
@@ -28,13 +29,8 @@ namespace fulgur {
 struct StepRequest {
   int64_t micro_batches = 1;    // number of micro-batches whose gradients were summed; the step uses the mean
   GradientClipping clipping{};  // applied to the mean gradient
+  bool wants_norm = false;      // StepReport::grad_norm is to be computed, even if nothing is clipped by it
   Closure closure{};            // for an optimizer that needs_closure(): each call computes the gradients of one batch
-};
-
-// The outcome of one optimizer step.
-struct StepReport {
-  bool skipped = false;  // gradients were not finite at the current loss scale: nothing was changed
-  double loss_scale = 1.0;
 };
 
 // An accumulation window: the micro-batches of one optimizer step, as one rank has seen them.

@@ -1,49 +1,18 @@
 #include "fulgur/trainer/fit_state.h"
 
-#include <c10/util/Type.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <cstddef>
-#include <map>
-#include <set>
 #include <string>
 #include <string_view>
-#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
 #include "fulgur/base/error.h"
-#include "fulgur/base/logging.h"
+#include "fulgur/trainer/callback_states.h"
 
 namespace fulgur {
 namespace {
-
-// Turns "mine::Keeps<std::string>" into "Keeps<std::string>".
-std::string without_namespace(const std::string& type) {
-  size_t end = type.size();
-  int depth = 0;
-  do {
-    --end;
-    if (type[end] == '>') ++depth;
-    if (type[end] == '<') --depth;
-  } while (end > 0 && depth > 0);
-  const size_t colons = type.rfind("::", end);
-  return colons == std::string::npos ? type : type.substr(colons + 2);
-}
-
-// One key for each callback: its type, "ModelCheckpoint"; for the second of a type "ModelCheckpoint-2".
-std::vector<std::string> keys_of(const std::vector<std::shared_ptr<Callback>>& callbacks) {
-  std::map<std::string, int> seen;
-  std::vector<std::string> keys;
-  for (const auto& callback : callbacks) {
-    const Callback& own = *callback;
-    const std::string name = without_namespace(c10::demangle(typeid(own).name()));
-    const int number = ++seen[name];
-    keys.push_back(number == 1 ? name : fmt::format("{}-{}", name, number));
-  }
-  return keys;
-}
 
 void check_num_schedules(const State& run, size_t num_schedules) {
   size_t num_saved = 0;
@@ -53,15 +22,6 @@ void check_num_schedules(const State& run, size_t num_schedules) {
       fmt::format("the checkpoint has the state of {} learning-rate schedule{}, but configure_optimizers returns {} "
                   "now; return as many, or load the weights only",
                   num_saved, num_saved == 1 ? "" : "s", num_schedules));
-}
-
-void warn_of_unclaimed(const State& saved, const std::vector<std::string>& keys) {
-  std::set<std::string> unclaimed;
-  for (const auto& [name, value] : saved.values()) unclaimed.insert(name.substr(0, name.find('/')));
-  for (const std::string& key : keys) unclaimed.erase(key);
-  if (unclaimed.empty()) return;
-  log_warning("the checkpoint has the state of {}, which no callback of this run takes; it is lost with the next save",
-              fmt::join(unclaimed, ", "));
 }
 
 }  // namespace
@@ -112,8 +72,7 @@ void FitState::add_to(CheckpointContent& content) const {
   context.hooks.located("on_save_checkpoint", kRun, [&] { context.hooks.module().on_save_checkpoint(own); });
   run.set_child("module", own);
   run.set_child("data", context.data.state());
-  const std::vector<std::string> keys = keys_of(callbacks);
-  for (size_t i = 0; i < callbacks.size(); ++i) run.set_child("callbacks/" + keys[i], callbacks[i]->state());
+  run.set_child("callbacks", states_of(callbacks));
   content.rank = loop.rank_state();
   const State metrics = content.rank.child("metrics");
   for (const std::string ended : {"callback_metrics", "progress_bar_metrics", "logged_metrics"}) {
@@ -132,12 +91,7 @@ void FitState::load(const CheckpointReader& checkpoint) const try {
   }
   context.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run,
                         [&] { context.hooks.module().on_load_checkpoint(run.child("module")); });
-  const std::vector<std::string> keys = keys_of(callbacks);
-  for (size_t i = 0; i < callbacks.size(); ++i) {
-    const State state = run.child("callbacks/" + keys[i]);
-    if (!state.empty()) callbacks[i]->load_state(state);
-  }
-  if (context.world.rank() == 0) warn_of_unclaimed(run.child("callbacks"), keys);
+  load_states(callbacks, run.child("callbacks"), /*warns=*/context.world.rank() == 0);
   const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
   loop.load_state(run.child("loops"), run.child("metrics"),
                   same_ranks ? checkpoint.rank(context.world.rank()) : State());

@@ -1,16 +1,13 @@
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
-#include "fulgur/core/callback.h"
 #include "fulgur/core/module_fwd.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/loop_context.h"
 #include "fulgur/loops/optimizer_steps.h"
 #include "fulgur/strategies/strategy.h"
+#include "fulgur/trainer/callback_states.h"
 
 namespace fulgur {
 
@@ -26,7 +23,7 @@ struct FitState {
   LoopContext& context;
   OptimizerSteps& steps;
   FitLoop& loop;
-  const std::vector<std::shared_ptr<Callback>>& callbacks;
+  const CallbackList& callbacks;
 
   void add_to(CheckpointContent& content) const;
   void load(const CheckpointReader& checkpoint) const;  // throws CheckpointError if the fits do not match

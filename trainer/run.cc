@@ -21,6 +21,7 @@
 #include "fulgur/loops/optimizer_steps.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/strategies/presets.h"
+#include "fulgur/trainer/callback_states.h"
 #include "fulgur/trainer/check_inputs.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "fulgur/trainer/debug_modes.h"
@@ -270,6 +271,7 @@ void Run::choose_callbacks() {
   if (!request_.is_trial) {
     callbacks_ = context_.hooks.located("configure_callbacks", kRun,
                                         [this] { return with_module_callbacks(resources_.options, module()); });
+    if (request_.entry_point == EntryPoint::fit) check_state_keys(callbacks_);
   }
   if (world_.rank() > 0)
     std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
@@ -429,6 +431,22 @@ double Run::from_rank_zero(double value) {
   const at::Tensor shared = at::tensor({value}, at::kDouble);
   context_.world.control().broadcast(shared, /*root=*/0).wait();
   return shared.item<double>();
+}
+
+bool Run::in_training_batch() const {
+  return results_.state.stage == Stage::train && results_.metrics.batch() != nullptr;
+}
+
+bool Run::takes_records() const {
+  const RunState& state = results_.state;
+  if (global_rank() > 0 || resources_.options.barebones || request_.is_trial || state.sanity_checking) return false;
+  return !in_training_batch() || context_.is_logged(state.batches_that_stepped);
+}
+
+void Run::send(const Record& record) {
+  const RunState& state = results_.state;
+  const int64_t step = in_training_batch() ? state.batches_that_stepped : state.last_step();
+  context_.hooks.callbacks_only(hooks::on_record, &Callback::on_record, record, step);
 }
 
 void Run::set_accumulation(int64_t accumulate_grad_batches) {

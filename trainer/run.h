@@ -99,6 +99,9 @@ class Run final : public TrainerControl {
   void remove_checkpoint(const std::filesystem::path& folder) override;
 
  private:
+  bool takes_records() const override;
+  void send(const Record& record) override;
+  bool in_training_batch() const;
   LoopContext make_context();
   RunAccess make_link();
   void execute(const std::function<void()>& body);

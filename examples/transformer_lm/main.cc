@@ -3,7 +3,6 @@
 
 #include "examples/transformer_lm/language_model.h"
 #include "examples/transformer_lm/text_data.h"
-#include "examples/transformer_lm/throughput.h"
 #include "fulgur.h"
 
 namespace {
@@ -40,7 +39,8 @@ void train(Options options) {
   TextData data(options.data, options.model.context, options.seed);
   const auto model = make_module<LanguageModel>(options.model);
   const auto checkpoint = ModelCheckpoint::make({.monitor = "val_bpc"});
-  const auto throughput = std::make_shared<Throughput>();
+  const auto throughput = ThroughputMonitor::make(
+      {.num_items = [](const Batch& batch) { return batch.batch_size() * (batch["tokens"].size(1) - 1); }});
   const bool is_bare = options.trainer.barebones;  // a barebones Trainer takes no callbacks
   const bool saves = options.trainer.enable_checkpointing.value_or(!is_bare);
   if (!is_bare) options.trainer.callbacks.push_back(throughput);
@@ -53,7 +53,7 @@ void train(Options options) {
   if (!trainer.is_global_zero()) return;
   write_sample(*model, options.sample, options.seed);
   fmt::print("order 0: {:.3f} bits per character, from how often each byte comes\n", order_0_bpc(data.text()));
-  if (!is_bare) fmt::print("training: {:.0f} tokens/s\n", throughput->tokens_per_s());
+  if (!is_bare) fmt::print("training: {:.0f} tokens/s\n", throughput->items_per_sec());
   const auto best = checkpoint->best_model_path();
   if (!best.empty()) fmt::print("checkpoint: {}\n", best.string());
   fmt::print("next: ./bazelw run //examples/transformer_lm -- --max_epochs=30 --dropout=0.1\n");

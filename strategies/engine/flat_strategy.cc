@@ -295,22 +295,23 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
   }
   flat_->check_in_place();
   if (loss_scaling_) return scaled_step(index, request);
+  StepReport report;
   if (needs_closure) {
     ++num_steps_;
     optimizers_[index].step(request.closure);
   } else {
-    update(index, transform_for(index, request, /*unscale=*/1.0));
+    update(index, transform_for(index, request, /*unscale=*/1.0, report));
   }
-  return {};
+  return report;
 }
 
 StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
-  const StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return store_->any_non_finite(index); }),
-                          .loss_scale = loss_scaling_->loss_scale()};
+  StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return store_->any_non_finite(index); }),
+                    .loss_scale = loss_scaling_->loss_scale()};
   if (report.skipped) {
     drain();  // a delayed update belongs to the step before
   } else {
-    update(index, transform_for(index, request, loss_scaling_->factor(index)));
+    update(index, transform_for(index, request, loss_scaling_->factor(index), report));
   }
   loss_scaling_->stepped(index);
   return report;
@@ -326,13 +327,17 @@ void FlatStrategy::drain() {
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
-// gradients are, so that nothing waits for the device. `unscale` is the factor that undoes the loss scale.
-GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& request, double unscale) {
+// gradients are, so that nothing waits for the device. `unscale` is the factor that undoes the loss scale. Reports the
+// norm if it is computed.
+GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& request, double unscale,
+                                              StepReport& report) {
   GradientTransform transform;
   const double mean = unscale / static_cast<double>(request.micro_batches);
   const GradientClipping& clipping = request.clipping;
-  if (clipping.active() && clipping.algorithm == ClipAlgorithm::norm) {
-    transform.factor = clip_coefficient(store_->norm(index).mul(mean), clipping.value).mul(mean);
+  const bool clips_norm = clipping.active() && clipping.algorithm == ClipAlgorithm::norm;
+  if (clips_norm || request.wants_norm) report.grad_norm = store_->norm(index).mul(mean);
+  if (clips_norm) {
+    transform.factor = clip_coefficient(report.grad_norm, clipping.value).mul(mean);
   } else if (mean != 1.0) {
     transform.factor = at::scalar_tensor(mean, at::device(device()).dtype(at::kDouble));
   }

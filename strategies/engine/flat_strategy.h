@@ -69,7 +69,7 @@ class FlatStrategy : public Strategy {
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const GradientTransform& transform);
-  GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale);
+  GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale, StepReport& report);
   void open_window();
   std::unique_ptr<GradientStore> make_store();
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();

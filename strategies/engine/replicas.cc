@@ -161,6 +161,7 @@ struct Replicas::Replica {
       own.metrics = &log;
     }
     if (!device.is_cpu()) own.device = device;
+    own.sends_records = owned == nullptr;
     module.attach(own);
   }
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
+#include <optional>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/field_state.h"
@@ -146,6 +148,49 @@ TEST(Describe, KnowsSmallNumbersEnumsAndVectors) {
   EXPECT_THAT(options.none, ElementsAre(1, -2));
   EXPECT_TRUE(options.names.empty());
   EXPECT_THAT(options.modes, ElementsAre(Mode::max, Mode::min));
+}
+
+struct Optionals {
+  std::optional<double> threshold{};
+  std::optional<int64_t> count = 3;
+  std::optional<bool> flag{};
+  std::filesystem::path file{};
+  void describe(FieldVisitor& visit) {
+    visit({.name = "threshold", .max = 1}, &threshold);
+    visit({.name = "count", .min = 1}, &count);
+    visit({.name = "flag"}, &flag);
+    visit({.name = "file"}, &file);
+  }
+};
+
+TEST(Describe, OptionalsCanBeUnsetAndPathsAreText) {
+  Optionals options;
+  const auto set_it = [&](std::optional<double>* value, std::string_view text) {
+    set_field({.name = "threshold", .max = 1}, value, text);
+  };
+  set_it(&options.threshold, "0.25");
+  EXPECT_EQ(options.threshold, 0.25);
+  EXPECT_EQ(message_of<UsageError>([&] { set_it(&options.threshold, "2"); }), "threshold must be at most 1; got 2");
+  EXPECT_EQ(message_of<UsageError>([&] { set_it(&options.threshold, "low"); }), "threshold: 'low' is not a number");
+  EXPECT_EQ(options.threshold, 0.25);  // unchanged
+  EXPECT_EQ(message_of<UsageError>([] { check_fields("Thing", Optionals{.count = 0}); }),
+            "Thing: count must be at least 1; got 0");
+  options.file = "a/b.csv";
+  options.count.reset();
+  const State state = fields_to_state(options);
+  EXPECT_EQ(state.get<double>("threshold"), 0.25);
+  EXPECT_EQ(state.get<std::string>("count"), "none");
+  EXPECT_EQ(state.get<std::string>("file"), "a/b.csv");
+  Optionals again;
+  set_fields(again, state);
+  EXPECT_EQ(again.threshold, 0.25);
+  EXPECT_EQ(again.count, std::nullopt);
+  EXPECT_EQ(again.file, "a/b.csv");
+}
+
+TEST(Describe, ChangedFieldsAreThoseThatAreNotTheDefaults) {
+  EXPECT_EQ(changed_fields(Optionals{}), "");
+  EXPECT_EQ(changed_fields(Optionals{.threshold = 0.5, .count = std::nullopt}), "threshold=0.5,count=none");
 }
 
 TEST(Describe, RefusesWhatSmallNumbersEnumsAndVectorsCannotBe) {

@@ -160,19 +160,26 @@ TEST_F(CSVLoggerTest, ARunThatHadNoRowsYetStartsAFileOfItsOwn) {
   EXPECT_EQ(resumed.file().filename(), "metrics-v1.csv");
 }
 
-// A failing write stands for a process that is killed while it writes.
-TEST_F(CSVLoggerTest, AWriteThatFailsLosesAtMostTheRowThatItChanges) {
-  logger.on_metrics(trainer, {{"a", 1}, {"b", 1}}, 0);
-  logger.on_metrics(trainer, {{"a", 2}}, 1);
-  const auto fails = [&](const char* metric) {
-    const testing::FileSizeLimit full_disk(0);
-    EXPECT_THROW(logger.on_metrics(trainer, {{metric, 3}}, 1), std::runtime_error);
-  };
-  fails("b");  // adds a cell to the last row
-  EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
-  fails("c");  // adds a column
-  EXPECT_THAT(written(), ::testing::StartsWith("epoch,step,a,b\n0,0,1,1\n"));
+TEST_F(CSVLoggerTest, ADiskThatIsFullCostsRowsAndOneWarning) {
+  const std::string a(1000, 'a');  // the file is larger than the warning, which goes to a file, too
+  logger.on_metrics(trainer, {{a, 1}, {"b", 1}}, 0);
+  logger.on_metrics(trainer, {{a, 2}}, 1);
+  const std::string before = written();
+  ::testing::internal::CaptureStderr();
+  {
+    const testing::FileSizeLimit full_disk(static_cast<rlim_t>(before.size()));
+    logger.on_metrics(trainer, {{"b", 3}}, 1);  // adds a cell to the last row
+    EXPECT_EQ(written(), before);
+    logger.on_metrics(trainer, {{"c", 3}}, 1);  // adds a column
+    logger.on_metrics(trainer, {{a, 3}}, 2);    // adds a row
+    EXPECT_EQ(written(), before);
+  }
+  const std::string warned = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(warned, ::testing::HasSubstr("CSVLogger: cannot write"));
+  EXPECT_EQ(std::ranges::count(warned, '\n'), 1);
   EXPECT_EQ(std::distance(fs::directory_iterator(dir.path()), {}), 1);  // no temporary file is left
+  logger.on_metrics(trainer, {{"c", 4}}, 3);
+  EXPECT_EQ(written(), "epoch,step," + a + ",b,c\n0,0,1,1,\n0,1,2,,\n0,3,,,4\n");
 }
 
 TEST_F(CSVLoggerTest, WritesEachRowOnceOrTwiceHoweverManyThereAre) {

@@ -68,7 +68,7 @@ class TransformerLmTest(unittest.TestCase):
         weights = pathlib.Path(self.folder, "runs/version_0/checkpoints/last/model.safetensors")
         self.assertNotIn("head.weight", safetensors.torch.load_file(weights))  # it is token_embedding.weight
         header = pathlib.Path(self.folder, "runs/version_0/metrics.csv").read_text().split("\n")[0]
-        for column in ("tokens_per_s", "train_bpc", "val_bpc"):
+        for column in ("train/items_per_sec", "train_bpc", "val_bpc"):
             self.assertIn(column, header.split(","))
 
     def test_half_precisions_reach_the_loss_of_single(self):

@@ -20,6 +20,8 @@ class FakeTrainerControl final : public TrainerControl {
   TinyModule tiny;
   Optimizers optimizer_list;
   std::vector<std::filesystem::path> saved;
+  std::vector<std::string> stop_reasons;
+  std::vector<Record> records;
   int64_t accumulate = 1;
 
   // Logs `metrics` as one epoch of the stage does.
@@ -42,7 +44,7 @@ class FakeTrainerControl final : public TrainerControl {
   std::string device_summary() const override { return "single_device on cpu"; }
   std::string memory_summary() const override { return "MB on each rank\n"; }
   const std::filesystem::path& run_dir() override { return run_dir_; }
-  void request_stop(std::string_view) override {}
+  void request_stop(std::string_view reason) override { stop_reasons.emplace_back(reason); }
   void set_accumulation(int64_t accumulate_grad_batches) override { accumulate = accumulate_grad_batches; }
   int64_t accumulation() const override { return accumulate; }
   void save_checkpoint(const std::filesystem::path& folder, const SaveOptions&) override {
@@ -59,6 +61,9 @@ class FakeTrainerControl final : public TrainerControl {
   void remove_checkpoint(const std::filesystem::path& folder) override { std::filesystem::remove_all(folder); }
 
  private:
+  bool takes_records() const override { return true; }
+  void send(const Record& record) override { records.push_back(record); }
+
   std::filesystem::path run_dir_;
 };
 

@@ -45,6 +45,7 @@ struct RecordingCallback : testing::ReportingCallback {
         load(name + ".load_state"),
         last(runs_last) {}
   bool runs_last() const override { return last; }
+  std::string state_key() const override { return load; }
   State state() const override {
     State state;
     state.set("name", load);

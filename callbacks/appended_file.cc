@@ -1,0 +1,94 @@
+#include "fulgur/callbacks/appended_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <system_error>
+#include <utility>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string free_name(const fs::path& folder, const std::string& wanted) {
+  std::string name = wanted;
+  for (int version = 1; fs::exists(folder / name); ++version) {
+    const fs::path path(wanted);
+    name = fmt::format("{}-v{}{}", path.stem().string(), version, path.extension().string());
+  }
+  return name;
+}
+
+}  // namespace
+
+void AppendedFile::open_in(const fs::path& folder, const std::string& name) {
+  if (is_open()) return;
+  if (name_.empty()) name_ = free_name(folder, name);
+  path_ = folder / name_;
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+  if (!is_open()) return warn(errno);
+  size_ = std::min<int64_t>(size_, ::lseek(descriptor_, 0, SEEK_END));
+  if (::ftruncate(descriptor_, size_) != 0) warn(errno);
+}
+
+void AppendedFile::close() {
+  if (is_open()) ::close(std::exchange(descriptor_, -1));
+}
+
+void AppendedFile::append(std::string_view piece) {
+  if (!is_open()) return;
+  size_t written = 0;
+  while (written < piece.size()) {
+    const auto end = static_cast<off_t>(size_) + static_cast<off_t>(written);
+    const ssize_t count = ::pwrite(descriptor_, piece.data() + written, piece.size() - written, end);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      warn(errno);
+      if (::ftruncate(descriptor_, size_) != 0) close();
+      return;
+    }
+    written += static_cast<size_t>(count);
+  }
+  size_ += static_cast<int64_t>(piece.size());
+}
+
+void AppendedFile::cut(int64_t num_bytes) {
+  size_ = num_bytes;
+  if (is_open() && ::ftruncate(descriptor_, size_) != 0) warn(errno);
+}
+
+void AppendedFile::warn(int error) {
+  if (std::exchange(has_warned_, true)) return;
+  log_warning("{}: cannot write '{}': {}; training goes on, but what cannot be written is not logged", owner_,
+              path_.string(), std::generic_category().message(error));
+}
+
+State AppendedFile::state() const {
+  State state;
+  if (name_.empty()) return state;
+  state.set("file", name_);
+  state.set("num_bytes", size_);
+  return state;
+}
+
+// The state may come from another user, with any path in it: only a name in the folder is taken.
+void AppendedFile::load_state(const State& state) {
+  const auto& name = state.get<std::string>("file");
+  const auto num_bytes = state.get<int64_t>("num_bytes");
+  if (name.empty() || fs::path(name).filename() != name || name == "." || name == ".." || num_bytes < 0) {
+    throw CheckpointError(
+        fmt::format("the state of {} names '{}' of {} bytes, which is no file", owner_, name, num_bytes));
+  }
+  name_ = name;
+  cut(num_bytes);
+}
+
+}  // namespace fulgur

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "fulgur/base/state.h"
+
+namespace fulgur {
+
+// A file to whose end a logger writes. The file always ends with a whole piece: what cannot be written, because the
+// disk is full, is cut off again. The first failure is a warning; training goes on, and later pieces are tried again.
+class AppendedFile {
+ public:
+  explicit AppendedFile(std::string_view owner) : owner_(owner) {}  // the name for messages
+  ~AppendedFile() { close(); }
+  AppendedFile(const AppendedFile&) = delete;
+  AppendedFile& operator=(const AppendedFile&) = delete;
+
+  // Opens a file in the folder. If it was open before, in this process or when the loaded state was saved, that file,
+  // with the pieces that it had then; otherwise a new one: `name`, or, where that exists, with -v1, -v2, ... before its
+  // extension. If that fails, a warning is logged, and append() drops everything.
+  void open_in(const std::filesystem::path& folder, const std::string& name);
+  void close();
+  bool is_open() const { return descriptor_ >= 0; }
+  bool has_begun() const { return size_ > 0; }  // there are pieces
+
+  void append(std::string_view piece);
+  void cut(int64_t num_bytes);  // drops what is beyond, which must be the end of a piece
+
+  int64_t size() const { return size_; }  // bytes
+
+  const std::filesystem::path& path() const { return path_; }  // empty before open_in()
+
+  State state() const;                  // empty before open_in()
+  void load_state(const State& state);  // drops later pieces; throws CheckpointError if the state names no file
+
+ private:
+  void warn(int error);
+
+  const std::string owner_;
+  std::filesystem::path path_{};
+  std::string name_{};
+  int descriptor_ = -1;
+  int64_t size_ = 0;
+  bool has_warned_ = false;
+};
+
+}  // namespace fulgur

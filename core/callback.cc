@@ -1,0 +1,19 @@
+#include "fulgur/core/callback.h"
+
+#include <utility>
+
+namespace fulgur {
+
+void TrainerControl::log_histogram(std::string_view name, const at::Tensor& values) {
+  if (takes_records()) send({std::string(name), histogram_of(values)});
+}
+
+void TrainerControl::log_text(std::string_view name, std::string text) {
+  if (takes_records()) send({std::string(name), Text{std::move(text)}});
+}
+
+void TrainerControl::log_image(std::string_view name, const at::Tensor& pixels) {
+  if (takes_records()) send({std::string(name), image_of(name, pixels)});
+}
+
+}  // namespace fulgur

@@ -1,0 +1,128 @@
+// Callbacks that decide by what they have seen: a run that was interrupted after any step, or at the end of any epoch,
+// and resumed decides as the run that was not.
+#include <c10/util/StringUtil.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "fulgur/callbacks/early_stopping.h"
+#include "fulgur/trainer/trainer.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Saves a checkpoint after every batch and epoch, and keeps what loggers get.
+class Recorder final : public Callback {
+ public:
+  explicit Recorder(fs::path folder) : folder_(std::move(folder)) {}
+  std::vector<std::tuple<int64_t, std::string, double>> metrics;
+
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) override {
+    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-", batch_idx));
+  }
+  void on_train_epoch_end(TrainerControl& trainer) override {
+    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-end"));
+  }
+  void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override {
+    for (const auto& [name, value] : values) metrics.emplace_back(step, name, value);
+  }
+
+ private:
+  fs::path folder_;
+};
+
+struct Trail {
+  int64_t global_step = 0;
+  std::vector<at::Tensor> weights;
+  std::vector<std::tuple<int64_t, std::string, double>> metrics;
+};
+
+struct Case {
+  std::function<std::shared_ptr<Callback>()> make;
+  TrainerOptions options{};
+  int64_t world_size = 1;
+};
+
+constexpr int64_t kMostEpochs = 6, kBatches = 3;
+
+Trail fit(const Case& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
+  static std::mutex mutex;
+  std::shared_ptr<testing::TinyModule> module;
+  {
+    const std::lock_guard lock(mutex);
+    seed_everything(seed);
+    module = make_module<testing::TinyModule>();
+  }
+  const auto recorder = std::make_shared<Recorder>(saved_in);
+  TrainerOptions options = run.options;
+  options.max_epochs = kMostEpochs;
+  options.log_every_n_steps = 1;
+  options.ckpt_path = ckpt_path;
+  options.callbacks = {run.make(), recorder};
+  if (run.world_size > 1) options.devices = run.world_size;
+  Trainer trainer(testing::quiet(options));
+  trainer.fit(module, {.train = testing::tiny_loader(4 * kBatches * run.world_size, 4, /*shuffle=*/true),
+                       .val = testing::tiny_loader(8 * run.world_size, 4)});
+  Trail trail{.global_step = trainer.state().global_step, .weights = {}, .metrics = recorder->metrics};
+  for (const at::Tensor& param : module->parameters()) trail.weights.push_back(param.detach());
+  return trail;
+}
+
+// The trail of rank 0.
+Trail fit_ranks(const Case& run, uint64_t seed, const fs::path& saved_in, const std::string& ckpt_path) {
+  if (run.world_size == 1) return fit(run, seed, saved_in, ckpt_path);
+  std::vector<Trail> trails(static_cast<size_t>(run.world_size));
+  testing::run_ranks(run.world_size, [&](World& world) {
+    trails[static_cast<size_t>(world.rank())] = fit(run, seed, saved_in, ckpt_path);
+  });
+  for (const Trail& trail : trails) EXPECT_EQ(trail.global_step, trails[0].global_step);
+  return trails[0];
+}
+
+// Resumes from every checkpoint of a run. Returns how many steps the run took.
+int64_t expect_same_decisions(const Case& run) {
+  const testing::TempDir dir;
+  const Trail whole = fit_ranks(run, 1, dir.path(), "");
+  int64_t num_resumed = 0;
+  for (const auto& checkpoint : fs::directory_iterator(dir.path())) {
+    SCOPED_TRACE(checkpoint.path().filename().string());
+    const Trail resumed = fit_ranks(run, 2, "", checkpoint.path());
+    EXPECT_EQ(resumed.global_step, whole.global_step);
+    EXPECT_TRUE(std::ranges::equal(resumed.weights, whole.weights,
+                                   [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); }));
+    const auto begin = whole.metrics.end() - std::min(std::ssize(whole.metrics), std::ssize(resumed.metrics));
+    EXPECT_TRUE(std::ranges::equal(std::ranges::subrange(begin, whole.metrics.end()), resumed.metrics));
+    ++num_resumed;
+  }
+  EXPECT_GT(num_resumed, whole.global_step);
+  return whole.global_step;
+}
+
+TEST(InterruptedRuns, EarlyStoppingStopsAtTheSameStep) {
+  for (const int64_t world_size : {1, 2}) {
+    for (const int64_t val_check_interval : {3, 1}) {
+      SCOPED_TRACE(c10::str(world_size, " ranks, val_check_interval ", val_check_interval));
+      const int64_t steps = expect_same_decisions(
+          {.make = [] { return EarlyStopping::make({.monitor = "val_loss", .mode = "max", .patience = 4}); },
+           .options = {.val_check_interval = Batches(val_check_interval)},
+           .world_size = world_size});
+      EXPECT_GT(steps, 4);
+      EXPECT_LT(steps, kMostEpochs * kBatches);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fulgur

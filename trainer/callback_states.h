@@ -1,0 +1,24 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "fulgur/base/state.h"
+#include "fulgur/core/callback.h"
+
+namespace fulgur {
+
+using CallbackList = std::vector<std::shared_ptr<Callback>>;
+
+// Throws SetupError if two callbacks would keep their states in a checkpoint under the same key.
+void check_state_keys(const CallbackList& callbacks);
+
+// The states of all callbacks, as a checkpoint keeps them: under the type of the callback, followed in braces by its
+// state_key() if it has one, as in "ModelCheckpoint{monitor=val_loss}".
+State states_of(const CallbackList& callbacks);
+
+// Hands every callback its state of `saved`. Checkpoints of version 0 number the callbacks of a type in their order,
+// "ModelCheckpoint", "ModelCheckpoint-2". Warns of states that no callback takes if `warns` is true.
+void load_states(const CallbackList& callbacks, const State& saved, bool warns);
+
+}  // namespace fulgur
