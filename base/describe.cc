@@ -143,10 +143,6 @@ std::string text_of_element(const Field& element, const FieldValue& value) {
       fmt::format("{} is '{}', but the elements of a list can neither be empty nor have a comma", element.name, text));
 }
 
-TextField text_field(const Field&, std::filesystem::path* path) {
-  return {.set = [path](std::string_view text) { *path = text; }, .get = [path] { return path->string(); }};
-}
-
 Field element_of(const Field& field, const std::string& name) {
   return {.name = name, .min = field.min, .max = field.max, .choices = field.choices};
 }

@@ -3,7 +3,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <limits>
 #include <optional>
@@ -77,7 +76,18 @@ Field element_of(const Field& field, const std::string& name);  // borrows `name
 // An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
 std::string text_of_element(const Field& element, const FieldValue& value);
 
-TextField text_field(const Field& field, std::filesystem::path* path);
+// A std::filesystem::path, whose header is dear.
+template <class T>
+concept PathLike = requires(T path) {
+  { path.filename().string() } -> std::same_as<std::string>;
+  path = std::string();
+};
+
+template <PathLike T>
+TextField text_field(const Field&, T* path) {
+  return {.set = [path](std::string_view text) { *path = std::string(text); },
+          .get = [path] { return path->string(); }};
+}
 
 template <class T>
   requires std::is_enum_v<T>
