@@ -99,13 +99,21 @@ Recorder* recorder() {
 
 }  // namespace
 
-bool enabled() {
-  static const bool is_enabled = recorder() != nullptr;
-  return is_enabled;
+void Profile::add(std::string_view name, Clock::duration time) {
+  auto sum = sums_.find(name);
+  if (sum == sums_.end()) sum = sums_.emplace(name, Sum()).first;
+  ++sum->second.calls;
+  sum->second.total += time;
 }
 
-void add(std::string name, Clock::time_point begin, Clock::time_point end, std::string_view lane) {
-  if (Recorder* const to = recorder()) to->add(std::move(name), begin, end, lane);
+bool internal::writes_file() {
+  static const bool writes = recorder() != nullptr;
+  return writes;
+}
+
+void add(std::string_view name, Clock::time_point begin, Clock::time_point end, std::string_view lane) {
+  if (internal::profile != nullptr && lane.empty()) internal::profile->add(name, end - begin);
+  if (Recorder* const to = recorder()) to->add(std::string(name), begin, end, lane);
 }
 
 }  // namespace fulgur::trace

@@ -1,27 +1,68 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 namespace fulgur::trace {
 
-// Where the time of a step goes, for chrome://tracing or ui.perfetto.dev. With FULGUR_TRACE=<folder> in the
-// environment each process writes <folder>/rank-<rank>.json when it ends; otherwise a span only tests a flag. The
-// clocks of processes on one machine agree.
+// Where the time of a step goes. With FULGUR_TRACE=<folder> in the environment each process writes
+// <folder>/rank-<rank>.json when it ends, for chrome://tracing or ui.perfetto.dev; the clocks of processes on one
+// machine agree. A Profile sums the spans of its thread. Without both, a span only tests two flags.
 using Clock = std::chrono::steady_clock;
 
-bool enabled();
+// The sums of a thread's spans by name.
+class Profile {
+ public:
+  struct Sum {
+    int64_t calls = 0;
+    Clock::duration total{};
+  };
+  void add(std::string_view name, Clock::duration time);
 
-// Adds a span to the lane called `lane`, or, if empty, to the lane of the calling thread.
-void add(std::string name, Clock::time_point begin, Clock::time_point end, std::string_view lane = {});
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view name) const { return std::hash<std::string_view>()(name); }
+  };
+  using Sums = std::unordered_map<std::string, Sum, Hash, std::equal_to<>>;
+  const Sums& sums() const { return sums_; }
 
-// Records the time from its construction to the end of the block.
+ private:
+  Sums sums_;
+};
+
+namespace internal {
+inline constinit thread_local Profile* profile = nullptr;  // null: this thread has none
+bool writes_file();
+}  // namespace internal
+
+// Makes `profile` that of the calling thread for the lifetime of the object.
+class ScopedProfile {
+ public:
+  explicit ScopedProfile(Profile& profile) : before_(internal::profile) { internal::profile = &profile; }
+  ~ScopedProfile() { internal::profile = before_; }
+  ScopedProfile(const ScopedProfile&) = delete;
+  ScopedProfile& operator=(const ScopedProfile&) = delete;
+
+ private:
+  Profile* before_;
+};
+
+inline bool enabled() { return internal::profile != nullptr || internal::writes_file(); }
+
+// Adds a span to the lane called `lane`, or, if empty, to the lane of the calling thread, and to the thread's profile.
+void add(std::string_view name, Clock::time_point begin, Clock::time_point end, std::string_view lane = {});
+
+// Records the time from its construction to the end of the block. The name is borrowed.
 class Span {
  public:
   explicit Span(std::string_view name) : name_(name), begin_(enabled() ? Clock::now() : Clock::time_point()) {}
   ~Span() {
-    if (enabled()) add(std::string(name_), begin_, Clock::now());
+    if (begin_ != Clock::time_point()) add(name_, begin_, Clock::now());
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;

@@ -15,4 +15,17 @@ std::string type_name(const std::type_info& type) {
   return name;
 }
 
+std::string short_type_name(const std::type_info& type) {
+  const std::string name = c10::demangle(type.name());
+  size_t end = name.size();
+  int depth = 0;
+  do {
+    --end;
+    if (name[end] == '>') ++depth;
+    if (name[end] == '<') --depth;
+  } while (end > 0 && depth > 0);
+  const size_t colons = name.rfind("::", end);
+  return colons == std::string::npos ? name : name.substr(colons + 2);
+}
+
 }  // namespace fulgur

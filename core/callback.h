@@ -128,6 +128,10 @@ class Callback {
   // gradients. Like wants_gradients() the same on every rank, so that the callback must run on every rank.
   virtual bool wants_grad_norm() const { return false; }
 
+  // True: the callback takes what predict_step returns, in on_predict_batch_end, and Trainer::predict returns nothing,
+  // so that the predictions need not fit in memory.
+  virtual bool takes_predictions() const { return false; }
+
   virtual void setup(TrainerControl&, EntryPoint) {}
 
   virtual void on_fit_start(TrainerControl&) {}

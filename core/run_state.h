@@ -11,6 +11,10 @@ namespace fulgur {
 enum class EntryPoint { fit, validate, test, predict };  // which Trainer method runs
 enum class Stage { train, validate, test, predict };     // which of its loops runs now: fit trains and validates
 
+constexpr std::string_view to_string(EntryPoint entry_point) {
+  constexpr std::string_view kNames[] = {"fit", "validate", "test", "predict"};
+  return kNames[static_cast<int>(entry_point)];
+}
 constexpr std::string_view to_string(Stage stage) {
   constexpr std::string_view kNames[] = {"train", "validate", "test", "predict"};
   return kNames[static_cast<int>(stage)];

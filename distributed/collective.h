@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/trace.h"
+
 namespace fulgur {
 
 enum class ReduceOp { sum, min, max };  // for bool: or, and, or
@@ -36,6 +38,7 @@ class [[nodiscard]] Work {
   explicit Work(std::function<void()> wait) : wait_(std::move(wait)) {}
 
   void wait() {
+    const trace::Span span("wait for ranks");
     if (wait_) wait_();
     wait_ = nullptr;
   }

@@ -8,6 +8,7 @@
 
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/seed.h"
+#include "fulgur/base/trace.h"
 #include "fulgur/loops/limited_batches.h"
 
 namespace fulgur {
@@ -162,6 +163,7 @@ bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
     state.num_batches = loaders.num_batches(i);
     context.metrics.set_dataloader(loaders.size() > 1 ? std::optional(state.dataloader_idx) : std::nullopt);
     const auto read = [&](const auto& fetch) {
+      const trace::Span span("wait for data");
       return context.hooks.located(name_of_loader(state.stage), HookCaller::WhatRuns::batch, fetch);
     };
     LimitedBatches batches =
@@ -313,6 +315,7 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
   HookCaller& hooks = context.hooks;
   std::vector<Batch> predictions;
   if (loaders.empty()) return predictions;
+  const bool keeps = std::ranges::none_of(hooks.callbacks(), [](const auto& c) { return c->takes_predictions(); });
   constexpr ModeHook kModelEval{"on_predict_model_eval", &Module::on_predict_model_eval};
   constexpr ModeHook kModelTrain{"on_predict_model_train", &Module::on_predict_model_train};
   in_eval_mode(context, Stage::predict, kModelEval, kModelTrain, [&] {
@@ -327,7 +330,7 @@ std::vector<Batch> run_prediction(LoopContext& context, const EvaluationLoaders&
         return hooks.module().predict_step(batch, batch_idx);
       });
       hooks(hooks::on_predict_batch_end, prediction, batch, batch_idx);
-      predictions.push_back(prediction.to(c10::kCPU));
+      if (keeps) predictions.push_back(prediction.to(c10::kCPU));
     });
     hooks(hooks::on_predict_epoch_end);
     hooks(hooks::on_predict_end);

@@ -8,6 +8,8 @@
 #include <cctype>
 #include <optional>
 
+#include "fulgur/base/type_name.h"
+
 namespace fulgur {
 namespace {
 
@@ -23,6 +25,12 @@ std::string description_of(const Batch& batch) {
 }
 
 }  // namespace
+
+std::string_view HookCaller::name_of_span(const std::type_info& owner, const Hook& hook) {
+  std::string& name = span_names_[{&owner, &hook}];
+  if (name.empty()) name = fmt::format("{}.{}", short_type_name(owner), hook.name);
+  return name;
+}
 
 HookCaller::WhatRuns HookCaller::what_runs_in(const Hook& hook) const {
   const bool is_of_batch = hook.scope == LogScope::training_step || hook.scope == LogScope::evaluation_step ||

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
 #include "fulgur/base/exception_text.h"
+#include "fulgur/base/trace.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/core/metric_log.h"
 #include "fulgur/core/module.h"
@@ -35,6 +38,7 @@ class HookCaller {
   template <class Body>
   decltype(auto) within(const Hook& hook, const Body& body) {
     const Scope scope(*this, hook);
+    const trace::Span span(hook.name);
     try {
       return body();
     } catch (...) {
@@ -61,7 +65,11 @@ class HookCaller {
   template <class CallbackMember, class ModuleMember, class... Args>
   void operator()(const hooks::SharedHook<CallbackMember, ModuleMember>& hook, Args&&... args) {
     within(hook, [&] {
-      for (const auto& callback : callbacks_) (callback.get()->*hook.callback)(control_, args...);
+      for (const auto& callback : callbacks_) {
+        const trace::Span span(span_name(*callback, hook));
+        (callback.get()->*hook.callback)(control_, args...);
+      }
+      const trace::Span span(span_name(module_, hook));
       (module_.*hook.module)(args...);
     });
   }
@@ -71,8 +79,10 @@ class HookCaller {
     return within(hooks::on_train_batch_start, [&] {
       bool skip = false;
       for (const auto& callback : callbacks_) {
+        const trace::Span span(span_name(*callback, hooks::on_train_batch_start));
         skip |= callback->on_train_batch_start(control_, batch, batch_idx) == BatchAction::skip_epoch;
       }
+      const trace::Span span(span_name(module_, hooks::on_train_batch_start));
       skip |= module_.on_train_batch_start(batch, batch_idx) == BatchAction::skip_epoch;
       return skip ? BatchAction::skip_epoch : BatchAction::run;
     });
@@ -84,7 +94,9 @@ class HookCaller {
                        const Args&... args) {
     within(hook, [&] {
       for (const auto& callback : callbacks_) {
-        if (wanted(*callback)) (callback.get()->*member)(control_, args...);
+        if (!wanted(*callback)) continue;
+        const trace::Span span(span_name(*callback, hook));
+        (callback.get()->*member)(control_, args...);
       }
     });
   }
@@ -115,6 +127,13 @@ class HookCaller {
     const Hook& outer_;
   };
 
+  // "ModelCheckpoint.on_train_epoch_end", or, if nobody looks at spans, empty. Valid until the HookCaller is destroyed.
+  template <class Owner>
+  std::string_view span_name(const Owner& owner, const Hook& hook) {
+    return trace::enabled() ? name_of_span(typeid(owner), hook) : std::string_view();
+  }
+  std::string_view name_of_span(const std::type_info& owner, const Hook& hook);
+
   WhatRuns what_runs_in(const Hook& hook) const;
   std::string place(std::string_view what, WhatRuns runs) const;
 
@@ -123,6 +142,7 @@ class HookCaller {
   Module& module_;
   const RunState& state_;
   MetricLog& metrics_;
+  std::map<std::pair<const std::type_info*, const Hook*>, std::string> span_names_;
 };
 
 }  // namespace fulgur

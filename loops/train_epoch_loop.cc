@@ -9,6 +9,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/seed.h"
+#include "fulgur/base/trace.h"
 
 namespace fulgur {
 namespace {
@@ -68,6 +69,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
   const auto read = [&](const auto& body) {
     const ScopedTimer waits(state.data_wait_s);
+    const trace::Span span("wait for data");
     return hooks.located("the train loader", HookCaller::WhatRuns::batch, body);
   };
   LimitedBatches batches =

@@ -1,6 +1,5 @@
 #include "fulgur/trainer/callback_states.h"
 
-#include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,24 +13,12 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/base/type_name.h"
 
 namespace fulgur {
 namespace {
 
-// Turns "mine::Keeps<std::string>" into "Keeps<std::string>".
-std::string without_namespace(const std::string& type) {
-  size_t end = type.size();
-  int depth = 0;
-  do {
-    --end;
-    if (type[end] == '>') ++depth;
-    if (type[end] == '<') --depth;
-  } while (end > 0 && depth > 0);
-  const size_t colons = type.rfind("::", end);
-  return colons == std::string::npos ? type : type.substr(colons + 2);
-}
-
-std::string type_of(const Callback& callback) { return without_namespace(c10::demangle(typeid(callback).name())); }
+std::string type_of(const Callback& callback) { return short_type_name(typeid(callback)); }
 
 // A '/' would make a folder of names in a State.
 std::string without_slashes(std::string_view key) {

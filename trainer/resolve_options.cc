@@ -57,6 +57,7 @@ void resolve_barebones(TrainerOptions& options) {
   if (options.log_every_n_steps.value_or(0) != 0) asked_for.push_back("log_every_n_steps");
   if (options.fast_dev_run != 0) asked_for.push_back("fast_dev_run");
   if (options.detect_anomaly) asked_for.push_back("detect_anomaly");
+  if (canonical_name(options.profiler) != "none") asked_for.push_back("profiler");
   if (!options.callbacks.empty()) asked_for.push_back("callbacks");
   if (!asked_for.empty()) {
     throw UsageError(fmt::format("barebones turns every extra off, but {} {} set; leave out one or the other",

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <stdexcept>
 #include <system_error>
 #include <typeinfo>
@@ -15,6 +16,8 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/first_error.h"
+#include "fulgur/base/names.h"
+#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/distributed/rank_messages.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/hooks.h"
@@ -27,6 +30,7 @@
 #include "fulgur/trainer/debug_modes.h"
 #include "fulgur/trainer/resolve_options.h"
 #include "fulgur/trainer/run_dir.h"
+#include "fulgur/trainer/simple_profiler.h"
 
 namespace fulgur {
 namespace {
@@ -223,12 +227,20 @@ std::vector<Batch> Run::predict() {
 void Run::execute(const std::function<void()>& body) {
   const ScopedDebugModes modes(resources_.options, request_.entry_point);
   const bool watches_signals = request_.entry_point == EntryPoint::fit && !request_.is_trial;
+  trace::Profile profile;
+  std::optional<trace::ScopedProfile> profiling;
+  if (canonical_name(resources_.options.profiler) == "simple" && !request_.is_trial) profiling.emplace(profile);
+  const auto begin = trace::Clock::now();
   int late_signal = 0;
   std::exception_ptr failure;
   try {
     setup();
     body();
     context_.saver.finish();
+    if (profiling) {
+      profile.add(to_string(request_.entry_point), trace::Clock::now() - begin);
+      report_profile(profile);
+    }
     if (watches_signals) late_signal = late_signal_of(context_.ranks, context_.signals);
   } catch (...) {
     failure = std::current_exception();
@@ -243,6 +255,23 @@ void Run::execute(const std::function<void()>& body) {
   }
   if (failure != nullptr) after.warn("teardown failed too");
   world_.leave(failure != nullptr ? failure : after.get());
+}
+
+// Prints what took a thousandth of the time or more, and writes all of it to the run's folder.
+void Run::report_profile(const trace::Profile& profile) {
+  std::vector<trace::Profile::Sums> by_rank;
+  for (const std::string& text : all_gather_bytes(world_.world().control(), sums_to_text(profile.sums()))) {
+    by_rank.push_back(sums_from_text(text));
+  }
+  if (global_rank() > 0) return;
+  const std::string_view whole = to_string(request_.entry_point);
+  fmt::print("{}", profile_table(by_rank, whole, /*least_share=*/1e-3));
+  std::fflush(stdout);
+  if (resources_.options.fast_dev_run > 0) return;
+  replace_file_atomically(run_dir() / fmt::format("profile-{}.txt", whole), [&](FileWriter& file) {
+    const std::string table = profile_table(by_rank, whole, /*least_share=*/0.0);
+    file.write(table.data(), table.size());
+  });
 }
 
 void Run::setup() {

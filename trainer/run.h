@@ -105,6 +105,7 @@ class Run final : public TrainerControl {
   LoopContext make_context();
   RunAccess make_link();
   void execute(const std::function<void()>& body);
+  void report_profile(const trace::Profile& profile);
   void setup();
   void choose_callbacks();
   void setup_strategy();

@@ -79,6 +79,10 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);
   visit({.name = "logger", .help = "write metrics.csv"}, &logger);
+  visit({.name = "profiler",
+         .help = "measure where the time goes, and show it at the end",
+         .choices = {"none", "simple"}},
+        &profiler);
   visit({.name = "barebones", .help = "turn every extra off, to measure"}, &barebones);
 }
 
