@@ -56,6 +56,11 @@ SUBJECTS = [
             "then what a logged value costs.", "trainer_step"),
     Subject("A step on one device, beside Python", "The same step by torch's loop in Python, and by Lightning's Trainer.",
             "trainer_step", script="python_step.py", packages=["torch", "lightning"]),
+    Subject("Callbacks and loggers", "A step of the same MLP with nothing that watches it; with ProgressBar, CSVLogger, "
+            "TensorBoardLogger (every 50 steps), LearningRateMonitor, EarlyStopping and a checkpoint every 1,000 steps; with "
+            "ThroughputMonitor and GradientNormMonitor; and under `--profiler=simple`.", "callbacks_step"),
+    Subject("TensorBoard files, beside Python", "The same scalars by torch's SummaryWriter.", "callbacks_step",
+            script="python_loggers.py", packages=["torch", "tensorboard"]),
     Subject("AdamW", "The fused kernel beside a pass over the same memory without arithmetic, and beside torch's kernels.",
             "adamw_kernel"),
     Subject("AdamW, beside Python", "`optim::AdamW` beside Python's optimizers, on one thread.", "adamw_kernel",
