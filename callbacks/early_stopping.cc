@@ -43,7 +43,7 @@ void EarlyStopping::on_fit_start(TrainerControl& trainer) {
 }
 
 void EarlyStopping::on_validation_end(TrainerControl& trainer) {
-  if (trainer.state().sanity_checking) return;
+  if (trainer.state().sanity_checking || trainer.state().entry_point != EntryPoint::fit) return;
   counts_.has_validated = true;
   if (!trainer.metrics().was_reduced(options_.monitor)) return;
   counts_.is_validated = true;

@@ -1,54 +1,73 @@
 #include "fulgur/core/gradient_clipping.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <optional>
+
+#include "fulgur/core/sum_of_squares.h"
 
 namespace fulgur {
 namespace {
 
-constexpr int64_t kPieceElements = 1 << 18;  // 2 MiB in fp64
+constexpr int64_t kPieceElements = 1 << 16;
 
-// linalg_vector_norm makes an fp64 copy of its tensor before it adds.
-at::Tensor norm_of_copy(const at::Tensor& tensor) {
-  return at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble);
+template <class Number>
+double sum_over_pieces(const at::Tensor& tensor) {
+  const Number* numbers = tensor.const_data_ptr<Number>();
+  const int64_t count = tensor.numel(), num_pieces = (count + kPieceElements - 1) / kPieceElements;
+  if (num_pieces <= 1) return sum_of_squares(numbers, static_cast<size_t>(count));
+  std::vector<double> sums(static_cast<size_t>(num_pieces));
+  at::parallel_for(0, num_pieces, /*grain_size=*/4, [&](int64_t first, int64_t last) {
+    for (int64_t piece = first; piece < last; ++piece) {
+      const int64_t begin = piece * kPieceElements, end = std::min(begin + kPieceElements, count);
+      sums[static_cast<size_t>(piece)] = sum_of_squares(numbers + begin, static_cast<size_t>(end - begin));
+    }
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
-at::Tensor norm_by_pieces(const at::Tensor& tensor) {
-  std::vector<at::Tensor> norms;
-  for (const at::Tensor& piece : tensor.as_strided({tensor.numel()}, {1}).split(kPieceElements)) {
-    norms.push_back(norm_of_copy(piece));
+// The sum of squares, in fp64, whose bits depend on neither threads nor instructions; nullopt for a tensor that the
+// kernels cannot read.
+std::optional<double> sum_on_cpu(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) return std::nullopt;
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return sum_over_pieces<float>(tensor);
+    case at::kDouble:
+      return sum_over_pieces<double>(tensor);
+    case at::kBFloat16:
+      return sum_over_pieces<c10::BFloat16>(tensor);
+    default:
+      return std::nullopt;
   }
-  return at::linalg_vector_norm(at::stack(norms), 2);
 }
 
-// The norm of each tensor, in fp64, without a copy of a large one: a GPU has a kernel that adds in fp64 for many
-// tensors of one type at once, which the CPU does not have.
+// The norms of tensors, in fp64: a GPU has a kernel that adds in fp64 for many tensors of one type at once. The copy in
+// fp64 that linalg_vector_norm makes is only for what is left: fp16 on a CPU, and tensors with gaps.
 std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> norms(tensors.size());
-  std::map<c10::ScalarType, std::vector<size_t>> on_gpu;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& tensor = tensors[i];
-    const bool is_small = tensor.is_cpu() && tensor.numel() <= kPieceElements;
-    if (is_small || tensor.scalar_type() == at::kDouble || !tensor.is_non_overlapping_and_dense()) {
-      norms[i] = norm_of_copy(tensor);
-    } else if (tensor.is_cpu()) {
-      norms[i] = norm_by_pieces(tensor);
+  std::vector<at::Tensor> norms;
+  std::map<c10::ScalarType, std::vector<at::Tensor>> on_gpu;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_cpu() || tensor.scalar_type() == at::kDouble || !tensor.is_non_overlapping_and_dense()) {
+      norms.push_back(at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
     } else {
-      on_gpu[tensor.scalar_type()].push_back(i);
+      on_gpu[tensor.scalar_type()].push_back(tensor);
     }
   }
-  for (const auto& [dtype, indices] : on_gpu) {
-    std::vector<at::Tensor> same_kind;
-    for (const size_t i : indices) same_kind.push_back(tensors[i]);
-    const std::vector<at::Tensor> their_norms = at::_foreach_norm(same_kind, 2, at::kDouble);
-    for (size_t j = 0; j < indices.size(); ++j) norms[indices[j]] = their_norms[j];
+  for (const auto& [dtype, same_kind] : on_gpu) {
+    std::ranges::move(at::_foreach_norm(same_kind, 2, at::kDouble), std::back_inserter(norms));
   }
   return norms;
 }
@@ -66,9 +85,19 @@ at::Tensor gradient_norm(const std::vector<at::Tensor>& params) {
 at::Tensor joint_norm(const std::vector<at::Tensor>& tensors) {
   const c10::NoGradGuard no_grad;
   if (tensors.empty()) return at::zeros({}, at::kDouble);
-  const std::vector<at::Tensor> norms = norms_of(tensors);
-  if (norms.size() == 1) return norms.front();
-  return at::linalg_vector_norm(at::stack(norms), 2);
+  double squares = 0.0;  // of those that the kernels read
+  std::vector<at::Tensor> others;
+  for (const at::Tensor& tensor : tensors) {
+    if (const std::optional<double> sum = sum_on_cpu(tensor)) {
+      squares += *sum;
+    } else {
+      others.push_back(tensor);
+    }
+  }
+  if (others.empty()) return at::scalar_tensor(std::sqrt(squares), at::kDouble);
+  std::vector<at::Tensor> norms = norms_of(others);
+  if (squares != 0.0) norms.push_back(at::scalar_tensor(std::sqrt(squares), at::kDouble));
+  return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
 }
 
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm) {

@@ -19,10 +19,11 @@ struct GradientClipping {
   bool operator==(const GradientClipping&) const = default;
 };
 
-// The joint L2 norm of the parameters' gradients: fp64, 0-dim, on the device of the first one. Sums are in fp64.
+// joint_norm() of the parameters' gradients.
 at::Tensor gradient_norm(const std::vector<at::Tensor>& params);
 
-// The joint L2 norm of tensors: fp64, 0-dim, on the device of the first one.
+// The joint L2 norm of tensors of one device: fp64, 0-dim, on it. On a CPU the bits do not depend on the number of
+// threads or on the instruction set, but for fp16 and for tensors with gaps or elements that share an address.
 at::Tensor joint_norm(const std::vector<at::Tensor>& tensors);
 
 // The factor that clips gradients of this norm: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.

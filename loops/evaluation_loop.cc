@@ -211,14 +211,12 @@ bool EvaluationLoop::run_unless(const std::function<bool()>& ends) {
       if (!states[i].empty()) callbacks[i]->load_state(states[i]);
     }
   };
-  try {
-    if (run(loaders_, ends)) return true;
-  } catch (...) {
-    bring_back();
-    throw;
-  }
-  bring_back();
-  return false;
+  FirstError error;
+  bool is_whole = false;
+  error.run([&] { is_whole = run(loaders_, ends).has_value(); });
+  if (!is_whole) error.run(bring_back);
+  error.rethrow();
+  return is_whole;
 }
 
 // Returns nullopt if `ends` stopped the pass.

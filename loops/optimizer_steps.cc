@@ -10,6 +10,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
+#include "fulgur/core/gradient_clipping.h"
 
 namespace fulgur {
 namespace {
@@ -83,8 +84,10 @@ void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
 bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
   StepRequest request{
       .micro_batches = micro_batches, .clipping = context_.plan.clipping, .wants_norm = wants_grad_norm_};
-  before_step(optimizer, request);
-  return update(optimizer, request);
+  const at::Tensor norm = before_step(optimizer, request);
+  const bool stepped = update(optimizer, request);
+  if (norm.defined()) context_.state.step_report.grad_norm = norm;
+  return stepped;
 }
 
 bool OptimizerSteps::step(const Closure& closure) {
@@ -124,17 +127,20 @@ void OptimizerSteps::check_accumulation(int64_t accumulate_grad_batches) const {
                                optimizers()[0].name(), accumulate_grad_batches));
 }
 
-void OptimizerSteps::before_step(size_t index, StepRequest& request) {
+// Returns the norm of the gradients if the step was to report it and will not see them before they are clipped.
+at::Tensor OptimizerSteps::before_step(size_t index, StepRequest& request) {
   Optimizer& optimizer = optimizers()[index];
   if (wants_gradients_) {
     context_.strategy.materialize_gradients(index, request.micro_batches);
     request.micro_batches = 1;
   }
   context_.hooks(hooks::on_before_optimizer_step, optimizer);
-  if (!context_.overridden.configure_gradient_clipping) return;
+  if (!context_.overridden.configure_gradient_clipping) return {};
+  const at::Tensor norm = std::exchange(request.wants_norm, false) ? gradient_norm(optimizer.params()) : at::Tensor();
   context_.hooks.within(hooks::configure_gradient_clipping,
                         [&] { context_.hooks.module().configure_gradient_clipping(optimizer, request.clipping); });
   request.clipping = {};
+  return norm;
 }
 
 bool OptimizerSteps::update(size_t index, const StepRequest& request) {

@@ -49,7 +49,7 @@ class OptimizerSteps final : public ManualOptimization {
   void move_schedules(std::string_view interval, Kind kind);
 
  private:
-  void before_step(size_t optimizer, StepRequest& request);
+  at::Tensor before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
   void move(LRSchedule& schedule);
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);

@@ -19,9 +19,10 @@ namespace fulgur {
 //     int64_t num_steps = 0;
 //   };
 //   strategy_registry().add("counted_ddp", [] { return std::make_unique<CountedDdp>(); });
-// The base's settings are this strategy's: --strategy=counted_ddp --strategy.bucket_cap_mib=10. Messages, the memory
-// table and checkpoints show name(), which is the base's unless it is overridden. What the base calls on itself stays
-// in the base: its manual_backward does not come to an overridden backward.
+// The base's settings are this strategy's: --strategy=counted_ddp --strategy.bucket_cap_mib=10. The Trainer's
+// messages, the memory table and checkpoints show name(), which is the base's unless it is overridden; the base's own
+// messages show the base's. What the base calls on itself stays in the base: its manual_backward does not come to an
+// overridden backward.
 class ForwardingStrategy : public Strategy {
  public:
   explicit ForwardingStrategy(std::string_view base);           // a registered name; throws UsageError if it is unknown

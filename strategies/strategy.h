@@ -85,11 +85,12 @@ class Strategy {
   virtual std::optional<WorldOptions> rank_per_device() const { return std::nullopt; }
 
   // Moves the module to the devices and into the precision of the run; afterwards its state is the same on every
-  // rank. The module must outlive teardown(). Throws UsageError if the strategy cannot train with this setup.
+  // rank. The module must outlive teardown(). Throws UsageError if the strategy cannot train with this setup, and
+  // SetupError if it cannot train this module, or the ranks have different ones.
   virtual void setup(Module& module, const StrategySetup& setup) = 0;
 
   // Takes over the optimizers of the module, after setup(). Called for fit only. Throws UsageError for an optimizer
-  // that the strategy cannot run.
+  // that the strategy cannot run, and SetupError if the module and the optimizers do not go together.
   virtual void setup_optimizers(Optimizers optimizers) = 0;
   virtual const Optimizers& optimizers() const = 0;
 

@@ -17,6 +17,7 @@
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/type_name.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/distributed/rank_messages.h"
 #include "fulgur/loops/fit_loop.h"
@@ -302,6 +303,13 @@ void Run::choose_callbacks() {
                                         [this] { return with_module_callbacks(resources_.options, module()); });
     if (request_.entry_point == EntryPoint::fit) check_state_keys(callbacks_);
   }
+  for (const auto& callback : callbacks_) {
+    if (callback->runs_on_every_rank() || !(callback->wants_gradients() || callback->wants_grad_norm())) continue;
+    throw SetupError(fmt::format(
+        "{} wants gradients or their norm, which all ranks compute together, but runs on rank 0 only; let its "
+        "runs_on_every_rank() return true",
+        short_type_name(typeid(*callback))));
+  }
   if (world_.rank() > 0)
     std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
 }
@@ -486,6 +494,7 @@ void Run::set_accumulation(int64_t accumulate_grad_batches) {
 }
 
 void Run::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
+  if (request_.is_trial) return log_warning("a trial leaves no checkpoint: '{}' is not saved", folder.string());
   checkpoints_.save(folder, options);
 }
 

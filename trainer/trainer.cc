@@ -26,30 +26,6 @@ void check_one_rank(const RunResources& resources, std::string_view what) {
   throw UsageError(fmt::format("{} tries on one device; set devices and num_nodes to 1 for it", what));
 }
 
-// A fit of `num_steps` steps without validation that leaves no trace in the module or the random generators.
-void run_trial(RunResources& resources, const ModuleHandle& module, DataModule& data,
-               std::shared_ptr<Callback> callback, int64_t num_steps) {
-  require_fit_hooks(module);
-  const ScopedRandomState random_state;
-  const LoopPlan whole = plan_of(resources.options);
-  StopRequest own_stop;
-  RunResults results;
-  Run trial(resources, results,
-            {.entry_point = EntryPoint::fit,
-             .module = module,
-             .data = data,
-             .stop = own_stop,
-             .plan = {.max_steps = num_steps,
-                      .limit_val_batches = Batches(0),
-                      .reload_dataloaders_every_n_epochs = whole.reload_dataloaders_every_n_epochs,
-                      .accumulate_grad_batches = whole.accumulate_grad_batches,
-                      .clipping = whole.clipping,
-                      .detect_anomaly = whole.detect_anomaly},
-             .callbacks = {std::move(callback)},
-             .is_trial = true});
-  trial.fit();
-}
-
 }  // namespace
 
 struct Trainer::Parts {
@@ -60,18 +36,45 @@ struct Trainer::Parts {
   auto run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const Body& body) {
     check_idle();
-    if (entry_point == EntryPoint::fit) results.state = {};
+    const bool is_fit = entry_point == EntryPoint::fit;
+    if (is_fit) results.state = {};
+    StopRequest of_no_effect;  // only fit stops early
     Run run(resources, results,
             {.entry_point = entry_point,
              .module = module,
              .data = data,
-             .stop = stop,
+             .stop = is_fit ? stop : of_no_effect,
              .plan = plan_of(resources.options),
              .callbacks = resources.options.callbacks,
              .ckpt_path = ckpt_path});
     running = &run;
     const auto has_ended = c10::make_scope_exit([this] { running = nullptr; });
     return body(run);
+  }
+
+  // A fit of `num_steps` steps without validation that leaves no trace in the module or the random generators.
+  void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps) {
+    require_fit_hooks(module);
+    const ScopedRandomState random_state;
+    const LoopPlan whole = plan_of(resources.options);
+    StopRequest own_stop;
+    RunResults own_results;
+    Run trial(resources, own_results,
+              {.entry_point = EntryPoint::fit,
+               .module = module,
+               .data = data,
+               .stop = own_stop,
+               .plan = {.max_steps = num_steps,
+                        .limit_val_batches = Batches(0),
+                        .reload_dataloaders_every_n_epochs = whole.reload_dataloaders_every_n_epochs,
+                        .accumulate_grad_batches = whole.accumulate_grad_batches,
+                        .clipping = whole.clipping,
+                        .detect_anomaly = whole.detect_anomaly},
+               .callbacks = {std::move(callback)},
+               .is_trial = true});
+    running = &trial;
+    const auto has_ended = c10::make_scope_exit([this] { running = nullptr; });
+    trial.fit();
   }
 
   // One strategy serves all runs, so that they cannot be nested.
@@ -152,7 +155,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
     return {};
   }
   return sweep_learning_rate(options, [&](std::shared_ptr<Callback> callback, int64_t num_steps) {
-    run_trial(parts_->resources, module, data, std::move(callback), num_steps);
+    parts_->run_trial(module, data, std::move(callback), num_steps);
   });
 }
 
@@ -166,7 +169,7 @@ int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loader
   }
   const auto trial = [&](int64_t size) {
     LoadersDataModule data(make_loaders(size));
-    run_trial(parts_->resources, module, data, std::make_shared<Callback>(), options.steps_per_trial);
+    parts_->run_trial(module, data, std::make_shared<Callback>(), options.steps_per_trial);
   };
   const auto is_whole_epoch = [&](int64_t size) {
     return checked(make_loaders(size).train, "train")->num_batches() == 1;

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/trace.h"
@@ -25,7 +26,7 @@
 #include "fulgur/strategies/engine/gradients_at_parameters.h"
 #include "fulgur/strategies/engine/rank_agreement.h"
 #include "fulgur/strategies/engine/reduced_gradients.h"
-#include "fulgur/strategies/engine/sharded_gradients.h"
+#include "fulgur/strategies/engine/separate_gradients.h"
 
 namespace fulgur {
 namespace {
@@ -110,7 +111,7 @@ std::unique_ptr<GradientStore> FlatStrategy::make_store() {
                                 .parameters = *flat_,
                                 .engine = engine_,
                                 .setup = *setup_};
-  if (keeps_sums()) return std::make_unique<ShardedGradients>(context);
+  if (keeps_sums()) return std::make_unique<SeparateGradients>(context);
   if (alone()) return std::make_unique<GradientsAtParameters>(context);
   return std::make_unique<ReducedGradients>(context);
 }
@@ -259,6 +260,9 @@ AccumulationWindow FlatStrategy::end_micro_batch(const AccumulationWindow& mine,
   if (!window_is_open_) take_newcomers();  // a rank that skips the epoch comes without training_step()
   open_window();
   check_no_newcomers();
+  if (mine.micro_batches == 0) {  // what is at the parameters belongs to the last step
+    for (size_t i = 0; i < optimizers_.size(); ++i) zero_grad(i);
+  }
   const std::optional<AccumulationWindow> all = store_->end_micro_batch(mine, is_last);
   if (!all) return mine;
   if (is_last || all->ends_epoch) {
@@ -374,17 +378,18 @@ void FlatStrategy::teardown() noexcept {
 void FlatStrategy::bring_back(Module& module) noexcept {
   nn::attach_sync_batch_norm(module, nullptr);
   leave_statistics();
-  try {
-    if (!device().is_cpu()) {
-      module.zero_grad();  // Module::to does not move gradients
-      module.to(c10::kCPU);
-    }
-    flat_.reset();  // after module.to(): earlier, parameters would be copied out of buckets on the device
+  FirstError error;
+  error.run([&] {
+    if (device().is_cpu()) return;
+    module.zero_grad();  // Module::to does not move gradients
+    module.to(c10::kCPU);
+  });
+  error.run([&] { flat_.reset(); });  // after module.to(): else parameters are copied out of buckets on the device
+  error.run([&] {
     if (converted_) converted_->give_back();
-    current_device_.reset();
-  } catch (const std::exception& error) {
-    log_warning("the module could not be brought back to the CPU: {}", error.what());
-  }
+  });
+  error.run([&] { current_device_.reset(); });
+  error.warn("the module could not be brought back to the CPU");
 }
 
 // The group of SyncBatchNorm on GPUs is closed after every rank's device has completed its work in the group: an

@@ -5,11 +5,7 @@
 
 namespace fulgur {
 
-AccumulationWindow finish_window(GradientReducer& reducer, const Optimizers& optimizers,
-                                 const AccumulationWindow& mine) {
-  if (mine.micro_batches == 0) {  // drop the gradients of the previous step
-    for (const auto& optimizer : optimizers) optimizer->zero_grad();
-  }
+AccumulationWindow finish_window(GradientReducer& reducer, const AccumulationWindow& mine) {
   std::vector<double> message{static_cast<double>(mine.micro_batches), mine.wants_stop ? 1.0 : 0.0,
                               mine.ends_epoch ? 1.0 : 0.0};
   reducer.finish(message);

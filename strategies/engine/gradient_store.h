@@ -38,8 +38,7 @@ struct GradientContext {
 // Where the gradients of a step lie, and who updates parameters by them. There are three answers:
 //   GradientsAtParameters  one rank: where autograd puts them
 //   ReducedGradients       several ranks, each with all gradients: views of buckets that are summed during backward
-//   ShardedGradients       sums apart from the parameters, in the ranges that this rank updates, on the host or the
-//   device
+//   SeparateGradients      apart from the parameters, on the host or the device: sums of the ranges that a rank updates
 // A window's calls, on every rank: open_window(); for each micro-batch begin_backward(), the module's backward,
 // end_micro_batch(); then norm() and any_non_finite() as a step asks for them, and update().
 // Threading: the training thread.
@@ -47,16 +46,18 @@ class GradientStore {
  public:
   virtual ~GradientStore() = default;
 
-  // True if gradients are right only of parameters that were in a bucket when their backward began.
+  // Whether gradients come through buckets. A parameter must be in a bucket before its backward then; otherwise its
+  // gradient is not summed over ranks.
   virtual bool collects_in_buckets() const { return false; }
   virtual void append() {}  // takes in the buckets that were appended to the parameters
 
   virtual void open_window() {}                     // drops what is left of the last window
   virtual void begin_backward(bool /*is_last*/) {}  // finished gradients may be sent to other ranks from here on
 
-  // Sums over ranks, and combines the windows of all ranks; nullopt: later, with the last micro-batch of the window.
-  virtual std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool /*is_last*/) {
-    return mine;
+  // If it collects in buckets: sums over ranks, and combines the windows of all ranks; nullopt: later, with the last
+  // micro-batch of the window.
+  virtual std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& /*mine*/, bool /*is_last*/) {
+    return std::nullopt;
   }
 
   // For manual optimisation: runs `backward`, and adds the mean of its gradients over ranks to the gradients.
@@ -85,7 +86,6 @@ class GradientStore {
 };
 
 // Completes a reduction, in which every rank tells the others about its window.
-AccumulationWindow finish_window(GradientReducer& reducer, const Optimizers& optimizers,
-                                 const AccumulationWindow& mine);
+AccumulationWindow finish_window(GradientReducer& reducer, const AccumulationWindow& mine);
 
 }  // namespace fulgur

@@ -20,8 +20,9 @@ namespace fulgur {
 // further micro-batches are added until clear().
 //   A gradient that fills its bucket alone becomes the bucket, so that the pool does not grow to the largest parameter.
 // If a rank keeps the whole of a bucket in one section on the same device, the first gradients are reduced in the
-// memory of the sums, and with one rank further gradients are added there, too; this takes no pool, and the copy worker
-// copies the gradients. 16-bit sums are widened to fp32 by the second micro-batch, unless make_sums makes fp32 tensors.
+// memory of the sums, without the pool. With one rank further gradients are added there, too, and the copy worker
+// copies gradients to a share on the host. 16-bit sums are widened to fp32 by the second micro-batch, unless make_sums
+// makes fp32 tensors.
 // Ownership: borrows parameters, collective and copy worker. Threading: the backward and the training thread, never at
 // once.
 class GradientSums final : public GradientBuckets {

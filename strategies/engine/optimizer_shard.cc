@@ -57,10 +57,10 @@ OptimizerShard::OptimizerShard(const FlatParameters& parameters, const Optimizer
     : parameters_(parameters), optimizers_(optimizers), options_(options) {
   for (const auto& optimizer : optimizers) {
     if (dynamic_cast<const ElementWiseOptimizer*>(optimizer.get()) != nullptr) continue;
-    throw UsageError(fmt::format(
-        "{} needs whole tensors{}, but here they are updated in parts; use an element-wise optimizer, such as AdamW or "
-        "SGD, or strategy 'ddp'",
-        optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
+    throw UsageError(
+        fmt::format("{} needs whole tensors{}, but here they are updated in parts; use an optimizer that derives from "
+                    "optim::ElementWiseOptimizer, such as AdamW or SGD, or strategy 'ddp'",
+                    optimizer->name(), optimizer->needs_closure() ? " and the loss" : ""));
   }
   append();
 }

@@ -25,7 +25,7 @@ void ReducedGradients::begin_backward(bool is_last) {
 
 std::optional<AccumulationWindow> ReducedGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   if (!is_last) return std::nullopt;
-  return finish_window(reducer_, context().optimizers, mine);
+  return finish_window(reducer_, mine);
 }
 
 void ReducedGradients::add_mean(const std::function<void()>& backward) {

@@ -157,6 +157,25 @@ TEST(EarlyStoppingInARun, NamesTheMetricsThereAreIfNobodyLogsTheMonitor) {
 
 TEST(EarlyStoppingInARun, IsLeftOutOfAFastDevRun) { EXPECT_EQ(epochs("nothing", {.fast_dev_run = 2}), 1); }
 
+TEST(EarlyStopping, AValidationOutsideFitStopsNothing) {
+  struct Stops : testing::TinyModule {
+    void validation_step(const Batch& batch, int64_t) override {
+      log("val_loss", loss(batch));
+      if (in_validate) request_stop("enough");
+    }
+    bool in_validate = false;
+  };
+  const auto module = make_module<Stops>();
+  Trainer trainer(testing::quiet({.max_epochs = 2, .callbacks = {EarlyStopping::make({.monitor = "val_loss"})}}));
+  const Loaders loaders{.train = testing::tiny_loader(), .val = {testing::tiny_loader()}};
+  trainer.fit(module, loaders);
+  module->in_validate = true;
+  for (int i = 0; i < 5; ++i) trainer.validate(module, {.val = {testing::tiny_loader()}});
+  module->in_validate = false;
+  trainer.fit(make_module<testing::TinyModule>(), loaders);
+  EXPECT_EQ(trainer.state().global_step, 10);
+}
+
 TEST(EarlyStopping, RefusesOptionsThatCannotBeUsed) {
   const auto refusal = [](EarlyStopping::Options options) {
     return message_of<UsageError>([&] { EarlyStopping::make(options); });

@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/base/error.h"
+#include "fulgur/core/gradient_clipping.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 
@@ -97,6 +100,38 @@ TEST(GradientNormMonitor, LogsTheNormOfTheMeanGradientUnderEveryStrategy) {
   ASSERT_EQ(scaled.size(), 2U);  // the first step is skipped: the loss scale is too large for it
   scaled.insert(scaled.begin(), expected[0]);
   EXPECT_THAT(scaled, ::testing::Pointwise(::testing::DoubleNear(1e-2), expected));
+}
+
+// Clips the gradients itself.
+struct Clipping : Resting {
+  void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping&) override {
+    Module::clip_gradients(optimizer, {.value = 1e-3});
+  }
+};
+
+TEST(GradientNormMonitor, LogsTheNormBeforeTheModuleClips) {
+  const std::vector<double> expected = norms_by_formula();
+  for (const char* strategy : {"single_device", "ddp_sharded", "delayed_update"}) {
+    const auto recorder = std::make_shared<Recorder>();
+    TrainerOptions options{.strategy = strategy, .callbacks = {GradientNormMonitor::make(), recorder}};
+    options.log_every_n_steps = 1;
+    const auto loader = testing::tiny_loader(kSteps * kSamplesPerStep, kSamplesPerStep);
+    seed_everything(3);
+    Trainer(testing::quiet(options)).fit(make_module<Clipping>(), {.train = loader});
+    EXPECT_THAT(recorder->norms, ::testing::Pointwise(::testing::DoubleNear(1e-5), expected)) << strategy;
+  }
+}
+
+struct OnRankZero final : Callback {
+  bool runs_on_every_rank() const override { return false; }
+  bool wants_grad_norm() const override { return true; }
+};
+
+TEST(GradientNormMonitor, ACallbackOfRankZeroCannotWantTheNorm) {
+  const TrainerOptions options{.callbacks = {std::make_shared<OnRankZero>()}};
+  EXPECT_THAT(testing::message_of<SetupError>(
+                  [&] { Trainer(testing::quiet(options)).fit(resting(), {.train = testing::tiny_loader()}); }),
+              ::testing::HasSubstr("OnRankZero wants gradients or their norm, which all ranks compute together"));
 }
 
 // Loses its loss in the second step.

@@ -1,8 +1,10 @@
 #include "fulgur/core/gradient_clipping.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/remainder.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -10,9 +12,11 @@
 
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tests/testing/counting_allocator.h"
+#include "tests/testing/instruction_sets.h"
 
 namespace fulgur {
 namespace {
@@ -55,6 +59,42 @@ TEST(GradientClipping, TheNormIsSummedInFp64OverEveryElement) {
   const at::Tensor expanded = at::full({1}, 2.0, at::kFloat).expand({1 << 21});  // all elements share one address
   EXPECT_DOUBLE_EQ(joint_norm({expanded}).item<double>(), std::sqrt(4.0 * (1 << 21)));
   EXPECT_EQ(joint_norm({}).item<double>(), 0.0);
+}
+
+// The oracle adds in long double, one after another.
+TEST(GradientClipping, TheNormHasTheSameBitsWithAnyInstructionsAndThreads) {
+  const int threads_before = at::get_num_threads();
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble, at::kHalf}) {
+    for (const int64_t size : {0, 1, 31, 33, 1000, (5 << 18) + 3}) {
+      SCOPED_TRACE(c10::str(dtype, ", ", size, " elements"));
+      const at::Tensor tensor = at::arange(size, at::kDouble).remainder(251).sub(125.0).div(7.0).to(dtype);
+      const at::Tensor exact = tensor.to(at::kDouble);
+      long double squares = 0.0L;
+      for (int64_t i = 0; i < size; ++i) {
+        const long double number = exact.const_data_ptr<double>()[i];
+        squares += number * number;
+      }
+      const double norm = joint_norm({tensor}).item<double>();
+      EXPECT_NEAR(norm, static_cast<double>(std::sqrt(squares)), 1e-14 * norm);
+      testing::on_every_instruction_set([&](const std::string& instructions) {
+        EXPECT_EQ(joint_norm({tensor}).item<double>(), norm) << instructions;
+      });
+      if (dtype == at::kHalf) continue;
+      at::set_num_threads(2);
+      EXPECT_EQ(joint_norm({tensor}).item<double>(), norm);
+      at::set_num_threads(threads_before);
+    }
+  }
+}
+
+TEST(GradientClipping, ANormOfNumbersThatAreNotFiniteIsNotFinite) {
+  const at::Tensor finite = at::ones({40}), with_gaps = at::ones({8, 8}).slice(1, 0, 4);
+  for (const double bad : {HUGE_VAL, std::nan("")}) {
+    at::Tensor spoilt = at::ones({40});
+    spoilt.narrow(0, 39, 1).fill_(bad);
+    EXPECT_FALSE(std::isfinite(joint_norm({finite, spoilt}).item<double>()));
+    EXPECT_FALSE(std::isfinite(joint_norm({spoilt, with_gaps}).item<double>()));
+  }
 }
 
 TEST(GradientClipping, OnAGpuTheNormIsThatOfTheCpuAndMakesNoCopy) {

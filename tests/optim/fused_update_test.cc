@@ -5,7 +5,6 @@
 #include <c10/util/Half.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 #include <torch/types.h>
 
 #include <bit>
@@ -18,27 +17,16 @@
 #include <vector>
 
 #include "tests/testing/errors.h"
+#include "tests/testing/instruction_sets.h"
 
 namespace fulgur::optim {
 namespace {
 
 using fulgur::testing::message_of;
+using fulgur::testing::on_every_instruction_set;
 using ::testing::HasSubstr;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// Runs body once for each instruction set that this CPU and this program have, the scalar code among them.
-void on_every_target(const std::function<void(const std::string&)>& body) {
-  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  EXPECT_GE(targets.size(), 2u);
-  for (const int64_t target : targets) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    body(hwy::TargetName(target));
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
 
 struct Format {
   at::ScalarType grad_type;
@@ -133,7 +121,7 @@ const Format kFormats[] = {{at::kFloat, at::kBFloat16, false},
 TEST_P(FusedUpdate, HasTheSameBitsOnEveryInstructionSet) {
   for (const Format& format : kFormats) {
     const Streams expected = updated(1003, format);
-    on_every_target([&](const std::string& target) { updated(1003, format).expect_same(expected, target); });
+    on_every_instruction_set([&](const std::string& target) { updated(1003, format).expect_same(expected, target); });
   }
 }
 
@@ -174,7 +162,7 @@ TEST_P(FusedUpdate, HasTheSameBitsHoweverItIsCut) {
 TEST_P(FusedUpdate, TouchesNothingOutsideWhateverTheLengthAndAlignment) {
   for (const Format& format : kFormats) {
     const Streams expected = updated(100, format);
-    on_every_target([&](const std::string& target) {
+    on_every_instruction_set([&](const std::string& target) {
       for (size_t size = 0; size <= 70; ++size) {
         for (const size_t offset : {0, 1, 5}) {
           const std::string what = target + ", " + std::to_string(size) + " elements at " + std::to_string(offset);
@@ -202,7 +190,7 @@ TEST_P(FusedUpdate, TheNewParametersMayGoElsewhere) {
     streams.expect_same(in_place, what);
     streams.expect_untouched_outside(what);
   };
-  on_every_target([&](const std::string& target) {
+  on_every_instruction_set([&](const std::string& target) {
     for (const size_t size : {1, 15, 16, 100}) expect_elsewhere(size, size % 3, kFormats[1], target);
   });
 }
@@ -232,7 +220,7 @@ TEST_P(FusedUpdate, ScalesAndClipsTheGradientFirst) {
 }
 
 TEST_P(FusedUpdate, KeepsANaNWhereItIs) {
-  on_every_target([&](const std::string& target) {
+  on_every_instruction_set([&](const std::string& target) {
     const Streams clean = updated(100, kFormats[1]);
     Streams streams(100, GetParam().num_states);
     streams.grad[50] = std::numeric_limits<float>::quiet_NaN();
@@ -286,7 +274,7 @@ TEST(FusedUpdateFormats, Every16BitGradientIsReadExactly) {
   std::vector<uint16_t> grad(1 << 16);
   for (size_t i = 0; i < grad.size(); ++i) grad[i] = static_cast<uint16_t>(i);
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-    on_every_target([&](const std::string&) {
+    on_every_instruction_set([&](const std::string&) {
       std::vector<float> param(grad.size(), -0.0f);
       fused_update(SGDRule{.lr = -1.0}, Slice<float>{.param = param.data(),
                                                      .grad = grad.data(),
@@ -313,7 +301,7 @@ TEST(FusedUpdateFormats, CopiesAreRoundedToNearestEvenAndNaNsKept) {
   }
   const std::vector<float> grad(values.size(), 0.0f);
   for (const at::ScalarType type : {at::kBFloat16, at::kHalf}) {
-    on_every_target([&](const std::string&) {
+    on_every_instruction_set([&](const std::string&) {
       std::vector<float> param = values;
       std::vector<uint16_t> copy(values.size());
       fused_update(SGDRule{.lr = 0.0}, Slice<float>{.param = param.data(),

@@ -10,7 +10,9 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/lbfgs.h>
 
+#include <array>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <set>
 
@@ -23,6 +25,7 @@
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 
 namespace fulgur {
@@ -253,6 +256,39 @@ TEST(TrainerPrecision, HooksSeeGradientsWithoutTheLossScale) {
     const auto expected = norms("32", clip), got = norms("16-mixed", clip);
     ASSERT_EQ(got.size(), static_cast<size_t>(kEpochs * 3));
     for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected[i], 0.05 * expected[i]) << i;
+  }
+}
+
+// Looks at gradients, skips the first update, and has no loss on rank 1 in the second step.
+struct SkipsOne : testing::TinyModule {
+  int64_t rank = 0, num_updates = 0;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return batch_idx == 1 && rank == 1 ? at::Tensor() : loss(batch) / 64;
+  }
+  void on_before_optimizer_step(Optimizer&) override {}
+  void optimizer_step(Optimizer&, const std::function<void()>& step) override {
+    if (num_updates++ > 0) step();
+  }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1e-2}); }
+};
+
+TEST(TrainerPrecision, ARankWithoutALossUsesTheLossScaleOfTheOthers) {
+  for (const char* strategy : {"ddp", "ddp_sharded"}) {
+    std::array<at::Tensor, 2> weights;
+    testing::run_ranks(2, [&](World& world) {
+      static std::mutex seeding;
+      const auto module = [] {
+        const std::lock_guard lock(seeding);
+        seed_everything(5);
+        return make_module<SkipsOne>();
+      }();
+      module->rank = world.rank();
+      Trainer(quiet({.strategy = strategy, .devices = 2, .precision = "16-mixed"}))
+          .fit(module, {.train = testing::tiny_loader(48, 8)});
+      weights[static_cast<size_t>(world.rank())] = module->hidden->weight.detach().clone();
+    });
+    EXPECT_TRUE(at::equal(weights[0], weights[1])) << strategy;
+    EXPECT_LT(weights[0].abs().max().item<double>(), 1.0) << strategy;
   }
 }
 

@@ -195,6 +195,21 @@ TEST(Tuner, IsRefusedWithinARunOfTheSameTrainer) {
   EXPECT_EQ(trainer.state().epoch, 1);
 }
 
+TEST(Tuner, RefusesARunWithinATrial) {
+  struct Nested : TinyModule {
+    std::function<void()> in_first_epoch;
+    void on_train_epoch_start() override { in_first_epoch(); }
+  };
+  Trainer trainer(quiet());
+  const auto module = make_module<Nested>(), other = make_module<Nested>();
+  std::string refusal;
+  module->in_first_epoch = [&] {
+    refusal = message_of<UsageError>([&] { trainer.validate(other, {.val = {tiny_loader()}}); });
+  };
+  EXPECT_FALSE(trainer.find_learning_rate(module, {.train = tiny_loader()}, {.num_steps = 5}).losses.empty());
+  EXPECT_THAT(refusal, HasSubstr("this Trainer is running already"));
+}
+
 // A module that runs out of memory with more than `capacity` samples.
 struct Limited : TinyModule {
   explicit Limited(int64_t given) : capacity(given) {}

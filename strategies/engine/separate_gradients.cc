@@ -1,4 +1,4 @@
-#include "fulgur/strategies/engine/sharded_gradients.h"
+#include "fulgur/strategies/engine/separate_gradients.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -64,7 +64,7 @@ ShardOptions shard_options(const GradientContext& context) {
 
 }  // namespace
 
-ShardedGradients::ShardedGradients(const GradientContext& context)
+SeparateGradients::SeparateGradients(const GradientContext& context)
     : context_(context), shard_(context.parameters, context.optimizers, shard_options(context)) {
   const c10::Device device = context.device();
   if (context.engine.host_ratio > 0) {
@@ -85,27 +85,27 @@ ShardedGradients::ShardedGradients(const GradientContext& context)
   log_info("{}: {} thread{} a rank for the update", context.strategy, num_workers, num_workers == 1 ? "" : "s");
 }
 
-void ShardedGradients::append() {
+void SeparateGradients::append() {
   shard_.append();
   reducer_->append();
 }
 
-void ShardedGradients::open_window() {
+void SeparateGradients::open_window() {
   reducer_->sums().clear();
   is_shown_ = false;
 }
 
-void ShardedGradients::begin_backward(bool is_last) {
+void SeparateGradients::begin_backward(bool is_last) {
   if (!context_.setup.reduces_during_backward || !(is_last || reduces_each_micro_batch())) return;
   reducer_->begin(/*takes_norms=*/is_last && wants_norms_);
 }
 
-std::optional<AccumulationWindow> ShardedGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
+std::optional<AccumulationWindow> SeparateGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {
   if (!is_last && !reduces_each_micro_batch()) return std::nullopt;
-  return finish_window(*reducer_, context_.optimizers, mine);
+  return finish_window(*reducer_, mine);
 }
 
-at::Tensor ShardedGradients::norm(size_t /*optimizer*/) {
+at::Tensor SeparateGradients::norm(size_t /*optimizer*/) {
   wants_norms_ = true;
   const at::Tensor here = norm_here();
   if (context_.alone()) return here;
@@ -122,7 +122,7 @@ at::Tensor ShardedGradients::norm(size_t /*optimizer*/) {
 }
 
 // The norm over the sections on the host and on the device.
-at::Tensor ShardedGradients::norm_here() const {
+at::Tensor SeparateGradients::norm_here() const {
   if (const auto norm = norm_taken_on_the_way()) return *norm;
   const c10::Device device = context_.device();
   std::vector<at::Tensor> on_host, elsewhere;
@@ -133,7 +133,7 @@ at::Tensor ShardedGradients::norm_here() const {
 }
 
 // The norm from those of the sections, if they were computed while backward ran.
-std::optional<at::Tensor> ShardedGradients::norm_taken_on_the_way() const {
+std::optional<at::Tensor> SeparateGradients::norm_taken_on_the_way() const {
   const GradientSums& sums = reducer_->sums();
   std::vector<at::Tensor> norms, norms_on_host;
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
@@ -147,7 +147,7 @@ std::optional<at::Tensor> ShardedGradients::norm_taken_on_the_way() const {
   return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
 }
 
-std::vector<at::Tensor> ShardedGradients::sums_here() const {
+std::vector<at::Tensor> SeparateGradients::sums_here() const {
   std::vector<at::Tensor> all;
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     std::ranges::copy(reducer_->sums().of(b), std::back_inserter(all));
@@ -155,7 +155,7 @@ std::vector<at::Tensor> ShardedGradients::sums_here() const {
   return all;
 }
 
-bool ShardedGradients::any_non_finite(size_t /*optimizer*/) {
+bool SeparateGradients::any_non_finite(size_t /*optimizer*/) {
   wants_norms_ = true;
   const auto norm = norm_taken_on_the_way();
   const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(sums_here());
@@ -165,7 +165,7 @@ bool ShardedGradients::any_non_finite(size_t /*optimizer*/) {
 }
 
 // Gathers whole gradients on every rank.
-void ShardedGradients::show(size_t /*optimizer*/) {
+void SeparateGradients::show(size_t /*optimizer*/) {
   if (is_shown_) return;
   const c10::NoGradGuard no_grad;
   GradientSums& sums = reducer_->sums();
@@ -194,7 +194,7 @@ void ShardedGradients::show(size_t /*optimizer*/) {
       num_bytes, context_.strategy);
 }
 
-void ShardedGradients::take_back(size_t optimizer) {
+void SeparateGradients::take_back(size_t optimizer) {
   if (!std::exchange(is_shown_, false)) return;
   const c10::NoGradGuard no_grad;
   GradientSums& sums = reducer_->sums();
@@ -219,13 +219,13 @@ void ShardedGradients::take_back(size_t optimizer) {
   sums.forget_norms();
 }
 
-void ShardedGradients::update(size_t optimizer, const GradientTransform& transform, bool late) {
+void SeparateGradients::update(size_t optimizer, const GradientTransform& transform, bool late) {
   schedule_->step(optimizer, transform, late);
 }
 
 // With a late update in progress the optimizer state is the one after the update, and the updated parameters are the
 // ranges' "next" (of 16-bit parameters: "master", rounded).
-void ShardedGradients::save(StrategyState& state) {
+void SeparateGradients::save(StrategyState& state) {
   wait();
   const auto& buckets = context_.parameters.buckets();
   World& world = context_.world();
@@ -249,7 +249,7 @@ void ShardedGradients::save(StrategyState& state) {
   }
 }
 
-void ShardedGradients::load(const State& shared, const ReadRange& read, bool pending) {
+void SeparateGradients::load(const State& shared, const ReadRange& read, bool pending) {
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     std::vector<int64_t> num_updates;
     for (const auto& slot : context_.parameters.buckets()[b].slots) {

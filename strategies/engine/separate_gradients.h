@@ -21,10 +21,10 @@ namespace fulgur {
 // each has its own part (EngineOptions::shard), or every rank the whole. A share of a range may be on the host, and
 // updates may be late. For automatic optimisation, with one optimizer.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840.
-class ShardedGradients final : public GradientStore {
+class SeparateGradients final : public GradientStore {
  public:
   // Throws UsageError for an optimizer that needs whole tensors, and if the host has too little memory.
-  explicit ShardedGradients(const GradientContext& context);
+  explicit SeparateGradients(const GradientContext& context);
 
   bool collects_in_buckets() const override { return true; }
   void append() override;
