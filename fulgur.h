@@ -26,6 +26,7 @@
 #include "fulgur/callbacks/progress_bar.h"
 #include "fulgur/callbacks/tensorboard_logger.h"
 #include "fulgur/callbacks/throughput_monitor.h"
+#include "fulgur/callbacks/weight_averaging.h"
 #include "fulgur/checkpoint/formats/huggingface.h"
 #include "fulgur/checkpoint/formats/torch_archive.h"
 #include "fulgur/checkpoint/load_weights.h"

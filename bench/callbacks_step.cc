@@ -1,5 +1,6 @@
 // What callbacks and loggers cost: a step of a small MLP with and without them; a row of metrics.csv when the file has
-// a million rows, and the memory that it takes; scalars in a TensorBoard file (bench/python_loggers.py compares).
+// a million rows, and the memory that it takes; WeightAveraging; scalars in a TensorBoard file (bench/python_loggers.py
+// compares).
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:callbacks_step [-- rounds]
 //   callbacks_step scalars <count>     prints the seconds that so many scalars took
 #include <ATen/Parallel.h>
@@ -50,16 +51,17 @@ struct Mlp : Module {
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = 1e-3}); }
 };
 
-// Yields the same batch, kSteps times per epoch.
+// Yields the same batch, some times per epoch.
 class OneBatchLoader : public Loader {
  public:
-  void begin_epoch(int64_t) override { left_ = kSteps; }
+  OneBatchLoader(Batch batch, int64_t count) : batch_(std::move(batch)), count_(count) {}
+  void begin_epoch(int64_t) override { left_ = count_; }
   std::optional<Batch> next() override { return left_-- > 0 ? std::optional(batch_) : std::nullopt; }
-  std::optional<int64_t> num_batches() const override { return kSteps; }
+  std::optional<int64_t> num_batches() const override { return count_; }
 
  private:
-  Batch batch_{{"x", torch::randn({kBatchSize, 32})}, {"y", torch::randint(0, 2, {kBatchSize})}};
-  int64_t left_ = 0;
+  Batch batch_;
+  int64_t count_, left_ = 0;
 };
 
 void fit(const std::vector<std::shared_ptr<Callback>>& callbacks, const fs::path& folder, const std::string& profiler) {
@@ -76,16 +78,17 @@ void fit(const std::vector<std::shared_ptr<Callback>>& callbacks, const fs::path
   options.enable_model_summary = false;
   options.callbacks = callbacks;
   options.profiler = profiler;
-  Trainer(options).fit(make_module<Mlp>(), {.train = std::make_shared<OneBatchLoader>()});
+  const Batch batch{{"x", torch::randn({kBatchSize, 32})}, {"y", torch::randint(0, 2, {kBatchSize})}};
+  Trainer(options).fit(make_module<Mlp>(), {.train = std::make_shared<OneBatchLoader>(batch, kSteps)});
 }
 
 void compare_steps(int rounds, const fs::path& folder) {
   std::ofstream nowhere("/dev/null");
   const auto bare = [&] { fit({}, folder, "none"); };
-  const auto watched = [&] {
+  const auto watched = [&](bool async) {
     fit({ProgressBar::make({.out = &nowhere}), EvaluationTable::make({.out = &nowhere}), CSVLogger::make(),
          TensorBoardLogger::make(), LearningRateMonitor::make(), EarlyStopping::make({.monitor = "train_loss"}),
-         ModelCheckpoint::make({.every_n_train_steps = 1000})},
+         ModelCheckpoint::make({.every_n_train_steps = 1000, .async = async})},
         folder, "none");
   };
   const auto measured = [&] { fit({ThroughputMonitor::make(), GradientNormMonitor::make()}, folder, "none"); };
@@ -99,9 +102,44 @@ void compare_steps(int rounds, const fs::path& folder) {
   };
   bench::side_by_side("step", kSteps,
                       {{"without callbacks", bare},
-                       {"bar, loggers, monitors, checkpoints", watched},
+                       {"bar, loggers, monitors, checkpoints", [&] { watched(false); }},
+                       {"the same, checkpoints in the background", [&] { watched(true); }},
                        {"throughput and gradient norm", measured},
                        {"profiler simple", profiled}},
+                      rounds);
+}
+
+// 20 million parameters in four layers.
+struct WideMlp : Module {
+  torch::nn::Sequential layers{nullptr};
+  WideMlp() {
+    using namespace torch::nn;
+    layers = register_module("layers", Sequential(Linear(kWidth, kWidth), ReLU(), Linear(kWidth, kWidth), ReLU(),
+                                                  Linear(kWidth, kWidth), ReLU(), Linear(kWidth, kWidth)));
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return torch::nn::functional::mse_loss(layers->forward(batch["x"]), batch["x"]);
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-4}); }
+  static constexpr int64_t kWidth = 2236;
+};
+
+// A fit is short, but its setting up takes less than a step.
+void compare_averaging(int rounds, int64_t batch_size) {
+  constexpr int64_t kStepsPerFit = 12;
+  const Batch batch{{"x", torch::randn({batch_size, WideMlp::kWidth})}};
+  const auto loader = std::make_shared<OneBatchLoader>(batch, kStepsPerFit);
+  const auto module = make_module<WideMlp>();
+  const auto train = [&](bool averages) {
+    TrainerOptions options{.max_epochs = 1};
+    options.accelerator = "cpu";
+    options.enable_progress_bar = options.logger = options.enable_checkpointing = options.enable_model_summary = false;
+    if (averages) options.callbacks.push_back(WeightAveraging::make());
+    Trainer(options).fit(module, {.train = loader});
+  };
+  bench::side_by_side("step", kStepsPerFit,
+                      {{fmt::format("20 M parameters, batch of {}", batch_size), [&] { train(false); }},
+                       {"with WeightAveraging", [&] { train(true); }}},
                       rounds);
 }
 
@@ -150,6 +188,7 @@ int main(int argc, char** argv) {
     write_scalars(std::atoll(argv[2]), folder);
   } else {
     compare_steps(argc > 1 ? std::atoi(argv[1]) : 15, folder);
+    for (const int64_t batch_size : {32, 128}) compare_averaging(argc > 1 ? std::atoi(argv[1]) : 7, batch_size);
     write_a_million_rows(folder);
   }
   fs::remove_all(folder);

@@ -13,9 +13,8 @@ namespace fulgur {
 
 // Writes metrics, histograms, texts, images and hyper-parameters to an event file in the run's folder:
 // `tensorboard --logdir runs` shows all runs. Besides the metrics the epoch is a scalar. Scalars are rounded to fp32.
-//   A run that resumes begins a further file; what its folder has beyond the checkpoint is cut off, and TensorBoards
-//   that
-// are open are told to drop it, so that every step is there once. Another run in the same folder writes to v1/, v2/,
+//   A run that resumes begins a further file; what its folder has beyond the checkpoint is cut off, and a TensorBoard
+// that is open is told to drop it, so that every step is there once. Another run in the same folder writes to v1/, v2/,
 // ... in it. If the disk is full, one warning is logged and records are left out.
 class TensorBoardLogger final : public Callback {
  public:

@@ -30,7 +30,7 @@ class CheckpointReader {
 
   // The weights without aliases; views of the files where possible. Finished weights are as the optimizer sees them:
   // the fp32 masters of 16-bit parameters, and with the delayed update that was in progress when the checkpoint was
-  // taken.
+  // taken. Of a run with WeightAveraging both are the average.
   NamedTensors weights() const;
   NamedTensors finished_weights() const;
 

@@ -51,6 +51,11 @@ class TrainerControl {
   // between steps: in on_train_epoch_start or in on_train_batch_start of a step's first batch, on every rank.
   virtual const Optimizers& optimizers() = 0;
 
+  // Strategy::average_weights and show_average, for a callback that averages_weights(): every rank calls them, between
+  // steps. While the average is shown, the module's parameters are the average.
+  virtual void average_weights(double share) = 0;
+  virtual bool show_average(bool shown) = 0;
+
   virtual int64_t global_rank() const = 0;  // rank of this process over all machines
   virtual int64_t world_size() const = 0;   // number of ranks over all machines
   virtual c10::Device device() const = 0;   // where this process runs its steps; with `dp` the first device
@@ -127,6 +132,9 @@ class Callback {
   // True: StepReport::grad_norm is computed for every step, also without clipping, at the cost of a pass over
   // gradients. Like wants_gradients() the same on every rank, so that the callback must run on every rank.
   virtual bool wants_grad_norm() const { return false; }
+
+  // True: the callback calls average_weights() in fit. Validations and checkpoints take the average then.
+  virtual bool averages_weights() const { return false; }
 
   // True: the callback takes what predict_step returns, in on_predict_batch_end, and Trainer::predict returns nothing,
   // so that the predictions need not fit in memory.

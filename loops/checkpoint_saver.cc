@@ -28,8 +28,8 @@ void run(FirstError& error, const Call& call) {
 
 }  // namespace
 
-CheckpointSaver::CheckpointSaver(Collective& group, MakeContent content, Saved saved)
-    : group_(group), content_(std::move(content)), saved_(std::move(saved)) {}
+CheckpointSaver::CheckpointSaver(Collective& group, WithContent with_content, Saved saved)
+    : group_(group), with_content_(std::move(with_content)), saved_(std::move(saved)) {}
 
 CheckpointSaver::~CheckpointSaver() { close(); }
 
@@ -91,7 +91,9 @@ void CheckpointSaver::write_requests(FirstError& error) {
 void CheckpointSaver::write(const Request& request) {
   const trace::Span span("save checkpoint");
   if (request.options.async) return write_beside(request);
-  write_checkpoint(request.folder, content_(request.options.weights_only), group_, request.options.links);
+  with_content_(request.options.weights_only, [&](const CheckpointContent& content) {
+    write_checkpoint(request.folder, content, group_, request.options.links);
+  });
   saved_(request.folder, request.options);
 }
 
@@ -100,10 +102,13 @@ void CheckpointSaver::write_beside(const Request& request) {
     own_group_ = group_.duplicate();
     thread_ = std::make_unique<JobQueue>();
   }
-  auto content = std::make_shared<CheckpointContent>(content_(request.options.weights_only));
-  // Rank 0 writes the rest.
-  if (group_.rank() > 0) *content = {.rank = std::move(content->rank), .ranges = std::move(content->ranges)};
-  make_independent(*content);
+  const auto content = std::make_shared<CheckpointContent>();
+  with_content_(request.options.weights_only, [&](CheckpointContent& now) {
+    // Rank 0 writes the rest.
+    *content = group_.rank() == 0 ? std::move(now)
+                                  : CheckpointContent{.rank = std::move(now.rank), .ranges = std::move(now.ranges)};
+    make_independent(*content);
+  });
   writing_ = {request, thread_->run([this, content, request] {
                 const trace::Span span("write checkpoint");
                 write_checkpoint(request.folder, *content, *own_group_, request.options.links);

@@ -23,11 +23,12 @@ namespace fulgur {
 class CheckpointSaver {
  public:
   using Path = std::filesystem::path;
-  using MakeContent = std::function<CheckpointContent(bool weights_only)>;
+  // Calls `use` with what is to be written, which is valid until `use` returns.
+  using WithContent = std::function<void(bool weights_only, const std::function<void(CheckpointContent&)>& use)>;
   using Saved = std::function<void(const Path& folder, const SaveOptions& options)>;
 
   // `group` is borrowed. `saved` is called on every rank, once a checkpoint is complete.
-  CheckpointSaver(Collective& group, MakeContent content, Saved saved);
+  CheckpointSaver(Collective& group, WithContent with_content, Saved saved);
   ~CheckpointSaver();  // as close()
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
@@ -62,7 +63,7 @@ class CheckpointSaver {
   void end_writing();
 
   Collective& group_;
-  MakeContent content_;
+  WithContent with_content_;
   Saved saved_;
   bool in_training_ = false, is_closed_ = false;
   std::vector<Request> requests_;

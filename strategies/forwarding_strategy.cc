@@ -53,6 +53,10 @@ StepReport ForwardingStrategy::optimizer_step(size_t optimizer, const StepReques
   return base_->optimizer_step(optimizer, request);
 }
 
+void ForwardingStrategy::average_weights(double share) { base_->average_weights(share); }
+
+bool ForwardingStrategy::show_average(bool shown) { return base_->show_average(shown); }
+
 void ForwardingStrategy::drain() { base_->drain(); }
 
 void ForwardingStrategy::materialize_gradients(size_t optimizer, int64_t micro_batches) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fulgur/base/describe.h"
+#include "fulgur/base/error.h"
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/state_range.h"
 #include "fulgur/core/batch.h"
@@ -48,8 +49,9 @@ struct StrategySetup {
   bool deterministic = false;    // bits must not depend on how parameters are cut into buckets
   int64_t local_world_size = 1;  // ranks on this machine, which share its cores
   bool reduces_during_backward =
-      true;                  // gradients may be reduced during backward: no hook reads them, backward runs once
-  bool accumulates = false;  // windows have several micro-batches; if false, a callback may still request it later
+      true;                       // gradients may be reduced during backward: no hook reads them, backward runs once
+  bool averages_weights = false;  // average_weights() will be called, or the average of a checkpoint is to be kept
+  bool accumulates = false;       // windows have several micro-batches; if false, a callback may still request it later
 };
 
 // The run whose memory Strategy::model_memory() estimates.
@@ -122,6 +124,17 @@ class Strategy {
 
   // Updates the parameters of one optimizer.
   virtual StepReport optimizer_step(size_t optimizer, const StepRequest& request) = 0;
+
+  // Keeps an average of the parameters that the optimizers train: average += share * (parameters - average), or, in the
+  // first call, a copy of them. Requires StrategySetup::averages_weights. Every rank calls it, between steps.
+  virtual void average_weights(double /*share*/) {
+    throw UsageError("strategy '" + name() + "' does not average weights");
+  }
+
+  // Lets the parameters be the average, if there is one, or again what they were. Returns whether they were the average
+  // before. Every rank calls it, between steps; no step runs meanwhile. State and module_state() that are taken
+  // meanwhile are of the average, with what is needed to go on training.
+  virtual bool show_average(bool /*shown*/) { return false; }
 
   // Completes updates that are still in progress. Every rank calls it, between steps.
   virtual void drain() {}

@@ -142,7 +142,8 @@ LoopContext Run::make_context() {
           .hooks = HookCaller(callbacks_, *this, module(), results_.state, results_.metrics),
           .ranks = CollectiveRanks(world_.world().control()),
           .saver = CheckpointSaver(
-              world_.world().control(), [this](bool weights_only) { return checkpoints_.content(weights_only); },
+              world_.world().control(),
+              [this](bool weights_only, const auto& use) { checkpoints_.with_content(weights_only, use); },
               [this](const std::filesystem::path& folder, const SaveOptions& saved) {
                 checkpoints_.on_saved(folder, saved);
               }),
@@ -304,10 +305,12 @@ void Run::choose_callbacks() {
     if (request_.entry_point == EntryPoint::fit) check_state_keys(callbacks_);
   }
   for (const auto& callback : callbacks_) {
-    if (callback->runs_on_every_rank() || !(callback->wants_gradients() || callback->wants_grad_norm())) continue;
+    const bool works_with_others =
+        callback->wants_gradients() || callback->wants_grad_norm() || callback->averages_weights();
+    if (callback->runs_on_every_rank() || !works_with_others) continue;
     throw SetupError(fmt::format(
-        "{} wants gradients or their norm, which all ranks compute together, but runs on rank 0 only; let its "
-        "runs_on_every_rank() return true",
+        "{} wants gradients, their norm or averaged weights, which all ranks compute together, but runs on rank 0 "
+        "only; let its runs_on_every_rank() return true",
         short_type_name(typeid(*callback))));
   }
   if (world_.rank() > 0)
@@ -318,12 +321,14 @@ void Run::setup_strategy() {
   const OverriddenHooks& overridden = request_.module.hooks();
   Strategy& strategy = *resources_.strategy;
   const auto num_devices = static_cast<int64_t>(resources_.devices.size());
+  const bool averages_weights = std::ranges::any_of(callbacks_, [](const auto& c) { return c->averages_weights(); });
   strategy.setup(module(), {.devices = world_.devices(),
                             .precision = resources_.precision,
                             .world = world_.world(),
                             .deterministic = resources_.options.deterministic,
                             .local_world_size = strategy.rank_per_device() ? num_devices : 1,
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
+                            .averages_weights = averages_weights,
                             .accumulates = context_.accumulate_grad_batches > 1});
 }
 

@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/callbacks/model_checkpoint.h"
@@ -50,7 +51,9 @@ void RunCheckpoints::save(const std::filesystem::path& folder, const SaveOptions
   check_ranks_go_on(folder);
   if (!context_.saver.is_closed()) return context_.saver.save(folder, options);
   LocalCollective alone;
-  if (context_.ranks.rank() == 0) write_checkpoint(folder, content(/*weights_only=*/true), alone, options.links);
+  if (context_.ranks.rank() > 0) return;
+  const CheckpointContent weights = content(/*weights_only=*/true);
+  write_checkpoint(folder, weights, alone, options.links);
 }
 
 void RunCheckpoints::check_ranks_go_on(const std::filesystem::path& folder) const {
@@ -84,6 +87,18 @@ void RunCheckpoints::remove(const std::filesystem::path& folder) const {
   } catch (const CheckpointError& damaged) {  // by no fault of this run
     log_warning("an old checkpoint stays: {}", damaged.what());
   }
+}
+
+// A checkpoint has the average of the weights, if there is one.
+void RunCheckpoints::with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const {
+  const bool was_shown = context_.strategy.show_average(true);
+  FirstError error;
+  error.run([&] {
+    CheckpointContent now = content(weights_only);
+    use(now);
+  });
+  if (!was_shown) error.run([&] { context_.strategy.show_average(false); });
+  error.rethrow();
 }
 
 CheckpointContent RunCheckpoints::content(bool weights_only) const {

@@ -47,7 +47,7 @@ class RunCheckpoints final : public LoopEvents {
   void remove(const std::filesystem::path& folder) const;
 
   // What CheckpointSaver needs.
-  CheckpointContent content(bool weights_only) const;
+  void with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const;
   void on_saved(const std::filesystem::path& folder, const SaveOptions& options);
 
   void on_step_boundary() override;
@@ -57,6 +57,7 @@ class RunCheckpoints final : public LoopEvents {
   bool has_failed() const { return has_failed_; }
 
  private:
+  CheckpointContent content(bool weights_only) const;
   NamedTensors opened_weights() const;
   void log_resume() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;

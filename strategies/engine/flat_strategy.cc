@@ -81,10 +81,12 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
                     "use 'ddp', or leave automatic_optimization true",
                     module_->name(), name()));
   }
+  check_can_average();
   const NamedTensors added = take_new_tensors();
   flat_.emplace(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size()));
   agree_on_buckets(added);
   store_ = make_store();
+  average_.emplace(*flat_, *store_, setup_->world, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
   warn_of_missing_masters();
   warn_of_unequal_threads();
   if (setup_->devices.size() > 1) replicas_.emplace(*module_, setup_->devices);
@@ -114,6 +116,17 @@ std::unique_ptr<GradientStore> FlatStrategy::make_store() {
   if (keeps_sums()) return std::make_unique<SeparateGradients>(context);
   if (alone()) return std::make_unique<GradientsAtParameters>(context);
   return std::make_unique<ReducedGradients>(context);
+}
+
+void FlatStrategy::check_can_average() const {
+  if (!setup_->averages_weights) return;
+  for (const auto& optimizer : optimizers_) {
+    if (optimizer->element_wise()) continue;
+    throw UsageError(fmt::format(
+        "weights are averaged in the ranges that a rank updates, but {} needs whole tensors; use an optimizer that "
+        "derives from optim::ElementWiseOptimizer, such as AdamW or SGD, or no WeightAveraging",
+        optimizer->name()));
+  }
 }
 
 // Only a warning, because torch's own optimizers train 16-bit parameters in this way, too.
@@ -322,12 +335,25 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
 }
 
 void FlatStrategy::update(size_t index, const GradientTransform& transform) {
+  TORCH_INTERNAL_ASSERT(!average_->is_shown());
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
   store_->update(index, transform, /*late=*/engine_.delayed && is_warm);
 }
 
 void FlatStrategy::drain() {
   if (store_) store_->drain();
+}
+
+void FlatStrategy::average_weights(double share) {
+  TORCH_CHECK(average_ && setup_->averages_weights, name(), ": weights are averaged in fit, if setup was told so");
+  average_->add(share);
+}
+
+bool FlatStrategy::show_average(bool shown) {
+  if (!average_) return false;
+  const bool was_shown = average_->is_shown();
+  shown ? average_->show() : average_->hide();
+  return was_shown;
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
@@ -362,6 +388,7 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
 }
 
 void FlatStrategy::teardown() noexcept {
+  average_.reset();
   store_.reset();
   replicas_.reset();
   buffers_.clear();

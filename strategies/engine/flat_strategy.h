@@ -21,6 +21,7 @@
 #include "fulgur/strategies/engine/loss_scaling.h"
 #include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/replicas.h"
+#include "fulgur/strategies/engine/weight_average.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
 
@@ -51,6 +52,8 @@ class FlatStrategy : public Strategy {
     return memory_of(engine_options(), module, optimizers, request);
   }
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
+  void average_weights(double share) override;
+  bool show_average(bool shown) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
@@ -78,6 +81,7 @@ class FlatStrategy : public Strategy {
   void agree_on_buckets(const std::vector<std::pair<std::string, at::Tensor>>& added);
   void check_no_newcomers() const;
   void check_newcomers_have_no_gradients() const;
+  void check_can_average() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
   void finish_saved_update(const State& shared, const ReadRange& read);
@@ -99,6 +103,7 @@ class FlatStrategy : public Strategy {
   std::optional<FlatParameters> flat_;
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;
+  std::optional<WeightAverage> average_;
   std::optional<Replicas> replicas_;         // with several devices, during fit
   std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale
   bool window_is_open_ = false;              // automatic optimisation: gradients of a step are being computed

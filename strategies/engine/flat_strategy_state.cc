@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/core/module.h"
 #include "fulgur/core/module_state.h"
 #include "fulgur/strategies/engine/flat_strategy.h"
@@ -19,7 +20,11 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
-  if (engine_.drain_before_save) drain();
+  if (engine_.drain_before_save) {
+    const bool was_shown = show_average(false);
+    drain();
+    show_average(was_shown);
+  }
   StrategyState state;
   State& shared = state.shared;
   shared.set("num_steps", num_steps_);
@@ -30,6 +35,7 @@ StrategyState FlatStrategy::state() {
   }
   save_optimizers(*module_, optimizers_, shared);
   store_->save(state);
+  average_->add_to(state);
   return state;
 }
 
@@ -42,11 +48,6 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
     loss_scaling_->load_state(
         {.scale = scale.get<double>("scale"), .growth_tracker = scale.get<int64_t>("growth_tracker")});
   }
-  bool pending = shared.get<bool>("pending");
-  if (pending && !engine_.delayed) {
-    finish_saved_update(shared, read);
-    pending = false;
-  }
   std::unordered_set<const c10::TensorImpl*> trained_before;  // also if they are frozen now
   for (const Trained& trained : trained_params(*module_, optimizers_)) {
     const bool is_outside = !flat_->contains(trained.param);
@@ -55,6 +56,17 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
     }
   }
   if (!trained_before.empty()) take_newcomers(trained_before);
+  if (average_->load(shared, read, /*keeps=*/setup_->averages_weights)) {
+    store_->parameters_were_written();
+    if (!setup_->averages_weights && setup_->world.rank() == 0) {
+      log_warning("the checkpoint has an average of the weights, which this run does not continue");
+    }
+  }
+  bool pending = shared.get<bool>("pending");
+  if (pending && !engine_.delayed) {
+    finish_saved_update(shared, read);
+    pending = false;
+  }
   store_->load(shared, read, pending);
 }
 

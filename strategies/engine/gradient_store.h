@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/state_range.h"
@@ -17,6 +18,7 @@
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
+#include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
@@ -79,6 +81,11 @@ class GradientStore {
   virtual bool is_late() const { return false; }  // a late update is in progress
 
   virtual void parameters_were_written() {}  // by others: copies of parameters are made anew
+
+  // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
+  // parameters, and copies on the host of parameters on a device. Nothing while a late update is in progress, which
+  // writes them.
+  virtual std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const = 0;
 
   // `pending`: the checkpoint was written while a late update was in progress.
   virtual void save(StrategyState& state) = 0;

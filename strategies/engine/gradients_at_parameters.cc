@@ -32,6 +32,25 @@ void GradientsAtParameters::update(size_t optimizer, const GradientTransform& tr
   context_.optimizers[optimizer].step(transform);
 }
 
+std::vector<ExactValues> GradientsAtParameters::exact_values(size_t b, ElementRange within) const {
+  const auto& bucket = context_.parameters.buckets()[b];
+  if (!optim::is_16_bit(bucket.flat.scalar_type())) return {};
+  Optimizer& optimizer = context_.optimizers[bucket.optimizer];
+  std::unordered_map<const c10::TensorImpl*, size_t> indices;
+  const std::vector<at::Tensor>& params = optimizer.groups()[bucket.group].params;
+  for (size_t i = 0; i < params.size(); ++i) indices[params[i].unsafeGetTensorImpl()] = i;
+  std::vector<ExactValues> exact;
+  for (const Piece& piece : pieces_in(bucket, within)) {
+    const size_t index = indices.at(bucket.slots[piece.slot].param.unsafeGetTensorImpl());
+    const ParameterState state = optimizer.parameter_state(bucket.group, index);
+    const auto master = state.tensors.find("master");
+    if (master == state.tensors.end()) continue;
+    const at::Tensor in_order = master->second.as_strided({master->second.numel()}, {1});
+    exact.push_back({within.begin + piece.offset, in_order.narrow(0, piece.begin, piece.num_elements)});
+  }
+  return exact;
+}
+
 // Every rank has the whole state, and writes its range of every bucket. A parameter outside of buckets has no state.
 void GradientsAtParameters::save(StrategyState& state) {
   std::unordered_map<const c10::TensorImpl*, ElementRange> mine;  // this rank's range of each parameter

@@ -19,6 +19,7 @@ class GradientsAtParameters : public GradientStore {
   bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
   void update(size_t optimizer, const GradientTransform& transform, bool late) override;
+  std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const override;
   void save(StrategyState& state) override;
   void load(const State& shared, const ReadRange& read, bool pending) override;
 

@@ -284,6 +284,26 @@ std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange with
   return ranges;
 }
 
+std::vector<ExactValues> OptimizerShard::exact_values(size_t b, ElementRange within) const {
+  const bool on_device = !parameters_.buckets()[b].flat.is_cpu();
+  std::vector<ExactValues> exact;
+  for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
+    const Section& section = buckets_[b].sections[s];
+    for (const Part& part : buckets_[b].parts[s]) {
+      for (size_t i = 0; i < part.pieces.size(); ++i) {
+        const bool has_master = part.states[i].num_updates > 0 && part.states[i].master.defined();
+        if (!has_master && !(on_device && section.on_host)) continue;
+        const at::Tensor& values = has_master ? part.states[i].master : part.tensors[i];
+        const int64_t in_bucket = section.range.begin + part.begin + part.pieces[i].offset;
+        const int64_t begin = std::max(in_bucket, within.begin);
+        const int64_t end = std::min(in_bucket + part.pieces[i].num_elements, within.end);
+        if (begin < end) exact.push_back({begin, values.narrow(0, begin - in_bucket, end - begin)});
+      }
+    }
+  }
+  return exact;
+}
+
 std::vector<int64_t> OptimizerShard::num_updates(size_t b) const {
   std::vector<int64_t> by_slot(parameters_.buckets()[b].slots.size());
   for_each_part(b, [&](const Part& part) {

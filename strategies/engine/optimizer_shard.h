@@ -30,6 +30,12 @@ struct Piece {
 // The pieces of a bucket that lie in `range`, in order. Padding belongs to no piece.
 std::vector<Piece> pieces_in(const FlatParameters::Bucket& bucket, ElementRange range);
 
+// Elements of a bucket, from `begin` on, in a higher precision than the parameters have, or closer to the CPU.
+struct ExactValues {
+  int64_t begin;
+  at::Tensor values;  // 1-dim
+};
+
 struct ShardOptions {
   int64_t rank = 0;           // this rank, which updates range `rank` of every bucket
   int64_t world_size = 1;     // 1: a range is the whole bucket
@@ -84,6 +90,10 @@ class OptimizerShard {
   void publish(size_t bucket, bool late) const;
   bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().swaps_storage; }
+
+  // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
+  // parameters, and copies on the host of parameters on a device. Not while an update is in progress.
+  std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const;
 
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
   // load_ranges() resumes from it. Slots without updates are left out. `copies`: include the parameters after the

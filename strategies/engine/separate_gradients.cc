@@ -223,6 +223,10 @@ void SeparateGradients::update(size_t optimizer, const GradientTransform& transf
   schedule_->step(optimizer, transform, late);
 }
 
+std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementRange within) const {
+  return is_late() ? std::vector<ExactValues>() : shard_.exact_values(bucket, within);
+}
+
 // With a late update in progress the optimizer state is the one after the update, and the updated parameters are the
 // ranges' "next" (of 16-bit parameters: "master", rounded).
 void SeparateGradients::save(StrategyState& state) {

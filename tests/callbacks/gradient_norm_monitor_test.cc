@@ -131,7 +131,8 @@ TEST(GradientNormMonitor, ACallbackOfRankZeroCannotWantTheNorm) {
   const TrainerOptions options{.callbacks = {std::make_shared<OnRankZero>()}};
   EXPECT_THAT(testing::message_of<SetupError>(
                   [&] { Trainer(testing::quiet(options)).fit(resting(), {.train = testing::tiny_loader()}); }),
-              ::testing::HasSubstr("OnRankZero wants gradients or their norm, which all ranks compute together"));
+              ::testing::HasSubstr(
+                  "OnRankZero wants gradients, their norm or averaged weights, which all ranks compute together"));
 }
 
 // Loses its loss in the second step.

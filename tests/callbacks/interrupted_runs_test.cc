@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "fulgur/callbacks/early_stopping.h"
+#include "fulgur/callbacks/weight_averaging.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
@@ -122,6 +123,26 @@ TEST(InterruptedRuns, EarlyStoppingStopsAtTheSameStep) {
       EXPECT_LT(steps, kMostEpochs * kBatches);
     }
   }
+}
+
+// The last weights are the average, and val_loss is its.
+TEST(InterruptedRuns, WeightAveragingAveragesTheSameWeights) {
+  for (const char* strategy : {"ddp", "ddp_sharded", "zero_offload", "delayed_update"}) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      for (const int64_t world_size : {1, 2}) {
+        SCOPED_TRACE(c10::str(strategy, ", ", precision, ", ", world_size, " ranks"));
+        expect_same_decisions(
+            {.make = [] { return WeightAveraging::make({.decay = 0.7, .every_n_steps = 2, .start_step = 1}); },
+             .options = {.strategy = strategy, .precision = precision},
+             .world_size = world_size});
+      }
+    }
+  }
+}
+
+TEST(InterruptedRuns, StochasticWeightAveragingAveragesTheSameEpochs) {
+  expect_same_decisions(
+      {.make = [] { return WeightAveraging::make({.method = "swa", .every_n_steps = 0, .start_epoch = 1}); }});
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ class FakeTrainerControl final : public TrainerControl {
   std::vector<std::filesystem::path> saved;
   std::vector<std::string> stop_reasons;
   std::vector<Record> records;
+  std::vector<double> shares;  // of average_weights()
+  bool average_is_shown = false;
   int64_t accumulate = 1;
 
   // Logs `metrics` as one epoch of the stage does.
@@ -37,6 +39,8 @@ class FakeTrainerControl final : public TrainerControl {
   MetricLog& metrics() override { return metric_log; }
   Module& module() override { return tiny; }
   const Optimizers& optimizers() override { return optimizer_list; }
+  void average_weights(double share) override { shares.push_back(share); }
+  bool show_average(bool shown) override { return std::exchange(average_is_shown, shown); }
   int64_t global_rank() const override { return 0; }
   int64_t world_size() const override { return 1; }
   c10::Device device() const override { return c10::kCPU; }

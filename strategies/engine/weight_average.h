@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <vector>
+
+#include "fulgur/base/state.h"
+#include "fulgur/checkpoint/state_range.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_store.h"
+#include "fulgur/strategies/strategy.h"
+
+namespace fulgur {
+
+// A running average of the parameters in buckets. Each rank keeps its range of every bucket, in fp32 (fp64 of fp64
+// parameters): 4/N bytes for each parameter with N ranks. 16-bit parameters are averaged in their fp32 masters, but
+// while a delayed update is writing those, as they are.
+//   show() lets every rank's parameters be the average, hide() brings the trained values back. They exchange memory
+// with the average, but for 16-bit ones, of which a rank keeps a copy of its range meanwhile.
+// Ownership: borrows the constructor's arguments. Threading: the training thread; every rank makes the same calls.
+// Source: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407.
+class WeightAverage {
+ public:
+  WeightAverage(const FlatParameters& parameters, GradientStore& store, World& world, c10::Device device)
+      : parameters_(parameters), store_(store), world_(world), device_(device) {}
+
+  // average += share * (parameters - average); the first call copies the parameters.
+  void add(double share);
+
+  void show();  // does nothing if there is no average yet
+  void hide();
+  bool is_shown() const { return is_shown_; }
+
+  // For checkpoints: while shown, add_to() adds what the parameters hide to the ranges of a strategy's state, as "raw",
+  // and the fp32 average of 16-bit parameters as "average". load() brings the trained values of such a checkpoint back,
+  // whose weights the module has, and returns whether there were any; the average is kept if `keeps`.
+  void add_to(StrategyState& state) const;
+  bool load(const State& shared, const ReadRange& read, bool keeps);
+
+ private:
+  ElementRange range(size_t bucket) const;
+  at::Tensor part(size_t bucket) const;  // this rank's range of the parameters
+  void add(size_t bucket, double share);
+  void gather();
+
+  const FlatParameters& parameters_;
+  GradientStore& store_;
+  World& world_;
+  const c10::Device device_;            // of the averages
+  std::vector<at::Tensor> averages_{};  // by bucket; of fp32 and fp64 parameters the trained values, while shown
+  std::vector<at::Tensor> raw_{};       // while shown: by bucket, the trained values of 16-bit parameters
+  bool is_shown_ = false;
+};
+
+}  // namespace fulgur
