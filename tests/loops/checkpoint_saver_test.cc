@@ -31,7 +31,11 @@ TEST_P(EarlierFailure, KeepsNoLaterOneFromBeingWritten) {
   std::vector<fs::path> saved;
   LocalCollective alone;
   CheckpointSaver saver(
-      alone, [](bool) { return CheckpointContent{.weights = {{"w", torch::ones({2})}}}; },
+      alone,
+      [](bool, const auto& use) {
+        CheckpointContent content{.weights = {{"w", torch::ones({2})}}};
+        use(content);
+      },
       [&](const fs::path& folder, const SaveOptions&) { saved.push_back(folder); });
   saver.save(dir.path() / "taken", {.async = true});
   const bool in_training = GetParam();
@@ -52,12 +56,12 @@ TEST(CheckpointSaver, OnlyRankZeroCopiesWhatOnlyRankZeroWrites) {
   const TempDir dir;
   testing::run_ranks(2, [&](World& world) {
     const at::Tensor tensor = torch::ones({2}, world.rank() == 0 ? at::kCPU : at::kMeta);
-    const auto content = [&](bool) {
+    const auto with_content = [&](bool, const auto& use) {
       CheckpointContent made{.weights = {{"w", tensor}}, .aliases = {{"tied", "w"}}};
       made.run.set("of_the_run", tensor);
-      return made;
+      use(made);
     };
-    CheckpointSaver saver(world.control(), content, [](const fs::path&, const SaveOptions&) {});
+    CheckpointSaver saver(world.control(), with_content, [](const fs::path&, const SaveOptions&) {});
     saver.save(dir.path() / "a", {.async = true});
     saver.finish();
   });

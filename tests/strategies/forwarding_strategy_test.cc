@@ -66,6 +66,11 @@ class Records final : public Strategy {
     calls_.emplace_back(__func__);
     return {};
   }
+  void average_weights(double) override { calls_.emplace_back(__func__); }
+  bool show_average(bool) override {
+    calls_.emplace_back(__func__);
+    return false;
+  }
   void drain() override { calls_.emplace_back(__func__); }
   void materialize_gradients(size_t, int64_t) override { calls_.emplace_back(__func__); }
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override {
@@ -128,6 +133,8 @@ TEST(ForwardingStrategy, ForwardsEveryVirtualMemberOfStrategy) {
   strategy.manual_backward({});
   strategy.model_memory(module, {}, {});
   strategy.optimizer_step(0, {});
+  strategy.average_weights(0.5);
+  strategy.show_average(true);
   strategy.drain();
   strategy.materialize_gradients(0, 1);
   strategy.module_state();
