@@ -166,7 +166,11 @@ void compare_stall(const fs::path& folder, const std::vector<NamedTensors>& file
         {name, 0, weight.numel(), {{"exp_avg", exp_avg.flatten()}, {"exp_avg_sq", exp_avg_sq.flatten()}}});
   }
   LocalCollective alone;
-  CheckpointSaver saver(alone, [&](bool) { return content; }, [](const fs::path&, const SaveOptions&) {});
+  const auto with_content = [&](bool, const auto& use) {
+    CheckpointContent now = content;
+    use(now);
+  };
+  CheckpointSaver saver(alone, with_content, [](const fs::path&, const SaveOptions&) {});
   int64_t num_bytes = 0;
   for (const NamedTensors& tensors : files) num_bytes += bytes_of(tensors);
   fmt::print("\nsaving beside the training: {:.0f} MB\n", static_cast<double>(num_bytes) / 1e6);

@@ -85,7 +85,7 @@ at::Tensor gradient_norm(const std::vector<at::Tensor>& params) {
 at::Tensor joint_norm(const std::vector<at::Tensor>& tensors) {
   const c10::NoGradGuard no_grad;
   if (tensors.empty()) return at::zeros({}, at::kDouble);
-  double squares = 0.0;  // of those that the kernels read
+  double squares = 0.0;  // sum over the tensors that the kernels can read
   std::vector<at::Tensor> others;
   for (const at::Tensor& tensor : tensors) {
     if (const std::optional<double> sum = sum_on_cpu(tensor)) {

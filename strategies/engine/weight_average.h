@@ -49,7 +49,7 @@ class WeightAverage {
   const FlatParameters& parameters_;
   GradientStore& store_;
   World& world_;
-  const c10::Device device_;            // of the averages
+  const c10::Device device_;            // where the averages are
   std::vector<at::Tensor> averages_{};  // by bucket; of fp32 and fp64 parameters the trained values, while shown
   std::vector<at::Tensor> raw_{};       // while shown: by bucket, the trained values of 16-bit parameters
   bool is_shown_ = false;

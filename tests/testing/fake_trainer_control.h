@@ -22,7 +22,7 @@ class FakeTrainerControl final : public TrainerControl {
   std::vector<std::filesystem::path> saved;
   std::vector<std::string> stop_reasons;
   std::vector<Record> records;
-  std::vector<double> shares;  // of average_weights()
+  std::vector<double> shares;  // the arguments of average_weights()
   bool average_is_shown = false;
   int64_t accumulate = 1;
 
