@@ -12,7 +12,8 @@ namespace fulgur::trace {
 
 // Where the time of a step goes. With FULGUR_TRACE=<folder> in the environment each process writes
 // <folder>/rank-<rank>.json when it ends, for chrome://tracing or ui.perfetto.dev; the clocks of processes on one
-// machine agree. A Profile sums the spans of its thread. Without both, a span only tests two flags.
+// machine agree. A Profile sums the spans of its thread, and an Observer is told of each. Without any, a span only
+// tests three flags.
 using Clock = std::chrono::steady_clock;
 
 // The sums of a thread's spans by name.
@@ -35,8 +36,17 @@ class Profile {
   Sums sums_;
 };
 
+// Is told when a span of its thread begins and ends; the one that began last ends first.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void begin(std::string_view name) = 0;
+  virtual void end() = 0;  // not called for a span that ends when the thread has another observer, or none
+};
+
 namespace internal {
-inline constinit thread_local Profile* profile = nullptr;  // null: this thread has none
+inline constinit thread_local Profile* profile = nullptr;    // null: this thread has none
+inline constinit thread_local Observer* observer = nullptr;  // the same
 bool writes_file();
 }  // namespace internal
 
@@ -52,6 +62,8 @@ class ScopedProfile {
   Profile* before_;
 };
 
+inline void set_observer(Observer* observer) { internal::observer = observer; }  // borrowed; of the calling thread
+
 inline bool enabled() { return internal::profile != nullptr || internal::writes_file(); }
 
 // Adds a span to the lane called `lane`, or, if empty, to the lane of the calling thread, and to the thread's profile.
@@ -60,8 +72,12 @@ void add(std::string_view name, Clock::time_point begin, Clock::time_point end, 
 // Records the time from its construction to the end of the block. The name is borrowed.
 class Span {
  public:
-  explicit Span(std::string_view name) : name_(name), begin_(enabled() ? Clock::now() : Clock::time_point()) {}
+  explicit Span(std::string_view name)
+      : name_(name), begin_(enabled() ? Clock::now() : Clock::time_point()), observer_(internal::observer) {
+    if (observer_ != nullptr) observer_->begin(name_);
+  }
   ~Span() {
+    if (observer_ != nullptr && observer_ == internal::observer) observer_->end();
     if (begin_ != Clock::time_point()) add(name_, begin_, Clock::now());
   }
   Span(const Span&) = delete;
@@ -70,6 +86,7 @@ class Span {
  private:
   std::string_view name_;
   Clock::time_point begin_;
+  Observer* observer_;  // null: the thread had none when the span began
 };
 
 }  // namespace fulgur::trace

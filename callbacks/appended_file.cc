@@ -7,9 +7,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <fstream>
+#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "fulgur/base/crc32.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 
@@ -27,10 +30,26 @@ std::string free_name(const fs::path& folder, const std::string& wanted) {
   return name;
 }
 
+// The checksum of up to 1 KiB before `size`, by which one finds that a file is another one; nullopt if it is shorter.
+std::optional<int64_t> checksum_before(const fs::path& path, int64_t size) {
+  std::string end(static_cast<size_t>(std::min<int64_t>(size, 1024)), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.seekg(size - static_cast<int64_t>(end.size()));
+  if (!file.read(end.data(), static_cast<std::streamsize>(end.size()))) return std::nullopt;
+  return crc32c(end);
+}
+
 }  // namespace
 
 void AppendedFile::open_in(const fs::path& folder, const std::string& name) {
   if (is_open()) return;
+  if (const auto saved = std::exchange(saved_checksum_, std::nullopt)) {
+    const bool is_another_runs = fs::exists(folder / name_) && checksum_before(folder / name_, size_) != saved;
+    if (is_another_runs) {
+      name_.clear();
+      size_ = 0;
+    }
+  }
   if (name_.empty()) name_ = free_name(folder, name);
   path_ = folder / name_;
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
@@ -41,6 +60,14 @@ void AppendedFile::open_in(const fs::path& folder, const std::string& name) {
 
 void AppendedFile::close() {
   if (is_open()) ::close(std::exchange(descriptor_, -1));
+}
+
+void AppendedFile::forget() {
+  close();
+  path_.clear();
+  name_.clear();
+  size_ = 0;
+  saved_checksum_.reset();
 }
 
 void AppendedFile::append(std::string_view piece) {
@@ -76,6 +103,7 @@ State AppendedFile::state() const {
   if (name_.empty()) return state;
   state.set("file", name_);
   state.set("num_bytes", size_);
+  if (const auto checksum = checksum_before(path_, size_)) state.set("checksum", *checksum);
   return state;
 }
 
@@ -88,6 +116,9 @@ void AppendedFile::load_state(const State& state) {
         fmt::format("the state of {} names '{}' of {} bytes, which is no file", owner_, name, num_bytes));
   }
   name_ = name;
+  if (const auto* checksum = state.find<int64_t>("checksum"); checksum != nullptr && !is_open()) {
+    saved_checksum_ = *checksum;
+  }
   cut(num_bytes);
 }
 

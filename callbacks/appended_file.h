@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,10 +20,12 @@ class AppendedFile {
   AppendedFile& operator=(const AppendedFile&) = delete;
 
   // Opens a file in the folder. If it was open before, in this process or when the loaded state was saved, that file,
-  // with the pieces that it had then; otherwise a new one: `name`, or, where that exists, with -v1, -v2, ... before its
-  // extension. If that fails, a warning is logged, and append() drops everything.
+  // with the pieces that it had then, unless a file of that name has other bytes, so that it is another run's;
+  // otherwise a new one: `name`, or, where that exists, with -v1, -v2, ... before its extension. If that fails, a
+  // warning is logged, and append() drops everything.
   void open_in(const std::filesystem::path& folder, const std::string& name);
   void close();
+  void forget();  // as if no file had been opened
   bool is_open() const { return descriptor_ >= 0; }
   bool has_begun() const { return size_ > 0; }  // there are pieces
 
@@ -44,6 +47,7 @@ class AppendedFile {
   std::string name_{};
   int descriptor_ = -1;
   int64_t size_ = 0;
+  std::optional<int64_t> saved_checksum_{};  // of the end of the file that a loaded state names, until it is opened
   bool has_warned_ = false;
 };
 

@@ -123,38 +123,58 @@ State CSVLogger::state() const {
   State state;
   state.set("num_rows", num_rows_);
   state.set("file", file_.filename().string());
+  if (num_rows_ > 0) state.set_child("last_row", state_of(row_));
   return state;
 }
 
 // The state may come from another user, with any path in it: only the name of the file is used, in the run's folder.
 void CSVLogger::load_state(const State& state) {
   const auto saved = state.get<std::string>("file");
-  if (num_rows_ > 0 || saved.empty()) return;  // empty: there were no rows yet
+  if (saved.empty()) return;  // there were no rows yet
   const std::string name = fs::path(saved).filename();
   if (name.empty() || name == "." || name == "..") {
     throw CheckpointError(fmt::format("the state of CSVLogger names '{}', which is no name of a file", saved));
   }
   resumed_rows_ = state.get<int64_t>("num_rows");
+  resumed_row_ = state.child("last_row");
   resumed_name_ = name;
+  forget_file();
+}
+
+// The rows that were written since are cut off when the next one is written.
+void CSVLogger::forget_file() {
+  file_ = options_.file;
+  columns_.clear();
+  num_rows_ = 0;
+  rows_begin_ = row_begin_ = end_ = 0;
 }
 
 // Chooses the file before the first row is written.
 void CSVLogger::choose_file(TrainerControl& trainer) {
   const fs::path folder = file_.empty() ? trainer.run_dir() : fs::path();
-  if (resumed_rows_) file_ = resumed_file(trainer);
-  if (const auto num_rows = std::exchange(resumed_rows_, std::nullopt)) return read_rows(*num_rows);
+  if (resumed_rows_) {
+    file_ = resumed_file(trainer);
+    if (read_rows(*std::exchange(resumed_rows_, std::nullopt))) return;
+    if (folder.empty()) {
+      throw SetupError(
+          fmt::format("CSVLogger: '{}' has the rows of another run than the one that resumes; move it "
+                      "away, or name another file",
+                      file_.string()));
+    }
+  }
   if (file_.empty()) file_ = folder / "metrics.csv";
   for (int version = 1; !folder.empty() && fs::exists(file_); ++version) {
     file_ = folder / fmt::format("metrics-v{}.csv", version);
   }
 }
 
-// Keeps the first `num_rows` rows: a resumed run writes the later ones again.
-void CSVLogger::read_rows(int64_t num_rows) {
+// Keeps the first `num_rows` rows: a resumed run writes the later ones again. Returns false, and leaves the file alone,
+// if its rows are not those that the checkpoint knows.
+bool CSVLogger::read_rows(int64_t num_rows) {
   check_ours(file_);
   std::ifstream stream(file_, std::ios::binary);
   std::string line;
-  if (!next_line(stream, line)) return;
+  if (!next_line(stream, line)) return true;
   const std::vector<std::string> names = split(line);
   columns_.assign(names.begin() + 2, names.end());
   rows_begin_ = end_ = line.size() + 1;
@@ -168,8 +188,18 @@ void CSVLogger::read_rows(int64_t num_rows) {
     row_begin_ = std::exchange(end_, end_ + line.size() + 1);
     ++num_rows_;
   }
+  const State last = state_of(row_);  // which may have got further metrics after the checkpoint
+  const auto is_there = [&](const auto& saved) {
+    const auto* now = last.find<std::string>(saved.first);
+    return now != nullptr && *now == resumed_row_.get<std::string>(saved.first);
+  };
+  if (num_rows_ == num_rows && !std::ranges::all_of(resumed_row_.values(), is_there)) {
+    forget_file();
+    return false;
+  }
   starts_row_ = num_rows_ == 0;
   fs::resize_file(file_, end_);
+  return true;
 }
 
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
@@ -218,6 +248,15 @@ std::string CSVLogger::format(const Row& row, const std::vector<std::string>& co
     line += metric == row.metrics.end() ? "," : fmt::format(",{:.9g}", metric->second);
   }
   return line + "\n";
+}
+
+// The row as text, as the file has it.
+State CSVLogger::state_of(const Row& row) {
+  State state;
+  state.set("epoch", std::to_string(row.epoch));
+  state.set("step", std::to_string(row.step));
+  for (const auto& [name, value] : row.metrics) state.set("metrics/" + name, fmt::format("{:.9g}", value));
+  return state;
 }
 
 // Copies row by row, so that only one row is in memory.

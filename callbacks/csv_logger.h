@@ -24,7 +24,8 @@ struct CSVLoggerOptions {
 // row. Only the last row is ever overwritten: a process that is killed loses no other row. A metric that is first
 // logged later gets a column in a new file, which replaces the old one once it is complete. A run that resumes from a
 // checkpoint continues in the file in its folder, after the rows that were written when the checkpoint was saved.
-// Another run in the same folder (of the same name) writes metrics-v1.csv.
+// Another run in the same folder (of the same name) writes metrics-v1.csv, also if it resumes from a checkpoint of
+// elsewhere: the file must end in the row that the checkpoint knows.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;
@@ -55,8 +56,10 @@ class CSVLogger final : public Callback {
   void check_new() const;
   static void check_ours(const std::filesystem::path& file);
   std::filesystem::path resumed_file(TrainerControl& trainer) const;
-  void read_rows(int64_t num_rows);
+  void forget_file();
+  bool read_rows(int64_t num_rows);
   std::vector<std::string> columns_with(const Metrics& metrics) const;
+  static State state_of(const Row& row);
   static std::string format(const Row& row, const std::vector<std::string>& columns);
   void write(const Row& row, bool same_row);
   void rewrite(const Row& row, int64_t num_rows_before, const std::vector<std::string>& columns);
@@ -70,6 +73,7 @@ class CSVLogger final : public Callback {
   size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
   std::optional<int64_t> resumed_rows_{};            // rows to keep of a resumed file; nullopt once read
   std::string resumed_name_{};                       // the file that has the resumed rows
+  State resumed_row_{};                              // the last of them; empty: not known
   bool starts_row_ = false;                          // a new run does not continue the last row of an older run
   WarnOnce warn_full_;
 };

@@ -45,7 +45,7 @@ void EarlyStopping::on_fit_start(TrainerControl& trainer) {
 void EarlyStopping::on_validation_end(TrainerControl& trainer) {
   if (trainer.state().sanity_checking || trainer.state().entry_point != EntryPoint::fit) return;
   counts_.has_validated = true;
-  if (!trainer.metrics().was_reduced(options_.monitor)) return;
+  if (!is_known(trainer, trainer.metrics().was_reduced(options_.monitor))) return;
   counts_.is_validated = true;
   check(trainer);
 }
@@ -53,15 +53,22 @@ void EarlyStopping::on_validation_end(TrainerControl& trainer) {
 void EarlyStopping::on_train_epoch_end(TrainerControl& trainer) {
   if (counts_.is_validated) return;
   const Metrics metrics = trainer.metrics().callback_metrics();
-  if (metrics.contains(options_.monitor)) return check(trainer);
+  if (is_known(trainer, metrics.contains(options_.monitor))) return check(trainer);
   if (trainer.state().has_validation && !counts_.has_validated) return;  // a validation may log it yet
   std::vector<std::string> names;
   for (const auto& [name, value] : metrics) names.push_back(name);
   throw SetupError("EarlyStopping: " + unknown_name_message("monitor", options_.monitor, names));
 }
 
+// Rank 0 decides: with sync_dist = false ranks may log different names.
+bool EarlyStopping::is_known(TrainerControl& trainer, bool here) {
+  return trainer.from_rank_zero(here ? 1.0 : 0.0) > 0.0;
+}
+
 void EarlyStopping::check(TrainerControl& trainer) {
-  counts_.last = trainer.from_rank_zero(trainer.metrics().callback_metrics().at(options_.monitor));
+  const Metrics metrics = trainer.metrics().callback_metrics();
+  const auto here = metrics.find(options_.monitor);
+  counts_.last = trainer.from_rank_zero(here == metrics.end() ? 0.0 : here->second);
   ++counts_.checks;
   ++counts_.wait;
   if (improves(counts_.last)) {

@@ -24,11 +24,9 @@ struct EarlyStoppingOptions {
 
 // Stops fit when a metric stops improving. The metric is checked whenever it has a new value: at the end of every
 // validation that logs it; or, if validations do not, at the end of every training epoch. patience counts these checks,
-// and the message of the stop says how many of which there were. As Lightning's EarlyStopping, without
-// check_on_train_epoch_end. All ranks decide by rank 0's value.
-//   A run that resumes goes on counting; if it was about to stop, it stops, unless the options have been changed so
-//   that
-// it would not.
+// and the message of the stop says how many there were, and whether they were validations or epochs. As Lightning's
+// EarlyStopping, without check_on_train_epoch_end. All ranks decide by rank 0's value.
+//   A run that resumes continues to count; if it was about to stop, it stops, unless its options are others by now.
 // Errors: the constructor throws UsageError for options that cannot be used. Throws SetupError at the end of the first
 // training epoch after which the monitor should be known but is not, with the names of the metrics there are.
 class EarlyStopping final : public Callback {
@@ -65,6 +63,7 @@ class EarlyStopping final : public Callback {
 
   bool better(double a, double b) const { return options_.mode == "min" ? a < b : a > b; }
   bool improves(double value) const;
+  static bool is_known(TrainerControl& trainer, bool here);
   void check(TrainerControl& trainer);
 
   Options options_;

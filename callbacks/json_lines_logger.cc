@@ -95,6 +95,7 @@ void JsonLinesLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics
 }
 
 void JsonLinesLogger::on_record(TrainerControl& trainer, const Record& record, int64_t step) {
+  if (!file_.is_open()) file_.open_in(trainer.run_dir(), options_.filename);
   const bool is_known = std::holds_alternative<HyperParameters>(record.content) && file_.has_begun();
   const std::string content = is_known ? "" : std::visit(Content{record.name}, record.content);
   if (!content.empty()) write(trainer, step, content);

@@ -23,8 +23,8 @@ struct JsonLinesLoggerOptions {
 // limits and counts of buckets), `text` or `hyper_parameters` in the place of `metrics`; images are left out. NaN is
 // null, and infinity 1e999, which readers take for it.
 //   A run that resumes goes on in the file of its folder, after the lines that it had when the checkpoint was saved.
-// Another run in the same folder writes metrics-v1.jsonl. If the disk is full, one warning is logged and lines are left
-// out. Throws UsageError for a filename that is none.
+// Another run in the same folder, also one that resumes from a checkpoint of elsewhere, writes metrics-v1.jsonl. If the
+// disk is full, one warning is logged and lines are left out. Throws UsageError for a filename that is none.
 class JsonLinesLogger final : public Callback {
  public:
   using Options = JsonLinesLoggerOptions;

@@ -145,12 +145,14 @@ void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   validated_metrics_.clear();
 }
 
+void ModelCheckpoint::on_train_start(TrainerControl& trainer) { batch_ended_at_ = trainer.state().global_step; }
+
 void ModelCheckpoint::on_train_epoch_start(TrainerControl& trainer) { epoch_ = trainer.state().epoch; }
 
 void ModelCheckpoint::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
-  const int64_t step = trainer.state().global_step;
-  if (options_.every_n_train_steps == 0 || step % options_.every_n_train_steps != 0) return;
-  if (step == 0 || step == last_step_) return;  // within an accumulation window
+  const int64_t step = trainer.state().global_step, every = options_.every_n_train_steps;
+  const int64_t before = std::exchange(batch_ended_at_, step);  // a batch may take several steps, or none
+  if (every == 0 || step / every == before / every || step == last_step_) return;
   last_step_ = step;
   due_ = true;
 }
@@ -177,7 +179,9 @@ void ModelCheckpoint::note_validation(TrainerControl& trainer) {
   for (const auto& [name, value] : trainer.metrics().callback_metrics()) {
     if (trainer.metrics().was_reduced(name)) validated_metrics_[name] = value;
   }
-  if (validated_metrics_.contains(options_.monitor)) scored_step_ = validated_step_;
+  if (options_.monitor.empty()) return;
+  const bool is_known = trainer.from_rank_zero(validated_metrics_.contains(options_.monitor) ? 1.0 : 0.0) > 0.0;
+  if (is_known) scored_step_ = validated_step_;
 }
 
 void ModelCheckpoint::on_train_epoch_end(TrainerControl& trainer) {

@@ -51,6 +51,7 @@ class ModelCheckpoint final : public Callback {
   bool runs_in_fast_dev_run() const override { return false; }
   bool runs_last() const override { return true; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;
+  void on_train_start(TrainerControl& trainer) override;
   void on_train_epoch_start(TrainerControl& trainer) override;
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
                           int64_t batch_idx) override;
@@ -99,6 +100,7 @@ class ModelCheckpoint final : public Callback {
   bool validated_ = false;          // a validation has run in this epoch
   bool just_validated_ = false;     // a validation has ended since the last step boundary
   bool due_ = false;                // the next step boundary is to save
+  int64_t batch_ended_at_ = 0;      // optimizer steps at the end of the last batch
   int64_t last_step_ = -1;          // the step of the last save, or of the one that is due
   int64_t scored_step_ = -1;        // the last step for which a validation gave the monitor
   int64_t validated_step_ = -1;     // the last step for which a validation ran

@@ -31,6 +31,7 @@ class PredictionWriter final : public Callback {
   static std::shared_ptr<PredictionWriter> make(Options options = {});
 
   bool takes_predictions() const override { return true; }
+  bool runs_in_fast_dev_run() const override { return false; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;
   void on_predict_batch_end(TrainerControl& trainer, const Batch& prediction, const Batch& batch,
                             int64_t batch_idx) override;

@@ -36,7 +36,7 @@ std::vector<fs::path> event_files_in(const fs::path& folder) {
 std::string name_of_file(size_t number, double time) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("{}{:05}.{:.0f}.{}{}", kPrefix, number, time, host.data(), kSuffix);
+  return fmt::format("{}{:05}.{:.6f}.{}{}", kPrefix, number, time, host.data(), kSuffix);
 }
 
 double seconds_since_1970() {
@@ -65,6 +65,11 @@ void TensorBoardLogger::write(TrainerControl& trainer, int64_t step, double time
 
 void TensorBoardLogger::open(TrainerControl& trainer, double time) {
   const fs::path& run_dir = trainer.run_dir();
+  const auto is_there = [&](const Written& file) { return fs::exists(run_dir / subfolder_ / file.name); };
+  if (!file_.has_begun() && !std::ranges::all_of(earlier_, is_there)) {  // the checkpoint comes from elsewhere
+    earlier_.clear();
+    is_new_ = true;
+  }
   if (is_new_) choose_folder(run_dir);
   const fs::path folder = run_dir / subfolder_;
   std::error_code ignored;  // where the folder cannot be used, opening the file tells why
@@ -134,8 +139,13 @@ void TensorBoardLogger::load_state(const State& state) {
     return;
   }
   subfolder_ = fs::path(state.get<std::string>("subfolder")).filename();
+  if (subfolder_ == "." || subfolder_ == "..") {
+    throw CheckpointError(
+        fmt::format("the state of TensorBoardLogger names '{}', which is no folder of its own", subfolder_));
+  }
   earlier_ = std::move(files);
   is_new_ = false;
+  file_.forget();  // of an earlier fit of this process
 }
 
 }  // namespace fulgur

@@ -14,10 +14,12 @@ void WeightAveragingOptions::describe(FieldVisitor& visit) {
         &method);
   visit({.name = "decay", .help = "ema: the share of the average that stays at an update; below 1", .min = 0, .max = 1},
         &decay);
-  visit({.name = "every_n_steps", .help = "optimizer steps between updates; 0: at the end of each epoch", .min = 0},
+  visit({.name = "every_n_steps",
+         .help = "optimizer steps between updates of the average; 0: one at the end of each epoch",
+         .min = 0},
         &every_n_steps);
-  visit({.name = "start_step", .help = "updates begin after this number of optimizer steps", .min = 0}, &start_step);
-  visit({.name = "start_epoch", .help = "updates begin in this epoch, from 0 on", .min = 0}, &start_epoch);
+  visit({.name = "start_step", .help = "number of optimizer steps after which updates begin", .min = 0}, &start_step);
+  visit({.name = "start_epoch", .help = "epoch in which updates begin, counted from 0", .min = 0}, &start_epoch);
 }
 
 WeightAveraging::WeightAveraging(Options options) : options_(std::move(options)) {
@@ -33,24 +35,31 @@ std::shared_ptr<WeightAveraging> WeightAveraging::make(Options options) {
 }
 
 void WeightAveraging::setup(TrainerControl&, EntryPoint entry_point) {
-  if (entry_point == EntryPoint::fit) num_updates_ = last_step_ = 0;
+  if (entry_point != EntryPoint::fit) return;
+  num_updates_ = last_step_ = 0;
+  updated_epoch_ = -1;
 }
 
+// At the end of an epoch the average is updated before the validation, which its score is of.
 void WeightAveraging::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
-  const int64_t step = trainer.state().global_step;
-  const bool stepped = std::exchange(last_step_, step) != step;
-  if (!stepped || options_.every_n_steps == 0 || (step - options_.start_step) % options_.every_n_steps != 0) return;
-  update(trainer);
+  const RunState& state = trainer.state();
+  const int64_t before = std::exchange(last_step_, state.global_step);
+  const auto updates_until = [&](int64_t step) { return (step - options_.start_step) / options_.every_n_steps; };
+  const bool is_due =
+      options_.every_n_steps == 0 ? state.is_last_batch : updates_until(state.global_step) != updates_until(before);
+  if (is_due) update(trainer);
 }
 
+// An epoch that ended early has no last batch.
 void WeightAveraging::on_train_epoch_end(TrainerControl& trainer) {
-  if (options_.every_n_steps == 0) update(trainer);
+  if (options_.every_n_steps == 0 && updated_epoch_ != trainer.state().epoch) update(trainer);
 }
 
 void WeightAveraging::update(TrainerControl& trainer) {
   const RunState& state = trainer.state();
   if (state.global_step <= options_.start_step || state.epoch < options_.start_epoch) return;
   ++num_updates_;
+  updated_epoch_ = state.epoch;
   trainer.average_weights(options_.method == "ema" ? 1.0 - options_.decay : 1.0 / static_cast<double>(num_updates_));
 }
 
@@ -60,12 +69,14 @@ State WeightAveraging::state() const {
   State state;
   state.set("num_updates", num_updates_);
   state.set("last_step", last_step_);
+  state.set("updated_epoch", updated_epoch_);
   return state;
 }
 
 void WeightAveraging::load_state(const State& state) {
   num_updates_ = state.get<int64_t>("num_updates");
   last_step_ = state.get<int64_t>("last_step");
+  updated_epoch_ = state.get<int64_t>("updated_epoch");
 }
 
 }  // namespace fulgur

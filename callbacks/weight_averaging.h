@@ -14,7 +14,7 @@ struct WeightAveragingOptions {
   double decay = 0.999;        // ema: the share of the average that stays at an update; below 1
   int64_t every_n_steps = 1;   // optimizer steps between updates; 0: an update at the end of each epoch
   int64_t start_step = 0;      // updates begin after this number of optimizer steps
-  int64_t start_epoch = 0;     // and in this epoch, from 0 on
+  int64_t start_epoch = 0;     // updates begin in this epoch (0-based)
 
   void describe(FieldVisitor& visit);
 };
@@ -51,7 +51,8 @@ class WeightAveraging final : public Callback {
 
   Options options_;
   int64_t num_updates_ = 0;
-  int64_t last_step_ = 0;  // number of optimizer steps after which the last update was considered
+  int64_t last_step_ = 0;  // optimizer steps at the end of the last batch
+  int64_t updated_epoch_ = -1;
 };
 
 }  // namespace fulgur

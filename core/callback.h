@@ -133,6 +133,10 @@ class Callback {
   // gradients. Like wants_gradients() the same on every rank, so that the callback must run on every rank.
   virtual bool wants_grad_norm() const { return false; }
 
+  // True: accepts_update() is called. Like wants_grad_norm() it costs a pass over gradients, and the loss of each
+  // micro-batch, for which the host waits. SetupError for a Module that optimises manually, and for LBFGS.
+  virtual bool judges_updates() const { return false; }
+
   // True: the callback calls average_weights() in fit. Validations and checkpoints take the average then.
   virtual bool averages_weights() const { return false; }
 
@@ -154,6 +158,10 @@ class Callback {
   virtual void on_before_backward(TrainerControl&, const at::Tensor& /*loss*/) {}
   virtual void on_after_backward(TrainerControl&) {}
   virtual void on_before_optimizer_step(TrainerControl&, Optimizer&) {}
+  // Before an update: the mean loss of its micro-batches over all ranks, and the norm of their mean gradient before it
+  // is clipped. If a callback returns false, the update is skipped. Every rank gets the same values, and must give the
+  // same answer. Not called for gradients that are not finite at a loss scale, which are skipped anyway.
+  virtual bool accepts_update(TrainerControl&, double /*loss*/, double /*grad_norm*/) { return true; }
   virtual void on_train_batch_end(TrainerControl&, const at::Tensor& /*loss, detached; undefined if skipped*/,
                                   const Batch&, int64_t /*batch_idx*/) {}
 
@@ -195,7 +203,8 @@ class Callback {
   virtual void on_checkpoint_saved(TrainerControl&, const std::filesystem::path& /*folder*/) {}
 
   // The state that a checkpoint keeps for a run that resumes; load_state is called after setup, before on_fit_start.
-  // For a callback that runs on every rank, the state of rank 0 is kept for all ranks.
+  // Also, a validation that a signal cuts short is undone in the middle of fit by load_state, with what state()
+  // returned before it. For a callback that runs on every rank, the state of rank 0 is kept for all ranks.
   //   A checkpoint finds the state of each callback by its type and its state_key(), which tells it from the others of
   // its type: for example changed_fields(options_) (base/describe.h), "monitor=val_loss". Two callbacks of one type
   // that both have state need different keys. If there is only one of a type, before and now, the key may change.

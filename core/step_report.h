@@ -6,8 +6,9 @@ namespace fulgur {
 
 // The outcome of one optimizer step.
 struct StepReport {
-  bool skipped =
-      false;  // nothing was changed: the gradients were not finite at the loss scale, or the Module skipped it
+  // Nothing was changed: the gradients were not finite at the loss scale, a callback did not accept the update, or the
+  // Module left it out.
+  bool skipped = false;
   double loss_scale = 1.0;
 
   // The 2-norm of the optimizer's mean gradient over all ranks, before it is clipped; fp64, 0-dim, on the gradients'

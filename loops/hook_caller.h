@@ -74,6 +74,19 @@ class HookCaller {
     });
   }
 
+  // Asks all callbacks that judge updates; returns false if any of them does not accept this one.
+  bool accepts_update(double loss, double grad_norm) {
+    return within(hooks::accepts_update, [&] {
+      bool is_accepted = true;
+      for (const auto& callback : callbacks_) {
+        if (!callback->judges_updates()) continue;
+        const trace::Span span(span_name(*callback, hooks::accepts_update));
+        is_accepted &= callback->accepts_update(control_, loss, grad_norm);
+      }
+      return is_accepted;
+    });
+  }
+
   // Fires on_train_batch_start for all callbacks and the Module; returns skip_epoch if any of them does.
   BatchAction train_batch_start(const Batch& batch, int64_t batch_idx) {
     return within(hooks::on_train_batch_start, [&] {

@@ -38,6 +38,7 @@ FULGUR_SHARED_HOOK(on_after_backward, training_step);
 FULGUR_SHARED_HOOK(on_before_optimizer_step, training_step);
 FULGUR_HOOK(configure_gradient_clipping, training_step);
 FULGUR_HOOK(optimizer_step, training_step);
+FULGUR_HOOK(accepts_update, training_step);
 FULGUR_HOOK(lr_scheduler_step, forbidden);
 FULGUR_SHARED_HOOK(on_train_batch_end, training_step);
 

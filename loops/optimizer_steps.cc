@@ -42,6 +42,18 @@ void check_manual(const Module& module, const Optimizers& optimizers, const Loop
   if (plan.clipping.active()) refuse("gradient_clip_val", plan.clipping.value);
 }
 
+void check_can_be_judged(const Module& module, const Optimizers& optimizers) {
+  const auto refuse = [](const std::string& who) {
+    throw SetupError(who +
+                     ", so that a callback cannot judge updates before they are made; leave DivergenceGuard, or "
+                     "the callback that judges_updates(), out");
+  };
+  if (!module.automatic_optimization) refuse(module.name() + " optimises manually");
+  for (const auto& optimizer : optimizers) {
+    if (optimizer->needs_closure()) refuse(std::string(optimizer->name()) + " evaluates the loss by itself");
+  }
+}
+
 std::vector<std::string> names_of(const Metrics& metrics) {
   std::vector<std::string> names;
   for (const auto& [name, value] : metrics) names.push_back(name);
@@ -56,6 +68,8 @@ OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : co
   wants_gradients_ = context.overridden.on_before_optimizer_step || context.overridden.configure_gradient_clipping ||
                      std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_gradients(); });
   wants_grad_norm_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_grad_norm(); });
+  judges_updates_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->judges_updates(); });
+  if (judges_updates_) check_can_be_judged(module, optimizers);
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
   context.strategy.setup_optimizers(std::move(optimizers));
   check_accumulation(context.accumulate_grad_batches);
@@ -81,10 +95,16 @@ void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
   context_.hooks(hooks::on_after_backward);
 }
 
-bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches) {
-  StepRequest request{
-      .micro_batches = micro_batches, .clipping = context_.plan.clipping, .wants_norm = wants_grad_norm_};
+bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches, double loss) {
+  StepRequest request{.micro_batches = micro_batches,
+                      .clipping = context_.plan.clipping,
+                      .wants_norm = wants_grad_norm_ || judges_updates_};
   const at::Tensor norm = before_step(optimizer, request);
+  if (judges_updates_) {
+    request.accepts = [&](const at::Tensor& of_step) {
+      return context_.hooks.accepts_update(loss, (norm.defined() ? norm : of_step).item<double>());
+    };
+  }
   const bool stepped = update(optimizer, request);
   if (norm.defined()) context_.state.step_report.grad_norm = norm;
   return stepped;
@@ -149,7 +169,7 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
     context_.hooks.module().optimizer_step(optimizers()[index],
                                            [&] { report = context_.strategy.optimizer_step(index, request); });
   });
-  if (report && report->skipped) {
+  if (report && report->skipped && !report->grad_norm.defined()) {  // not by a callback, which has looked at the norm
     warn_skipped_(
         "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the "
         "scale is lowered; now and then that is as it should be, and not told again",

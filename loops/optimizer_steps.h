@@ -27,11 +27,13 @@ class OptimizerSteps final : public ManualOptimization {
   void zero_grad(size_t optimizer) override;
   void backward(const at::Tensor& loss) override;  // for manual optimisation
   void backward(const at::Tensor& loss, bool is_last);
-  void step(size_t optimizer) override { step(optimizer, 1); }
+  void step(size_t optimizer) override { step(optimizer, 1, /*loss=*/0.0); }
 
   // One update from the gradients summed over `micro_batches`. Returns false if the update was skipped: by the
-  // Module's optimizer_step, or for gradients that are not finite.
-  bool step(size_t optimizer, int64_t micro_batches);
+  // Module's optimizer_step or a callback, or for gradients that are not finite.
+  // `loss`: the mean loss of the micro-batches over all ranks, for callbacks that judge_updates().
+  bool step(size_t optimizer, int64_t micro_batches, double loss);
+  bool judges_updates() const { return judges_updates_; }
 
   // Whether the first optimizer evaluates loss and gradients itself, through a closure, as often as it needs.
   bool needs_closure() const { return optimizers()[0].needs_closure(); }
@@ -56,6 +58,7 @@ class OptimizerSteps final : public ManualOptimization {
 
   LoopContext& context_;
   bool wants_gradients_, wants_grad_norm_;      // by a hook; by a callback
+  bool judges_updates_;                         // a callback does
   WarnOnce warn_skipped_;                       // a step now and then is skipped as a matter of course
   std::set<const LRSchedule*> warned_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;

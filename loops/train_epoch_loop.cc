@@ -167,6 +167,7 @@ at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch, bool is_last) {
   if (micro_batches_ == 0) steps_.zero_grad(0);
   steps_.backward(loss, is_last);
   ++micro_batches_;
+  if (steps_.judges_updates()) loss_sum_ += loss.item<double>();
   return loss.detach();  // releases the graph
 }
 
@@ -207,14 +208,18 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
 }
 
 void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
-  const AccumulationWindow all = context_.strategy.end_micro_batch(
-      {.micro_batches = micro_batches_, .wants_stop = is_last && bounds_.wants_stop(), .ends_epoch = ends_epoch},
-      is_last);
+  const AccumulationWindow all = context_.strategy.end_micro_batch({.micro_batches = micro_batches_,
+                                                                    .loss_sum = loss_sum_,
+                                                                    .wants_stop = is_last && bounds_.wants_stop(),
+                                                                    .ends_epoch = ends_epoch},
+                                                                   is_last);
   ended_ = all.ends_epoch;
   if (!is_last && !ended_) return;
   window_batches_ = micro_batches_ = 0;
+  loss_sum_ = 0.0;
   bounds_.agree(all.wants_stop);
-  stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches);
+  const double mean_loss = all.loss_sum / static_cast<double>(all.micro_batches);
+  stepped_ = all.micro_batches > 0 && steps_.step(0, all.micro_batches, mean_loss);
   if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plain);
 }
 

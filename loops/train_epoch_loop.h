@@ -83,6 +83,7 @@ class TrainEpochLoop {
   int64_t accumulate_grad_batches_ = 1;  // in this epoch
   int64_t window_batches_ = 0;           // micro-batches of the accumulation window so far
   int64_t micro_batches_ = 0;            // the part of window_batches_ that had a loss
+  double loss_sum_ = 0.0;                // over these, if a callback judges updates
   bool ended_ = false;                   // a rank has no further batch
   bool stepped_ = false;                 // the last batch ended in an optimizer step
 };

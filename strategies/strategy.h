@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -31,12 +32,16 @@ struct StepRequest {
   int64_t micro_batches = 1;    // number of micro-batches whose gradients were summed; the step uses the mean
   GradientClipping clipping{};  // applied to the mean gradient
   bool wants_norm = false;      // StepReport::grad_norm is to be computed, even if nothing is clipped by it
-  Closure closure{};            // for an optimizer that needs_closure(): each call computes the gradients of one batch
+  // Whether gradients of this norm are to update the parameters; null: always. Called once, with wants_norm, and gives
+  // the same answer on every rank; if it is no, the step is skipped.
+  std::function<bool(const at::Tensor& grad_norm)> accepts{};
+  Closure closure{};  // for an optimizer that needs_closure(): each call computes the gradients of one batch
 };
 
 // An accumulation window: the micro-batches of one optimizer step, as one rank has seen them.
 struct AccumulationWindow {
   int64_t micro_batches = 0;  // micro-batches that had a loss
+  double loss_sum = 0.0;      // over those, if a callback judges_updates()
   bool wants_stop = false;    // requests the end of fit
   bool ends_epoch = false;    // no further batch in this epoch
 };

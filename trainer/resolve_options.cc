@@ -10,6 +10,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/callbacks/csv_logger.h"
 #include "fulgur/callbacks/evaluation_table.h"
+#include "fulgur/callbacks/kineto_profiler.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/model_summary.h"
 #include "fulgur/callbacks/progress_bar.h"
@@ -122,6 +123,9 @@ void add_default_callbacks(TrainerOptions& options) {
   add_default<EvaluationTable>(options, options.enable_progress_bar, "enable_progress_bar", "EvaluationTable");
   add_default<CSVLogger>(options, options.logger, "logger", "CSVLogger");
   add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint");
+  if (canonical_name(options.profiler) == "kineto" && !contains<KinetoProfiler>(options)) {
+    options.callbacks.push_back(KinetoProfiler::make());
+  }
   std::ranges::stable_partition(options.callbacks, [](const auto& callback) { return !callback->runs_last(); });
 }
 

@@ -18,6 +18,7 @@
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/type_name.h"
+#include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/distributed/rank_messages.h"
 #include "fulgur/loops/fit_loop.h"
@@ -46,7 +47,8 @@ void check_sync_batch_norm(const Module& module) {
       fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 
-// The callbacks of the options and of the Module. A callback of the Module replaces those of the same type.
+// The callbacks of the options and of the Module. A callback of the Module replaces those of the same type, but for
+// LambdaCallback, whose type does not say what it does.
 std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOptions& options, Module& module) {
   auto callbacks = options.callbacks;
   auto added = module.configure_callbacks();
@@ -56,6 +58,7 @@ std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOption
                       module.name(), added.size()));
   for (const auto& callback : added) {
     require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
+    if (typeid(*callback) == typeid(LambdaCallback)) continue;
     std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
   }
   if (options.fast_dev_run > 0) {
@@ -270,10 +273,14 @@ void Run::report_profile(const trace::Profile& profile) {
   fmt::print("{}", profile_table(by_rank, whole, /*least_share=*/1e-3));
   std::fflush(stdout);
   if (resources_.options.fast_dev_run > 0) return;
-  replace_file_atomically(run_dir() / fmt::format("profile-{}.txt", whole), [&](FileWriter& file) {
-    const std::string table = profile_table(by_rank, whole, /*least_share=*/0.0);
-    file.write(table.data(), table.size());
+  FirstError error;
+  error.run([&] {
+    replace_file_atomically(run_dir() / fmt::format("profile-{}.txt", whole), [&](FileWriter& file) {
+      const std::string table = profile_table(by_rank, whole, /*least_share=*/0.0);
+      file.write(table.data(), table.size());
+    });
   });
+  error.warn("the profile is not kept");
 }
 
 void Run::setup() {
@@ -305,8 +312,8 @@ void Run::choose_callbacks() {
     if (request_.entry_point == EntryPoint::fit) check_state_keys(callbacks_);
   }
   for (const auto& callback : callbacks_) {
-    const bool works_with_others =
-        callback->wants_gradients() || callback->wants_grad_norm() || callback->averages_weights();
+    const bool works_with_others = callback->wants_gradients() || callback->wants_grad_norm() ||
+                                   callback->judges_updates() || callback->averages_weights();
     if (callback->runs_on_every_rank() || !works_with_others) continue;
     throw SetupError(fmt::format(
         "{} wants gradients, their norm or averaged weights, which all ranks compute together, but runs on rank 0 "

@@ -81,7 +81,7 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "logger", .help = "write metrics.csv"}, &logger);
   visit({.name = "profiler",
          .help = "measure where the time goes, and show it at the end",
-         .choices = {"none", "simple"}},
+         .choices = {"none", "simple", "kineto"}},
         &profiler);
   visit({.name = "barebones", .help = "turn every extra off, to measure"}, &barebones);
 }

@@ -69,7 +69,7 @@ struct TrainerOptions {
   std::optional<bool> enable_model_summary{};  // adds a ModelSummary
   std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none
   std::optional<bool> logger{};                // adds a CSVLogger if callbacks has none
-  std::string profiler = "none";               // none; simple: a table of where the time went, at the end
+  std::string profiler = "none";               // none; simple: a table of where the time went; kineto: KinetoProfiler
   bool barebones = false;                      // for measuring: turns every extra off; requesting one throws
   std::vector<std::shared_ptr<Callback>> callbacks{};  // in firing order; ModelCheckpoint is moved to the end
 

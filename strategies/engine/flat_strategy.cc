@@ -317,7 +317,7 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
     ++num_steps_;
     optimizers_[index].step(request.closure);
   } else {
-    update(index, transform_for(index, request, /*unscale=*/1.0, report));
+    update(index, request, /*unscale=*/1.0, report);
   }
   return report;
 }
@@ -328,13 +328,16 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
   if (report.skipped) {
     drain();  // a delayed update belongs to the step before
   } else {
-    update(index, transform_for(index, request, loss_scaling_->factor(index), report));
+    update(index, request, loss_scaling_->factor(index), report);
   }
   loss_scaling_->stepped(index);
   return report;
 }
 
-void FlatStrategy::update(size_t index, const GradientTransform& transform) {
+void FlatStrategy::update(size_t index, const StepRequest& request, double unscale, StepReport& report) {
+  const GradientTransform transform = transform_for(index, request, unscale, report);
+  report.skipped = request.accepts && !request.accepts(report.grad_norm);
+  if (report.skipped) return drain();  // a delayed update belongs to the step before
   TORCH_INTERNAL_ASSERT(!average_->is_shown());
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
   store_->update(index, transform, /*late=*/engine_.delayed && is_warm);

@@ -71,7 +71,7 @@ class FlatStrategy : public Strategy {
 
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
-  void update(size_t optimizer, const GradientTransform& transform);
+  void update(size_t optimizer, const StepRequest& request, double unscale, StepReport& report);
   GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale, StepReport& report);
   void open_window();
   std::unique_ptr<GradientStore> make_store();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/optim/lamb.h"
 #include "fulgur/trainer/trainer.h"
@@ -201,6 +202,23 @@ TEST(WeightAveraging, DoesNotChangeTraining) {
         }
       }
     }
+  }
+}
+
+// The score of a checkpoint is that of the weights in it, also where the average is updated at the end of an epoch.
+TEST(WeightAveraging, TheBestCheckpointHasTheAverageThatWasValidated) {
+  const testing::TempDir dir;
+  const auto saving = ModelCheckpoint::make({.dirpath = dir.path() / "saved", .monitor = "val_loss", .save_top_k = -1});
+  TrainerOptions options = quiet({.max_epochs = 3});
+  options.enable_checkpointing = true;
+  options.default_root_dir = dir.path();
+  options.callbacks = {WeightAveraging::make({.method = "swa", .every_n_steps = 0}), saving};
+  Trainer trainer(options);
+  trainer.fit(seeded_module(), {.train = tiny_loader(), .val = tiny_loader(16)});
+  EXPECT_EQ(saving->best_k_models().size(), 3U);
+  for (const auto& [path, score] : saving->best_k_models()) {
+    const auto metrics = Trainer(quiet()).validate(make_module<TinyModule>(), {.val = tiny_loader(16)}, path);
+    EXPECT_NEAR(metrics.at("val_loss"), score, 1e-6) << path;
   }
 }
 

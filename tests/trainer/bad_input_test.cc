@@ -16,9 +16,12 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/callbacks/early_stopping.h"
 #include "fulgur/callbacks/gradient_accumulation_scheduler.h"
+#include "fulgur/callbacks/learning_rate_monitor.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/progress_bar.h"
+#include "fulgur/callbacks/weight_averaging.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/launch/cluster_environment.h"
 #include "fulgur/optim/lr_schedulers.h"
@@ -353,7 +356,7 @@ std::vector<Row> rows_of_devices() {
       {17, "NoNode", made({.num_nodes = 0}), "num_nodes must be at least 1; got 0"},
       {17, "MoreNodesThanTheStrategyCanUse", made({.accelerator = "cpu", .strategy = "single_device", .num_nodes = 2}),
        "devices = 1 and num_nodes = 2; set both to 1 or write strategy = 'ddp'"},
-      no_meaning(12, "there is no profiler to choose: FULGUR_TRACE=<folder> writes where the time of a step goes"),
+      {12, "UnknownProfiler", made({.profiler = "kinetto"}), "did you mean 'kineto'?"},
       no_meaning(18, "a strategy is chosen by name and has no devices of its own, so there is one place for each"),
       no_meaning(19,
                  "every strategy runs on CPUs and on GPUs; zero_offload and ddp_sharded say where they save nothing"),
@@ -371,7 +374,10 @@ std::vector<Row> rows_of_modules_and_loaders() {
        "enable_progress_bar is false, but callbacks has a ProgressBar; leave one of them out"},
       {21, "TwoBars", made({.callbacks = {ProgressBar::make(), ProgressBar::make()}}),
        "callbacks has two ProgressBars, which would draw over each other; leave one of them out"},
-      no_meaning(22, "callbacks of one type are told apart by their place in the list"),
+      {22, "TwoCallbacksWithTheSameState",
+       fitted(
+           {.callbacks = {EarlyStopping::make({.monitor = "val_loss"}), EarlyStopping::make({.monitor = "val_loss"})}}),
+       "two callbacks would keep their states in a checkpoint under the same name, EarlyStopping{monitor=val_loss}"},
       {23, "NullModule",
        [] {
          return refusal_of<UsageError>([] { Trainer(quiet()).fit(std::shared_ptr<TinyModule>(), train_and_val()); });
@@ -481,6 +487,14 @@ Trigger fitted_with(std::shared_ptr<Callback> callback, TrainerOptions options =
   return fitted<M>(options);
 }
 
+struct GroupsOfOneName : TinyModule {
+  Optimizers configure_optimizers() override {
+    return optim::SGD({{.params = {hidden->weight, out->weight}, .name = "biases"},
+                       {.params = {hidden->bias, out->bias}, .name = "biases"}},
+                      {.lr = 0.1});
+  }
+};
+
 // The Trainer resumes from what an earlier Trainer has left in the folder.
 struct TwoRuns {
   testing::TempDir dir{};
@@ -549,8 +563,16 @@ std::vector<Row> rows_of_callbacks() {
        "unknown mode 'mni'; did you mean 'min'? known: min, max"},
       {51, "NegativeEpochs", checkpoint({.every_n_epochs = -1}), "every_n_epochs must be at least 1; got -1"},
       {51, "NegativeSteps", checkpoint({.every_n_train_steps = -1}), "every_n_train_steps must be at least 0; got -1"},
-      no_meaning(52, "there is no callback that stops early"),
-      no_meaning(53, "there is no callback that logs learning rates"),
+      {52, "ModeOfEarlyStopping",
+       constructed<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss", .mode = "mni"}),
+       "unknown mode 'mni'; did you mean 'min'? known: min, max"},
+      {52, "EarlyStoppingWithoutAMonitor", constructed<EarlyStopping>(EarlyStoppingOptions{}),
+       "monitor is empty; set it to the name of a metric that is logged, such as val_loss"},
+      {53, "IntervalOfLearningRates",
+       constructed<LearningRateMonitor>(LearningRateMonitorOptions{.logging_interval = "epochs"}),
+       "did you mean 'epoch'?"},
+      {53, "GroupsOfOneName", fitted_with<GroupsOfOneName>(LearningRateMonitor::make()),
+       "two groups have the name 'biases'; rename one of them"},
       {54, "ScheduleOfANegativeEpoch", scheduled({{-1, 2}}), "epochs count from 0 and factors from 1; got {-1, 2}"},
       {54, "ScheduleOfNoBatches", scheduled({{0, 0}}), "epochs count from 0 and factors from 1; got {0, 0}"},
       {54, "ScheduleAndOption",
@@ -558,7 +580,12 @@ std::vector<Row> rows_of_callbacks() {
        "accumulate_grad_batches = 2 and a GradientAccumulationScheduler contradict each other; leave one"},
       {54, "ScheduleOfAManualModule", fitted_with<Manual>(GradientAccumulationScheduler::make({{0, 4}})),
        "accumulate in training_step, or leave the callback out"},
-      no_meaning(55, "there is no weight averaging"),
+      {55, "AverageThatStays", constructed<WeightAveraging>(WeightAveragingOptions{.decay = 1.0}),
+       "decay = 1 would keep the first weights for ever"},
+      {55, "AverageFromANegativeStep", constructed<WeightAveraging>(WeightAveragingOptions{.start_step = -1}),
+       "start_step must be at least 0; got -1"},
+      {55, "AverageOfWholeTensors", fitted_with<SkipsWithLbfgs>(WeightAveraging::make()),
+       "needs whole tensors; use an optimizer that derives from optim::ElementWiseOptimizer"},
       no_meaning(56,
                  "every strategy clips by value and accumulates as the Trainer's options say; row 33 is about "
                  "several optimizers"),

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fulgur/base/describe.h"
+#include "fulgur/core/callback.h"
+
+namespace fulgur {
+
+struct DivergenceGuardOptions {
+  std::string action = "skip";  // warn; skip: leave the update out; stop: leave it out, and end fit
+  double max_loss_z = 6.0;      // standard deviations of a loss above the mean; infinity: the loss is not judged
+  double max_norm_z = 6.0;      // standard deviations of a gradient norm above the mean; infinity: not judged
+  int64_t window_size = 128;    // updates that mean and deviation are taken over; fewer are not judged
+  int64_t most_in_a_row = 20;   // updates that "skip" leaves out one after another before fit ends
+
+  void describe(FieldVisitor& visit);
+};
+
+// Looks at the loss and the gradient norm of each step before the update, and finds those that lie far above the last
+// ones: value > mean + z * deviation. Values that are not finite always do. An update that is left out does not enter
+// the window; one that is only warned of does, and further ones in a row are not told. A spike, from a bad batch or a
+// learning rate at the edge, then leaves the weights and the moments as they are.
+//   The values are those of all ranks, so that every rank decides the same. Checkpoints have the window. Costs the norm
+// of the gradients, which clipping computes anyway, and on a GPU a wait for it and for the loss. Throws UsageError for
+// options out of range; fit throws SetupError in manual optimisation and for LBFGS.
+// Source: llm.c (outlier_detector.h, skip_update_lossz and skip_update_gradz).
+class DivergenceGuard final : public Callback {
+ public:
+  using Options = DivergenceGuardOptions;
+
+  explicit DivergenceGuard(Options options = {});
+  static std::shared_ptr<DivergenceGuard> make(Options options = {});
+
+  bool judges_updates() const override { return true; }
+  std::string state_key() const override { return changed_fields(options_); }
+  void setup(TrainerControl& trainer, EntryPoint entry_point) override;
+  bool accepts_update(TrainerControl& trainer, double loss, double grad_norm) override;
+
+  State state() const override;
+  void load_state(const State& state) override;
+
+  int64_t num_found() const { return num_found_; }  // updates in this run and those that it resumed from
+
+ private:
+  // The last values, the oldest of which the next one replaces.
+  struct Window {
+    std::vector<double> values{};
+    size_t next = 0;
+
+    // How far the value is above the mean, in deviations; nullopt if there are too few values. Infinity for a value
+    // that is not finite.
+    std::optional<double> z_of(double value, size_t size) const;
+    void add(double value, size_t size);
+    State state() const;
+    void load_state(const State& state, int64_t size);  // throws CheckpointError if the state fits no such window
+  };
+  std::optional<std::string> reason_against(double loss, double grad_norm) const;
+
+  Options options_;
+  Window losses_{}, norms_{};
+  int64_t num_found_ = 0, in_a_row_ = 0;
+};
+
+}  // namespace fulgur

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "fulgur/base/describe.h"
+#include "fulgur/core/callback.h"
+
+namespace fulgur {
+
+struct KinetoProfilerOptions {
+  int64_t wait_batches = 5;    // training batches of a fit that are left alone: the first ones allocate memory
+  int64_t warmup_batches = 2;  // during which the profiler is being prepared
+  int64_t active_batches = 3;  // that are recorded, with what runs between them
+  int64_t table_rows = 20;
+
+  void describe(FieldVisitor& visit);
+};
+
+// Records some batches of a fit by torch's profiler, operator by operator, and on a GPU kernel by kernel, once for each
+// fit. Each rank writes trace-rank<r>.json to the run's folder, for chrome://tracing or ui.perfetto.dev, with fulgur's
+// own spans around the operators. Rank 0 prints a table of the operators that took longest by themselves, and writes it
+// to trace-rank0.txt. Of the CPU the training thread and those of backward are recorded. The same as --profiler=kineto.
+// Errors: the constructor throws UsageError for numbers out of range. A fit that ends before the batches are recorded
+// gets what there is, or a warning.
+class KinetoProfiler final : public Callback {
+ public:
+  using Options = KinetoProfilerOptions;
+
+  explicit KinetoProfiler(Options options = {});
+  static std::shared_ptr<KinetoProfiler> make(Options options = {});
+  ~KinetoProfiler() override;
+
+  bool runs_in_fast_dev_run() const override { return false; }
+  void on_train_start(TrainerControl& trainer) override;
+  BatchAction on_train_batch_start(TrainerControl& trainer, const Batch& batch, int64_t batch_idx) override;
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch& batch,
+                          int64_t batch_idx) override;
+  void on_train_end(TrainerControl& trainer) override;
+  void teardown(TrainerControl& trainer, EntryPoint entry_point) override;
+
+ private:
+  class Recording;
+  void write(TrainerControl& trainer);
+
+  const Options options_;
+  int64_t num_batches_ = 0;  // of this fit that have ended
+  bool has_written_ = false;
+  std::unique_ptr<Recording> recording_;  // null: not recording
+};
+
+}  // namespace fulgur

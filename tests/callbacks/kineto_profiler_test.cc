@@ -1,0 +1,111 @@
+#include "fulgur/callbacks/kineto_profiler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "fulgur/base/error.h"
+#include "fulgur/trainer/trainer.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/ranks.h"
+#include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+TrainerOptions options_in(const fs::path& folder) {
+  TrainerOptions options;
+  options.default_root_dir = folder;
+  options.name = "run";
+  return options;
+}
+
+std::string text_of(const fs::path& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::map<std::string, int64_t> calls_in(const fs::path& trace) {
+  std::map<std::string, int64_t> calls;
+  for (const auto& event : nlohmann::json::parse(text_of(trace)).at("traceEvents")) {
+    if (event.value("ph", "") == "X") ++calls[event.at("name")];
+  }
+  return calls;
+}
+
+// TinyModule has two layers.
+TEST(KinetoProfiler, RecordsTheActiveBatches) {
+  const testing::TempDir dir;
+  for (const int64_t world_size : {1, 2}) {
+    const auto fit = [&] {
+      TrainerOptions options = options_in(dir.path() / std::to_string(world_size));
+      options.devices = world_size;
+      options.callbacks = {KinetoProfiler::make({.wait_batches = 1, .warmup_batches = 1, .active_batches = 2})};
+      Trainer(testing::quiet(options))
+          .fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40 * world_size, 4)});
+    };
+    ::testing::internal::CaptureStdout();
+    world_size == 1 ? fit() : testing::run_ranks(world_size, [&](World&) { fit(); });
+    const std::string shown = ::testing::internal::GetCapturedStdout();
+    const fs::path folder = dir.path() / std::to_string(world_size) / "runs/run";
+    for (int64_t rank = 0; rank < world_size; ++rank) {
+      auto calls = calls_in(folder / ("trace-rank" + std::to_string(rank) + ".json"));
+      EXPECT_EQ(calls["aten::linear"], 4);
+      EXPECT_EQ(calls["training_step"], 2);
+      EXPECT_EQ(calls["backward"], 2);
+      EXPECT_GT(calls["TanhBackward0"], 0);  // by the thread of backward
+    }
+    EXPECT_THAT(shown, HasSubstr("of 2 batches\n"));
+    EXPECT_THAT(shown, ContainsRegex(" 4 .* aten::addmm\n"));
+    EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));
+  }
+}
+
+TEST(KinetoProfiler, ComesByTheTrainersSettingAndSaysIfItRecordedNothing) {
+  const testing::TempDir dir;
+  TrainerOptions options = options_in(dir.path());
+  options.profiler = "kineto";
+  options.max_steps = 6;
+  ::testing::internal::CaptureStderr();
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(80, 4)});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("recorded nothing: fit ended after 6 batches, and recording begins after 7"));
+  EXPECT_FALSE(fs::exists(dir.path() / "runs/run/trace-rank0.json"));
+  options.max_steps = 8;
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(80, 4)});
+  EXPECT_EQ(calls_in(dir.path() / "runs/run/trace-rank0.json")["training_step"], 1);
+}
+
+// The next fit of the process records again.
+TEST(KinetoProfiler, StopsWhenFitThrows) {
+  struct Throws : testing::TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (batch_idx == 2) throw std::runtime_error("as it should");
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  const testing::TempDir dir;
+  TrainerOptions options = options_in(dir.path());
+  options.callbacks = {KinetoProfiler::make({.wait_batches = 0, .warmup_batches = 1, .active_batches = 3})};
+  Trainer trainer(testing::quiet(options));
+  EXPECT_ANY_THROW(trainer.fit(make_module<Throws>(), {.train = testing::tiny_loader()}));
+  EXPECT_FALSE(fs::exists(dir.path() / "runs/run/trace-rank0.json"));
+  trainer.fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader()});
+  EXPECT_EQ(calls_in(dir.path() / "runs/run/trace-rank0.json")["training_step"], 3);
+  EXPECT_THAT(testing::message_of<UsageError>([] { KinetoProfiler::make({.active_batches = 0}); }),
+              HasSubstr("active_batches"));
+}
+
+}  // namespace
+}  // namespace fulgur
