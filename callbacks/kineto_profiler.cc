@@ -5,15 +5,16 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
 
+#include "fulgur/base/first_error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/trace.h"
 #include "fulgur/checkpoint/atomic_files.h"
@@ -28,6 +29,8 @@ using torch::profiler::impl::ProfilerState;
 
 const std::unordered_set<at::RecordScope> kScopes{at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
                                                   at::RecordScope::USER_SCOPE};
+
+std::atomic<bool> is_recording = false;  // torch records one fit of a process at a time
 
 std::set<ActivityType> activities_of(c10::Device device) {
   std::set<ActivityType> activities{ActivityType::CPU};
@@ -128,16 +131,16 @@ class KinetoProfiler::Recording {
  public:
   explicit Recording(c10::Device device)
       : config_(ProfilerState::KINETO, /*report_input_shapes=*/true), activities_(activities_of(device)) {
-    static std::once_flag first;
-    std::call_once(first, [this] {  // what is recorded first in a process is lost (torch 2.11)
-      kineto::prepareProfiler(config_, activities_);
-      kineto::enableProfiler(config_, activities_, kScopes);
-      kineto::disableProfiler();
-    });
     kineto::prepareProfiler(config_, activities_);
   }
   ~Recording() {
-    if (spans_) finish();
+    FirstError error;
+    error.run([&] {
+      if (is_prepared_ && !has_begun()) begin();  // what is only prepared cannot be ended
+      if (is_prepared_) finish();
+    });
+    error.warn("torch's profiler");
+    is_recording = false;
   }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -148,6 +151,7 @@ class KinetoProfiler::Recording {
   }
   bool has_begun() const { return spans_ != nullptr; }
   std::unique_ptr<kineto::ProfilerResult> finish() {
+    is_prepared_ = false;
     spans_.reset();
     return kineto::disableProfiler();
   }
@@ -155,6 +159,7 @@ class KinetoProfiler::Recording {
  private:
   const ProfilerConfig config_;
   const std::set<ActivityType> activities_;
+  bool is_prepared_ = true;  // until finish()
   std::unique_ptr<SpanEvents> spans_;
 };
 
@@ -173,13 +178,22 @@ void KinetoProfiler::on_train_start(TrainerControl&) {
 
 BatchAction KinetoProfiler::on_train_batch_start(TrainerControl& trainer, const Batch&, int64_t) {
   if (has_written_) return BatchAction::run;
-  if (num_batches_ == options_.wait_batches) recording_ = std::make_unique<Recording>(trainer.device());
-  if (num_batches_ == options_.wait_batches + options_.warmup_batches) recording_->begin();
+  if (num_batches_ == options_.wait_batches) {
+    if (is_recording.exchange(true)) {
+      has_written_ = true;
+      log_warning("KinetoProfiler: another fit of this process is being recorded, so that this one is not");
+      return BatchAction::run;
+    }
+    recording_ = std::make_unique<Recording>(trainer.device());
+  }
+  const bool begins = num_batches_ == options_.wait_batches + options_.warmup_batches;
+  if (begins && recording_ != nullptr) recording_->begin();
   return BatchAction::run;
 }
 
 void KinetoProfiler::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
-  if (++num_batches_ == options_.wait_batches + options_.warmup_batches + options_.active_batches) write(trainer);
+  const bool is_last = ++num_batches_ == options_.wait_batches + options_.warmup_batches + options_.active_batches;
+  if (is_last && recording_ != nullptr) write(trainer);
 }
 
 void KinetoProfiler::on_train_end(TrainerControl& trainer) {

@@ -22,6 +22,7 @@ struct KinetoProfilerOptions {
 // fit. Each rank writes trace-rank<r>.json to the run's folder, for chrome://tracing or ui.perfetto.dev, with fulgur's
 // own spans around the operators. Rank 0 prints a table of the operators that took longest by themselves, and writes it
 // to trace-rank0.txt. Of the CPU the training thread and those of backward are recorded. The same as --profiler=kineto.
+// In a process one fit is recorded at a time.
 // Errors: the constructor throws UsageError for numbers out of range. A fit that ends before the batches are recorded
 // gets what there is, or a warning.
 class KinetoProfiler final : public Callback {

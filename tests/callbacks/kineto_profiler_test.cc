@@ -38,38 +38,45 @@ std::string text_of(const fs::path& path) {
 
 std::map<std::string, int64_t> calls_in(const fs::path& trace) {
   std::map<std::string, int64_t> calls;
-  for (const auto& event : nlohmann::json::parse(text_of(trace)).at("traceEvents")) {
+  const auto content = nlohmann::json::parse(text_of(trace));
+  for (const auto& event : content.at("traceEvents")) {
     if (event.value("ph", "") == "X") ++calls[event.at("name")];
   }
   return calls;
 }
 
+KinetoProfilerOptions third_and_fourth_batch() { return {.wait_batches = 1, .warmup_batches = 1, .active_batches = 2}; }
+
 // TinyModule has two layers.
 TEST(KinetoProfiler, RecordsTheActiveBatches) {
   const testing::TempDir dir;
-  for (const int64_t world_size : {1, 2}) {
-    const auto fit = [&] {
-      TrainerOptions options = options_in(dir.path() / std::to_string(world_size));
-      options.devices = world_size;
-      options.callbacks = {KinetoProfiler::make({.wait_batches = 1, .warmup_batches = 1, .active_batches = 2})};
-      Trainer(testing::quiet(options))
-          .fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40 * world_size, 4)});
-    };
-    ::testing::internal::CaptureStdout();
-    world_size == 1 ? fit() : testing::run_ranks(world_size, [&](World&) { fit(); });
-    const std::string shown = ::testing::internal::GetCapturedStdout();
-    const fs::path folder = dir.path() / std::to_string(world_size) / "runs/run";
-    for (int64_t rank = 0; rank < world_size; ++rank) {
-      auto calls = calls_in(folder / ("trace-rank" + std::to_string(rank) + ".json"));
-      EXPECT_EQ(calls["aten::linear"], 4);
-      EXPECT_EQ(calls["training_step"], 2);
-      EXPECT_EQ(calls["backward"], 2);
-      EXPECT_GT(calls["TanhBackward0"], 0);  // by the thread of backward
-    }
-    EXPECT_THAT(shown, HasSubstr("of 2 batches\n"));
-    EXPECT_THAT(shown, ContainsRegex(" 4 .* aten::addmm\n"));
-    EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));
-  }
+  TrainerOptions options = options_in(dir.path());
+  options.callbacks = {KinetoProfiler::make(third_and_fourth_batch())};
+  ::testing::internal::CaptureStdout();
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40, 4)});
+  const std::string shown = ::testing::internal::GetCapturedStdout();
+  const fs::path folder = dir.path() / "runs/run";
+  auto calls = calls_in(folder / "trace-rank0.json");
+  EXPECT_EQ(calls["aten::addmm"], 4);
+  EXPECT_EQ(calls["training_step"], 2);
+  EXPECT_EQ(calls["backward"], 2);
+  EXPECT_GT(calls["TanhBackward0"], 0);
+  EXPECT_THAT(shown, HasSubstr("of 2 batches\n"));
+  EXPECT_THAT(shown, ContainsRegex(" 4 .* aten::addmm\n"));
+  EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));
+}
+
+// Ranks that are threads of one process, as only tests have them.
+TEST(KinetoProfiler, RecordsOneFitOfAProcessAtATime) {
+  const testing::TempDir dir;
+  testing::run_ranks(2, [&](World&) {
+    TrainerOptions options = options_in(dir.path());
+    options.devices = 2;
+    options.callbacks = {KinetoProfiler::make(third_and_fourth_batch())};
+    Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(80, 4)});
+  });
+  const fs::path folder = dir.path() / "runs/run";
+  EXPECT_NE(fs::exists(folder / "trace-rank0.json"), fs::exists(folder / "trace-rank1.json"));
 }
 
 TEST(KinetoProfiler, ComesByTheTrainersSettingAndSaysIfItRecordedNothing) {
