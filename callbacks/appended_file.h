@@ -47,7 +47,8 @@ class AppendedFile {
   std::string name_{};
   int descriptor_ = -1;
   int64_t size_ = 0;
-  std::optional<int64_t> saved_checksum_{};  // of the end of the file that a loaded state names, until it is opened
+  std::optional<int64_t>
+      saved_checksum_{};  // checksum of the end of the file that a loaded state names; until it is opened
   bool has_warned_ = false;
 };
 

@@ -121,9 +121,10 @@ std::string table_of(const std::vector<kineto::KinetoEvent>& events, int64_t num
 
 void KinetoProfilerOptions::describe(FieldVisitor& visit) {
   visit({.name = "wait_batches", .help = "training batches that are left alone", .min = 0}, &wait_batches);
-  visit({.name = "warmup_batches", .help = "during which the profiler is being prepared", .min = 0}, &warmup_batches);
-  visit({.name = "active_batches", .help = "that are recorded", .min = 1}, &active_batches);
-  visit({.name = "table_rows", .help = "operators in the table", .min = 0}, &table_rows);
+  visit({.name = "warmup_batches", .help = "training batches during which the profiler is being prepared", .min = 0},
+        &warmup_batches);
+  visit({.name = "active_batches", .help = "training batches that are recorded", .min = 1}, &active_batches);
+  visit({.name = "table_rows", .help = "number of operators in the table", .min = 0}, &table_rows);
 }
 
 // Between its begin and its end torch records.

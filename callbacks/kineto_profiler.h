@@ -11,8 +11,8 @@ namespace fulgur {
 
 struct KinetoProfilerOptions {
   int64_t wait_batches = 5;    // training batches of a fit that are left alone: the first ones allocate memory
-  int64_t warmup_batches = 2;  // during which the profiler is being prepared
-  int64_t active_batches = 3;  // that are recorded, with what runs between them
+  int64_t warmup_batches = 2;  // training batches during which the profiler is being prepared
+  int64_t active_batches = 3;  // training batches that are recorded, with what runs between them
   int64_t table_rows = 20;
 
   void describe(FieldVisitor& visit);
@@ -46,7 +46,7 @@ class KinetoProfiler final : public Callback {
   void write(TrainerControl& trainer);
 
   const Options options_;
-  int64_t num_batches_ = 0;  // of this fit that have ended
+  int64_t num_batches_ = 0;  // number of training batches of this fit that have ended
   bool has_written_ = false;
   std::unique_ptr<Recording> recording_;  // null: not recording
 };

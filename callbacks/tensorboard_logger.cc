@@ -145,7 +145,7 @@ void TensorBoardLogger::load_state(const State& state) {
   }
   earlier_ = std::move(files);
   is_new_ = false;
-  file_.forget();  // of an earlier fit of this process
+  file_.forget();  // an earlier fit of this process wrote it
 }
 
 }  // namespace fulgur

@@ -52,7 +52,7 @@ TEST(DivergenceGuard, FindsValuesByTheirDistanceFromTheMean) {
   EXPECT_FALSE(accepts(guard, trainer, NAN));
   EXPECT_EQ(guard.num_found(), 3);
   EXPECT_TRUE(accepts(guard, trainer, -1e30));  // far below is no spike
-  EXPECT_TRUE(accepts(guard, trainer, 100.0));  // that one is in the window now
+  EXPECT_TRUE(accepts(guard, trainer, 100.0));  // -1e30 is in the window now
   EXPECT_TRUE(trainer.stop_reasons.empty());
 }
 
