@@ -64,7 +64,10 @@ class ScopedProfile {
 
 inline void set_observer(Observer* observer) { internal::observer = observer; }  // borrowed; of the calling thread
 
-inline bool enabled() { return internal::profile != nullptr || internal::writes_file(); }
+// Somebody looks at the spans of the calling thread.
+inline bool enabled() {
+  return internal::profile != nullptr || internal::observer != nullptr || internal::writes_file();
+}
 
 // Adds a span to the lane called `lane`, or, if empty, to the lane of the calling thread, and to the thread's profile.
 void add(std::string_view name, Clock::time_point begin, Clock::time_point end, std::string_view lane = {});

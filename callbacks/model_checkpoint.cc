@@ -232,8 +232,9 @@ void ModelCheckpoint::save(TrainerControl& trainer, const Metrics& metrics) {
   const auto place = std::ranges::find_if(saved_, [&](const Saved& s) { return better(new_score, s.score); });
   const bool is_best = place == saved_.begin() && is_ranked(saved);
   saved_.insert(place, saved);
-  SaveOptions how{.weights_only = options_.save_weights_only, .async = options_.async, .links = {"last"}};
-  if (is_best && !options_.monitor.empty()) how.links.emplace_back("best");
+  SaveOptions how{.weights_only = options_.save_weights_only, .async = options_.async, .links = {}};
+  if (links_.last) how.links.emplace_back("last");
+  if (links_.best && is_best && !options_.monitor.empty()) how.links.emplace_back("best");
   trainer.save_checkpoint(saved.path, how);
 }
 

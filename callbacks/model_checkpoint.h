@@ -31,7 +31,8 @@ struct ModelCheckpointOptions {
 // Saves checkpoints at the end of training epochs (of those that validated, if fit validates) and at the validations
 // in the middle of them, or every n steps; and at the last step of fit, if that step is not saved yet. Keeps the best
 // checkpoints, and also the newest. A checkpoint is a folder (checkpoint/checkpoint_writer.h); the link `last` points
-// to the newest one and, with a monitor, `best` to the best.
+// to the newest one and, with a monitor, `best` to the best. Where several callbacks share a folder, the first one
+// with a monitor sets `best`, and those that save whole states set `last`.
 //   A score belongs to the weights that it was measured on: name and score are determined once the validation that is
 // due after the same step has run. At a step without a validation the metrics of validations are NaN, as score and in
 // names. A checkpoint whose score is NaN is kept only while it is the newest. (A validation within an accumulation
@@ -67,6 +68,14 @@ class ModelCheckpoint final : public Callback {
   // is written at once.
   void on_step_boundary(TrainerControl& trainer);
 
+  // Called by the Trainer before a run: which links this callback sets where several share a folder.
+  struct Links {
+    bool last = true, best = true;
+  };
+  void set_links(Links links) { links_ = links; }
+
+  const Options& options() const { return options_; }
+
   // The folder that has the checkpoints.
   std::filesystem::path folder(TrainerControl& trainer) const;
   const std::filesystem::path& dirpath() const { return options_.dirpath; }  // as given; empty: in the run's folder
@@ -97,6 +106,7 @@ class ModelCheckpoint final : public Callback {
   const Saved& best() const;
 
   Options options_;
+  Links links_{};
   bool validated_ = false;          // a validation has run in this epoch
   bool just_validated_ = false;     // a validation has ended since the last step boundary
   bool due_ = false;                // the next step boundary is to save

@@ -21,8 +21,9 @@ std::string clock_time(double seconds) {
 }
 
 // The progress as text: " 42% 3/7 | 12.0 it/s | ETA 0:03".
-std::string amount_done(int64_t batches, std::optional<int64_t> num_batches, double seconds) {
-  const double rate = seconds > 0 ? static_cast<double>(batches) / seconds : 0.0;
+// `batches_before`: those that took no time here, because the process before this one ran them.
+std::string amount_done(int64_t batches, int64_t batches_before, std::optional<int64_t> num_batches, double seconds) {
+  const double rate = seconds > 0 ? static_cast<double>(batches - batches_before) / seconds : 0.0;
   std::string text = num_batches ? fmt::format(" {:3}% {}/{}", 100 * batches / *num_batches, batches, *num_batches)
                                  : fmt::format(" {}", batches);
   text += fmt::format(" | {} it/s", short_number(rate));
@@ -35,11 +36,11 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-std::string line_of_epoch(TrainerControl& trainer, int64_t batches, double seconds) {
+std::string line_of_epoch(TrainerControl& trainer, int64_t batches, int64_t batches_before, double seconds) {
   const RunState& state = trainer.state();
   std::string text = fmt::format("Epoch {}", state.epoch + 1);
   if (state.max_epochs >= 0) text += fmt::format("/{}", state.max_epochs);
-  text += amount_done(batches, state.num_batches, seconds);
+  text += amount_done(batches, batches_before, state.num_batches, seconds);
   for (const auto& [name, value] : trainer.metrics().progress_bar_metrics()) {
     text += fmt::format(" | {} {:.4g}", name, value);
   }
@@ -61,14 +62,19 @@ ProgressBar::ProgressBar(Options options)
 
 std::shared_ptr<ProgressBar> ProgressBar::make(Options options) { return std::make_shared<ProgressBar>(options); }
 
-void ProgressBar::on_train_epoch_start(TrainerControl&) { epoch_start_ = last_drawn_ = Clock::now(); }
+void ProgressBar::on_train_epoch_start(TrainerControl&) {
+  epoch_start_ = last_drawn_ = Clock::now();
+  first_batch_.reset();
+}
 
 void ProgressBar::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) {
-  if (is_time_to_draw()) draw(line_of_epoch(trainer, batch_idx + 1, seconds_since(epoch_start_)));
+  if (!first_batch_) first_batch_ = batch_idx;
+  if (is_time_to_draw()) draw(line_of_epoch(trainer, batch_idx + 1, *first_batch_, seconds_since(epoch_start_)));
 }
 
 void ProgressBar::on_train_epoch_end(TrainerControl& trainer) {
-  draw(line_of_epoch(trainer, trainer.state().batch_idx, seconds_since(epoch_start_)));
+  const int64_t batches = trainer.state().batch_idx;
+  draw(line_of_epoch(trainer, batches, first_batch_.value_or(batches), seconds_since(epoch_start_)));
   end_line();
 }
 
@@ -116,7 +122,7 @@ void ProgressBar::draw_pass(TrainerControl& trainer, int64_t batches) {
   if (!is_time_to_draw() && !(is_terminal_ && is_last)) return;
   std::string line(name_of_pass(state));
   if (const auto loader = trainer.metrics().dataloader()) line += fmt::format(", loader {}", *loader);
-  draw(line + amount_done(batches, state.num_batches, seconds_since(pass_start_)));
+  draw(line + amount_done(batches, /*batches_before=*/0, state.num_batches, seconds_since(pass_start_)));
 }
 
 // Within fit, clears the line: the line of the epoch replaces it.

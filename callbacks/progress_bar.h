@@ -63,7 +63,8 @@ class ProgressBar final : public Callback {
 
   Options options_;
   bool is_terminal_;
-  Clock::time_point epoch_start_{};  // advanced by the time that validation took
+  Clock::time_point epoch_start_{};       // advanced by the time that validation took
+  std::optional<int64_t> first_batch_{};  // index of the first batch that this process ran in the epoch
   Clock::time_point validation_start_{};
   Clock::time_point pass_start_{};  // start of the running evaluation loader
   Clock::time_point last_drawn_{};

@@ -37,8 +37,8 @@ class TrainerControl {
   virtual Module& module() = 0;
 
   // Send a record to the loggers, on the global rank 0. In hooks of a training batch only at the steps whose metrics
-  // are logged (log_every_n_steps), as the step's metrics are; not in a sanity check, and never in barebones mode.
-  // Errors: core/record.h.
+  // are logged (log_every_n_steps), as the step's metrics are, and once for each name; not in a sanity check, and never
+  // in barebones mode. Errors: core/record.h.
   void log_histogram(std::string_view name, const at::Tensor& values);
   void log_text(std::string_view name, std::string text);
   void log_image(std::string_view name, const at::Tensor& pixels);

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <map>
 #include <memory>
@@ -118,8 +120,21 @@ class HookCaller {
     callbacks_where([](const Callback&) { return true; }, hook, member, args...);
   }
 
-  // Sends metrics to the loggers, unless there are no metrics. A metric named "step" replaces `step`.
+  // Keeps a record of a training batch until the metrics of its step are sent. An accumulation window, or a step that
+  // is tried again, may log a name several times: the last one counts.
+  void keep(const Record& record, int64_t step) {
+    if (std::exchange(step_of_records_, step) != step) records_.clear();
+    records_.insert_or_assign({record.name, record.content.index()}, record);
+  }
+
+  // Sends metrics to the loggers, unless there are no metrics, and the records that were kept for the step. A metric
+  // named "step" replaces `step`.
   void send(Metrics metrics, int64_t step) {
+    if (state_.stage == Stage::train && step == step_of_records_) {
+      for (const auto& [name, record] : std::exchange(records_, {})) {
+        callbacks_only(hooks::on_record, &Callback::on_record, record, step);
+      }
+    }
     if (const auto own_step = metrics.extract("step")) step = static_cast<int64_t>(own_step.mapped());
     if (!metrics.empty()) callbacks_only(hooks::on_metrics, &Callback::on_metrics, std::as_const(metrics), step);
   }
@@ -156,6 +171,8 @@ class HookCaller {
   const RunState& state_;
   MetricLog& metrics_;
   std::map<std::pair<const std::type_info*, const Hook*>, std::string> span_names_;
+  std::map<std::pair<std::string, size_t>, Record> records_;  // by name and kind, until their step's metrics are sent
+  int64_t step_of_records_ = -1;
 };
 
 }  // namespace fulgur

@@ -494,8 +494,8 @@ bool Run::takes_records() const {
 
 void Run::send(const Record& record) {
   const RunState& state = results_.state;
-  const int64_t step = in_training_batch() ? state.batches_that_stepped : state.last_step();
-  context_.hooks.callbacks_only(hooks::on_record, &Callback::on_record, record, step);
+  if (in_training_batch()) return context_.hooks.keep(record, state.batches_that_stepped);
+  context_.hooks.callbacks_only(hooks::on_record, &Callback::on_record, record, state.last_step());
 }
 
 void Run::set_accumulation(int64_t accumulate_grad_batches) {

@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <csignal>
+#include <map>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/first_error.h"
@@ -130,7 +133,24 @@ void RunCheckpoints::on_step_boundary() {
   }
 }
 
+// Where several ModelCheckpoints share a folder, the first one with a monitor sets the link `best`, and those that save
+// whole states set `last`.
+void RunCheckpoints::share_links() const {
+  std::map<std::filesystem::path, bool> has_best, has_whole;  // by folder; empty: the run's
+  std::vector<ModelCheckpoint*> all;
+  for (const auto& callback : context_.hooks.callbacks()) {
+    if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) all.push_back(saving);
+  }
+  for (const ModelCheckpoint* saving : all) has_whole[saving->dirpath()] |= !saving->options().save_weights_only;
+  for (ModelCheckpoint* saving : all) {
+    const bool is_whole = !saving->options().save_weights_only;
+    const bool is_first = !saving->options().monitor.empty() && !std::exchange(has_best[saving->dirpath()], true);
+    saving->set_links({.last = is_whole || !has_whole[saving->dirpath()], .best = is_first});
+  }
+}
+
 void RunCheckpoints::tell_where_checkpoints_are() const {
+  share_links();
   const ModelCheckpoint* saving = model_checkpoint();
   for (const auto& callback : context_.hooks.callbacks()) {
     auto* on_exception = dynamic_cast<OnExceptionCheckpoint*>(callback.get());

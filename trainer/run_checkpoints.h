@@ -57,6 +57,7 @@ class RunCheckpoints final : public LoopEvents {
   bool has_failed() const { return has_failed_; }
 
  private:
+  void share_links() const;
   CheckpointContent content(bool weights_only) const;
   NamedTensors opened_weights() const;
   void log_resume() const;

@@ -60,7 +60,9 @@ TEST(KinetoProfiler, RecordsTheActiveBatches) {
   EXPECT_EQ(calls["aten::addmm"], 4);
   EXPECT_EQ(calls["training_step"], 2);
   EXPECT_EQ(calls["backward"], 2);
+  EXPECT_EQ(calls["TinyModule.on_train_batch_start"], 2);
   EXPECT_GT(calls["TanhBackward0"], 0);
+  EXPECT_FALSE(calls.contains(""));
   EXPECT_THAT(shown, HasSubstr("of 2 batches\n"));
   EXPECT_THAT(shown, ContainsRegex(" 4 .* aten::addmm\n"));
   EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));

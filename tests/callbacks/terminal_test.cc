@@ -84,6 +84,17 @@ std::string seen_on_terminal(const std::string& written) {
   return screen + line;
 }
 
+// 99 of 100 batches were run before this process.
+TEST_F(TerminalTest, ProgressBarOfAResumedEpochHasTheSpeedOfThisProcess) {
+  trainer.run_state = {.num_batches = 200, .max_epochs = 1};
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true});
+  bar.on_train_epoch_start(trainer);
+  std::this_thread::sleep_for(50ms);
+  bar.on_train_batch_end(trainer, {}, {}, 99);
+  EXPECT_THAT(seen_on_terminal(out.str()),
+              MatchesRegex("Epoch 1/1  50% 100/200 \\| (1?[0-9]\\.[0-9]+|20\\.0) it/s \\| .*"));
+}
+
 TEST_F(TerminalTest, ALineOfTheLogFindsTheProgressLineCleared) {
   trainer.run_state = {.num_batches = 4, .max_epochs = 1};
   ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true});

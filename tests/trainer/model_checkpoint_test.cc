@@ -191,6 +191,17 @@ TEST_F(ModelCheckpointInTraining, AMonitorOfTheWholeEpochIsLookedAtWhereTheEpoch
   EXPECT_THAT(names(), ElementsAre("best", "last", "step=10-steps_of_epoch=5", "step=5-steps_of_epoch=5"));
 }
 
+// The second one finds the first epoch the best, and its checkpoints are no states to resume from.
+TEST_F(ModelCheckpointInTraining, OfTwoInOneFolderTheFirstSetsBestAndWholeStatesSetLast) {
+  TrainerOptions options = with({.filename = "whole-{seen}", .monitor = "seen", .mode = "max"}, {.max_epochs = 2});
+  options.callbacks.push_back(ModelCheckpoint::make(
+      {.filename = "weights-{seen}", .monitor = "seen", .mode = "min", .save_weights_only = true}));
+  fit(options);
+  EXPECT_THAT(names(), ElementsAre("best", "last", "weights-seen=10", "weights-seen=5", "whole-seen=10"));
+  EXPECT_EQ(target_of("best"), "whole-seen=10");
+  EXPECT_EQ(target_of("last"), "whole-seen=10");
+}
+
 struct Diverges : TinyModule {
   void validation_step(const Batch&, int64_t) override { log("val_loss", std::numeric_limits<double>::quiet_NaN()); }
 };

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/progress_bar.h"
 #include "fulgur/core/gradient_clipping.h"
@@ -507,6 +508,24 @@ TEST(Trainer, AFinetuningCallbackTrainsALayerFromAnEpochOnAsTorchDoes) {
   for (const auto& item : module->named_parameters()) {
     EXPECT_TRUE(item.value().allclose(expected->named_parameters()[item.key()], 1e-5, 1e-7)) << item.key();
   }
+}
+
+// As the metrics of a step are.
+TEST(Trainer, ARecordIsSentOnceForAStepHoweverManyMicroBatchesItHas) {
+  struct Notes : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      log_text("note", "batch " + std::to_string(batch_idx));
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  std::vector<std::pair<int64_t, std::string>> notes;
+  const auto keep = [&](TrainerControl&, const Record& record, int64_t step) {
+    notes.emplace_back(step, std::get<Text>(record.content).text);
+  };
+  TrainerOptions options{.accumulate_grad_batches = 2, .callbacks = {LambdaCallback::make({.on_record = keep})}};
+  options.log_every_n_steps = 2;
+  Trainer(quiet(options)).fit(make_module<Notes>(), {.train = tiny_loader(64, 8)});
+  EXPECT_THAT(notes, ElementsAre(std::pair(1, "batch 3"), std::pair(3, "batch 7")));
 }
 
 TEST(Trainer, ALayerMayBeTrainedFromTheMiddleOfARunOn) {
