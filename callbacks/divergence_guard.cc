@@ -16,8 +16,9 @@ namespace fulgur {
 
 void DivergenceGuardOptions::describe(FieldVisitor& visit) {
   visit({.name = "action",
-         .help = "what is done about an update that lies far off: warn, skip it, or skip it and stop",
-         .choices = {"warn", "skip", "stop"}},
+         .help = "what is done about an update that lies far off: warn, skip it, skip it and go back to the last "
+                 "checkpoint, or skip it and stop",
+         .choices = {"warn", "skip", "rollback", "stop"}},
         &action);
   visit({.name = "max_loss_z", .help = "standard deviations by which a loss may exceed the mean of the last", .min = 0},
         &max_loss_z);
@@ -26,8 +27,10 @@ void DivergenceGuardOptions::describe(FieldVisitor& visit) {
          .min = 0},
         &max_norm_z);
   visit({.name = "window_size", .help = "updates that mean and deviation are taken over", .min = 2}, &window_size);
+  visit({.name = "lr_factor", .help = "factor of all learning rates when action = rollback goes back", .max = 1},
+        &lr_factor);
   visit({.name = "most_in_a_row",
-         .help = "updates that action = skip leaves out one after another before fit ends",
+         .help = "updates that action = skip or rollback leaves out one after another before fit ends",
          .min = 1},
         &most_in_a_row);
 }
@@ -35,6 +38,9 @@ void DivergenceGuardOptions::describe(FieldVisitor& visit) {
 DivergenceGuard::DivergenceGuard(Options options) : options_(std::move(options)) {
   check_fields("DivergenceGuard", options_);
   options_.action = canonical_name(options_.action);
+  if (!(options_.lr_factor > 0.0)) {
+    throw UsageError(fmt::format("DivergenceGuard: lr_factor must be above 0; got {}", options_.lr_factor));
+  }
 }
 
 std::shared_ptr<DivergenceGuard> DivergenceGuard::make(Options options) {
@@ -55,18 +61,39 @@ bool DivergenceGuard::accepts_update(TrainerControl& trainer, double loss, doubl
     losses_.add(loss, size);
     norms_.add(grad_norm, size);
   }
-  in_a_row_ = reason ? in_a_row_ + 1 : 0;
-  if (!reason) return true;
-  ++num_found_;
-  if (trainer.is_global_zero() && (skips || in_a_row_ == 1)) {
-    log_warning("epoch {}, batch {}: {}{}", trainer.state().epoch, trainer.state().batch_idx, *reason,
-                skips ? "; the update is left out" : "");
+  if (!reason) {
+    const size_t judged = std::max(losses_.values.size(), norms_.values.size());
+    const bool is_full = judged == static_cast<size_t>(options_.window_size);
+    if (options_.action != "rollback" || is_full) in_a_row_ = 0;
+    return true;
   }
-  if (options_.action == "stop") trainer.request_stop("DivergenceGuard has found " + *reason);
-  if (options_.action == "skip" && in_a_row_ >= options_.most_in_a_row) {
+  ++in_a_row_;
+  ++num_found_;
+  const bool gives_up = options_.action != "warn" && in_a_row_ >= options_.most_in_a_row;
+  const std::string done = options_.action == "rollback" && !gives_up ? go_back(trainer) : "";
+  if (trainer.is_global_zero() && (skips || in_a_row_ == 1)) {
+    log_warning("epoch {}, batch {}: {}{}{}", trainer.state().epoch, trainer.state().batch_idx, *reason,
+                skips ? "; the update is left out" : "", done);
+  }
+  if (options_.action == "stop") {
+    trainer.request_stop("DivergenceGuard has found " + *reason);
+  } else if (gives_up) {
     trainer.request_stop(fmt::format("DivergenceGuard has left out {} updates in a row", in_a_row_));
   }
   return !skips;
+}
+
+std::string DivergenceGuard::go_back(TrainerControl& trainer) {
+  const bool has_checkpoint = trainer.roll_back();
+  for (size_t i = 0; i < trainer.optimizers().size(); ++i) {
+    for (size_t g = 0; g < trainer.optimizers()[i].groups().size(); ++g) trainer.scale_lr(i, g, options_.lr_factor);
+  }
+  losses_ = norms_ = {};
+  return fmt::format("{}, and learning rates are multiplied by {}",
+                     has_checkpoint ? ", training goes back to the last checkpoint"
+                                    : ", there is no checkpoint to go "
+                                      "back to",
+                     options_.lr_factor);
 }
 
 std::optional<std::string> DivergenceGuard::reason_against(double loss, double grad_norm) const {

@@ -13,11 +13,15 @@
 namespace fulgur {
 
 struct DivergenceGuardOptions {
-  std::string action = "skip";  // warn; skip: leave the update out; stop: leave it out, and end fit
-  double max_loss_z = 6.0;      // standard deviations of a loss above the mean; infinity: the loss is not judged
-  double max_norm_z = 6.0;      // standard deviations of a gradient norm above the mean; infinity: not judged
-  int64_t window_size = 128;    // updates that mean and deviation are taken over; fewer are not judged
-  int64_t most_in_a_row = 20;   // updates that "skip" leaves out one after another before fit ends
+  // warn; skip: leave the update out; rollback: leave it out and go back to the last checkpoint, with smaller learning
+  // rates; stop: leave it out, and end fit
+  std::string action = "skip";
+  double max_loss_z = 6.0;     // standard deviations of a loss above the mean; infinity: the loss is not judged
+  double max_norm_z = 6.0;     // standard deviations of a gradient norm above the mean; infinity: not judged
+  int64_t window_size = 128;   // updates that mean and deviation are taken over; fewer are not judged
+  double lr_factor = 0.5;      // what learning rates are multiplied by for each "rollback"; above 0, at most 1
+  int64_t most_in_a_row = 20;  // updates that "skip" leaves out one after another before fit ends; of "rollback" those
+                               // with fewer than window_size updates in between
 
   void describe(FieldVisitor& visit);
 };
@@ -26,6 +30,9 @@ struct DivergenceGuardOptions {
 // ones: value > mean + z * deviation. Values that are not finite always do. An update that is left out does not enter
 // the window; one that is only warned of does, and further ones in a row are not told. A spike, from a bad batch or a
 // learning rate at the edge, then leaves the weights and the moments as they are.
+//   A "rollback" is TrainerControl::roll_back: the batches since the checkpoint count as left out, as Chowdhery et al.
+// 2022 (PaLM, arXiv:2204.02311, section 5.1) did. The windows begin anew. Where there is no checkpoint yet, only the
+// learning rates change.
 //   The values are those of all ranks, so that every rank decides the same. Checkpoints have the window. Costs the norm
 // of the gradients, which clipping computes anyway, and on a GPU a wait for it and for the loss. Throws UsageError for
 // options out of range; fit throws SetupError in manual optimisation and for LBFGS.
@@ -61,6 +68,7 @@ class DivergenceGuard final : public Callback {
     void load_state(const State& state, int64_t size);  // throws CheckpointError if the state fits no such window
   };
   std::optional<std::string> reason_against(double loss, double grad_norm) const;
+  std::string go_back(TrainerControl& trainer);  // returns what was done
 
   Options options_;
   Window losses_{}, norms_{};

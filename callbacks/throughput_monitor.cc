@@ -7,7 +7,9 @@ namespace fulgur {
 void ThroughputMonitorOptions::describe(FieldVisitor& visit) {
   visit({.name = "flops_per_sample", .help = "floating-point operations for a sample, forward and backward", .min = 0},
         &flops_per_sample);
-  visit({.name = "peak_flops", .help = "floating-point operations per second that one device can do", .min = 0},
+  visit({.name = "peak_flops",
+         .help = "floating-point operations per second that one rank can do (with dp: all its devices)",
+         .min = 0},
         &peak_flops);
   visit({.name = "window_size", .help = "batches over which the rates are taken", .min = 1}, &window_size);
 }

@@ -16,14 +16,14 @@ struct ThroughputMonitorOptions {
   std::function<int64_t(const Batch&)> num_samples{};  // default: the batch's size
   std::function<int64_t(const Batch&)> num_items{};    // what samples consist of, such as tokens; null: not logged
   double flops_per_sample = 0.0;                       // floating-point operations, forward and backward; 0: not logged
-  double peak_flops = 0.0;                             // one device's best per second, for the MFU; 0: not logged
+  double peak_flops = 0.0;                             // best of one rank per second, for the MFU; 0: not logged
   int64_t window_size = 100;                           // batches; the rates are means over the last ones
   void describe(FieldVisitor& visit);
 };
 
 // Logs how fast training is, over all ranks (each counts its own batches; their number is taken for equal):
 //   train/batches_per_sec, train/samples_per_sec, train/items_per_sec, train/flops_per_sec
-//   train/mfu        the part of the devices' peak_flops that the model uses (PaLM, arXiv:2204.02311, appendix B)
+//   train/mfu        the part of the ranks' peak_flops that the model uses (PaLM, arXiv:2204.02311, appendix B)
 //   train/data_wait  the part of the time in which the step waits for its batch
 // with every step from the second one on. The time of validations is left out. An accelerator runs behind the host: the
 // rates are right as means over a window, not for a single step.

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
@@ -50,6 +51,19 @@ class TrainerControl {
   // other times. The learning rates of parameter groups may be read and written, and groups added (add_param_group)
   // between steps: in on_train_epoch_start or in on_train_batch_start of a step's first batch, on every rank.
   virtual const Optimizers& optimizers() = 0;
+
+  // Multiplies the learning rate of a parameter group, now and in all that its schedules give from now on. Every rank
+  // calls it, between steps or in accepts_update(). Throws UsageError if there is no such optimizer or group, or if the
+  // factor is not above 0 and finite.
+  virtual void scale_lr(size_t optimizer, size_t group, double factor) = 0;
+
+  // Lets training go back to the newest complete checkpoint of this run that a run can resume from, or to the one that
+  // this run has resumed from. Every rank calls it, in fit; returns false if there is no such checkpoint. When the
+  // running batch (or else the next one) has ended with its hooks, weights, buffers, optimizer state, loss scale and
+  // averaged weights are loaded, and what the Module keeps in checkpoints. Learning rates, schedules, counters, data
+  // and callbacks go on: it is as if the batches since the checkpoint had been left out. Throws CheckpointError there
+  // if the checkpoint does not fit, for example because a parameter group was added since.
+  virtual bool roll_back() = 0;
 
   // Strategy::average_weights and show_average, for a callback that averages_weights(): every rank calls them, between
   // steps. While the average is shown, the module's parameters are the average.

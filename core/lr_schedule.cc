@@ -15,6 +15,11 @@ LRSchedule::LRSchedule(LRSchedulerConfig config, Optimizer& optimizer)
   write_learning_rates();
 }
 
+void LRSchedule::scale(size_t group, double factor) {
+  take_new_groups();
+  factors_[group] *= factor;
+}
+
 void LRSchedule::step(std::optional<double> metric) {
   TORCH_CHECK_VALUE(metric || !config_.scheduler->needs_metric(), config_.scheduler->name(),
                     " looks at a metric; give its value to step()");
@@ -28,6 +33,9 @@ State LRSchedule::state() const {
   state.set("scheduler", std::string(config_.scheduler->name()));
   state.set("num_steps", num_steps_);
   for (size_t i = 0; i < initial_lrs_.size(); ++i) state.set(fmt::format("initial_lr/{}", i), initial_lrs_[i]);
+  for (size_t i = 0; i < factors_.size(); ++i) {
+    if (factors_[i] != 1.0) state.set(fmt::format("factor/{}", i), factors_[i]);
+  }
   state.set("state", config_.scheduler->state().dump());
   return state;
 }
@@ -39,6 +47,10 @@ void LRSchedule::load_state(const State& state) {
                                       config_.scheduler->name()));
   }
   for (size_t i = 0; i < initial_lrs_.size(); ++i) initial_lrs_[i] = state.get<double>(fmt::format("initial_lr/{}", i));
+  for (size_t i = 0; i < factors_.size(); ++i) {
+    const auto* factor = state.find<double>(fmt::format("factor/{}", i));
+    factors_[i] = factor == nullptr ? 1.0 : *factor;
+  }
   try {
     config_.scheduler->load_state(nlohmann::json::parse(state.get<std::string>("state")));
   } catch (const nlohmann::json::exception& error) {
@@ -47,12 +59,17 @@ void LRSchedule::load_state(const State& state) {
   num_steps_ = state.get<int64_t>("num_steps");
 }
 
-void LRSchedule::write_learning_rates() {
+void LRSchedule::take_new_groups() {
   for (size_t i = initial_lrs_.size(); i < optimizer_->groups().size(); ++i) {
     initial_lrs_.push_back(optimizer_->groups()[i].lr);
+    factors_.push_back(1.0);
   }
+}
+
+void LRSchedule::write_learning_rates() {
+  take_new_groups();
   for (size_t i = 0; i < initial_lrs_.size(); ++i) {
-    optimizer_->groups()[i].lr = config_.scheduler->lr(initial_lrs_[i], num_steps_);
+    optimizer_->groups()[i].lr = factors_[i] * config_.scheduler->lr(initial_lrs_[i], num_steps_);
   }
 }
 

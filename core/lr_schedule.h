@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -16,6 +17,9 @@ class LRSchedule {
  public:
   LRSchedule(LRSchedulerConfig config, Optimizer& optimizer);  // sets the learning rates of step 0
 
+  // Multiplies what later steps give as the learning rate of a parameter group.
+  void scale(size_t group, double factor);
+
   // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing.
   void step(std::optional<double> metric = std::nullopt);
 
@@ -27,11 +31,13 @@ class LRSchedule {
   void load_state(const State& state);  // does not set learning rates: they are optimizer state
 
  private:
+  void take_new_groups();
   void write_learning_rates();
 
   LRSchedulerConfig config_;
   Optimizer* optimizer_;
   std::vector<double> initial_lrs_;  // by parameter group; groups may be added later
+  std::vector<double> factors_;      // by parameter group: the product of what scale() was given
   int64_t num_steps_ = 0;
 };
 

@@ -40,6 +40,7 @@ class CheckpointSaver {
   bool is_asked_for(const Path& folder) const;  // requested or being written, but not yet complete
   void at_boundary();                           // called by fit at a step boundary
   void finish();                                // waits until everything is written
+  void end_writing();                           // waits for what is being written; requests stay
 
   // Waits for the thread, whose errors are logged. Nothing can be saved any more.
   void close();
@@ -60,7 +61,6 @@ class CheckpointSaver {
   void write_requests(FirstError& error);
   void write(const Request& request);
   void write_beside(const Request& request);
-  void end_writing();
 
   Collective& group_;
   WithContent with_content_;

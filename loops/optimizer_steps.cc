@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -179,6 +180,20 @@ bool OptimizerSteps::update(size_t index, const StepRequest& request) {
   const bool stepped = !context_.state.step_report.skipped;
   if (stepped) context_.world.set_step(++context_.state.global_step);
   return stepped;
+}
+
+void OptimizerSteps::scale_lr(size_t optimizer, size_t group, double factor) {
+  if (optimizer >= optimizers().size() || group >= optimizers()[optimizer].groups().size()) {
+    throw UsageError(
+        fmt::format("scale_lr: there is no parameter group {} of optimizer {}; both count from 0", group, optimizer));
+  }
+  if (!(factor > 0.0 && std::isfinite(factor))) {
+    throw UsageError(fmt::format("scale_lr: the factor must be above 0 and finite; got {}", factor));
+  }
+  for (LRSchedule& schedule : schedules_) {
+    if (&schedule.optimizer() == &optimizers()[optimizer]) schedule.scale(group, factor);
+  }
+  optimizers()[optimizer].groups()[group].lr *= factor;
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {

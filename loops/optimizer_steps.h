@@ -43,6 +43,8 @@ class OptimizerSteps final : public ManualOptimization {
   // computes a loss.
   void skip_closure();
 
+  void scale_lr(size_t optimizer, size_t group, double factor);  // TrainerControl::scale_lr
+
   // Throws SetupError if the optimizer cannot accumulate this number of micro-batches.
   void check_accumulation(int64_t accumulate_grad_batches) const;
 

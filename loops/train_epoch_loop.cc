@@ -93,6 +93,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
+    if (window_batches_ == 0) context_.events.on_step_end();
     drain_if_last();
     validate_after_batch(validation_is_due());
     ++state.batch_idx;

@@ -64,7 +64,8 @@ struct MemoryRequest {
   Precision precision{};
   int64_t num_devices = 1;  // total over all machines
   c10::DeviceType device_type = c10::kCPU;
-  bool accumulates = false;  // accumulation windows have several micro-batches
+  bool accumulates = false;       // accumulation windows have several micro-batches
+  bool averages_weights = false;  // Strategy::average_weights is called
 };
 
 // The state of a strategy for a checkpoint, without the module's.
@@ -152,8 +153,9 @@ class Strategy {
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;
 
   // Every rank calls these between steps. The tensors in state() may change with the next step. load_state() follows
-  // setup_optimizers(), before the first step, when the module has its saved weights; the state may come from another
-  // number of ranks or another strategy. Throws CheckpointError if the state does not fit the optimizers.
+  // setup_optimizers() before the first step, or drain(), when the module has its saved weights; the state may come
+  // from another number of ranks or another strategy. An update that was in progress is then applied at once, if this
+  // run has made steps. Throws CheckpointError if the state does not fit the optimizers.
   virtual StrategyState state() = 0;
   virtual void load_state(const State& shared, const ReadRange& read) = 0;
 

@@ -2,11 +2,17 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/trainer/callback_states.h"
@@ -22,6 +28,16 @@ void check_num_schedules(const State& run, size_t num_schedules) {
       fmt::format("the checkpoint has the state of {} learning-rate schedule{}, but configure_optimizers returns {} "
                   "now; return as many, or load the weights only",
                   num_saved, num_saved == 1 ? "" : "s", num_schedules));
+}
+
+// Calls `load`; the message of a CheckpointError names the checkpoint.
+void name_folder_in_errors(const CheckpointReader& checkpoint, const std::function<void()>& load) try {
+  load();
+} catch (const CheckpointError& error) {
+  const std::string folder = checkpoint.folder().string();
+  const std::string_view message = error.what();
+  if (message.find(folder) != message.npos) throw;
+  throw CheckpointError(fmt::format("{}: {}", folder, message));
 }
 
 }  // namespace
@@ -80,26 +96,47 @@ void FitState::add_to(CheckpointContent& content) const {
   }
 }
 
-void FitState::load(const CheckpointReader& checkpoint) const try {
+void FitState::load(const CheckpointReader& checkpoint) const {
+  name_folder_in_errors(checkpoint, [&] {
+    const State& run = checkpoint.run();
+    load_training(checkpoint);
+    check_num_schedules(run, steps.lr_schedules().size());
+    for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
+      steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
+    }
+    load_states(callbacks, run.child("callbacks"), /*warns=*/context.world.rank() == 0);
+    const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
+    loop.load_state(run.child("loops"), run.child("metrics"),
+                    same_ranks ? checkpoint.rank(context.world.rank()) : State());
+  });
+}
+
+// A callback that averages weights goes back with the average.
+void FitState::roll_back(const CheckpointReader& checkpoint) const {
+  std::vector<std::pair<double, double>> settings;  // learning rate and weight decay of each group
+  for (const auto& optimizer : context.strategy.optimizers()) {
+    for (const Optimizer::Group& group : optimizer->groups()) settings.emplace_back(group.lr, group.weight_decay);
+  }
+  name_folder_in_errors(checkpoint, [&] {
+    load_training(checkpoint);
+    CallbackList averaging;
+    std::ranges::copy_if(callbacks, std::back_inserter(averaging), [](const auto& c) { return c->averages_weights(); });
+    load_states(averaging, checkpoint.run().child("callbacks"), /*warns=*/false);
+  });
+  auto next = settings.begin();
+  for (const auto& optimizer : context.strategy.optimizers()) {
+    for (Optimizer::Group& group : optimizer->groups()) std::tie(group.lr, group.weight_decay) = *next++;
+  }
+}
+
+// What belongs to the weights.
+void FitState::load_training(const CheckpointReader& checkpoint) const {
   const State& run = checkpoint.run();
   context.strategy.load_state(run.child("strategy/state"), [&](const std::string& name, int64_t begin, int64_t end) {
     return checkpoint.read(name, begin, end);
   });
-  check_num_schedules(run, steps.lr_schedules().size());
-  for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
-    steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
-  }
   context.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run,
                         [&] { context.hooks.module().on_load_checkpoint(run.child("module")); });
-  load_states(callbacks, run.child("callbacks"), /*warns=*/context.world.rank() == 0);
-  const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
-  loop.load_state(run.child("loops"), run.child("metrics"),
-                  same_ranks ? checkpoint.rank(context.world.rank()) : State());
-} catch (const CheckpointError& error) {
-  const std::string folder = checkpoint.folder().string();
-  const std::string_view message = error.what();
-  if (message.find(folder) != message.npos) throw;
-  throw CheckpointError(fmt::format("{}: {}", folder, message));
 }
 
 }  // namespace fulgur

@@ -26,7 +26,13 @@ struct FitState {
   const CallbackList& callbacks;
 
   void add_to(CheckpointContent& content) const;
-  void load(const CheckpointReader& checkpoint) const;  // throws CheckpointError if the fits do not match
+
+  // Both throw CheckpointError if the fits do not match.
+  void load(const CheckpointReader& checkpoint) const;
+  void roll_back(const CheckpointReader& checkpoint) const;  // TrainerControl::roll_back, once weights are loaded
+
+ private:
+  void load_training(const CheckpointReader& checkpoint) const;
 };
 
 }  // namespace fulgur

@@ -324,18 +324,21 @@ void Run::choose_callbacks() {
     std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });
 }
 
+bool Run::averages_weights() const {
+  return std::ranges::any_of(callbacks_, [](const auto& callback) { return callback->averages_weights(); });
+}
+
 void Run::setup_strategy() {
   const OverriddenHooks& overridden = request_.module.hooks();
   Strategy& strategy = *resources_.strategy;
   const auto num_devices = static_cast<int64_t>(resources_.devices.size());
-  const bool averages_weights = std::ranges::any_of(callbacks_, [](const auto& c) { return c->averages_weights(); });
   strategy.setup(module(), {.devices = world_.devices(),
                             .precision = resources_.precision,
                             .world = world_.world(),
                             .deterministic = resources_.options.deterministic,
                             .local_world_size = strategy.rank_per_device() ? num_devices : 1,
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
-                            .averages_weights = averages_weights,
+                            .averages_weights = averages_weights(),
                             .accumulates = context_.accumulate_grad_batches > 1});
 }
 
@@ -451,7 +454,8 @@ std::string Run::memory_summary() const {
       .precision = resources_.precision,
       .num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes,
       .device_type = resources_.devices.front().type(),
-      .accumulates = context_.accumulate_grad_batches > 1};
+      .accumulates = context_.accumulate_grad_batches > 1,
+      .averages_weights = averages_weights()};
   const auto memory_of = [&](const Strategy& strategy) {
     return strategy.model_memory(*request_.module, own.optimizers(), request);
   };
@@ -465,7 +469,18 @@ std::string Run::memory_summary() const {
 
 const Optimizers& Run::optimizers() {
   static const Optimizers kNone;
-  return checkpoints_.has_fit() ? resources_.strategy->optimizers() : kNone;
+  return checkpoints_.fit() != nullptr ? resources_.strategy->optimizers() : kNone;
+}
+
+void Run::scale_lr(size_t optimizer, size_t group, double factor) {
+  const FitState* fit = checkpoints_.fit();
+  require(fit != nullptr, "scale_lr: there are optimizers only from on_fit_start to on_fit_end");
+  fit->steps.scale_lr(optimizer, group, factor);
+}
+
+bool Run::roll_back() {
+  require(checkpoints_.fit() != nullptr, "roll_back: only fit can go back to a checkpoint");
+  return checkpoints_.roll_back();
 }
 
 // A CPU device has no index here, as in tensors.

@@ -83,6 +83,8 @@ class Run final : public TrainerControl {
   MetricLog& metrics() override { return results_.metrics; }
   Module& module() override { return *request_.module; }
   const Optimizers& optimizers() override;
+  void scale_lr(size_t optimizer, size_t group, double factor) override;
+  bool roll_back() override;
   c10::Device device() const override;
   void average_weights(double share) override { resources_.strategy->average_weights(share); }
   bool show_average(bool shown) override { return resources_.strategy->show_average(shown); }
@@ -110,6 +112,7 @@ class Run final : public TrainerControl {
   void report_profile(const trace::Profile& profile);
   void setup();
   void choose_callbacks();
+  bool averages_weights() const;
   void setup_strategy();
   void prepare_data();
   void broadcast_run_dir();

@@ -120,11 +120,33 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
   context_.hooks.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
   const bool has_all = fit_ != nullptr && !options.weights_only;
   const bool is_last = has_all && std::ranges::count(options.links, "last") > 0;
+  if (has_all) newest_whole_ = folder;
   std::error_code error;
   if (!is_last || !origin_was_left_) return;
   if (!std::filesystem::equivalent(folder.parent_path(), resumed_from_.parent_path(), error)) return;
   origin_was_left_ = false;
   remove(resumed_from_);
+}
+
+// With checkpoints that are written in the background a rank may not know of the newest one yet, so that rank 0
+// decides.
+bool RunCheckpoints::roll_back() {
+  const bool finds = context_.ranks.rank() == 0 && is_checkpoint(newest_whole_);
+  goes_back_to_ = all_gather_bytes(context_.world.control(), finds ? newest_whole_.string() : "").front();
+  return !goes_back_to_.empty();
+}
+
+void RunCheckpoints::on_step_end() {
+  if (goes_back_to_.empty()) return;
+  const trace::Span span("roll back");
+  const CheckpointReader checkpoint(std::exchange(goes_back_to_, {}), {.digests = options_.ckpt_verify});
+  context_.strategy.drain();
+  fulgur::load_weights(context_.hooks.module(), weights_to_train(checkpoint), checkpoint.folder().string(),
+                       options_.ckpt_strict);
+  fit_->roll_back(checkpoint);
+  if (context_.ranks.rank() > 0) return;
+  const auto step = checkpoint.run().get<int64_t>("loops/global_step");
+  log_info("training has gone back to '{}', which was saved after step {}", checkpoint.folder().string(), step);
 }
 
 void RunCheckpoints::on_step_boundary() {
@@ -208,7 +230,7 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
     throw UsageError(fmt::format(
         "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
   }
-  resumed_from_ = found;
+  resumed_from_ = newest_whole_ = found;
   names_origin_ = names_itself(ckpt_path);
   origin_was_left_ = opened_->run().find<bool>("ended_early") != nullptr;
   load_requires_grad(context_.hooks.module(), *opened_);
@@ -216,18 +238,18 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   log_resume();
 }
 
-// A resumed run has the weights that the checkpointed run had. If that run rounded them to a 16-bit precision and this
-// one has another precision, they are the fp32 masters, with a delayed update that was in progress.
-NamedTensors RunCheckpoints::opened_weights() const {
-  if (resumed_from_.empty()) return opened_->finished_weights();
-  const Precision before(opened_->run().get<std::string>("strategy/precision"));
+// Training goes on with the weights that the run which saved the checkpoint had. If that run rounded them to a 16-bit
+// precision and this one has another precision, they are the fp32 masters, with a delayed update that was in progress.
+NamedTensors RunCheckpoints::weights_to_train(const CheckpointReader& checkpoint) const {
+  const Precision before(checkpoint.run().get<std::string>("strategy/precision"));
   const bool was_rounded = before.is_true_16_bit() && before.name() != context_.precision.name();
-  return was_rounded ? opened_->finished_weights() : opened_->weights();
+  return was_rounded ? checkpoint.finished_weights() : checkpoint.weights();
 }
 
 void RunCheckpoints::load_weights() const {
   if (!opened_) return;
-  fulgur::load_weights(context_.hooks.module(), opened_weights(), opened_->folder().string(), options_.ckpt_strict);
+  const NamedTensors weights = resumed_from_.empty() ? opened_->finished_weights() : weights_to_train(*opened_);
+  fulgur::load_weights(context_.hooks.module(), weights, opened_->folder().string(), options_.ckpt_strict);
 }
 
 void RunCheckpoints::resume(const FitState& fit) const {

@@ -36,7 +36,7 @@ class RunCheckpoints final : public LoopEvents {
 
   // From now on, checkpoints have the state of `fit`; null: only the weights.
   void set_fit(const FitState* fit) { fit_ = fit; }
-  bool has_fit() const { return fit_ != nullptr; }
+  const FitState* fit() const { return fit_; }
 
   // Whether the strategy holds the weights of the module, so that a checkpoint gets them from it.
   void set_weights_in_strategy(bool value) { weights_in_strategy_ = value; }
@@ -45,11 +45,13 @@ class RunCheckpoints final : public LoopEvents {
   void save(const std::filesystem::path& folder, const SaveOptions& options);
   std::filesystem::path free_path(const std::filesystem::path& wanted) const;
   void remove(const std::filesystem::path& folder) const;
+  bool roll_back();
 
   // What CheckpointSaver needs.
   void with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const;
   void on_saved(const std::filesystem::path& folder, const SaveOptions& options);
 
+  void on_step_end() override;
   void on_step_boundary() override;
   void interrupt(int signal) override;
   [[noreturn]] void interrupt_after_last_step(int signal) const;
@@ -59,7 +61,7 @@ class RunCheckpoints final : public LoopEvents {
  private:
   void share_links() const;
   CheckpointContent content(bool weights_only) const;
-  NamedTensors opened_weights() const;
+  NamedTensors weights_to_train(const CheckpointReader& checkpoint) const;
   void log_resume() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;
   ModelCheckpoint* model_checkpoint() const;
@@ -74,6 +76,8 @@ class RunCheckpoints final : public LoopEvents {
   const FitState* fit_ = nullptr;
   std::optional<CheckpointReader> opened_;  // the checkpoint that this run begins with
   std::filesystem::path resumed_from_;      // empty: fit starts from scratch, or with weights only
+  std::filesystem::path newest_whole_;      // the newest checkpoint that a run can resume from; empty: there is none
+  std::filesystem::path goes_back_to_;      // what roll_back() was asked for; empty: nothing
   bool names_origin_ = false;               // ckpt_path is the path of resumed_from_, not "last" or a link
   bool origin_was_left_ = false;            // a run that a signal or an exception ended saved resumed_from_
   bool weights_in_strategy_ = false;

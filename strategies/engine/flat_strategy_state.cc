@@ -41,7 +41,10 @@ StrategyState FlatStrategy::state() {
 
 void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   const c10::NoGradGuard no_grad;
+  const bool has_made_steps = num_steps_ > 0;
+  TORCH_INTERNAL_ASSERT(!store_->is_late() && !average_->is_shown());
   load_optimizers(*module_, optimizers_, shared);
+  if (has_made_steps) store_->parameters_were_written();
   num_steps_ = shared.get<int64_t>("num_steps");
   const State scale = shared.child("loss_scale");
   if (loss_scaling_ && !scale.empty()) {
@@ -63,7 +66,7 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
     }
   }
   bool pending = shared.get<bool>("pending");
-  if (pending && !engine_.delayed) {
+  if (pending && (has_made_steps || !engine_.delayed)) {
     finish_saved_update(shared, read);
     pending = false;
   }

@@ -35,23 +35,28 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
     const Optimizer& optimizer = optimizers[bucket.optimizer];
     const int64_t num_elements = bucket.num_bytes / element_size / shards;
     const int64_t on_host = OptimizerShard::elements_on_host(num_elements, engine.host_ratio);
-    const auto waiting_size = static_cast<int64_t>(c10::elementSize(optim::widened(dtype)));
+    const auto wide_size = static_cast<int64_t>(c10::elementSize(optim::widened(dtype)));
     const bool are_widened = request.accumulates && (sums_wait || world_size == 1);
-    const int64_t gradients = (are_widened ? waiting_size : element_size) * (engine.delayed ? 2 : 1);
+    const int64_t gradients = (are_widened ? wide_size : element_size) * (engine.delayed ? 2 : 1);
     const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
     const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
     memory.parameters += bucket.num_bytes;
     memory.gradients += gradients * num_elements;
     if (request.accumulates && world_size > 1 && !sums_wait) {  // kept at the parameters until the last micro-batch
-      memory.gradients += waiting_size * bucket.num_bytes / element_size;
+      memory.gradients += wide_size * bucket.num_bytes / element_size;
     }
     memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
                                  ? std::optional(*memory.optimizer_state + state * num_elements)
                                  : std::nullopt;
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);
     memory.on_host += (gradients + state + element_size) * on_host;
+    if (request.averages_weights) {  // among all ranks, also where nothing else is sharded
+      const int64_t average = wide_size * (bucket.num_bytes / element_size / world_size);
+      memory.copies += average;
+      if (engine.host_ratio > 0) memory.on_host += average;
+    }
     const bool has_padding = bucket.slots.back().num_elements * element_size != bucket.num_bytes;
-    const bool are_converted = request.accumulates && !sums_wait && waiting_size != element_size;
+    const bool are_converted = request.accumulates && !sums_wait && wide_size != element_size;
     const bool is_a_gradient = bucket.slots.size() == 1 && !has_padding && !are_converted;
     if (!is_a_gradient) pooled_bytes.push_back(bucket.num_bytes);
   }

@@ -223,6 +223,11 @@ void SeparateGradients::update(size_t optimizer, const GradientTransform& transf
   schedule_->step(optimizer, transform, late);
 }
 
+void SeparateGradients::parameters_were_written() {
+  shard_.copy_parameters();
+  schedule_->forget_versions();
+}
+
 std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementRange within) const {
   return is_late() ? std::vector<ExactValues>() : shard_.exact_values(bucket, within);
 }

@@ -39,7 +39,7 @@ class SeparateGradients final : public GradientStore {
   void drain() override { schedule_->drain(); }
   void wait() override { schedule_->wait(); }
   bool is_late() const override { return schedule_->is_late(); }
-  void parameters_were_written() override { shard_.copy_parameters(); }
+  void parameters_were_written() override;
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const override;
   void save(StrategyState& state) override;
   void load(const State& shared, const ReadRange& read, bool pending) override;

@@ -47,6 +47,9 @@ class UpdateSchedule {
   // Waits until the update in progress is computed; the parameters do not change until it is completed.
   void wait() const;
 
+  // Parameters were written, and their copies too: no warning of that.
+  void forget_versions() { versions_.clear(); }
+
   // Restores the situation of a checkpoint: an update in progress is computed, and lies in the shard's copies.
   void resume_late();
 

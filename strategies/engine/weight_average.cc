@@ -137,6 +137,7 @@ void WeightAverage::add_to(StrategyState& state) const {
 }
 
 bool WeightAverage::load(const State& shared, const ReadRange& read, bool keeps) {
+  averages_.clear();
   if (shared.find<bool>("averaged") == nullptr) return false;
   const c10::NoGradGuard no_grad;
   for (size_t b = 0; b < parameters_.buckets().size(); ++b) {

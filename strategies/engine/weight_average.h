@@ -36,7 +36,8 @@ class WeightAverage {
 
   // For checkpoints: while shown, add_to() adds what the parameters hide to the ranges of a strategy's state, as "raw",
   // and the fp32 average of 16-bit parameters as "average". load() brings the trained values of such a checkpoint back,
-  // whose weights the module has, and returns whether there were any; the average is kept if `keeps`.
+  // whose weights the module has, and returns whether there were any; the average is kept if `keeps`. An
+  // average that there was before is dropped.
   void add_to(StrategyState& state) const;
   bool load(const State& shared, const ReadRange& read, bool keeps);
 

@@ -9,6 +9,7 @@
 #include <limits>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -74,6 +75,37 @@ TEST(DivergenceGuard, FindsNormsWarnsOrStops) {
   EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has found the gradient norm is inf"));
   trainer.stop_reasons.clear();
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(accepts(gives_up, trainer, 1.0, 100.0));
+  EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has left out 3 updates in a row"));
+}
+
+// Windows begin anew after it, so that only values that are not finite are found; three of them end fit.
+TEST(DivergenceGuard, GoesBackWithSmallerLearningRates) {
+  const testing::TempDir dir;
+  testing::FakeTrainerControl trainer(dir.path());
+  trainer.optimizer_list = optim::SGD(
+      {{.params = trainer.tiny.hidden->parameters()}, {.params = trainer.tiny.out->parameters()}}, {.lr = 1.0});
+  DivergenceGuard guard({.action = "rollback", .window_size = 2, .lr_factor = 0.25, .most_in_a_row = 3});
+  const auto fill = [&] {
+    EXPECT_TRUE(accepts(guard, trainer, 1.0, 1.0));
+    EXPECT_TRUE(accepts(guard, trainer, 1.0, 2.0));
+  };
+  fill();
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE(accepts(guard, trainer, 1.0, 100.0));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("; the update is left out, there is no checkpoint to go back to, and learning rates are "
+                        "multiplied by 0.25"));
+  EXPECT_EQ(trainer.num_roll_backs, 0);
+  EXPECT_THAT(trainer.scaled, ::testing::ElementsAre(std::tuple(0, 0, 0.25), std::tuple(0, 1, 0.25)));
+  trainer.has_checkpoint = true;
+  fill();
+  EXPECT_FALSE(accepts(guard, trainer, 1.0, 100.0));  // the window was full, so that this is the first in a row
+  EXPECT_TRUE(accepts(guard, trainer, 1.0, 100.0));
+  EXPECT_FALSE(accepts(guard, trainer, NAN));
+  EXPECT_EQ(trainer.num_roll_backs, 2);
+  EXPECT_TRUE(trainer.stop_reasons.empty());
+  EXPECT_FALSE(accepts(guard, trainer, NAN));
+  EXPECT_EQ(trainer.num_roll_backs, 2);
   EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has left out 3 updates in a row"));
 }
 
@@ -148,7 +180,9 @@ TEST(DivergenceGuard, RefusesWhatItCannotJudge) {
   };
   EXPECT_THAT(message(make_module<Manual>()), HasSubstr("optimises manually, so that a callback cannot judge"));
   EXPECT_THAT(message(make_module<WithLbfgs>()), HasSubstr("evaluates the loss by itself"));
-  EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.action = "rollback"}); }), HasSubstr("action"));
+  EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.action = "undo"}); }), HasSubstr("action"));
+  EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.lr_factor = 0.0}); }), HasSubstr("lr_factor"));
+  EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.lr_factor = 1.1}); }), HasSubstr("lr_factor"));
   EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.window_size = 1}); }), HasSubstr("window_size"));
 }
 

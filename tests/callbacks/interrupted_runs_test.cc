@@ -12,9 +12,12 @@
 #include <tuple>
 #include <vector>
 
+#include "fulgur/callbacks/backbone_finetuning.h"
 #include "fulgur/callbacks/divergence_guard.h"
 #include "fulgur/callbacks/early_stopping.h"
 #include "fulgur/callbacks/weight_averaging.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
@@ -32,10 +35,10 @@ class Recorder final : public Callback {
   std::vector<std::tuple<int64_t, std::string, double>> metrics;
 
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) override {
-    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-", batch_idx));
+    trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-", batch_idx));
   }
   void on_train_epoch_end(TrainerControl& trainer) override {
-    if (!folder_.empty()) trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-end"));
+    trainer.save_checkpoint(folder_ / c10::str(trainer.state().epoch, "-end"));
   }
   void on_metrics(TrainerControl&, const Metrics& values, int64_t step) override {
     for (const auto& [name, value] : values) metrics.emplace_back(step, name, value);
@@ -55,6 +58,7 @@ struct Case {
   std::function<std::shared_ptr<Callback>()> make;
   TrainerOptions options{};
   int64_t world_size = 1;
+  std::function<std::shared_ptr<testing::TinyModule>()> make_model = [] { return make_module<testing::TinyModule>(); };
 };
 
 constexpr int64_t kMostEpochs = 6, kBatches = 3;
@@ -65,7 +69,7 @@ Trail fit(const Case& run, uint64_t seed, const fs::path& saved_in, const std::s
   {
     const std::lock_guard lock(mutex);
     seed_everything(seed);
-    module = make_module<testing::TinyModule>();
+    module = run.make_model();
   }
   const auto recorder = std::make_shared<Recorder>(saved_in);
   TrainerOptions options = run.options;
@@ -100,7 +104,8 @@ int64_t expect_same_decisions(const Case& run) {
   int64_t num_resumed = 0;
   for (const auto& checkpoint : fs::directory_iterator(dir.path())) {
     SCOPED_TRACE(checkpoint.path().filename().string());
-    const Trail resumed = fit_ranks(run, 2, "", checkpoint.path());
+    const testing::TempDir resumed_dir;
+    const Trail resumed = fit_ranks(run, 2, resumed_dir.path(), checkpoint.path());
     EXPECT_EQ(resumed.global_step, whole.global_step);
     EXPECT_TRUE(std::ranges::equal(resumed.weights, whole.weights,
                                    [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); }));
@@ -140,6 +145,47 @@ TEST(InterruptedRuns, DivergenceGuardSkipsTheSameUpdates) {
                                },
                            .world_size = world_size});
     EXPECT_GT(guards.front()->num_found(), 2);
+  }
+}
+
+TEST(InterruptedRuns, DivergenceGuardGoesBackToTheSameCheckpoints) {
+  for (const char* strategy : {"ddp", "zero_offload"}) {
+    for (const int64_t world_size : {1, 2}) {
+      SCOPED_TRACE(c10::str(strategy, ", ", world_size, " ranks"));
+      std::vector<std::shared_ptr<DivergenceGuard>> guards;
+      std::mutex mutex;
+      expect_same_decisions(
+          {.make =
+               [&] {
+                 const std::lock_guard lock(mutex);
+                 return guards.emplace_back(DivergenceGuard::make(
+                     {.action = "rollback", .max_loss_z = 0.5, .max_norm_z = 0.5, .window_size = 3, .lr_factor = 0.7}));
+               },
+           .options = {.strategy = strategy},
+           .world_size = world_size});
+      EXPECT_GT(guards.front()->num_found(), 1);
+    }
+  }
+}
+
+struct WithBackbone : testing::TinyModule {
+  Optimizers configure_optimizers() override {
+    return {optim::AdamW({{.params = hidden->parameters(), .name = "backbone"}, {.params = out->parameters()}},
+                         {.lr = 1e-2}),
+            {.scheduler = optim::StepLR::make({.step_size = 2, .gamma = 0.7}), .interval = "step"}};
+  }
+};
+
+TEST(InterruptedRuns, BackboneFinetuningTrainsTheSameGroups) {
+  for (const char* strategy : {"ddp", "ddp_sharded", "delayed_update"}) {
+    for (const int64_t world_size : {1, 2}) {
+      SCOPED_TRACE(c10::str(strategy, ", ", world_size, " ranks"));
+      expect_same_decisions(
+          {.make = [] { return BackboneFinetuning::make({.unfreeze_at_epoch = 2, .initial_lr_ratio = 0.2}); },
+           .options = {.strategy = strategy, .gradient_clip_val = 0.1},
+           .world_size = world_size,
+           .make_model = [] { return make_module<WithBackbone>(); }});
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -301,6 +302,32 @@ TEST(OffloadedBytes, AreThoseOfTheArena) {
     const OptimizerShard shard(flat, optimizers, {.host_ratio = 1, .copies = late == 1, .gradient_sums = 1 + late});
     const StrategyChoice choice = late == 1 ? "delayed_update" : "zero_offload";
     EXPECT_EQ(shard.host_bytes(), estimate_memory(*module, choice, 1, "32", optimizers).on_host);
+  }
+}
+
+// WeightAveraging.KeepsFourBytesForEachParameterAmongAllRanks measures it.
+TEST(EstimatedMemoryOfAnAverage, IsFourBytesForEachParameterAmongAllRanks) {
+  for (const char* name : {"single_device", "ddp", "ddp_sharded", "zero_offload"}) {
+    for (const char* precision : {"32", "bf16-true", "64"}) {
+      SCOPED_TRACE(std::string(name) + ", " + precision);
+      const auto module = make_module<Mlp>("AdamW");
+      const Optimizers optimizers = module->configure_optimizers();
+      int64_t num_params = 0;
+      for (const at::Tensor& param : module->parameters()) num_params += param.numel();
+      const int64_t num_devices = std::string_view(name) == "single_device" ? 1 : 4;
+      const auto strategy = StrategyChoice(name).make("auto");
+      const auto memory_of = [&](bool averages) {
+        return *strategy->model_memory(
+            *module, optimizers,
+            {.precision = Precision(precision), .num_devices = num_devices, .averages_weights = averages});
+      };
+      const ModelMemory with = memory_of(true), without = memory_of(false);
+      const double expected =
+          static_cast<double>(num_params * (std::string_view(precision) == "64" ? 8 : 4) / num_devices);
+      EXPECT_NEAR(static_cast<double>(with.total() - without.total()), expected, 0.01 * expected);
+      EXPECT_NEAR(static_cast<double>(with.on_host - without.on_host),
+                  std::string_view(name) == "zero_offload" ? expected : 0.0, 0.01 * expected);
+    }
   }
 }
 

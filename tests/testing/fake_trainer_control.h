@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,9 @@ class FakeTrainerControl final : public TrainerControl {
   std::vector<std::filesystem::path> saved;
   std::vector<std::string> stop_reasons;
   std::vector<Record> records;
+  std::vector<std::tuple<size_t, size_t, double>> scaled;  // the arguments of scale_lr()
+  bool has_checkpoint = false;                             // to roll back to
+  int64_t num_roll_backs = 0;
   std::vector<double> shares;  // the arguments of average_weights()
   bool average_is_shown = false;
   int64_t accumulate = 1;
@@ -39,6 +43,13 @@ class FakeTrainerControl final : public TrainerControl {
   MetricLog& metrics() override { return metric_log; }
   Module& module() override { return tiny; }
   const Optimizers& optimizers() override { return optimizer_list; }
+  void scale_lr(size_t optimizer, size_t group, double factor) override {
+    scaled.emplace_back(optimizer, group, factor);
+  }
+  bool roll_back() override {
+    num_roll_backs += has_checkpoint;
+    return has_checkpoint;
+  }
   void average_weights(double share) override { shares.push_back(share); }
   bool show_average(bool shown) override { return std::exchange(average_is_shown, shown); }
   int64_t global_rank() const override { return 0; }
