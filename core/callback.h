@@ -57,7 +57,7 @@ class TrainerControl {
   // factor is not above 0 and finite.
   virtual void scale_lr(size_t optimizer, size_t group, double factor) = 0;
 
-  // Lets training go back to the newest complete checkpoint of this run that a run can resume from, or to the one that
+  // Lets training go back to the newest checkpoint of this run that a run can resume from, or to the one that
   // this run has resumed from. Every rank calls it, in fit; returns false if there is no such checkpoint. When the
   // running batch (or else the next one) has ended with its hooks, weights, buffers, optimizer state, loss scale and
   // averaged weights are loaded, and what the Module keeps in checkpoints. Learning rates, schedules, counters, data

@@ -128,9 +128,9 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
   remove(resumed_from_);
 }
 
-// With checkpoints that are written in the background a rank may not know of the newest one yet, so that rank 0
-// decides.
+// A checkpoint that is being written in the background counts, however fast the disk is.
 bool RunCheckpoints::roll_back() {
+  context_.saver.end_writing();
   const bool finds = context_.ranks.rank() == 0 && is_checkpoint(newest_whole_);
   goes_back_to_ = all_gather_bytes(context_.world.control(), finds ? newest_whole_.string() : "").front();
   return !goes_back_to_.empty();
