@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <optional>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
@@ -155,6 +156,13 @@ void internal::FieldChecker::operator()(const Field& field, FieldValue value) {
   } catch (const UsageError& error) {
     throw UsageError(fmt::format("{}: {}", owner_, error.what()));
   }
+}
+
+void internal::SectionVisitor::operator()(const Field& field, FieldValue value) {
+  Field of_section = field;
+  const std::string path = fmt::format("{}.{}", section_, field.name);
+  of_section.name = path;
+  visit_(of_section, std::move(value));
 }
 
 void internal::FieldTexts::operator()(const Field& field, FieldValue value) {

@@ -33,6 +33,7 @@ struct Field {
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices{};  // values of a string (empty: any); an enum's names, from value 0 on
+  bool applies = true;                 // false: a setting of a choice that was not made, such as another strategy
 };
 
 // Walks over the fields of an options struct. The struct names each field once:
@@ -42,8 +43,9 @@ struct Field {
 //   };
 // Flags, --help and the checks of values all follow from describe. A field is a bool, an int, an int64_t, a float, a
 // double, a string, an optional bool, int64_t or double, a path, an enum (its names are the field's choices), a vector
-// of these (as text with commas: "64,32"; min, max and choices apply to each element), or anything else that a
-// TextField reads.
+// of these (as text with commas: "64,32"; min, max and choices apply to each element), anything else that a TextField
+// reads, or a struct with a describe() of its own, whose fields are a section: visit({.name = "trainer"}, &trainer)
+// visits trainer.max_epochs.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -53,6 +55,9 @@ class FieldVisitor {
     requires(!std::constructible_from<FieldValue, T*>)
   void operator()(const Field& field, T* value);
 };
+
+// Calls the describe() of an options struct with the visitor.
+using DescribeFields = std::function<void(FieldVisitor&)>;
 
 // Sets the field from text, such as a flag's. Throws UsageError: "lr: 'fast' is not a number".
 void set_field(const Field& field, const FieldValue& value, std::string_view text);
@@ -142,6 +147,20 @@ TextField text_field(const Field& field, std::vector<T>* values) {
   return {.set = set, .get = get, .check = check};
 }
 
+// Visits fields as those of a section.
+class SectionVisitor final : public FieldVisitor {
+ public:
+  SectionVisitor(FieldVisitor& visit, std::string_view section) : visit_(visit), section_(section) {}
+  void operator()(const Field& field, FieldValue value) override;
+
+ private:
+  FieldVisitor& visit_;
+  const std::string section_;
+};
+
+template <class T>
+concept Described = requires(T options, FieldVisitor& visit) { options.describe(visit); };
+
 template <class T>
 concept HasTextField = requires(const Field& field, T* value) { text_field(field, value); };
 
@@ -168,10 +187,15 @@ class FieldTexts final : public FieldVisitor {
 template <class T>
   requires(!std::constructible_from<FieldValue, T*>)
 void FieldVisitor::operator()(const Field& field, T* value) {
-  static_assert(internal::HasTextField<T>,
+  static_assert(internal::HasTextField<T> || internal::Described<T>,
                 "a field of this type cannot be described: FieldVisitor says which can; read and write it by a "
                 "TextField");
-  if constexpr (internal::HasTextField<T>) (*this)(field, FieldValue(internal::text_field(field, value)));
+  if constexpr (internal::HasTextField<T>) {
+    (*this)(field, FieldValue(internal::text_field(field, value)));
+  } else if constexpr (internal::Described<T>) {
+    internal::SectionVisitor section(*this, field.name);
+    value->describe(section);
+  }
 }
 
 // Checks every field of an options struct; `owner` begins the message: "AdamW: lr must be at least 0; got -1".

@@ -6,16 +6,18 @@
 #include <vector>
 
 #include "fulgur/base/describe.h"
+#include "fulgur/base/environment_variables.h"
 
 namespace fulgur {
 
-// Calls the describe() of an options struct with the visitor.
-using DescribeFields = std::function<void(FieldVisitor&)>;
-
-// Sets the described fields from flags: --lr=1e-3, --lr 1e-3, --max-epochs=5 for max_epochs; the last one wins.
-// Returns false if --help was given, whose text is then printed. Throws UsageError for an unknown flag (with the
-// nearest name), a value that does not parse or is out of range.
-bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe);
+// Sets the described fields, each from the last of these that has a value for it: TOML files (--config=run.toml, from
+// left to right), environment variables (FULGUR_TRAINER__MAX_EPOCHS=5, FULGUR__LR=1e-3), flags (--lr=1e-3, --lr 1e-3,
+// --max-epochs=5 for max_epochs, the last one of a name). Fields of the section "trainer" need not name it.
+//   Returns false if --help was given, whose text is then printed, or --print_config, which prints all options as TOML,
+// each with where it comes from. Throws UsageError with all that is wrong and where: unknown names (with the nearest),
+// values that do not parse or are out of range, files that cannot be read.
+bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe,
+                 const EnvironmentVariables& variables = process_environment_variables());
 
 // Makes relative paths relative to the folder in which the command was typed, also under `bazel run`.
 void enter_working_directory();

@@ -56,6 +56,16 @@ std::map<std::string, Setting> all_settings() {
   return settings;
 }
 
+// The settings of one strategy, with their defaults; none for auto.
+std::map<std::string, std::string> defaults_of(const std::string& strategy) {
+  std::map<std::string, std::string> defaults;
+  if (canonical_name(strategy) == "auto") return defaults;
+  Visitor collect(
+      [&](const Field& field, const FieldValue& value) { defaults[std::string(field.name)] = field_text(value); });
+  strategy_registry().create(strategy)->describe(collect);
+  return defaults;
+}
+
 // Flags keep views of their texts, so texts are kept until the process exits.
 std::string_view kept(std::string text) {
   static std::mutex mutex;  // Trainers may be created on several threads
@@ -96,13 +106,17 @@ void StrategyChoice::describe(FieldVisitor& visit) {
   };
   visit({.name = "strategy", .help = "how to train", .choices = known_names()},
         TextField{set_name, [this] { return name_; }});
+  const std::map<std::string, std::string> defaults = defaults_of(name_);
   for (const auto& [name, setting] : all_settings()) {
-    const auto get = [this, name, text = setting.default_text] {
+    const auto chosen = defaults.find(name);
+    const std::string by_default = chosen == defaults.end() ? setting.default_text : chosen->second;
+    const auto get = [this, name, by_default] {
       const auto own = settings_.find(name);
-      return own == settings_.end() ? text : own->second;
+      return own == settings_.end() ? by_default : own->second;
     };
     visit({.name = kept("strategy." + name),
-           .help = kept(fmt::format("{} ({})", setting.help, fmt::join(setting.strategies, ", ")))},
+           .help = kept(fmt::format("{} ({})", setting.help, fmt::join(setting.strategies, ", "))),
+           .applies = chosen != defaults.end() || settings_.contains(name)},
           TextField{[this, name](std::string_view text) { settings_[name] = text; }, get});
   }
 }

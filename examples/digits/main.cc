@@ -17,7 +17,7 @@ struct DigitsOptions {
   int64_t seed = 1;
 
   void describe(FieldVisitor& visit) {
-    trainer.describe(visit);
+    visit({.name = "trainer", .help = "how to train"}, &trainer);
     visit({.name = "data", .help = "file of the digits: gzipped CSV"}, &data);
     visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
     visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);

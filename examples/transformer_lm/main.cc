@@ -18,7 +18,7 @@ struct Options {
   int64_t seed = 1;
 
   void describe(FieldVisitor& visit) {
-    trainer.describe(visit);
+    visit({.name = "trainer", .help = "how to train"}, &trainer);
     data.describe(visit);
     model.describe(visit);
     sample.describe(visit);

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fulgur/base/describe.h"
+#include "fulgur/base/environment_variables.h"
+#include "fulgur/cli/setting.h"
+
+namespace fulgur {
+
+// The options of a program, which sources set in turn. The fields of the section "trainer" are also found without its
+// name, unless an option outside of sections has that name: max_epochs, strategy.timeout_s.
+class Config {
+ public:
+  struct Option {
+    Field field;       // has the whole path as its name: "trainer.max_epochs"
+    FieldValue value;  // in the options struct
+    std::string path{}, help{};
+    std::string origin = "default";  // the last source that set it
+  };
+
+  // The options struct must outlive the Config.
+  explicit Config(DescribeFields describe);
+
+  const std::deque<Option>& options() const { return options_; }
+
+  // The name that a flag has: without "trainer." where that is enough.
+  std::string flag_of(const Option& option) const;
+
+  // Sets what `settings` say, in their order. What is wrong is appended to `problems`.
+  void set(std::span<const Setting> settings, std::vector<std::string>& problems);
+
+  // All options as a TOML file, each with its origin in a comment. A program that reads it has the same options.
+  std::string to_toml() const;
+
+ private:
+  Option* find(std::string_view path);
+  std::vector<std::string> names_near(std::string_view path) const;
+
+  DescribeFields describe_;
+  std::deque<Option> options_;  // a deque: fields hold views of paths
+};
+
+// The settings of variables such as FULGUR_TRAINER__MAX_EPOCHS, which is trainer.max_epochs, and FULGUR__SEED, which is
+// the seed outside of sections. Variables of FULGUR_ without "__" are no options.
+std::vector<Setting> settings_of(const EnvironmentVariables& variables);
+
+}  // namespace fulgur

@@ -1,0 +1,141 @@
+#include "fulgur/cli/toml_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kInclude = "include";
+
+// Reads one file, and those that it includes.
+class Reader {
+ public:
+  Reader(std::vector<Setting>& settings, std::vector<std::string>& problems)
+      : settings_(settings), problems_(problems) {}
+
+  // `asked_at`: where the file is named, for messages; empty: on the command line.
+  void read(const fs::path& file, const std::string& asked_at) {
+    std::error_code error;
+    const fs::path whole = fs::weakly_canonical(file, error);
+    const std::string at = asked_at.empty() ? "--config" : asked_at;
+    if (const auto first = std::ranges::find(open_, whole); first != open_.end()) {
+      std::vector<std::string> circle;
+      for (auto name = first; name != open_.end(); ++name) circle.push_back(name->filename().string());
+      return refuse(at, fmt::format("'{}' includes itself: {} -> {}", file.string(), fmt::join(circle, " -> "),
+                                    whole.filename().string()));
+    }
+    if (!fs::is_regular_file(file, error)) return refuse(at, fmt::format("there is no file '{}'", file.string()));
+    open_.push_back(whole);
+    parse(file);
+    open_.pop_back();
+  }
+
+ private:
+  void parse(const fs::path& file) try {
+    const toml::table root = toml::parse_file(file.string());
+    if (const toml::node* include = root.get(kInclude)) read_included(file, *include);
+    add_table(file, root);
+  } catch (const toml::parse_error& error) {
+    const std::string at = place(file, error.source());
+    refuse(at, fmt::format("this is no TOML: {}", error.description()));
+  }
+
+  void read_included(const fs::path& file, const toml::node& include) {
+    const std::string at = place(file, include.source());
+    const auto read_one = [&](const toml::node& node) {
+      const auto name = node.value_exact<std::string>();
+      if (!name) return refuse(at, "include must be a file name or a list of them");
+      read(file.parent_path() / *name, at);
+    };
+    if (const toml::array* names = include.as_array()) {
+      for (const toml::node& name : *names) read_one(name);
+    } else {
+      read_one(include);
+    }
+  }
+
+  // In the order of the file, so that messages are.
+  void add_table(const fs::path& file, const toml::table& root) {
+    std::vector<std::pair<std::string, const toml::node*>> values;
+    collect("", root, values);
+    std::ranges::sort(values, [](const auto& a, const auto& b) {
+      const toml::source_position &at = a.second->source().begin, &other = b.second->source().begin;
+      return std::tie(at.line, at.column) < std::tie(other.line, other.column);
+    });
+    for (const auto& [path, node] : values) add_value(file, path, *node);
+  }
+
+  static void collect(const std::string& section, const toml::table& table,
+                      std::vector<std::pair<std::string, const toml::node*>>& values) {
+    for (const auto& [key, node] : table) {
+      if (section.empty() && key.str() == kInclude) continue;
+      const std::string path = section.empty() ? std::string(key.str()) : fmt::format("{}.{}", section, key.str());
+      if (const toml::table* inner = node.as_table()) {
+        collect(path, *inner, values);
+      } else {
+        values.emplace_back(path, &node);
+      }
+    }
+  }
+
+  void add_value(const fs::path& file, const std::string& path, const toml::node& node) {
+    const std::string at = place(file, node.source());
+    settings_.push_back(
+        {.path = path, .text = text_of(node), .origin = at, .name = path, .is_quoted = node.is_string()});
+  }
+
+  static std::optional<std::string> text_of(const toml::node& node) {
+    if (const auto text = node.value_exact<std::string>()) return *text;
+    if (const auto whole = node.value_exact<int64_t>()) return fmt::format("{}", *whole);
+    if (const auto real = node.value_exact<double>()) return fmt::format("{}", *real);
+    if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
+    const toml::array* list = node.as_array();
+    if (list == nullptr) return std::nullopt;
+    std::vector<std::string> elements;
+    for (const toml::node& element : *list) {
+      const auto text = element.is_array() ? std::nullopt : text_of(element);
+      if (!text) return std::nullopt;
+      elements.push_back(*text);
+    }
+    return fmt::format("{}", fmt::join(elements, ","));
+  }
+
+  static std::string place(const fs::path& file, const toml::source_region& source) {
+    return fmt::format("{}:{}:{}", file.string(), source.begin.line, source.begin.column);
+  }
+
+  void refuse(const std::string& where, const std::string& what) {
+    problems_.push_back(fmt::format("{}: {}", where, what));
+  }
+
+  std::vector<Setting>& settings_;
+  std::vector<std::string>& problems_;
+  std::vector<fs::path> open_{};  // the files that include one another, up to the one that is being read
+};
+
+}  // namespace
+
+void read_toml(const fs::path& file, std::vector<Setting>& settings, std::vector<std::string>& problems) {
+  Reader(settings, problems).read(file, "");
+}
+
+std::string toml_string(const std::string& text) {
+  using toml::toml_formatter;
+  const toml::value<std::string> value(text);
+  std::ostringstream out;
+  out << toml_formatter(value, toml_formatter::default_flags & ~toml::format_flags::allow_literal_strings);
+  return out.str();
+}
+
+}  // namespace fulgur

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "fulgur/cli/setting.h"
+
+namespace fulgur {
+
+// Appends what a TOML file says, after what the files of its `include` say: include = ["base.toml"], relative to the
+// file. Tables become sections, lists of plain values become text with commas. What is wrong is appended to `problems`
+// as "run.toml:3:1: ...": no such file, broken TOML, a value that no option can have, a file that includes itself.
+void read_toml(const std::filesystem::path& file, std::vector<Setting>& settings, std::vector<std::string>& problems);
+
+// `text` as a string of a TOML file, in quotes.
+std::string toml_string(const std::string& text);
+
+}  // namespace fulgur
