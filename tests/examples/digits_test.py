@@ -14,6 +14,7 @@ import torch
 
 PROGRAM = pathlib.Path("examples/digits/digits").absolute()
 DATA = pathlib.Path("../digits/digits.csv.gz").absolute()
+CONFIG = pathlib.Path("examples/digits/digits.toml").absolute()
 
 
 def run(*flags, folder):
@@ -82,6 +83,18 @@ class DigitsTest(unittest.TestCase):
         first, second = (run("--max_epochs=3", folder=self.folder) for _ in range(2))
         expect_quiet(self, first)
         self.assertEqual(figures(first.stdout), figures(second.stdout))
+
+    def test_a_file_flags_and_what_print_config_prints_train_alike(self):
+        by_file = run(f"--config={CONFIG}", "--max_epochs=2", folder=self.folder)
+        expect_quiet(self, by_file)
+        by_flags = run("--max_epochs=2", "--accelerator=cpu", "--strategy=single_device", folder=self.folder)
+        printed = run(f"--config={CONFIG}", "--max_epochs=2", "--print-config", folder=self.folder)
+        self.assertEqual((printed.returncode, printed.stderr), (0, ""))
+        self.assertRegex(printed.stdout, r"(?m)^lr = 0\.002 +# .*/digits\.toml:2:6$")
+        pathlib.Path(self.folder, "printed.toml").write_text(printed.stdout)
+        again = run("--config=printed.toml", folder=self.folder)
+        self.assertEqual(figures(by_file.stdout), figures(by_flags.stdout))
+        self.assertEqual(figures(by_file.stdout), figures(again.stdout))
 
     def train(self, name, *flags):
         """The losses of validation and test in the order of the rows of metrics.csv, and the last weights."""
