@@ -46,7 +46,14 @@ void BackboneFinetuning::setup(TrainerControl&, EntryPoint entry_point) {
 
 void BackboneFinetuning::on_fit_start(TrainerControl& trainer) {
   check_groups(trainer.optimizers());
-  if (!is_unfrozen_) set_trained(trainer.optimizers(), false);
+  if (is_unfrozen_) return;
+  set_trained(trainer.optimizers(), false);
+  const int64_t max_epochs = trainer.state().max_epochs;
+  if (trainer.is_global_zero() && max_epochs >= 0 && max_epochs <= options_.unfreeze_at_epoch) {
+    log_warning(
+        "BackboneFinetuning: the group '{}' is never trained, because unfreeze_at_epoch is {} and max_epochs {}",
+        options_.group, options_.unfreeze_at_epoch, max_epochs);
+  }
 }
 
 // Also called when a run resumes in the middle of an epoch, in which nothing is left to do.

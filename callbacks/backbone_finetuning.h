@@ -23,8 +23,9 @@ struct BackboneFinetuningOptions {
 //   return optim::AdamW({{.params = backbone->parameters(), .lr = 1e-5, .name = "backbone"},
 //                        {.params = head->parameters()}}, {.lr = 1e-3});
 // Its learning rate, with its schedule, is the one that initial_lr_ratio and lr_growth lead up to. All parameters of
-// the group are frozen when fit starts, and all are unfrozen. Layers stay as they are: those of a frozen backbone are
-// in training mode, so that Dropout acts and running statistics of BatchNorm move.
+// the group are frozen when fit starts, and all are unfrozen; a fit that ends before leaves them frozen. Layers stay as
+// they are: those of a frozen backbone are in training mode, so that Dropout acts and running statistics of BatchNorm
+// move.
 //   Throws UsageError for options out of range; fit throws it if no group has the name, or if every parameter is in it.
 // Checkpoints have the progress. Source: Lightning's BackboneFinetuning.
 class BackboneFinetuning final : public Callback {

@@ -30,7 +30,8 @@ void DivergenceGuardOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr_factor", .help = "factor of all learning rates when action = rollback goes back", .max = 1},
         &lr_factor);
   visit({.name = "most_in_a_row",
-         .help = "updates that action = skip or rollback leaves out one after another before fit ends",
+         .help = "updates that are left out before fit ends: one after another, or, with action = rollback, with "
+                 "fewer than window_size in between",
          .min = 1},
         &most_in_a_row);
 }
@@ -78,7 +79,10 @@ bool DivergenceGuard::accepts_update(TrainerControl& trainer, double loss, doubl
   if (options_.action == "stop") {
     trainer.request_stop("DivergenceGuard has found " + *reason);
   } else if (gives_up) {
-    trainer.request_stop(fmt::format("DivergenceGuard has left out {} updates in a row", in_a_row_));
+    const std::string apart = options_.action == "rollback"
+                                  ? fmt::format(" with fewer than {} in between", options_.window_size)
+                                  : " in a row";
+    trainer.request_stop(fmt::format("DivergenceGuard has left out {} updates{}", in_a_row_, apart));
   }
   return !skips;
 }

@@ -31,7 +31,8 @@ struct DivergenceGuardOptions {
 // the window; one that is only warned of does, and further ones in a row are not told. A spike, from a bad batch or a
 // learning rate at the edge, then leaves the weights and the moments as they are.
 //   A "rollback" is TrainerControl::roll_back: the batches since the checkpoint count as left out, as Chowdhery et al.
-// 2022 (PaLM, arXiv:2204.02311, section 5.1) did. The windows begin anew. Where there is no checkpoint yet, only the
+// 2022 (PaLM, arXiv:2204.02311, section 5.1) did. The windows begin anew, so that the next window_size
+// updates are judged only by whether they are finite. Where there is no checkpoint yet, only the
 // learning rates change.
 //   The values are those of all ranks, so that every rank decides the same. Checkpoints have the window. Costs the norm
 // of the gradients, which clipping computes anyway, and on a GPU a wait for it and for the loss. Throws UsageError for

@@ -275,6 +275,14 @@ State ModelCheckpoint::state() const {
 
 // Keeps the checkpoints that still exist in the folder of this run, which may be a copy or a continuation of another
 // run; if a validation was cut short, also those that are being written. Scores of another monitor are dropped.
+void ModelCheckpoint::forget(int64_t step) {
+  for (int64_t* of : {&scored_step_, &validated_step_}) {
+    if (*of == step) *of = step - 1;
+  }
+  last_step_ = -1;
+  just_validated_ = false;
+}
+
 void ModelCheckpoint::load_state(const State& state) {
   validated_ = state.get<bool>("validated");
   last_step_ = state.get<int64_t>("last_step");

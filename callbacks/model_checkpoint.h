@@ -68,6 +68,10 @@ class ModelCheckpoint final : public Callback {
   // is written at once.
   void on_step_boundary(TrainerControl& trainer);
 
+  // Called by the Trainer when weights have gone back: no score of `step`, the current one, is theirs, and they are not
+  // saved yet.
+  void forget(int64_t step);
+
   // Called by the Trainer before a run: which links this callback sets where several share a folder.
   struct Links {
     bool last = true, best = true;

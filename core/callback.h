@@ -53,16 +53,19 @@ class TrainerControl {
   virtual const Optimizers& optimizers() = 0;
 
   // Multiplies the learning rate of a parameter group, now and in all that its schedules give from now on. Every rank
-  // calls it, between steps or in accepts_update(). Throws UsageError if there is no such optimizer or group, or if the
-  // factor is not above 0 and finite.
+  // calls it, between steps or in accepts_update(), but not within a validation. Throws UsageError if there is no such
+  // optimizer or group, or if the factor is not above 0 and finite.
   virtual void scale_lr(size_t optimizer, size_t group, double factor) = 0;
 
-  // Lets training go back to the newest checkpoint of this run that a run can resume from, or to the one that
-  // this run has resumed from. Every rank calls it, in fit; returns false if there is no such checkpoint. When the
-  // running batch (or else the next one) has ended with its hooks, weights, buffers, optimizer state, loss scale and
-  // averaged weights are loaded, and what the Module keeps in checkpoints. Learning rates, schedules, counters, data
-  // and callbacks go on: it is as if the batches since the checkpoint had been left out. Throws CheckpointError there
-  // if the checkpoint does not fit, for example because a parameter group was added since.
+  // Lets training go back to the newest checkpoint of this run that a run can resume from, or to the one that this run
+  // has resumed from. Every rank calls it, in a hook of training, in accepts_update() or in on_validation_end; returns
+  // false if there is no such checkpoint. When the batch, the validation or the epoch has ended with its hooks,
+  // weights, buffers, optimizer state, loss scale and averaged weights are loaded, with the states of callbacks that
+  // average weights and what the Module keeps in checkpoints; gradients that wait are dropped. All else goes on:
+  // learning rates, weight decay, schedules, counters, data, requires_grad and other callbacks. It is as if the batches
+  // since the checkpoint had been left out. A run that was interrupted meanwhile may go back to the checkpoint that it
+  // was interrupted with. Throws UsageError outside of fit; CheckpointError where it is loaded if the checkpoint does
+  // not fit, for example because a parameter group was added since.
   virtual bool roll_back() = 0;
 
   // Strategy::average_weights and show_average, for a callback that averages_weights(): every rank calls them, between

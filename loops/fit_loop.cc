@@ -161,6 +161,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
     warn_idle_("epoch {} ended without an optimizer step", state.epoch);
   }
   end_epoch(steps);
+  context_.events.roll_back_if_asked();
   bounds.agree();
   ++state.epoch;
   if (progress_.epoch_is_complete) {

@@ -26,7 +26,7 @@ namespace fulgur {
 class LoopEvents {
  public:
   virtual ~LoopEvents() = default;
-  virtual void on_step_end() = 0;          // before the validation that may follow; rolls back if a callback asked
+  virtual void roll_back_if_asked() = 0;   // every rank calls it where nothing is saved before, such as at a step's end
   virtual void on_step_boundary() = 0;     // lets ModelCheckpoint save
   virtual void interrupt(int signal) = 0;  // saves, and throws InterruptedError
 };

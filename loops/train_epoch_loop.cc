@@ -93,7 +93,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     run_batch(batch);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
-    if (window_batches_ == 0) context_.events.on_step_end();
+    if (window_batches_ == 0) context_.events.roll_back_if_asked();
     drain_if_last();
     validate_after_batch(validation_is_due());
     ++state.batch_idx;
@@ -107,6 +107,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }
+  if (skipped) context_.events.roll_back_if_asked();  // as the others did at the end of this step
   if (skipped && bounds_.is_last_epoch()) context_.strategy.drain();
   progress_.epoch_is_complete = reached_last || skipped || ended_;
   if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
@@ -129,6 +130,7 @@ void TrainEpochLoop::go_on(const ResumePoint& resumed) {
 }
 
 void TrainEpochLoop::at_boundary() {
+  context_.events.roll_back_if_asked();  // in a hook of the validation
   if (!progress_.interrupted_validation)
     context_.events.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();

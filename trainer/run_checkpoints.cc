@@ -120,7 +120,7 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
   context_.hooks.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
   const bool has_all = fit_ != nullptr && !options.weights_only;
   const bool is_last = has_all && std::ranges::count(options.links, "last") > 0;
-  if (has_all) newest_whole_ = folder;
+  if (has_all) whole_.push_back(folder);
   std::error_code error;
   if (!is_last || !origin_was_left_) return;
   if (!std::filesystem::equivalent(folder.parent_path(), resumed_from_.parent_path(), error)) return;
@@ -131,19 +131,24 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
 // A checkpoint that is being written in the background counts, however fast the disk is.
 bool RunCheckpoints::roll_back() {
   context_.saver.end_writing();
-  const bool finds = context_.ranks.rank() == 0 && is_checkpoint(newest_whole_);
-  goes_back_to_ = all_gather_bytes(context_.world.control(), finds ? newest_whole_.string() : "").front();
+  const bool is_first = context_.ranks.rank() == 0;
+  while (is_first && !whole_.empty() && !is_checkpoint(whole_.back())) whole_.pop_back();  // it was removed
+  goes_back_to_ =
+      all_gather_bytes(context_.world.control(), is_first && !whole_.empty() ? whole_.back().string() : "").front();
   return !goes_back_to_.empty();
 }
 
-void RunCheckpoints::on_step_end() {
+void RunCheckpoints::roll_back_if_asked() {
   if (goes_back_to_.empty()) return;
   const trace::Span span("roll back");
   const CheckpointReader checkpoint(std::exchange(goes_back_to_, {}), {.digests = options_.ckpt_verify});
   context_.strategy.drain();
   fulgur::load_weights(context_.hooks.module(), weights_to_train(checkpoint), checkpoint.folder().string(),
-                       options_.ckpt_strict);
+                       /*strict=*/true);
   fit_->roll_back(checkpoint);
+  for (const auto& callback : context_.hooks.callbacks()) {
+    if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) saving->forget(context_.state.global_step);
+  }
   if (context_.ranks.rank() > 0) return;
   const auto step = checkpoint.run().get<int64_t>("loops/global_step");
   log_info("training has gone back to '{}', which was saved after step {}", checkpoint.folder().string(), step);
@@ -230,7 +235,8 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
     throw UsageError(fmt::format(
         "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
   }
-  resumed_from_ = newest_whole_ = found;
+  resumed_from_ = found;
+  whole_ = {resumed_from_};
   names_origin_ = names_itself(ckpt_path);
   origin_was_left_ = opened_->run().find<bool>("ended_early") != nullptr;
   load_requires_grad(context_.hooks.module(), *opened_);

@@ -51,7 +51,7 @@ class RunCheckpoints final : public LoopEvents {
   void with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const;
   void on_saved(const std::filesystem::path& folder, const SaveOptions& options);
 
-  void on_step_end() override;
+  void roll_back_if_asked() override;
   void on_step_boundary() override;
   void interrupt(int signal) override;
   [[noreturn]] void interrupt_after_last_step(int signal) const;
@@ -74,12 +74,12 @@ class RunCheckpoints final : public LoopEvents {
   const TrainerOptions& options_;
   const std::filesystem::path& run_dir_;
   const FitState* fit_ = nullptr;
-  std::optional<CheckpointReader> opened_;  // the checkpoint that this run begins with
-  std::filesystem::path resumed_from_;      // empty: fit starts from scratch, or with weights only
-  std::filesystem::path newest_whole_;      // the newest checkpoint that a run can resume from; empty: there is none
-  std::filesystem::path goes_back_to_;      // what roll_back() was asked for; empty: nothing
-  bool names_origin_ = false;               // ckpt_path is the path of resumed_from_, not "last" or a link
-  bool origin_was_left_ = false;            // a run that a signal or an exception ended saved resumed_from_
+  std::optional<CheckpointReader> opened_;    // the checkpoint that this run begins with
+  std::filesystem::path resumed_from_;        // empty: fit starts from scratch, or with weights only
+  std::vector<std::filesystem::path> whole_;  // checkpoints that a run can resume from, the newest last
+  std::filesystem::path goes_back_to_;        // what roll_back() was asked for; empty: nothing
+  bool names_origin_ = false;                 // ckpt_path is the path of resumed_from_, not "last" or a link
+  bool origin_was_left_ = false;              // a run that a signal or an exception ended saved resumed_from_
   bool weights_in_strategy_ = false;
   bool has_failed_ = false, is_interrupted_ = false;
 };

@@ -44,7 +44,10 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   const bool has_made_steps = num_steps_ > 0;
   TORCH_INTERNAL_ASSERT(!store_->is_late() && !average_->is_shown());
   load_optimizers(*module_, optimizers_, shared);
-  if (has_made_steps) store_->parameters_were_written();
+  if (has_made_steps) {  // gradients of other weights, and of another loss scale, are dropped
+    for (size_t i = 0; i < optimizers_.size(); ++i) zero_grad(i);
+    store_->parameters_were_written();
+  }
   num_steps_ = shared.get<int64_t>("num_steps");
   const State scale = shared.child("loss_scale");
   if (loss_scaling_ && !scale.empty()) {

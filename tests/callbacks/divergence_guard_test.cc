@@ -17,6 +17,7 @@
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/fake_trainer_control.h"
 #include "tests/testing/ranks.h"
@@ -106,7 +107,8 @@ TEST(DivergenceGuard, GoesBackWithSmallerLearningRates) {
   EXPECT_TRUE(trainer.stop_reasons.empty());
   EXPECT_FALSE(accepts(guard, trainer, NAN));
   EXPECT_EQ(trainer.num_roll_backs, 2);
-  EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has left out 3 updates in a row"));
+  EXPECT_THAT(trainer.stop_reasons,
+              ::testing::ElementsAre("DivergenceGuard has left out 3 updates with fewer than 2 in between"));
 }
 
 // One batch has a huge loss, on the last rank only.
@@ -161,6 +163,59 @@ TEST(DivergenceGuard, TheUpdateOfASpikeIsLeftOutUnderEveryStrategy) {
       if (strategy == std::string_view("delayed_update")) continue;  // a skipped step publishes the update before it
       const auto without = weights_after(strategy, world_size, false, 1);
       for (size_t i = 0; i < guarded.size(); ++i) EXPECT_TRUE(guarded[i].equal(without[i]));
+    }
+  }
+}
+
+// The oracle leaves out the bad batch and those since the checkpoint, and halves the learning rate after them.
+TEST(DivergenceGuard, GoesBackAsIfTheBatchesHadBeenLeftOut) {
+  constexpr int64_t kSaved = 8;  // steps
+  struct Module : Spiky {
+    bool leaves_out = false;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (leaves_out && batch_idx >= kSaved && batch_idx <= kBadBatch) return {};
+      return Spiky::training_step(batch, batch_idx);
+    }
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1e-3, .momentum = 0.9}); }
+  };
+  const auto weights_of = [](const std::string& strategy, int64_t world_size, bool guarded) {
+    const testing::TempDir dir;
+    std::vector<at::Tensor> weights;
+    const auto fit = [&](int64_t rank) {
+      static std::mutex mutex;
+      const auto module = [] {
+        const std::lock_guard lock(mutex);
+        seed_everything(4);
+        return make_module<Module>();
+      }();
+      module->leaves_out = !guarded;
+      module->is_spoilt = rank == world_size - 1;
+      TrainerOptions options{.strategy = strategy};
+      if (world_size > 1) options.devices = world_size;
+      const auto guard = DivergenceGuard::make({.action = "rollback", .max_loss_z = 30, .window_size = 4});
+      if (guarded) options.callbacks.push_back(guard);
+      options.callbacks.push_back(testing::at_batch_end([&](TrainerControl& trainer) {
+        const int64_t batch_idx = trainer.state().batch_idx;
+        if (batch_idx == kSaved - 1) trainer.save_checkpoint(dir.path() / "saved");
+        if (!guarded && batch_idx == kBadBatch) trainer.scale_lr(0, 0, 0.5);
+      }));
+      Trainer(quiet(options)).fit(module, {.train = tiny_loader(4 * kBatches * world_size, 4)});
+      EXPECT_EQ(guard->num_found(), guarded ? 1 : 0);
+      if (rank > 0) return;
+      for (const at::Tensor& param : module->parameters()) weights.push_back(param.detach());
+    };
+    if (world_size == 1) {
+      fit(0);
+    } else {
+      testing::run_ranks(world_size, [&](World& world) { fit(world.rank()); });
+    }
+    return weights;
+  };
+  for (const char* strategy : {"ddp", "ddp_sharded", "zero_offload"}) {
+    for (const int64_t world_size : {1, 2}) {
+      SCOPED_TRACE(c10::str(strategy, ", ", world_size, " ranks"));
+      const auto guarded = weights_of(strategy, world_size, true), expected = weights_of(strategy, world_size, false);
+      for (size_t i = 0; i < guarded.size(); ++i) EXPECT_TRUE(guarded[i].equal(expected[i]));
     }
   }
 }

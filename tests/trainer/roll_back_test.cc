@@ -16,7 +16,9 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/weight_averaging.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/optim/adam.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/trainer/trainer.h"
@@ -73,6 +75,12 @@ std::shared_ptr<Counting> seeded_module() {
   const std::lock_guard lock(mutex);
   seed_everything(5);
   return make_module<Counting>();
+}
+
+std::map<std::string, at::Tensor> safetensors_of(const fs::path& folder) {
+  const CheckpointReader checkpoint(folder);
+  const NamedTensors weights = checkpoint.weights();
+  return {weights.begin(), weights.end()};
 }
 
 struct Outcome {
@@ -196,6 +204,95 @@ TEST(RollBack, TakesCheckpointsThatAreWrittenInTheBackground) {
   for (const auto& item : sync.module->named_parameters()) {
     EXPECT_TRUE(async.module->named_parameters()[item.key()].equal(item.value())) << item.key();
   }
+}
+
+// Rank 0 leaves the epoch within the step that goes back.
+TEST(RollBack, RanksGoBackTogetherWhereOneSkipsTheEpoch) {
+  struct Skips final : Callback {
+    explicit Skips(fs::path given) : folder(std::move(given)) {}
+    fs::path folder;
+    BatchAction on_train_batch_start(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
+      const bool skips = trainer.global_rank() == 0 && trainer.state().epoch == 0 && batch_idx == 3;
+      return skips ? BatchAction::skip_epoch : BatchAction::run;
+    }
+    bool judges_updates() const override { return true; }
+    bool accepts_update(TrainerControl& trainer, double, double) override {
+      if (trainer.state().epoch > 0 || trainer.state().global_step < 3) return true;
+      EXPECT_TRUE(trainer.roll_back());
+      return false;
+    }
+    void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t batch_idx) override {
+      if (trainer.state().epoch == 0 && batch_idx == 0) trainer.save_checkpoint(folder / "saved");
+    }
+  };
+  for (const char* strategy : {"ddp", "ddp_sharded", "delayed_update"}) {
+    SCOPED_TRACE(strategy);
+    const testing::TempDir dir;
+    std::vector<std::shared_ptr<Counting>> modules(2);
+    testing::run_ranks(2, [&](World& world) {
+      const auto module = modules[static_cast<size_t>(world.rank())] = seeded_module();
+      TrainerOptions options{.strategy = strategy, .devices = 2, .max_epochs = 2};
+      options.callbacks = {std::make_shared<Skips>(dir.path())};
+      Trainer(quiet(options)).fit(module, {.train = tiny_loader(2 * 6 * kBatchSize, kBatchSize)});
+    });
+    for (const auto& item : modules[0]->named_parameters()) {
+      EXPECT_TRUE(modules[1]->named_parameters()[item.key()].equal(item.value())) << item.key();
+    }
+    EXPECT_EQ(modules[1]->own, 1 + 6);  // the first step of epoch 0, and all of epoch 1
+  }
+}
+
+// Asked for at the end of an epoch, before ModelCheckpoint saves and removes the older checkpoint.
+TEST(RollBack, WhatIsAskedForAtTheEndOfAnEpochIsNotSavedBefore) {
+  struct AtEpochEnd final : Callback {
+    void on_train_epoch_end(TrainerControl& trainer) override {
+      const bool asks = trainer.state().epoch == 1;
+      EXPECT_EQ(asks && trainer.roll_back(), asks);
+    }
+  };
+  const testing::TempDir dir;
+  const auto module = seeded_module();
+  TrainerOptions options{.max_epochs = 2};
+  options.callbacks = {std::make_shared<AtEpochEnd>()};
+  options = quiet(options);
+  options.default_root_dir = dir.path();
+  options.enable_checkpointing = true;
+  Trainer(options).fit(module, {.train = tiny_loader(4 * kBatchSize, kBatchSize)});
+  const auto once = seeded_module();
+  Trainer(quiet({.max_epochs = 1})).fit(once, {.train = tiny_loader(4 * kBatchSize, kBatchSize)});
+  const auto saved = safetensors_of(dir.path() / "runs/version_0/checkpoints/last");
+  for (const auto& item : once->named_parameters()) {
+    EXPECT_TRUE(module->named_parameters()[item.key()].equal(item.value())) << item.key();
+    EXPECT_TRUE(saved.at(item.key()).equal(item.value())) << item.key();
+  }
+}
+
+// Step 3 is validated, then the weights are those of step 2 again, which fit saves at its end.
+TEST(RollBack, AScoreIsNotThatOfOtherWeights) {
+  struct LeavesLastOut : Counting {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      return batch_idx == 3 ? at::Tensor() : Counting::training_step(batch, batch_idx);
+    }
+  };
+  const testing::TempDir dir;
+  TrainerOptions options{.val_check_interval = Batches(3)};
+  options.callbacks = {at_batch_end([](TrainerControl& trainer) {
+                         if (trainer.state().batch_idx == 3) trainer.roll_back();
+                       }),
+                       ModelCheckpoint::make({.dirpath = dir.path(),
+                                              .filename = "{step}-{val_loss}",
+                                              .monitor = "val_loss",
+                                              .save_top_k = -1,
+                                              .every_n_train_steps = 2})};
+  options = quiet(options);
+  options.enable_checkpointing = true;
+  Trainer(options).fit(make_module<LeavesLastOut>(),
+                       {.train = tiny_loader(4 * kBatchSize, kBatchSize), .val = tiny_loader(8)});
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(dir.path())) {
+    if (!entry.is_symlink()) names.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(names, ::testing::UnorderedElementsAre("step=2-val_loss=nan", "step=3-val_loss=nan"));
 }
 
 TEST(RollBack, WithoutACheckpointNothingHappens) {
