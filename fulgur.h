@@ -12,6 +12,7 @@
 #include "fulgur/base/seed.h"
 #include "fulgur/base/state.h"
 #include "fulgur/callbacks/backbone_finetuning.h"
+#include "fulgur/callbacks/callback_registry.h"
 #include "fulgur/callbacks/csv_logger.h"
 #include "fulgur/callbacks/device_stats_monitor.h"
 #include "fulgur/callbacks/divergence_guard.h"

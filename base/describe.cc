@@ -165,6 +165,13 @@ void internal::SectionVisitor::operator()(const Field& field, FieldValue value) 
   visit_(of_section, std::move(value));
 }
 
+void internal::SectionVisitor::list(const Field& field, const ObjectList& objects) {
+  Field of_section = field;
+  const std::string path = fmt::format("{}.{}", section_, field.name);
+  of_section.name = path;
+  visit_.list(of_section, objects);
+}
+
 void internal::FieldTexts::operator()(const Field& field, FieldValue value) {
   texts_.emplace_back(field.name, field_text(value));
 }

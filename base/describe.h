@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -36,6 +37,21 @@ struct Field {
   bool applies = true;                 // false: a setting of a choice that was not made, such as another strategy
 };
 
+class FieldVisitor;
+
+// An object of a list, whose options are set before it is made.
+class ObjectDraft {
+ public:
+  virtual ~ObjectDraft() = default;
+  virtual void describe(FieldVisitor& visit) = 0;
+  virtual void add() = 0;  // makes the object and appends it to the list; throws UsageError for options that do not fit
+};
+
+// A list of objects that are made by name, such as callbacks (base/options_registry.h).
+struct ObjectList {
+  std::function<std::unique_ptr<ObjectDraft>(std::string_view type)> begin;  // throws UsageError for an unknown type
+};
+
 // Walks over the fields of an options struct. The struct names each field once:
 //   struct SGDOptions {
 //     double lr = 1e-3;
@@ -50,6 +66,7 @@ class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
   virtual void operator()(const Field& field, FieldValue value) = 0;
+  virtual void list(const Field& /*field*/, const ObjectList& /*objects*/) {}  // config files have it, flags do not
 
   template <class T>
     requires(!std::constructible_from<FieldValue, T*>)
@@ -152,6 +169,7 @@ class SectionVisitor final : public FieldVisitor {
  public:
   SectionVisitor(FieldVisitor& visit, std::string_view section) : visit_(visit), section_(section) {}
   void operator()(const Field& field, FieldValue value) override;
+  void list(const Field& field, const ObjectList& objects) override;
 
  private:
   FieldVisitor& visit_;

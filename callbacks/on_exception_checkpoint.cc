@@ -7,6 +7,12 @@
 
 namespace fulgur {
 
+void OnExceptionCheckpointOptions::describe(FieldVisitor& visit) {
+  visit({.name = "dirpath", .help = "folder; empty: where ModelCheckpoint saves"}, &dirpath);
+  visit({.name = "filename", .help = "name of the checkpoint, to which -v1, -v2 are appended if it is taken"},
+        &filename);
+}
+
 OnExceptionCheckpoint::OnExceptionCheckpoint(Options options) : options_(std::move(options)) {}
 
 std::shared_ptr<OnExceptionCheckpoint> OnExceptionCheckpoint::make(Options options) {

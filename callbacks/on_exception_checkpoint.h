@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "fulgur/base/describe.h"
 #include "fulgur/core/callback.h"
 
 namespace fulgur {
@@ -13,6 +14,7 @@ namespace fulgur {
 struct OnExceptionCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: where ModelCheckpoint saves, otherwise checkpoints/ in the run's folder
   std::string filename = "on_exception";  // "-v1" and so on are appended if the name is taken
+  void describe(FieldVisitor& visit);
 };
 
 // Saves a checkpoint when fit throws, with the weights at that point, so that a run with ckpt_path = "last" resumes

@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <iostream>
+#include <system_error>
+
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {
@@ -53,6 +57,19 @@ std::string_view name_of_pass(const RunState& state) {
 }
 
 }  // namespace
+
+void ProgressBarOptions::describe(FieldVisitor& visit) {
+  const auto set = [this](std::string_view text) {
+    int64_t milliseconds = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), milliseconds);
+    if (error != std::errc{} || end != text.data() + text.size() || milliseconds < 0) {
+      throw UsageError(fmt::format("'{}' is no number of milliseconds", text));
+    }
+    refresh_interval = std::chrono::milliseconds(milliseconds);
+  };
+  visit({.name = "refresh_interval", .help = "milliseconds from one redraw of the line to the next, at least"},
+        TextField{set, [this] { return fmt::format("{}", refresh_interval.count()); }});
+}
 
 ProgressBar::ProgressBar(Options options)
     : options_(options), is_terminal_(options.is_terminal.value_or(::isatty(STDOUT_FILENO) == 1)) {

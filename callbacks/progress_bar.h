@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "fulgur/base/describe.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/core/callback.h"
 
@@ -18,6 +19,7 @@ struct ProgressBarOptions {
   std::chrono::milliseconds refresh_interval{100};  // minimum time between two redraws on a terminal
   std::ostream* out = nullptr;                      // null: stdout
   std::optional<bool> is_terminal{};                // unset: whether stdout is a terminal
+  void describe(FieldVisitor& visit);
 };
 
 // Shows the progress of a run in one line:

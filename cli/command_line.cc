@@ -146,6 +146,7 @@ bool parse_flags(const std::vector<std::string>& arguments, const std::string& p
   std::ranges::move(asked.settings, std::back_inserter(settings));
   config.set(settings, asked.problems);
   refuse(app.remaining(), config, asked.problems);
+  config.make_objects(asked.problems);
   throw_if_any(asked.problems);
   if (!asked.prints_config) return true;
   std::fputs(config.to_toml().c_str(), stdout);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "fulgur/base/error.h"
@@ -16,14 +17,21 @@ namespace {
 constexpr std::string_view kTrainer = "trainer.";
 constexpr std::string_view kType = ".type";  // strategy.type is what strategy names
 
-// A FieldVisitor that calls a function.
+// A FieldVisitor that calls functions.
 class Visitor final : public FieldVisitor {
  public:
-  explicit Visitor(std::function<void(const Field&, const FieldValue&)> visit) : visit_(std::move(visit)) {}
+  using Visit = std::function<void(const Field&, const FieldValue&)>;
+  using VisitList = std::function<void(const Field&, const ObjectList&)>;
+  explicit Visitor(Visit visit, VisitList visit_list = {})
+      : visit_(std::move(visit)), visit_list_(std::move(visit_list)) {}
   void operator()(const Field& field, FieldValue value) override { visit_(field, value); }
+  void list(const Field& field, const ObjectList& objects) override {
+    if (visit_list_) visit_list_(field, objects);
+  }
 
  private:
-  std::function<void(const Field&, const FieldValue&)> visit_;
+  Visit visit_;
+  VisitList visit_list_;
 };
 
 // What a value of a number or a flag is called; empty for values that are text.
@@ -32,6 +40,16 @@ std::string_view kind_of(const FieldValue& value) {
                                          "true or false", "a whole number", "a whole number", "a number", "a number"};
   static_assert(std::size(kNames) == std::variant_size_v<FieldValue>);
   return kNames[value.index()];
+}
+
+// The option or list with this path, or with this path in the section of the trainer; null: there is none.
+template <class Entries>
+typename Entries::value_type* find_in(Entries& entries, std::string_view path) {
+  for (const std::string& wanted : {canonical_name(path), canonical_name(std::string(kTrainer) + std::string(path))}) {
+    const auto found = std::ranges::find_if(entries, [&](const auto& e) { return canonical_name(e.path) == wanted; });
+    if (found != entries.end()) return &*found;
+  }
+  return nullptr;
 }
 
 std::string toml_value(const FieldValue& value) {
@@ -49,26 +67,24 @@ std::string_view section_of(std::string_view path) {
 }  // namespace
 
 Config::Config(DescribeFields describe) : describe_(std::move(describe)) {
-  Visitor collect([this](const Field& field, const FieldValue& value) {
-    Option& option = options_.emplace_back(
-        Option{.field = field, .value = value, .path = std::string(field.name), .help = std::string(field.help)});
-    option.field.name = option.path;
-    option.field.help = option.help;
-  });
+  Visitor collect(
+      [this](const Field& field, const FieldValue& value) {
+        Option& option = options_.emplace_back(
+            Option{.field = field, .value = value, .path = std::string(field.name), .help = std::string(field.help)});
+        option.field.name = option.path;
+        option.field.help = option.help;
+      },
+      [this](const Field& field, const ObjectList& objects) {
+        lists_.push_back({.path = std::string(field.name), .objects = objects});
+      });
   describe_(collect);
 }
 
 Config::Option* Config::find(std::string_view path) {
+  if (Option* option = find_in(options_, path)) return option;
   const std::string wanted = canonical_name(path);
-  const auto named = [&](const std::string& name) -> Option* {
-    const auto found =
-        std::ranges::find_if(options_, [&](const Option& option) { return canonical_name(option.path) == name; });
-    return found == options_.end() ? nullptr : &*found;
-  };
-  if (Option* option = named(wanted)) return option;
-  if (Option* option = named(std::string(kTrainer) + wanted)) return option;
-  if (wanted.ends_with(kType)) return find(std::string_view(wanted).substr(0, wanted.size() - kType.size()));
-  return nullptr;
+  if (!wanted.ends_with(kType)) return nullptr;
+  return find_in(options_, std::string_view(wanted).substr(0, wanted.size() - kType.size()));
 }
 
 std::string Config::flag_of(const Option& option) const {
@@ -86,6 +102,7 @@ std::vector<std::string> Config::names_near(std::string_view path) const {
     const bool is_near = canonical_name(section_of(option.path)) == canonical_name(section_of(path));
     if (is_near && !section_of(path).empty()) near.push_back(option.path);
   }
+  for (const List& list : lists_) all.push_back(list.path.substr(list.path.rfind('.') + 1));
   return near.empty() ? all : near;
 }
 
@@ -94,12 +111,21 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
     problems.push_back(setting.origin == setting.name ? what : fmt::format("{}: {}", setting.origin, what));
   };
   for (const Setting& setting : settings) {
+    if (List* list = setting.element ? find_in(lists_, setting.path) : nullptr) {
+      list->add(setting);
+      continue;
+    }
+    if (setting.element && !setting.element->key.empty()) continue;  // the list is unknown, and was refused
     Option* option = find(setting.path);
     if (option == nullptr) {
       const auto nearest = nearest_name(setting.path, names_near(setting.path));
       problems.push_back(
           fmt::format("{}: unknown option '{}'; {}", setting.origin, setting.path,
                       nearest ? fmt::format("did you mean '{}'?", *nearest) : "--help has those that there are"));
+      continue;
+    }
+    if (setting.element) {
+      refuse(setting, setting.path + " is one value, not a list of tables");
       continue;
     }
     if (!setting.text) {
@@ -120,6 +146,52 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
       refuse(setting, error.what());
     }
   }
+}
+
+// A list begins anew with each file that has it.
+void Config::List::add(const Setting& setting) {
+  const auto& [index, key] = *setting.element;
+  if (key.empty() && index == 0) elements.clear();
+  if (key.empty()) {
+    elements.push_back({.origin = setting.origin});
+  } else if (canonical_name(key) == "type") {
+    elements.back().type = setting;
+  } else {
+    Setting& option = elements.back().settings.emplace_back(setting);
+    option.path = key;
+    option.element.reset();
+  }
+}
+
+void Config::make_objects(std::vector<std::string>& problems) {
+  for (List& list : lists_) {
+    for (Element& element : list.elements) make_draft(list, element, problems);
+  }
+  if (!problems.empty()) return;
+  for (List& list : lists_) {
+    for (Element& element : list.elements) {
+      try {
+        element.draft->add();
+      } catch (const UsageError& error) {
+        problems.push_back(fmt::format("{}: {}", element.origin, error.what()));
+      }
+    }
+  }
+}
+
+void Config::make_draft(const List& list, Element& element, std::vector<std::string>& problems) {
+  if (!element.type || !element.type->text) {
+    problems.push_back(fmt::format("{}: {} needs a type, such as type = \"EarlyStopping\"", element.origin, list.path));
+    return;
+  }
+  try {
+    element.draft = list.objects.begin(*element.type->text);
+  } catch (const UsageError& error) {
+    problems.push_back(fmt::format("{}: {}", element.type->origin, error.what()));
+    return;
+  }
+  element.options = std::make_unique<Config>([&draft = *element.draft](FieldVisitor& visit) { draft.describe(visit); });
+  element.options->set(element.settings, problems);
 }
 
 // Options outside of sections come first, as TOML wants it. An option that has settings of its own, such as strategy,
@@ -149,6 +221,13 @@ std::string Config::to_toml() const {
     if (!section.empty()) text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", section);
     for (const auto& [of, line] : lines) {
       if (of == section) text += line;
+    }
+  }
+  for (const List& list : lists_) {
+    for (const Element& element : list.elements) {
+      const std::string type = fmt::format("type = {}", toml_string(element.type->text.value_or("")));
+      text +=
+          fmt::format("\n[[{}]]\n{:<48}  # {}\n{}", list.path, type, element.type->origin, element.options->to_toml());
     }
   }
   return text;

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <deque>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,15 +36,35 @@ class Config {
   // Sets what `settings` say, in their order. What is wrong is appended to `problems`.
   void set(std::span<const Setting> settings, std::vector<std::string>& problems);
 
+  // Makes the objects of lists and appends them, unless there are problems, to which it appends.
+  void make_objects(std::vector<std::string>& problems);
+
   // All options as a TOML file, each with its origin in a comment. A program that reads it has the same options.
   std::string to_toml() const;
 
  private:
+  // An object of a list.
+  struct Element {
+    std::string origin;
+    std::optional<Setting> type{};
+    std::vector<Setting> settings{};
+    std::unique_ptr<ObjectDraft> draft{};
+    std::unique_ptr<Config> options{};  // fields of `draft`
+  };
+  struct List {
+    std::string path;
+    ObjectList objects;
+    std::vector<Element> elements{};
+    void add(const Setting& setting);
+  };
+
+  static void make_draft(const List& list, Element& element, std::vector<std::string>& problems);
   Option* find(std::string_view path);
   std::vector<std::string> names_near(std::string_view path) const;
 
   DescribeFields describe_;
   std::deque<Option> options_;  // a deque: fields hold views of paths
+  std::vector<List> lists_{};
 };
 
 // The settings of variables such as FULGUR_TRAINER__MAX_EPOCHS, which is trainer.max_epochs, and FULGUR__SEED, which is

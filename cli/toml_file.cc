@@ -65,34 +65,54 @@ class Reader {
     }
   }
 
+  // A value, or, with an element without a key, where an element of a list begins.
+  struct Value {
+    std::string path;
+    std::optional<Setting::Element> element;
+    const toml::node* node;
+  };
+
   // In the order of the file, so that messages are.
   void add_table(const fs::path& file, const toml::table& root) {
-    std::vector<std::pair<std::string, const toml::node*>> values;
-    collect("", root, values);
-    std::ranges::sort(values, [](const auto& a, const auto& b) {
-      const toml::source_position &at = a.second->source().begin, &other = b.second->source().begin;
+    std::vector<Value> values;
+    collect(root, {.path = "", .element = std::nullopt, .node = nullptr}, values);
+    std::ranges::stable_sort(values, [](const Value& a, const Value& b) {
+      const toml::source_position &at = a.node->source().begin, &other = b.node->source().begin;
       return std::tie(at.line, at.column) < std::tie(other.line, other.column);
     });
-    for (const auto& [path, node] : values) add_value(file, path, *node);
-  }
-
-  static void collect(const std::string& section, const toml::table& table,
-                      std::vector<std::pair<std::string, const toml::node*>>& values) {
-    for (const auto& [key, node] : table) {
-      if (section.empty() && key.str() == kInclude) continue;
-      const std::string path = section.empty() ? std::string(key.str()) : fmt::format("{}.{}", section, key.str());
-      if (const toml::table* inner = node.as_table()) {
-        collect(path, *inner, values);
-      } else {
-        values.emplace_back(path, &node);
-      }
+    for (const Value& value : values) {
+      const bool begins = value.element && value.element->key.empty();
+      const std::string name = value.element ? value.element->key : value.path;
+      settings_.push_back({.path = value.path,
+                           .text = begins ? "" : text_of(*value.node),
+                           .origin = place(file, value.node->source()),
+                           .name = name,
+                           .element = value.element,
+                           .is_quoted = value.node->is_string()});
     }
   }
 
-  void add_value(const fs::path& file, const std::string& path, const toml::node& node) {
-    const std::string at = place(file, node.source());
-    settings_.push_back(
-        {.path = path, .text = text_of(node), .origin = at, .name = path, .is_quoted = node.is_string()});
+  // Appends the values of `table`, which is at `place`.
+  static void collect(const toml::table& table, const Value& place, std::vector<Value>& values) {
+    for (const auto& [key, node] : table) {
+      if (place.path.empty() && key.str() == kInclude) continue;
+      Value value = place;
+      std::string& name = value.element ? value.element->key : value.path;
+      name += fmt::format("{}{}", name.empty() ? "" : ".", key.str());
+      value.node = &node;
+      const toml::array* list = node.as_array();
+      if (const toml::table* inner = node.as_table()) {
+        collect(*inner, value, values);
+      } else if (list != nullptr && list->is_array_of_tables() && !value.element) {
+        for (size_t i = 0; i < list->size(); ++i) {
+          const Value element{.path = value.path, .element = Setting::Element{i, ""}, .node = &(*list)[i]};
+          values.push_back(element);
+          collect(*element.node->as_table(), element, values);
+        }
+      } else {
+        values.push_back(value);
+      }
+    }
   }
 
   static std::optional<std::string> text_of(const toml::node& node) {

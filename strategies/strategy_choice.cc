@@ -56,10 +56,11 @@ std::map<std::string, Setting> all_settings() {
   return settings;
 }
 
-// The settings of one strategy, with their defaults; none for auto.
+// The settings of one strategy, with their defaults; none for auto or an unknown name.
 std::map<std::string, std::string> defaults_of(const std::string& strategy) {
   std::map<std::string, std::string> defaults;
-  if (canonical_name(strategy) == "auto") return defaults;
+  const std::vector<std::string> names = strategy_registry().names();
+  if (std::ranges::find(names, canonical_name(strategy)) == names.end()) return defaults;  // make() refuses it
   Visitor collect(
       [&](const Field& field, const FieldValue& value) { defaults[std::string(field.name)] = field_text(value); });
   strategy_registry().create(strategy)->describe(collect);

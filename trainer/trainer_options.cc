@@ -1,6 +1,7 @@
 #include "fulgur/trainer/trainer_options.h"
 
 #include "fulgur/base/names.h"
+#include "fulgur/callbacks/callback_registry.h"
 
 namespace fulgur {
 namespace {
@@ -83,6 +84,10 @@ void TrainerOptions::describe(FieldVisitor& visit) {
          .help = "measure where the time goes, and show it at the end",
          .choices = {"none", "simple", "kineto"}},
         &profiler);
+  visit.list({.name = "callbacks", .help = "what watches the run, in firing order"},
+             callback_registry().list_field(callbacks));
+  visit.list({.name = "loggers", .help = "further callbacks, which write logs"},
+             callback_registry().list_field(callbacks));
   visit({.name = "barebones", .help = "turn every extra off, to measure"}, &barebones);
 }
 

@@ -65,7 +65,7 @@ void train(DigitsOptions options) {
   const auto digits = make_module<Digits>(options.lr);
   const auto checkpoint = ModelCheckpoint::make({.monitor = "val_loss"});
   const bool saves = options.trainer.enable_checkpointing.value_or(!options.trainer.barebones);
-  if (saves) options.trainer.callbacks = {checkpoint};
+  if (saves) options.trainer.callbacks.push_back(checkpoint);
 
   Trainer trainer(options.trainer);
   trainer.fit(digits, data);

@@ -4,12 +4,16 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/callbacks/callback_registry.h"
+#include "fulgur/callbacks/learning_rate_monitor.h"
+#include "fulgur/callbacks/tensorboard_logger.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer_options.h"
@@ -219,6 +223,103 @@ colums = [1, [2]]
   EXPECT_THAT(message, HasSubstr("FULGUR__LR: 'x' is not a number"));
   EXPECT_THAT(message, HasSubstr("--lr must be at least 0; got -1"));
   EXPECT_THAT(message, HasSubstr("unknown flag 'titel'; did you mean 'title'?"));
+}
+
+// What a program adds to the registry, as fulgur's own.
+struct CountsDown final : Callback {
+  struct Options {
+    int64_t from = 3;
+    void describe(FieldVisitor& visit) { visit({.name = "from", .help = "first number", .min = 1}, &from); }
+  };
+  explicit CountsDown(Options given) : options(given) {}
+  static std::shared_ptr<CountsDown> make(Options options) {
+    if (options.from == 13) throw UsageError("CountsDown: 13 brings bad luck");
+    return std::make_shared<CountsDown>(options);
+  }
+  Options options;
+};
+
+class ConfigOfCallbacks : public ConfigTest {
+ protected:
+  static void SetUpTestSuite() { callback_registry().add<CountsDown>(); }
+  const std::string run_ = file("run.toml", R"([trainer]
+max_epochs = 1
+[[callbacks]]
+type = "EarlyStopping"
+monitor = "loss"
+patience = 5
+[[callbacks]]
+from = 7
+type = "countsdown"
+[[loggers]]
+type = "TensorBoardLogger"
+)");
+};
+
+TEST_F(ConfigOfCallbacks, AreMadeInTheirOrder) {
+  const auto callbacks = parse({"--config=" + run_}).trainer.callbacks;
+  ASSERT_EQ(callbacks.size(), 3);
+  EXPECT_EQ(callbacks[0]->state_key(), "monitor=loss,patience=5");
+  EXPECT_EQ(std::dynamic_pointer_cast<CountsDown>(callbacks[1])->options.from, 7);
+  EXPECT_NE(std::dynamic_pointer_cast<TensorBoardLogger>(callbacks[2]), nullptr);
+}
+
+TEST_F(ConfigOfCallbacks, AListOfALaterFileReplacesThatOfAnEarlierOne) {
+  const std::string more = file("more.toml", "[[trainer.callbacks]]\ntype = \"LearningRateMonitor\"\n");
+  const auto callbacks = parse({"--config=" + run_, "--config=" + more}).trainer.callbacks;
+  ASSERT_EQ(callbacks.size(), 2);
+  EXPECT_NE(std::dynamic_pointer_cast<LearningRateMonitor>(callbacks[0]), nullptr);
+}
+
+TEST_F(ConfigOfCallbacks, ArePrintedAndReadAgain) {
+  const std::string text = printed({"--config=" + run_});
+  EXPECT_THAT(text, ::testing::ContainsRegex(R"(
+\[\[trainer.callbacks\]\]
+type = "EarlyStopping" +# .*:4:8
+)"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("\nmonitor = \"loss\" +# .*:5:11\n"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("\nfrom = 7 +# .*:8:8\n"));
+  const auto callbacks = parse({"--config=" + file("printed.toml", text)}).trainer.callbacks;
+  ASSERT_EQ(callbacks.size(), 3);
+  EXPECT_EQ(callbacks[0]->state_key(), "monitor=loss,patience=5");
+}
+
+TEST_F(ConfigOfCallbacks, WhatIsWrongIsSaidWithItsPlace) {
+  const std::string wrong = file("wrong.toml", R"([[callbacks]]
+type = "EarlyStoping"
+[[callbacks]]
+monitor = "loss"
+[[callbacks]]
+type = "EarlyStopping"
+monitr = "loss"
+patience = "many"
+[[callback]]
+type = "EarlyStopping"
+[[trainer.max_epochs]]
+n = 1
+)");
+  const std::string message = refusal({"--config=" + wrong});
+  const auto at = [&](const std::string& rest) { return HasSubstr(wrong + rest); };
+  EXPECT_THAT(message, ::testing::StartsWith("6 things are wrong:"));
+  EXPECT_THAT(message, at(":2:8: unknown callback 'EarlyStoping'; did you mean 'EarlyStopping'? known: "));
+  EXPECT_THAT(message, at(":3:1: trainer.callbacks needs a type, such as type = \"EarlyStopping\""));
+  EXPECT_THAT(message, at(":7:10: unknown option 'monitr'; did you mean 'monitor'?"));
+  EXPECT_THAT(message, at(":8:12: patience must be a whole number; got the text \"many\""));
+  EXPECT_THAT(message, at(":9:1: unknown option 'callback'; did you mean 'callbacks'?"));
+  EXPECT_THAT(message, at(":11:1: trainer.max_epochs is one value, not a list of tables"));
+  EXPECT_THAT(refusal({"--config=" + file("made.toml", "[[callbacks]]\ntype = \"CountsDown\"\nfrom = 13\n")}),
+              HasSubstr("made.toml:1:1: CountsDown: 13 brings bad luck"));
+}
+
+// A config can make all of fulgur's callbacks, but for those whose options are functions or maps.
+TEST_F(ConfigOfCallbacks, HaveAllThatThereAre) {
+  for (const std::string& name : callback_registry().names()) {
+    SCOPED_TRACE(name);
+    const std::string needs = name == "EarlyStopping" ? "monitor = \"loss\"\n" : "";
+    const auto made = parse({"--config=" + file("one.toml", "[[callbacks]]\ntype = \"" + name + "\"\n" + needs)});
+    EXPECT_EQ(made.trainer.callbacks.size(), 1);
+  }
+  EXPECT_GE(callback_registry().names().size(), 18);
 }
 
 TEST_F(ConfigTest, FilesThatCannotBeReadAreNamed) {
