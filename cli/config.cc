@@ -129,7 +129,9 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
       continue;
     }
     if (!setting.text) {
-      refuse(setting, setting.name + " is neither text, a number, true or false, nor a list of these");
+      refuse(setting, setting.name +
+                          " must be text, a number, true or false, or a list of these, of which none is empty "
+                          "or has a comma");
       continue;
     }
     const std::string_view kind = kind_of(option->value);

@@ -125,7 +125,7 @@ class Reader {
     std::vector<std::string> elements;
     for (const toml::node& element : *list) {
       const auto text = element.is_array() ? std::nullopt : text_of(element);
-      if (!text) return std::nullopt;
+      if (!text || text->empty() || text->find(',') != std::string::npos) return std::nullopt;
       elements.push_back(*text);
     }
     return fmt::format("{}", fmt::join(elements, ","));

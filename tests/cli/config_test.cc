@@ -212,7 +212,7 @@ colums = [1, [2]]
   EXPECT_THAT(message, ::testing::StartsWith("13 things are wrong:\n  " + run + ":1:6: "));
   EXPECT_THAT(message, at(":1:6: lr must be a number; got the text \"fast\""));
   EXPECT_THAT(message, at(":2:16: unknown option 'lerning_rate'; --help has those that there are"));
-  EXPECT_THAT(message, at(":3:9: title is neither text, a number, true or false, nor a list of these"));
+  EXPECT_THAT(message, at(":3:9: title must be text, a number, true or false, or a list of these"));
   EXPECT_THAT(message, at(":5:13: unknown option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"));
   EXPECT_THAT(message, at(":6:13: trainer.max_steps: '2.5' is not a whole number"));
   EXPECT_THAT(message, at(":7:15: unknown trainer.accelerator 'tpu'"));
@@ -326,6 +326,11 @@ TEST_F(ConfigTest, FilesThatCannotBeReadAreNamed) {
   EXPECT_EQ(refusal({"--config=" + path("no.toml")}), "--config: there is no file '" + path("no.toml") + "'");
   EXPECT_THAT(refusal({"--config=" + file("a.toml", "lr = \n")}), HasSubstr("a.toml:1:6: this is no TOML: "));
   EXPECT_THAT(refusal({"--config=" + file("b.toml", "lr = 1\nlr = 2\n")}), HasSubstr("b.toml:2:"));
+  for (const char* list : {"[\"1,2\", 3]", "[\"\"]", "[1, [2]]", "[{a = 1}, 2]"}) {
+    EXPECT_THAT(refusal({"--config=" + file("list.toml", "widths = " + std::string(list) + "\n")}),
+                HasSubstr("list.toml:1:10: widths must be text, a number"))
+        << list;
+  }
   EXPECT_THAT(refusal({"--config=" + file("c.toml", "include = 3\n")}), HasSubstr("include must be a file name"));
   EXPECT_THAT(refusal({"--config=" + file("d.toml", "include = \"no.toml\"\n")}),
               HasSubstr("d.toml:1:11: there is no file"));
