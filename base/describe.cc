@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -17,6 +18,8 @@ template <class... Cases>
 struct Overloaded : Cases... {
   using Cases::operator()...;
 };
+template <class... Cases>
+Overloaded(Cases...) -> Overloaded<Cases...>;  // clang before 17, which tools/fuzz uses, does not deduce it
 
 template <class Number>
 Number parse_number(const Field& field, std::string_view text, std::string_view kind) {
@@ -45,16 +48,6 @@ void check_number(const Field& field, Number value) {
   if (!(x <= field.max)) throw UsageError(fmt::format("{} must be at most {}; got {}", field.name, field.max, value));
 }
 
-// Adds the name of the field to the errors of a TextField.
-template <class Call>
-void with_name(const Field& field, const Call& call) {
-  try {
-    call();
-  } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{}: {}", field.name, error.what()));
-  }
-}
-
 std::optional<size_t> find_choice(const std::vector<std::string>& choices, std::string_view value) {
   const auto same = [&](const std::string& choice) { return canonical_name(choice) == canonical_name(value); };
   const auto found = std::ranges::find_if(choices, same);
@@ -78,7 +71,7 @@ void set_field(const Field& field, const FieldValue& value, std::string_view tex
                         [&](int* target) { *target = parse_number<int>(field, text, "a whole number"); },
                         [&](float* target) { *target = parse_number<float>(field, text, "a number"); },
                         [&](std::string* target) { *target = text; },
-                        [&](const TextField& target) { with_name(field, [&] { target.set(text); }); },
+                        [&](const TextField& target) { internal::with_name(field.name, [&] { target.set(text); }); },
                         [&]<class T>(std::optional<T>* target) {
                           if (is_none(text)) return target->reset();
                           T read{};
@@ -106,7 +99,7 @@ void check_field(const Field& field, const FieldValue& value) {
                         [&](float* source) { check_number(field, *source); },
                         [&](std::string* source) { check_choice(field, *source); },
                         [&](const TextField& source) {
-                          if (source.check) with_name(field, source.check);
+                          if (source.check) source.check(field.name);
                         },
                         [&]<class T>(std::optional<T>* source) {
                           if (*source) check_field(field, &**source);
@@ -115,6 +108,28 @@ void check_field(const Field& field, const FieldValue& value) {
 }
 
 namespace internal {
+
+void with_name(std::string_view name, const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("{}: {}", name, error.what()));
+  }
+}
+
+void check_is_pair(size_t num_elements) {
+  if (num_elements != 2) throw UsageError(fmt::format("this is a pair, such as 0.9,0.95; got {} values", num_elements));
+}
+
+TextField text_field(const Field&, uint64_t* value) {
+  const auto set = [value](std::string_view text) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
+    if (error == std::errc{} && end == text.data() + text.size()) return;
+    throw UsageError(
+        fmt::format("'{}' is not a whole number from 0 to {}", text, std::numeric_limits<uint64_t>::max()));
+  };
+  return {.set = set, .get = [value] { return fmt::format("{}", *value); }};
+}
 
 std::vector<std::string_view> split_at_commas(std::string_view text) {
   std::vector<std::string_view> parts;

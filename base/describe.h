@@ -20,7 +20,8 @@ namespace fulgur {
 struct TextField {
   std::function<void(std::string_view)> set;  // throws UsageError
   std::function<std::string()> get;
-  std::function<void()> check{};  // throws UsageError if the value cannot be used; null: every value can
+  std::function<void(std::string_view name)> check{};  // throws UsageError with the name of the field if the value
+                                                       // cannot be used; null: every value can
 };
 
 // The text "none" unsets an optional.
@@ -29,12 +30,14 @@ using FieldValue = std::variant<bool*, int64_t*, double*, std::string*, TextFiel
 
 // What is known about a field besides its value.
 struct Field {
-  std::string_view name{};                                // as in the struct
-  std::string_view help{};                                // one clause, with shapes and units
+  std::string_view name{};  // as in the struct
+  std::string_view help{};  // one clause
+  std::string_view unit{};  // what a number is measured in, such as "s" or "MiB"; empty: a count or a ratio
   double min = -std::numeric_limits<double>::infinity();  // numbers only, inclusive
   double max = std::numeric_limits<double>::infinity();
   std::vector<std::string> choices{};  // values of a string (empty: any); an enum's names, from value 0 on
   bool applies = true;                 // false: a setting of a choice that was not made, such as another strategy
+  bool is_common = false;              // --help shows it without being asked for all
 };
 
 class FieldVisitor;
@@ -47,9 +50,10 @@ class ObjectDraft {
   virtual void add() = 0;  // makes the object and appends it to the list; throws UsageError for options that do not fit
 };
 
-// A list of objects that are made by name, such as callbacks (base/options_registry.h).
+// A list of objects, such as callbacks (base/options_registry.h) or options structs (list_of).
 struct ObjectList {
   std::function<std::unique_ptr<ObjectDraft>(std::string_view type)> begin;  // throws UsageError for an unknown type
+  std::vector<std::string> types{};                                          // empty: all objects are of one type
 };
 
 // Walks over the fields of an options struct. The struct names each field once:
@@ -57,11 +61,11 @@ struct ObjectList {
 //     double lr = 1e-3;
 //     void describe(FieldVisitor& visit) { visit({.name = "lr", .help = "learning rate", .min = 0}, &lr); }
 //   };
-// Flags, --help and the checks of values all follow from describe. A field is a bool, an int, an int64_t, a float, a
-// double, a string, an optional bool, int64_t or double, a path, an enum (its names are the field's choices), a vector
-// of these (as text with commas: "64,32"; min, max and choices apply to each element), anything else that a TextField
-// reads, or a struct with a describe() of its own, whose fields are a section: visit({.name = "trainer"}, &trainer)
-// visits trainer.max_epochs.
+// Flags, --help and the checks of values all follow from describe. A field is a bool, an int, an int64_t, a uint64_t, a
+// float, a double, a string, an optional bool, int64_t or double, a path, an enum (its names are the field's choices),
+// a vector or a pair of these (as text with commas: "64,32"; min, max and choices apply to each element), anything else
+// that a TextField reads, or a struct with a describe() of its own, whose fields are a section: visit({.name =
+// "trainer"}, &trainer) visits trainer.max_epochs.
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
@@ -95,6 +99,13 @@ size_t enum_value_of(const std::vector<std::string>& choices, std::string_view n
 std::string enum_name_of(const std::vector<std::string>& choices, size_t value);
 Field element_of(const Field& field, const std::string& name);  // borrows `name`
 
+void check_is_pair(size_t num_elements);
+
+TextField text_field(const Field& field, uint64_t* value);
+
+// Adds the name of the field to the UsageError of `call`.
+void with_name(std::string_view name, const std::function<void()>& call);
+
 // An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
 std::string text_of_element(const Field& element, const FieldValue& value);
 
@@ -118,7 +129,7 @@ TextField text_field(const Field& field, T* value) {
   return {.set = [choices = field.choices,
                   value](std::string_view text) { *value = static_cast<T>(enum_value_of(choices, text)); },
           .get = get,
-          .check = [get] { get(); }};
+          .check = [get](std::string_view name) { with_name(name, get); }};
 }
 
 template <class T>
@@ -155,12 +166,34 @@ TextField text_field(const Field& field, std::vector<T>* values) {
     });
     return text;
   };
-  const auto check = [on_each, values] {
-    on_each(*values, [](size_t, const Field& element, const FieldValue& value) {
-      check_field(element, value);
-      static_cast<void>(text_of_element(element, value));
+  const auto check = [on_each, values](std::string_view name) {
+    with_name(name, [&] {
+      on_each(*values, [](size_t, const Field& element, const FieldValue& value) {
+        check_field(element, value);
+        static_cast<void>(text_of_element(element, value));
+      });
     });
   };
+  return {.set = set, .get = get, .check = check};
+}
+
+// A pair is read and written as a list of two.
+template <class T>
+  requires(PlainField<T> || std::is_enum_v<T>)
+TextField text_field(const Field& field, std::pair<T, T>* pair) {
+  const auto as_list = [field, pair](const auto& use) {
+    std::vector<T> list{pair->first, pair->second};
+    use(text_field(field, &list));
+    check_is_pair(list.size());
+    *pair = {list[0], list[1]};
+  };
+  const auto set = [as_list](std::string_view text) { as_list([text](const TextField& list) { list.set(text); }); };
+  const auto get = [as_list] {
+    std::string text;
+    as_list([&text](const TextField& list) { text = list.get(); });
+    return text;
+  };
+  const auto check = [as_list](std::string_view name) { as_list([name](const TextField& list) { list.check(name); }); };
   return {.set = set, .get = get, .check = check};
 }
 
@@ -214,6 +247,22 @@ void FieldVisitor::operator()(const Field& field, T* value) {
     internal::SectionVisitor section(*this, field.name);
     value->describe(section);
   }
+}
+
+// A field that appends options structs to `list`, which is borrowed.
+template <internal::Described T>
+ObjectList list_of(std::vector<T>& list) {
+  class Draft final : public ObjectDraft {
+   public:
+    explicit Draft(std::vector<T>& all) : all_(all) {}
+    void describe(FieldVisitor& visit) override { options_.describe(visit); }
+    void add() override { all_.push_back(options_); }
+
+   private:
+    std::vector<T>& all_;
+    T options_{};
+  };
+  return {.begin = [&list](std::string_view) { return std::make_unique<Draft>(list); }};
 }
 
 // Checks every field of an options struct; `owner` begins the message: "AdamW: lr must be at least 0; got -1".

@@ -11,14 +11,6 @@
 namespace fulgur {
 namespace {
 
-std::string text_of(const State::Value& value) {
-  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
-  if (const auto* number = std::get_if<int64_t>(&value)) return fmt::format("{}", *number);
-  if (const auto* number = std::get_if<double>(&value)) return fmt::format("{}", *number);
-  if (const auto* text = std::get_if<std::string>(&value)) return *text;
-  throw UsageError("a tensor is no setting");
-}
-
 template <class... Cases>
 struct Overloaded : Cases... {
   using Cases::operator()...;
@@ -38,6 +30,14 @@ State::Value value_of(Number number) {
 
 }  // namespace
 
+std::string text_of_value(const State::Value& value) {
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "true" : "false";
+  if (const auto* number = std::get_if<int64_t>(&value)) return fmt::format("{}", *number);
+  if (const auto* number = std::get_if<double>(&value)) return fmt::format("{}", *number);
+  if (const auto* text = std::get_if<std::string>(&value)) return *text;
+  throw UsageError("a tensor is no setting");
+}
+
 void internal::FieldReader::operator()(const Field& field, FieldValue value) {
   state.set(field.name, std::visit(Overloaded{[](const std::string* source) { return State::Value(*source); },
                                               [](const TextField& source) { return State::Value(source.get()); },
@@ -53,7 +53,7 @@ void internal::FieldWriter::operator()(const Field& field, FieldValue value) {
   const auto& values = unread_.values();
   const auto saved = values.find(field.name);
   if (saved == values.end()) return;
-  set_field(field, value, text_of(saved->second));
+  set_field(field, value, text_of_value(saved->second));
   unread_.erase(field.name);
 }
 

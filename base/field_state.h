@@ -1,5 +1,8 @@
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "fulgur/base/describe.h"
 #include "fulgur/base/state.h"
 
@@ -24,6 +27,9 @@ class FieldWriter final : public FieldVisitor {
 };
 
 }  // namespace internal
+
+// A value as text that a field can be set from. Throws UsageError for a tensor.
+std::string text_of_value(const State::Value& value);
 
 // The fields of an options struct by name: numbers and booleans as such, everything else as text ("none" if unset).
 template <class Options>

@@ -11,10 +11,20 @@
 namespace fulgur {
 
 // Lines for people, on stderr: "[rank 1] warning: ...". The rank is shown only if there are several. A line is written
-// in one call, so that lines of several threads or processes do not mix.
+// in one call, so that lines of several threads or processes do not mix. On a terminal "warning:" and "error:" have a
+// colour, unless the variable NO_COLOR is set (no-color.org).
 void set_log_rank(int64_t rank, int64_t world_size);  // default: rank 0 of 1
 int64_t log_rank();
 std::string log_prefix();  // "[rank 1] "; empty if there is one rank
+
+// Which lines are written: all, all but those of log_info, or errors alone. Default: info.
+enum class LogLevel { info, warning, error };
+void set_log_level(LogLevel level);
+
+// From now on, whole lines that are logged, or written to std::cout or std::cerr, are also appended to this file; of a
+// line that is redrawn, such as a progress line, the last state. What C's stdio writes is not seen. Empty: no more.
+// Throws std::runtime_error if the file cannot be written.
+void copy_output_to(const std::string& path);
 
 // For the lifetime of the object, `call` runs before every log line: for an object that has an unfinished line on the
 // terminal, so that the two do not mix. `call` may run on any thread, and must not log.
@@ -32,6 +42,7 @@ class ScopedBeforeLogLine {
 namespace internal {
 void write_info(std::string_view message);  // dropped on ranks above 0
 void write_warning(std::string_view message);
+void write_error(std::string_view prefix, std::string_view message);  // "<prefix>error: <message>", at every level
 }  // namespace internal
 
 template <class... Args>

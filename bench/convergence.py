@@ -4,7 +4,7 @@ delayed_update after a warm-up, beside that of its base zero_offload. Mean and s
 
   ./bazelw build //examples/...
   bench/convergence.py bazel-bin/examples [--seeds 3]          small steps: 40 minutes on two cores
-  bench/convergence.py bazel-bin/examples --only transformer_lm --lr=2e-3     with the programs' other defaults
+  bench/convergence.py bazel-bin/examples --only transformer_lm --model.lr=2e-3     with the programs' other defaults
 """
 import argparse
 import concurrent.futures
@@ -18,8 +18,8 @@ import tempfile
 
 STRATEGIES = {"zero_offload": [], "delayed_update": ["--strategy.warmup_steps=40"]}
 METRICS = {"transformer_lm": "val_bpc", "digits": "val_loss"}
-SMALL_STEPS = {"transformer_lm": ["--lr=2e-4", "--batch_size=4", "--batches_per_epoch=2000"],
-               "digits": ["--lr=1e-4", "--max_epochs=60"]}
+SMALL_STEPS = {"transformer_lm": ["--model.lr=2e-4", "--data.batch_size=4", "--data.batches_per_epoch=2000"],
+               "digits": ["--model.lr=1e-4", "--max_epochs=60"]}
 
 
 def best(program, metric, flags):

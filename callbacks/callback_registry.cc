@@ -21,9 +21,9 @@
 
 namespace fulgur {
 
-OptionsRegistry<Callback>& callback_registry() {
-  static OptionsRegistry<Callback> registry = [] {
-    OptionsRegistry<Callback> built_in("callback");
+OptionsRegistry<std::shared_ptr<Callback>>& callback_registry() {
+  static OptionsRegistry<std::shared_ptr<Callback>> registry = [] {
+    OptionsRegistry<std::shared_ptr<Callback>> built_in("callback");
     built_in.add<BackboneFinetuning>();
     built_in.add<CSVLogger>();
     built_in.add<DeviceStatsMonitor>();

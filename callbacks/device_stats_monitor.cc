@@ -41,8 +41,9 @@ double available_mib() {
 }  // namespace
 
 void DeviceStatsMonitorOptions::describe(FieldVisitor& visit) {
-  visit({.name = "refresh_s", .help = "at most this often the system is asked, in seconds; 0: at every step", .min = 0},
-        &refresh_s);
+  visit(
+      {.name = "refresh_s", .help = "at most this often the system is asked; 0: at every step", .unit = "s", .min = 0},
+      &refresh_s);
 }
 
 DeviceStatsMonitor::DeviceStatsMonitor(Options options) : options_(options) {

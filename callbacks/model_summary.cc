@@ -67,6 +67,25 @@ std::string format_table(const std::vector<Row>& rows) {
   return table + rule;
 }
 
+// "39 steps in an epoch, 585 in all, each of 2 x 32 = 64 samples": ranks, and batches of accumulation, are factors.
+std::string steps_line(TrainerControl& trainer) {
+  const RunState& state = trainer.state();
+  std::string line;
+  if (state.num_batches) {
+    const int64_t steps = (*state.num_batches + trainer.accumulation() - 1) / trainer.accumulation();
+    line = fmt::format("{} step{} in an epoch, ", steps, steps == 1 ? "" : "s");
+  }
+  if (state.estimated_stepping_batches) line += fmt::format("{} in all, ", *state.estimated_stepping_batches);
+  line += "each of ";
+  int64_t samples = state.batch_size;
+  for (const int64_t factor : {trainer.accumulation(), trainer.world_size()}) {
+    if (factor > 1) line += fmt::format("{} x ", factor);
+    samples *= factor;
+  }
+  if (samples != state.batch_size) line += fmt::format("{} = ", state.batch_size);
+  return line + fmt::format("{} sample{}\n", samples, samples == 1 ? "" : "s");
+}
+
 }  // namespace
 
 ModelSummary::ModelSummary(Options options) : options_(options) {
@@ -78,9 +97,9 @@ std::shared_ptr<ModelSummary> ModelSummary::make(Options options) { return std::
 void ModelSummary::on_fit_start(TrainerControl& trainer) {
   const Totals totals = count_parameters(trainer.module());
   const std::string memory = trainer.memory_summary();
-  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen\n\n{}{}", trainer.device_summary(),
+  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen\n\n{}{}{}\n", trainer.device_summary(),
                                format_table(child_rows(trainer.module())), short_count(totals.trainable),
-                               short_count(totals.frozen), memory, memory.empty() ? "" : "\n")
+                               short_count(totals.frozen), memory, memory.empty() ? "" : "\n", steps_line(trainer))
                 << std::flush;
 }
 

@@ -11,8 +11,9 @@ struct ModelSummaryOptions {
   std::ostream* out = nullptr;  // null: stdout
 };
 
-// Prints, at the start of fit, the strategy with its devices and the module's children with their numbers of parameters
-// (a tied parameter counts once in the totals).
+// Prints, at the start of fit, the strategy with its devices and precision, the module's children with their numbers of
+// parameters (a tied parameter counts once in the totals), the memory that a rank keeps, and the steps with their
+// samples.
 class ModelSummary final : public Callback {
  public:
   using Options = ModelSummaryOptions;

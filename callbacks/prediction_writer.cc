@@ -43,7 +43,8 @@ std::string prefix_of(const TrainerControl& trainer) { return fmt::format("rank{
 
 void PredictionWriterOptions::describe(FieldVisitor& visit) {
   visit({.name = "dirpath", .help = "folder of the predictions; empty: predictions/ in the run's folder"}, &dirpath);
-  visit({.name = "part_size_mib", .help = "MiB from which on a part is written", .min = 1}, &part_size_mib);
+  visit({.name = "part_size_mib", .help = "size from which on a part is written", .unit = "MiB", .min = 1},
+        &part_size_mib);
 }
 
 PredictionWriter::PredictionWriter(Options options) : options_(std::move(options)) {

@@ -67,7 +67,7 @@ void ProgressBarOptions::describe(FieldVisitor& visit) {
     }
     refresh_interval = std::chrono::milliseconds(milliseconds);
   };
-  visit({.name = "refresh_interval", .help = "milliseconds from one redraw of the line to the next, at least"},
+  visit({.name = "refresh_interval", .help = "least time from one redraw of the line to the next", .unit = "ms"},
         TextField{set, [this] { return fmt::format("{}", refresh_interval.count()); }});
 }
 

@@ -1,6 +1,7 @@
 #include "fulgur/cli/config.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -58,6 +59,11 @@ std::string toml_value(const FieldValue& value) {
   return is_plain ? text : toml_string(text);
 }
 
+// A problem and its place, unless its name is one.
+std::string at(const std::string& origin, const std::string& name, std::string_view problem) {
+  return origin == name ? std::string(problem) : fmt::format("{}: {}", origin, problem);
+}
+
 // "trainer" of "trainer.max_epochs"; empty for an option outside of sections.
 std::string_view section_of(std::string_view path) {
   const size_t end = path.rfind('.');
@@ -69,10 +75,14 @@ std::string_view section_of(std::string_view path) {
 Config::Config(DescribeFields describe) : describe_(std::move(describe)) {
   Visitor collect(
       [this](const Field& field, const FieldValue& value) {
-        Option& option = options_.emplace_back(
-            Option{.field = field, .value = value, .path = std::string(field.name), .help = std::string(field.help)});
+        Option& option = options_.emplace_back(Option{.field = field,
+                                                      .value = value,
+                                                      .path = std::string(field.name),
+                                                      .help = std::string(field.help),
+                                                      .unit = std::string(field.unit)});
         option.field.name = option.path;
         option.field.help = option.help;
+        option.field.unit = option.unit;
       },
       [this](const Field& field, const ObjectList& objects) {
         lists_.push_back({.path = std::string(field.name), .objects = objects});
@@ -94,21 +104,40 @@ std::string Config::flag_of(const Option& option) const {
   return is_taken ? option.path : name;
 }
 
-// The names in the section of `path`, or, if there is no such section, all names.
-std::vector<std::string> Config::names_near(std::string_view path) const {
-  std::vector<std::string> near, all;
+std::string Config::advice_for(std::string_view path) const {
+  constexpr size_t kMostNames = 12;
+  const std::string wanted = canonical_name(path), section = canonical_name(section_of(path));
+  std::vector<std::string> of_section, all;
   for (const Option& option : options_) {
     all.push_back(flag_of(option));
-    const bool is_near = canonical_name(section_of(option.path)) == canonical_name(section_of(path));
-    if (is_near && !section_of(path).empty()) near.push_back(option.path);
+    if (!section.empty() && canonical_name(section_of(option.path)) == section) of_section.push_back(option.path);
+    const std::string_view name = std::string_view(option.path).substr(option.path.rfind('.') + 1);
+    if (canonical_name(name) == wanted) return fmt::format("did you mean '{}'?", flag_of(option));
   }
   for (const List& list : lists_) all.push_back(list.path.substr(list.path.rfind('.') + 1));
-  return near.empty() ? all : near;
+  if (const auto nearest = nearest_name(path, of_section.empty() ? all : of_section)) {
+    return fmt::format("did you mean '{}'?", *nearest);
+  }
+  if (of_section.empty() || of_section.size() > kMostNames) return "--help=all lists all";
+  return fmt::format("there are {}", fmt::join(of_section, ", "));
+}
+
+std::string Config::why_unknown(std::string_view path) {
+  const std::string wanted = canonical_name(path);
+  const auto is_within = [&](const Option& option) { return canonical_name(option.path).starts_with(wanted + "."); };
+  if (find_in(lists_, path) != nullptr) return fmt::format("{0} is a list of tables; write [[{0}]]", path);
+  if (std::ranges::any_of(options_, is_within)) return fmt::format("{0} is a section; write [{0}]", path);
+  const Option* outer = section_of(path).empty() ? nullptr : find(section_of(path));
+  const auto is_beside = [&](const Option& option) { return option.path.starts_with(outer->path + "."); };
+  if (outer != nullptr && std::ranges::none_of(options_, is_beside)) {
+    return fmt::format("{} is one value, not a table", section_of(path));
+  }
+  return fmt::format("unknown option '{}'; {}", path, advice_for(path));
 }
 
 void Config::set(std::span<const Setting> settings, std::vector<std::string>& problems) {
   const auto refuse = [&](const Setting& setting, const std::string& what) {
-    problems.push_back(setting.origin == setting.name ? what : fmt::format("{}: {}", setting.origin, what));
+    problems.push_back(at(setting.origin, setting.name, what));
   };
   for (const Setting& setting : settings) {
     if (List* list = setting.element ? find_in(lists_, setting.path) : nullptr) {
@@ -118,10 +147,7 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
     if (setting.element && !setting.element->key.empty()) continue;  // the list is unknown, and was refused
     Option* option = find(setting.path);
     if (option == nullptr) {
-      const auto nearest = nearest_name(setting.path, names_near(setting.path));
-      problems.push_back(
-          fmt::format("{}: unknown option '{}'; {}", setting.origin, setting.path,
-                      nearest ? fmt::format("did you mean '{}'?", *nearest) : "--help has those that there are"));
+      problems.push_back(fmt::format("{}: {}", setting.origin, why_unknown(setting.path)));
       continue;
     }
     if (setting.element) {
@@ -144,10 +170,40 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
     try {
       set_field(field, option->value, *setting.text);
       option->origin = setting.origin;
+      option->name = setting.name;
     } catch (const UsageError& error) {
       refuse(setting, error.what());
     }
   }
+}
+
+void Config::fill(std::span<const Setting> settings, std::vector<std::string>& problems) {
+  for (const Setting& setting : settings) {
+    const Option* option = find(setting.path);
+    if (option == nullptr || option->is_default()) set({&setting, 1}, problems);
+  }
+}
+
+void Config::check(std::vector<std::string>& problems) {
+  Visitor look([&](const Field& field, const FieldValue& value) {
+    const auto option = std::ranges::find(options_, field.name, &Option::path);
+    if (option->is_default()) return;
+    if (!field.applies) {
+      const Option* choice = find(section_of(field.name));
+      problems.push_back(at(option->origin, option->name,
+                            fmt::format("{} is set, but {} is {}, which does not use it", option->name,
+                                        flag_of(*choice), field_text(choice->value))));
+      return;
+    }
+    Field named = field;
+    named.name = option->name;
+    try {
+      check_field(named, value);
+    } catch (const UsageError& error) {
+      problems.push_back(at(option->origin, option->name, error.what()));
+    }
+  });
+  describe_(look);
 }
 
 // A list begins anew with each file that has it.
@@ -156,7 +212,7 @@ void Config::List::add(const Setting& setting) {
   if (key.empty() && index == 0) elements.clear();
   if (key.empty()) {
     elements.push_back({.origin = setting.origin});
-  } else if (canonical_name(key) == "type") {
+  } else if (!objects.types.empty() && canonical_name(key) == "type") {
     elements.back().type = setting;
   } else {
     Setting& option = elements.back().settings.emplace_back(setting);
@@ -182,12 +238,13 @@ void Config::make_objects(std::vector<std::string>& problems) {
 }
 
 void Config::make_draft(const List& list, Element& element, std::vector<std::string>& problems) {
-  if (!element.type || !element.type->text) {
-    problems.push_back(fmt::format("{}: {} needs a type, such as type = \"EarlyStopping\"", element.origin, list.path));
+  const std::vector<std::string>& types = list.objects.types;
+  if (!types.empty() && (!element.type || !element.type->text)) {
+    problems.push_back(fmt::format("{}: {} needs a type, such as type = \"{}\"", element.origin, list.path, types[0]));
     return;
   }
   try {
-    element.draft = list.objects.begin(*element.type->text);
+    element.draft = list.objects.begin(types.empty() ? "" : *element.type->text);
   } catch (const UsageError& error) {
     problems.push_back(fmt::format("{}: {}", element.type->origin, error.what()));
     return;
@@ -227,9 +284,12 @@ std::string Config::to_toml() const {
   }
   for (const List& list : lists_) {
     for (const Element& element : list.elements) {
-      const std::string type = fmt::format("type = {}", toml_string(element.type->text.value_or("")));
-      text +=
-          fmt::format("\n[[{}]]\n{:<48}  # {}\n{}", list.path, type, element.type->origin, element.options->to_toml());
+      text += fmt::format("\n[[{}]]\n", list.path);
+      if (element.type) {
+        const std::string type = fmt::format("type = {}", toml_string(element.type->text.value_or("")));
+        text += fmt::format("{:<48}  # {}\n", type, element.type->origin);
+      }
+      text += element.options->to_toml();
     }
   }
   return text;

@@ -21,8 +21,10 @@ class Config {
   struct Option {
     Field field;       // has the whole path as its name: "trainer.max_epochs"
     FieldValue value;  // in the options struct
-    std::string path{}, help{};
+    std::string path{}, help{}, unit{};
     std::string origin = "default";  // the last source that set it
+    std::string name{};              // as that source has written it
+    bool is_default() const { return name.empty(); }
   };
 
   // The options struct must outlive the Config.
@@ -33,8 +35,18 @@ class Config {
   // The name that a flag has: without "trainer." where that is enough.
   std::string flag_of(const Option& option) const;
 
+  // "did you mean 'max_epochs'?", or where to look, for an option or flag that there is not.
+  std::string advice_for(std::string_view path) const;
+
   // Sets what `settings` say, in their order. What is wrong is appended to `problems`.
   void set(std::span<const Setting> settings, std::vector<std::string>& problems);
+
+  // Sets what `settings` say of options that nothing has set.
+  void fill(std::span<const Setting> settings, std::vector<std::string>& problems);
+
+  // Finds what shows only once all is set: settings of something that was not chosen, such as another strategy, and
+  // values that what was chosen cannot have.
+  void check(std::vector<std::string>& problems);
 
   // Makes the objects of lists and appends them, unless there are problems, to which it appends.
   void make_objects(std::vector<std::string>& problems);
@@ -60,7 +72,7 @@ class Config {
 
   static void make_draft(const List& list, Element& element, std::vector<std::string>& problems);
   Option* find(std::string_view path);
-  std::vector<std::string> names_near(std::string_view path) const;
+  std::string why_unknown(std::string_view path);
 
   DescribeFields describe_;
   std::deque<Option> options_;  // a deque: fields hold views of paths

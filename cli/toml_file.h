@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fulgur/cli/setting.h"
@@ -12,6 +13,10 @@ namespace fulgur {
 // file. Tables become sections, lists of plain values become text with commas. What is wrong is appended to `problems`
 // as "run.toml:3:1: ...": no such file, broken TOML, a value that no option can have, a file that includes itself.
 void read_toml(const std::filesystem::path& file, std::vector<Setting>& settings, std::vector<std::string>& problems);
+
+// The same for the text of a file; `name` is for messages.
+void read_toml_text(std::string_view text, const std::filesystem::path& name, std::vector<Setting>& settings,
+                    std::vector<std::string>& problems);
 
 // `text` as a string of a TOML file, in quotes.
 std::string toml_string(const std::string& text);

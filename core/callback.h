@@ -44,7 +44,7 @@ class TrainerControl {
   void log_text(std::string_view name, std::string text);
   void log_image(std::string_view name, const at::Tensor& pixels);
 
-  virtual std::string device_summary() const = 0;  // "single_device on cpu"
+  virtual std::string device_summary() const = 0;  // "single_device on cpu, precision 32"
   virtual std::string memory_summary() const = 0;  // a table of the bytes that a rank keeps in fit; empty if not known
 
   // The optimizers of fit, numbered as configure_optimizers returned them, from on_fit_start to on_fit_end; empty at

@@ -138,6 +138,7 @@ class Optimizers {
     add(std::move(optimizer));
     add_scheduler(std::move(scheduler));
   }
+  void add(std::unique_ptr<Optimizer> optimizer) { list_.push_back(std::move(optimizer)); }
   void add_scheduler(LRSchedulerConfig scheduler);  // for the optimizer that was added last
 
   bool empty() const { return list_.empty(); }

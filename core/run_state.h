@@ -33,6 +33,7 @@ struct RunState {
   bool is_last_batch = false;            // the running batch is the last of the training epoch
   std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown
   int64_t max_epochs = -1;               // as set; -1: unbounded
+  int64_t batch_size = 1;                // samples in a training batch of one rank, as its loader counts them
   bool has_validation = false;           // fit has validation batches
   double data_wait_s = 0.0;              // seconds that training has waited for its loader, in this process
   StepReport step_report{};              // the outcome of the last optimizer step

@@ -25,6 +25,13 @@ at::Tensor part_of(const at::Tensor& indices, const DataShard& shard, int64_t nu
 
 }  // namespace
 
+void DataLoaderOptions::describe(FieldVisitor& visit) {
+  visit({.name = "batch_size", .help = "samples in a batch", .min = 1}, &batch_size);
+  visit({.name = "shuffle", .help = "read the samples in a new order every epoch"}, &shuffle);
+  visit({.name = "seed", .help = "number that decides the orders"}, &seed);
+  visit({.name = "drop_last", .help = "leave out a last batch that is shorter"}, &drop_last);
+}
+
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
     : dataset_(std::move(dataset)), batch_size_(options.batch_size), drop_last_(options.drop_last) {
   if (dataset_ == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");

@@ -17,6 +17,7 @@ struct DataLoaderOptions {
   uint64_t seed = 0;
   bool drop_last = false;                    // leave out a last batch that is shorter than batch_size
   std::shared_ptr<const Sampler> sampler{};  // a custom order; excludes shuffle
+  void describe(FieldVisitor& visit);
 };
 
 // Cuts a dataset into batches.

@@ -71,6 +71,7 @@ void FitLoop::load() {
         "read by one loop at a time; make two of the same dataset");
   }
   context_.state.num_batches = num_train_batches_;
+  context_.state.batch_size = train_->batch_size();
   context_.state.has_validation = !validation_.empty();
 }
 

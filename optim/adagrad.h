@@ -24,6 +24,7 @@ struct AdagradOptions {
 // Source: Duchi et al. 2011, JMLR 12.
 class Adagrad final : public ElementWiseOptimizer {
  public:
+  using Options = AdagradOptions;
   explicit Adagrad(std::vector<at::Tensor> params, AdagradOptions options = {});
   explicit Adagrad(std::vector<ParamGroup> groups, AdagradOptions options = {});
   Rule rule(const Group& group, int64_t num_updates) const override;

@@ -12,10 +12,8 @@ template <class Options>
 void describe_options(Options& options, FieldVisitor& visit) {
   constexpr double kBelowOne = 1.0 - 1e-16;
   visit({.name = "lr", .help = "learning rate", .min = 0}, &options.lr);
-  visit({.name = "beta1", .help = "decay of the mean of the gradient", .min = 0, .max = kBelowOne},
-        &options.betas.first);
-  visit({.name = "beta2", .help = "decay of the mean of the squared gradient", .min = 0, .max = kBelowOne},
-        &options.betas.second);
+  visit({.name = "betas", .help = "decay of the means of the gradient and of its square", .min = 0, .max = kBelowOne},
+        &options.betas);
   visit({.name = "eps", .help = "number added to the root of the second mean", .min = 0}, &options.eps);
   visit({.name = "weight_decay", .help = "weight decay", .min = 0}, &options.weight_decay);
 }

@@ -53,12 +53,14 @@ class AdamBase : public ElementWiseOptimizer {
 
 class Adam final : public internal::AdamBase {
  public:
+  using Options = AdamOptions;
   explicit Adam(std::vector<at::Tensor> params, AdamOptions options = {});
   explicit Adam(std::vector<ParamGroup> groups, AdamOptions options = {});
 };
 
 class AdamW final : public internal::AdamBase {
  public:
+  using Options = AdamWOptions;
   explicit AdamW(std::vector<at::Tensor> params, AdamWOptions options = {});
   explicit AdamW(std::vector<ParamGroup> groups, AdamWOptions options = {});
 };

@@ -21,9 +21,8 @@ LAMBOptions checked(LAMBOptions options) {
 void LAMBOptions::describe(FieldVisitor& visit) {
   constexpr double kBelowOne = 1.0 - 1e-16;
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-  visit({.name = "beta1", .help = "decay of the mean of the gradient", .min = 0, .max = kBelowOne}, &betas.first);
-  visit({.name = "beta2", .help = "decay of the mean of the squared gradient", .min = 0, .max = kBelowOne},
-        &betas.second);
+  visit({.name = "betas", .help = "decay of the means of the gradient and of its square", .min = 0, .max = kBelowOne},
+        &betas);
   visit({.name = "eps", .help = "number added to the root of the second mean", .min = 0}, &eps);
   visit({.name = "weight_decay", .help = "weight decay", .min = 0}, &weight_decay);
 }

@@ -26,6 +26,7 @@ struct LAMBOptions {
 // Source: You et al. 2020, arXiv:1904.00962, algorithm 2 with bias correction.
 class LAMB final : public Optimizer {
  public:
+  using Options = LAMBOptions;
   explicit LAMB(std::vector<at::Tensor> params, LAMBOptions options = {});
   explicit LAMB(std::vector<ParamGroup> groups, LAMBOptions options = {});
   using Optimizer::step;

@@ -25,6 +25,7 @@ struct LARSOptions {
 // Source: You et al. 2017, arXiv:1708.03888, algorithm 1.
 class LARS final : public Optimizer {
  public:
+  using Options = LARSOptions;
   explicit LARS(std::vector<at::Tensor> params, LARSOptions options = {});
   explicit LARS(std::vector<ParamGroup> groups, LARSOptions options = {});
   using Optimizer::step;

@@ -14,8 +14,8 @@ LionOptions checked(LionOptions options) {
 
 void LionOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
-  visit({.name = "beta1", .help = "decay of the mean whose sign is the step", .min = 0, .max = 1}, &betas.first);
-  visit({.name = "beta2", .help = "decay of the mean that is kept", .min = 0, .max = 1}, &betas.second);
+  visit({.name = "betas", .help = "decay of the mean whose sign is the step, and of the kept mean", .min = 0, .max = 1},
+        &betas);
   visit({.name = "weight_decay", .help = "decoupled weight decay", .min = 0}, &weight_decay);
 }
 

@@ -23,6 +23,7 @@ struct LionOptions {
 // arXiv:2302.06675, program 1.
 class Lion final : public ElementWiseOptimizer {
  public:
+  using Options = LionOptions;
   explicit Lion(std::vector<at::Tensor> params, LionOptions options = {});
   explicit Lion(std::vector<ParamGroup> groups, LionOptions options = {});
   Rule rule(const Group& group, int64_t num_updates) const override;

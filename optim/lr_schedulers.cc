@@ -44,6 +44,11 @@ double StepLR::lr(double initial_lr, int64_t step) const {
   return initial_lr * std::pow(options_.gamma, step / options_.step_size);
 }
 
+void MultiStepLROptions::describe(FieldVisitor& visit) {
+  visit({.name = "milestones", .help = "steps at which the learning rate is reduced"}, &milestones);
+  visit({.name = "gamma", .help = "factor of a reduction", .min = 0}, &gamma);
+}
+
 MultiStepLR::MultiStepLR(Options options) : SchedulerWith(std::move(options)) {
   std::ranges::sort(options_.milestones);
   require(!options_.milestones.empty(), "MultiStepLR: milestones is empty; write {{.milestones = {{30, 60}}}}");

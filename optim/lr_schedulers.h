@@ -62,6 +62,7 @@ class StepLR final : public internal::SchedulerWith<StepLR, StepLROptions> {
 struct MultiStepLROptions {
   std::vector<int64_t> milestones{};  // steps, in any order; must be given
   double gamma = 0.1;
+  void describe(FieldVisitor& visit);
 };
 
 // Multiplies the learning rate by gamma at each milestone, and twice at a milestone that is listed twice.

@@ -25,6 +25,7 @@ struct RMSpropOptions {
 // Source: Tieleman and Hinton 2012, lecture 6.5; centered: Graves 2013, arXiv:1308.0850.
 class RMSprop final : public ElementWiseOptimizer {
  public:
+  using Options = RMSpropOptions;
   explicit RMSprop(std::vector<at::Tensor> params, RMSpropOptions options = {});
   explicit RMSprop(std::vector<ParamGroup> groups, RMSpropOptions options = {});
   Rule rule(const Group& group, int64_t num_updates) const override;

@@ -23,6 +23,7 @@ struct SGDOptions {
 // UsageError. Source: Sutskever et al. 2013 for momentum, as in torch.optim.SGD.
 class SGD final : public ElementWiseOptimizer {
  public:
+  using Options = SGDOptions;
   explicit SGD(std::vector<at::Tensor> params, SGDOptions options = {});
   explicit SGD(std::vector<ParamGroup> groups, SGDOptions options = {});
   Rule rule(const Group& group, int64_t num_updates) const override;

@@ -1,15 +1,12 @@
 #pragma once
 
 #include <concepts>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
+#include "fulgur/base/choice.h"
 #include "fulgur/base/describe.h"
-#include "fulgur/base/names.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
@@ -25,17 +22,17 @@ concept StrategyOptions = requires(T options, FieldVisitor& visit) {
 // command line, --strategy=ddp --strategy.bucket_cap_mib=10.
 class StrategyChoice {
  public:
-  StrategyChoice() = default;                                                          // auto
-  StrategyChoice(std::string_view name) : name_(name) {}                               // NOLINT: all implicit
+  StrategyChoice() : StrategyChoice("auto") {}
+  StrategyChoice(std::string_view name) : choice_(name) {}                             // NOLINT: all implicit
   StrategyChoice(const char* name) : StrategyChoice(std::string_view(name)) {}         // NOLINT
   StrategyChoice(const std::string& name) : StrategyChoice(std::string_view(name)) {}  // NOLINT
   template <StrategyOptions T>
   StrategyChoice(T options) : StrategyChoice(std::string_view(T::kName)) {  // NOLINT
-    take_settings([&](FieldVisitor& visit) { options.describe(visit); });
+    choice_.take_settings([&](FieldVisitor& visit) { options.describe(visit); });
   }
 
-  const std::string& name() const { return name_; }
-  bool is_auto() const { return canonical_name(name_) == "auto"; }
+  const std::string& name() const { return choice_.name(); }
+  bool is_auto() const { return choice_.is("auto"); }
 
   // Creates the chosen strategy, or `if_auto` if the choice is auto. Throws UsageError for an unknown name, an
   // unknown setting, or a wrong value.
@@ -45,10 +42,7 @@ class StrategyChoice {
   void describe(FieldVisitor& visit);
 
  private:
-  void take_settings(const std::function<void(FieldVisitor&)>& describe);
-
-  std::string name_ = "auto";
-  std::map<std::string, std::string, std::less<>> settings_{};  // values as text
+  Choice choice_;
 };
 
 }  // namespace fulgur

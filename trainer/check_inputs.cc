@@ -32,16 +32,21 @@ void require_step(const ModuleHandle& module, bool overridden, std::string_view 
   require(overridden, fmt::format("{} does not override {}; {}", module->name(), signature, need));
 }
 
-void require_fit_hooks(const ModuleHandle& module) {
+void require_fit_hooks(const ModuleHandle& module, const OptimizerChoice& optimizer) {
   require_step(module, module.hooks().training_step, "at::Tensor training_step(const Batch&, int64_t)",
                "fit needs training_step, configure_optimizers and a train loader");
-  require_optimizer(*module, module.hooks().configure_optimizers);
+  const bool makes_its_own = module.hooks().configure_optimizers;
+  require(!makes_its_own || optimizer.is_none(),
+          fmt::format("the option optimizer is {}, but {} has a configure_optimizers of its own; leave out one or the "
+                      "other",
+                      optimizer.name(), module->name()));
+  require_optimizer(*module, makes_its_own || !optimizer.is_none());
 }
 
 void require_optimizer(const Module& module, bool has_one) {
   require(has_one,
           fmt::format("{} has no optimizer: override Optimizers configure_optimizers() and return one, such as "
-                      "optim::AdamW(parameters(), {{.lr = 1e-3}})",
+                      "optim::AdamW(parameters(), {{.lr = 1e-3}}), or name one in the options: --optimizer=AdamW",
                       module.name()));
 }
 

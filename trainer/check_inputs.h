@@ -8,6 +8,7 @@
 #include "fulgur/core/module_fwd.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/loops/batch_limit.h"
+#include "fulgur/trainer/optimizer_choice.h"
 
 // Checks that a module and data fit together. All functions throw SetupError.
 namespace fulgur {
@@ -17,8 +18,8 @@ void require(bool condition, const std::string& message);
 // Requires that the Module overrides a step hook; `need` says what the hook is needed for.
 void require_step(const ModuleHandle& module, bool overridden, std::string_view signature, std::string_view need);
 
-// Requires what fit needs of a Module.
-void require_fit_hooks(const ModuleHandle& module);
+// Requires what fit needs of a Module, and that either the Module or the options have an optimizer.
+void require_fit_hooks(const ModuleHandle& module, const OptimizerChoice& optimizer);
 
 // Requires that the Module has an optimizer.
 void require_optimizer(const Module& module, bool has_one);

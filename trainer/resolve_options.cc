@@ -4,10 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
+#include <memory>
 #include <string_view>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
 #include "fulgur/callbacks/csv_logger.h"
 #include "fulgur/callbacks/evaluation_table.h"
 #include "fulgur/callbacks/kineto_profiler.h"
@@ -20,22 +23,13 @@ namespace fulgur {
 namespace {
 
 void check_amounts(const TrainerOptions& options) {
-  options.limit_train_batches.check("limit_train_batches");
-  options.limit_val_batches.check("limit_val_batches");
-  options.limit_test_batches.check("limit_test_batches");
-  options.limit_predict_batches.check("limit_predict_batches");
-  if (options.overfit_batches) {
-    options.overfit_batches->check("overfit_batches");
-    if (options.overfit_batches->is_zero()) {
-      throw UsageError(
-          "overfit_batches is 0, so that nothing would be trained; leave it unset to train on all batches");
-    }
+  if (options.overfit_batches && options.overfit_batches->is_zero()) {
+    throw UsageError("overfit_batches is 0, so that nothing would be trained; leave it unset to train on all batches");
   }
   if (options.max_time && !(options.max_time->seconds().count() >= 0)) {
     throw UsageError(fmt::format("max_time must not be negative; got {} s; leave it unset for no bound",
                                  options.max_time->seconds().count()));
   }
-  options.val_check_interval.check("val_check_interval");
   if (!options.check_val_every_n_epoch && std::holds_alternative<Fraction>(options.val_check_interval.value())) {
     throw UsageError(
         "check_val_every_n_epoch is none, so that val_check_interval counts across epochs, and a Fraction of an "
@@ -99,15 +93,16 @@ bool contains(const TrainerOptions& options) {
 }
 
 template <class Kind>
-void add_default(TrainerOptions& options, std::optional<bool>& option_value, std::string_view option,
-                 std::string_view kind) {
+void add_default(
+    TrainerOptions& options, std::optional<bool>& option_value, std::string_view option, std::string_view kind,
+    const std::function<std::shared_ptr<Kind>()>& make = [] { return Kind::make(); }) {
   const bool given = contains<Kind>(options);
   const bool enabled = option_value.value_or(true);
   option_value = enabled;
   if (given && !enabled) {
     throw UsageError(fmt::format("Trainer: {} is false, but callbacks has a {}; leave one of them out", option, kind));
   }
-  if (enabled && !given) options.callbacks.push_back(Kind::make());
+  if (enabled && !given) options.callbacks.push_back(make());
 }
 
 void add_default_callbacks(TrainerOptions& options) {
@@ -122,7 +117,8 @@ void add_default_callbacks(TrainerOptions& options) {
   add_default<ProgressBar>(options, options.enable_progress_bar, "enable_progress_bar", "ProgressBar");
   add_default<EvaluationTable>(options, options.enable_progress_bar, "enable_progress_bar", "EvaluationTable");
   add_default<CSVLogger>(options, options.logger, "logger", "CSVLogger");
-  add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint");
+  add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint",
+                               [&] { return ModelCheckpoint::make(options.checkpoint); });
   if (canonical_name(options.profiler) == "kineto" && !contains<KinetoProfiler>(options)) {
     options.callbacks.push_back(KinetoProfiler::make());
   }
@@ -139,6 +135,7 @@ bool has_no_bound(const TrainerOptions& options) {
 
 TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
+  options.optimizer.check();
   check_amounts(options);
   static_cast<void>(Precision(options.precision));  // throws if the name is unknown
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");

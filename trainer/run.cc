@@ -180,8 +180,10 @@ void Run::fit() {
     };
     if (!request_.is_trial) warn_of_default_bound(resources_.options);
     FitLoop loop(context_, {.train = train, .val = val});
-    Optimizers optimizers =
-        context_.hooks.within(hooks::configure_optimizers, [this] { return module().configure_optimizers(); });
+    Optimizers optimizers = context_.hooks.within(hooks::configure_optimizers, [this] {
+      const bool makes_its_own = request_.module.hooks().configure_optimizers;
+      return makes_its_own ? module().configure_optimizers() : resources_.options.optimizer.make(module());
+    });
     require_optimizer(module(), !optimizers.empty());
     if (request_.is_trial) optimizers.take_schedulers();
     OptimizerSteps steps(context_, std::move(optimizers));
@@ -444,7 +446,7 @@ std::string Run::device_summary() const {
                            world_.world_size() > 1 ? " each" : "");
   }
   if (num_nodes > 1) summary += fmt::format(", on each of {} machines", num_nodes);
-  return summary;
+  return summary + fmt::format(", precision {}", resources_.precision.name());
 }
 
 // The memory of the model under this strategy and, if different, on a single device.

@@ -54,7 +54,7 @@ struct Trainer::Parts {
 
   // A fit of `num_steps` steps without validation that leaves no trace in the module or the random generators.
   void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps) {
-    require_fit_hooks(module);
+    require_fit_hooks(module, resources.options.optimizer);
     const ScopedRandomState random_state;
     const LoopPlan whole = plan_of(resources.options);
     StopRequest own_stop;
@@ -113,7 +113,7 @@ std::vector<Batch> Trainer::predict(ModuleHandle module, Loaders loaders, const 
 }
 
 void Trainer::fit(ModuleHandle module, DataModule& data) {
-  require_fit_hooks(module);
+  require_fit_hooks(module, options().optimizer);
   const auto stop_is_forgotten = c10::make_scope_exit([this] { parts_->stop.clear(); });
   parts_->run(EntryPoint::fit, module, data, options().ckpt_path, [](Run& run) { run.fit(); });
 }

@@ -9,33 +9,47 @@ namespace {
 // A field whose value is parsed from text.
 template <class T>
 TextField text_field(T& value) {
-  return {[&value](std::string_view text) { value = T(text); }, [&value] { return value.to_string(); }};
+  return {.set = [&value](std::string_view text) { value = T(text); },
+          .get = [&value] { return value.to_string(); },
+          .check = [&value](std::string_view name) { value.check(name); }};
 }
 
 template <class T>
 TextField text_field(std::optional<T>& value) {
-  return {[&value](std::string_view text) { value = text == "none" ? std::nullopt : std::optional(T(text)); },
-          [&value] { return value ? value->to_string() : "none"; }};
+  return {.set = [&value](std::string_view text) { value = text == "none" ? std::nullopt : std::optional(T(text)); },
+          .get = [&value] { return value ? value->to_string() : "none"; },
+          .check =
+              [&value](std::string_view name) {
+                if constexpr (requires { value->check(name); }) {
+                  if (value) value->check(name);
+                }
+              }};
 }
 
 }  // namespace
 
 void TrainerOptions::describe(FieldVisitor& visit) {
-  visit({.name = "accelerator", .help = "device type to train on", .choices = {"auto", "cpu", "cuda", "gpu"}},
+  visit({.name = "accelerator",
+         .help = "device type to train on",
+         .choices = {"auto", "cpu", "cuda", "gpu"},
+         .is_common = true},
         &accelerator);
   strategy.describe(visit);
-  visit({.name = "devices", .help = "a count (2), indices (0,2) or auto"},
+  optimizer.describe(visit);
+  visit({.name = "devices", .help = "a count (2), indices (0,2) or auto", .is_common = true},
         TextField{[this](std::string_view text) { devices = Devices(text); }, [this] { return devices.to_string(); }});
   visit({.name = "num_nodes", .help = "number of machines", .min = 1}, &num_nodes);
-  visit({.name = "max_epochs", .help = "epochs to train; -1: no bound", .min = -1}, &max_epochs);
+  visit({.name = "max_epochs", .help = "epochs to train; -1: no bound", .min = -1, .is_common = true}, &max_epochs);
   visit({.name = "min_epochs", .help = "epochs to train before a requested stop takes effect", .min = 0}, &min_epochs);
-  visit({.name = "max_steps", .help = "optimizer steps to train; -1: no bound", .min = -1}, &max_steps);
+  visit({.name = "max_steps", .help = "optimizer steps to train; -1: no bound", .min = -1, .is_common = true},
+        &max_steps);
   visit({.name = "min_steps", .help = "optimizer steps before a requested stop takes effect", .min = 0}, &min_steps);
   visit({.name = "max_time", .help = "time to train, DD:HH:MM:SS"}, text_field(max_time));
-  visit({.name = "fast_dev_run", .help = "batches of a trial run; 0: a whole run", .min = 0}, &fast_dev_run);
+  visit({.name = "fast_dev_run", .help = "batches of a trial run; 0: a whole run", .min = 0, .is_common = true},
+        &fast_dev_run);
   visit({.name = "overfit_batches", .help = "train on the same few batches in every epoch: 10 batches, or 10%"},
         text_field(overfit_batches));
-  visit({.name = "limit_train_batches", .help = "training batches of an epoch: 10 batches, or 10%"},
+  visit({.name = "limit_train_batches", .help = "training batches of an epoch: 10 batches, or 10%", .is_common = true},
         text_field(limit_train_batches));
   visit({.name = "limit_val_batches", .help = "validation batches of each loader: 10 batches, or 10%"},
         text_field(limit_val_batches));
@@ -51,11 +65,14 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &check_val_every_n_epoch);
   visit({.name = "num_sanity_val_steps", .help = "validation batches before training; -1: all", .min = -1},
         &num_sanity_val_steps);
-  visit({.name = "precision", .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true"},
+  visit({.name = "precision",
+         .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true",
+         .is_common = true},
         &precision);
-  visit({.name = "accumulate_grad_batches", .help = "micro-batches per optimizer step", .min = 1},
+  visit({.name = "accumulate_grad_batches", .help = "micro-batches per optimizer step", .min = 1, .is_common = true},
         &accumulate_grad_batches);
-  visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0}, &gradient_clip_val);
+  visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0, .is_common = true},
+        &gradient_clip_val);
   visit({.name = "gradient_clip_algorithm", .help = "clip by total norm or by value", .choices = {"norm", "value"}},
         &gradient_clip_algorithm);
   visit({.name = "detect_anomaly", .help = "find the operation that gave NaN; slow"}, &detect_anomaly);
@@ -69,20 +86,23 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &reload_dataloaders_every_n_epochs);
   visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},
         &log_every_n_steps);
-  visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best"}, &ckpt_path);
+  visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best", .is_common = true},
+        &ckpt_path);
   visit({.name = "ckpt_strict", .help = "require that checkpoint and module have the same weight names"}, &ckpt_strict);
   visit({.name = "ckpt_weights_only", .help = "load only the weights of the checkpoint, and start over"},
         &ckpt_weights_only);
   visit({.name = "ckpt_verify", .help = "compare what is read of a checkpoint with its digests"}, &ckpt_verify);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);
-  visit({.name = "name", .help = "name of the run, whose folder is runs/<name>"}, &name);
+  visit({.name = "name", .help = "name of the run, whose folder is runs/<name>", .is_common = true}, &name);
   visit({.name = "enable_progress_bar", .help = "show progress and result tables"}, &enable_progress_bar);
   visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);
+  visit({.name = "checkpoint", .help = "which checkpoints are saved"}, &checkpoint);
   visit({.name = "logger", .help = "write metrics.csv"}, &logger);
   visit({.name = "profiler",
          .help = "measure where the time goes, and show it at the end",
-         .choices = {"none", "simple", "kineto"}},
+         .choices = {"none", "simple", "kineto"},
+         .is_common = true},
         &profiler);
   visit.list({.name = "callbacks", .help = "what watches the run, in firing order"},
              callback_registry().list_field(callbacks));

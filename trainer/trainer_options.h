@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "fulgur/base/describe.h"
+#include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/device/devices.h"
 #include "fulgur/loops/batch_limit.h"
 #include "fulgur/strategies/strategy_choice.h"
+#include "fulgur/trainer/optimizer_choice.h"
 
 namespace fulgur {
 
@@ -41,6 +43,9 @@ struct TrainerOptions {
   std::optional<int64_t> check_val_every_n_epoch = 1;  // nullopt: val_check_interval counts across epochs
   std::optional<int64_t> num_sanity_val_steps{};       // val batches run before training; default 2; -1: all
 
+  // What to make for a Module that does not override configure_optimizers.
+  OptimizerChoice optimizer{};
+
   // How a step is computed.
   std::string precision = "32";                  // 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true
   int64_t accumulate_grad_batches = 1;           // micro-batches per optimizer step, which uses their mean
@@ -68,6 +73,7 @@ struct TrainerOptions {
   std::optional<bool> enable_progress_bar{};   // adds a ProgressBar, and an EvaluationTable after validate and test
   std::optional<bool> enable_model_summary{};  // adds a ModelSummary
   std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none
+  ModelCheckpointOptions checkpoint{};         // how that ModelCheckpoint saves
   std::optional<bool> logger{};                // adds a CSVLogger if callbacks has none
   std::string profiler = "none";               // none; simple: a table of where the time went; kineto: KinetoProfiler
   bool barebones = false;                      // for measuring: turns every extra off; requesting one throws

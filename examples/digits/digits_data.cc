@@ -18,7 +18,7 @@ constexpr float kMaxPixel = 16;
 std::string read_gzip(const std::filesystem::path& path) {
   gzFile file = gzopen(path.c_str(), "rb");
   if (file == nullptr) {
-    throw std::runtime_error(fmt::format("there is no data file '{}'; give its path with --data", path.string()));
+    throw std::runtime_error(fmt::format("there is no data file '{}'; give its path with --data.file", path.string()));
   }
   std::string text;
   char chunk[1 << 16];
@@ -61,27 +61,31 @@ std::filesystem::path default_file() {
   return program + ".runfiles/digits/digits.csv.gz";
 }
 
-DigitsData::DigitsData(std::filesystem::path file, int64_t batch_size, uint64_t seed)
-    : file_(std::move(file)), batch_size_(batch_size), seed_(seed) {}
+void DigitsDataOptions::describe(fulgur::FieldVisitor& visit) {
+  visit({.name = "file", .help = "file of the digits: gzipped CSV"}, &file);
+  visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
+}
+
+DigitsData::DigitsData(Options options, uint64_t seed) : options_(std::move(options)), seed_(seed) {}
 
 void DigitsData::setup(fulgur::EntryPoint) {
   if (!parts_.empty()) return;
-  const fulgur::TensorDataset all(read_digits(file_));
+  const fulgur::TensorDataset all(read_digits(options_.file));
   constexpr int64_t kVal = 180, kTest = 360;
   parts_ = fulgur::random_split(all, {all.size() - kVal - kTest, kVal, kTest}, seed_);
 }
 
 std::shared_ptr<fulgur::Loader> DigitsData::train_dataloader() {
-  return fulgur::DataLoader::make(parts_[0],
-                                  {.batch_size = batch_size_, .shuffle = true, .seed = seed_, .drop_last = true});
+  return fulgur::DataLoader::make(
+      parts_[0], {.batch_size = options_.batch_size, .shuffle = true, .seed = seed_, .drop_last = true});
 }
 
 fulgur::LoaderList DigitsData::val_dataloader() {
-  return fulgur::DataLoader::make(parts_[1], {.batch_size = batch_size_});
+  return fulgur::DataLoader::make(parts_[1], {.batch_size = options_.batch_size});
 }
 
 fulgur::LoaderList DigitsData::test_dataloader() {
-  return fulgur::DataLoader::make(parts_[2], {.batch_size = batch_size_});
+  return fulgur::DataLoader::make(parts_[2], {.batch_size = options_.batch_size});
 }
 
 }  // namespace digits

@@ -15,19 +15,25 @@ fulgur::Batch read_digits(const std::filesystem::path& file);
 // The file that the build has downloaded for this program.
 std::filesystem::path default_file();
 
+struct DigitsDataOptions {
+  std::filesystem::path file = default_file();
+  int64_t batch_size = 32;  // samples
+  void describe(fulgur::FieldVisitor& visit);
+};
+
 // The digits split by `seed` into 1,257 for training, 180 for validation and 360 for test. Training shuffles, and
 // drops the last short batch, so that every step sees the same number of samples.
 class DigitsData final : public fulgur::DataModule {
  public:
-  DigitsData(std::filesystem::path file, int64_t batch_size, uint64_t seed);
+  using Options = DigitsDataOptions;
+  DigitsData(Options options, uint64_t seed);
   void setup(fulgur::EntryPoint entry_point) override;
   std::shared_ptr<fulgur::Loader> train_dataloader() override;
   fulgur::LoaderList val_dataloader() override;
   fulgur::LoaderList test_dataloader() override;
 
  private:
-  std::filesystem::path file_;
-  int64_t batch_size_;
+  Options options_;
   uint64_t seed_;
   std::vector<std::shared_ptr<fulgur::TensorDataset>> parts_;  // train, val, test
 };

@@ -22,8 +22,14 @@ constexpr int64_t kVocabSize = 256;  // one token per byte
 constexpr double kMinLrRatio = 0.1;
 constexpr double kInitStd = 0.02;
 
+void check(const SampleOptions& options) {
+  check_fields("sample", options);
+  if (options.prompt.empty()) throw UsageError("sample.prompt must have at least one character");
+}
+
 LanguageModelOptions checked(const LanguageModelOptions& options) {
   check_fields("LanguageModel", options);
+  check(options.sample);
   if (options.n_embd % options.n_head == 0) return options;
   throw UsageError(fmt::format("n_embd ({}) must be a multiple of n_head ({})", options.n_embd, options.n_head));
 }
@@ -100,6 +106,7 @@ void LanguageModelOptions::describe(FieldVisitor& visit) {
         &warmup);
   visit({.name = "weight_decay", .help = "weight decay of matrices; biases and norms have none", .min = 0},
         &weight_decay);
+  visit({.name = "sample", .help = "what is written after training"}, &sample);
 }
 
 LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
@@ -163,15 +170,9 @@ Optimizers LanguageModel::configure_optimizers() {
 }
 
 void SampleOptions::describe(FieldVisitor& visit) {
-  visit({.name = "sample.length", .help = "characters to write at the end", .min = 0}, &length);
-  visit({.name = "sample.temperature", .help = "softmax temperature; 0 always takes the likeliest", .min = 0},
-        &temperature);
-  visit({.name = "sample.prompt", .help = "text that the sample continues"}, &prompt);
-}
-
-void check(const SampleOptions& options) {
-  check_fields("sample", options);
-  if (options.prompt.empty()) throw UsageError("sample.prompt must have at least one character");
+  visit({.name = "length", .help = "characters to write at the end", .min = 0}, &length);
+  visit({.name = "temperature", .help = "softmax temperature; 0 always takes the likeliest", .min = 0}, &temperature);
+  visit({.name = "prompt", .help = "text that the sample continues"}, &prompt);
 }
 
 std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t seed) {

@@ -9,6 +9,14 @@
 
 namespace transformer_lm {
 
+// What a trained model writes.
+struct SampleOptions {
+  int64_t length = 300;         // characters to write
+  double temperature = 0.8;     // softmax temperature; lower is safer, 0 always takes the likeliest
+  std::string prompt = "The ";  // start of the sample; at least one character
+  void describe(fulgur::FieldVisitor& visit);
+};
+
 struct LanguageModelOptions {
   int64_t n_layer = 4;
   int64_t n_head = 4;
@@ -18,6 +26,7 @@ struct LanguageModelOptions {
   double lr = 2e-3;           // the peak of the schedule
   double warmup = 0.05;       // fraction of all steps in which the learning rate rises
   double weight_decay = 0.1;  // for matrices; biases and norms have none
+  SampleOptions sample{};
   void describe(fulgur::FieldVisitor& visit);
 };
 
@@ -52,16 +61,8 @@ class LanguageModel final : public fulgur::Module {
   torch::nn::Linear head_{nullptr};  // shares the weight of token_embedding_
 };
 
-struct SampleOptions {
-  int64_t length = 300;         // characters to write
-  double temperature = 0.8;     // softmax temperature; lower is safer, 0 always takes the likeliest
-  std::string prompt = "The ";  // start of the sample; at least one character
-  void describe(fulgur::FieldVisitor& visit);
-};
-void check(const SampleOptions& options);  // throws UsageError
-
 // Continues the prompt, character by character, on the model's device; returns what follows the prompt. The same seed
-// gives the same text. The model is in its former mode afterwards. Throws as check() does.
+// gives the same text. The model is in its former mode afterwards. Throws UsageError for options that cannot be used.
 std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t seed);
 
 }  // namespace transformer_lm

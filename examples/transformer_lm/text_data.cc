@@ -89,7 +89,7 @@ TextWindows::TextWindows(const std::string& text, int64_t length, int64_t stride
   if (std::ssize(text) < length) {
     throw fulgur::UsageError(
         fmt::format("a part of the text has {} characters, but a window of context + 1 needs {}; "
-                    "give more text with --data.path, or a smaller --context",
+                    "give more text with --data.path, or a smaller --model.context",
                     text.size(), length));
   }
   windows_ = torch::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte).unfold(0, length, stride);
@@ -100,26 +100,25 @@ fulgur::Batch TextWindows::get_batch(const at::Tensor& indices) const {
 }
 
 void TextDataOptions::describe(fulgur::FieldVisitor& visit) {
-  visit({.name = "data.path", .help = "a text, or a folder of texts"}, &path);
+  visit({.name = "path", .help = "a text, or a folder of texts"}, &path);
   visit({.name = "batch_size", .help = "windows of context + 1 characters per step", .min = 1}, &batch_size);
   visit({.name = "batches_per_epoch", .help = "batches from one validation to the next", .min = 1}, &batches_per_epoch);
 }
 
-TextData::TextData(TextDataOptions options, int64_t context, uint64_t seed)
-    : options_(std::move(options)), window_(context + 1), seed_(seed) {}
+TextData::TextData(Options options, uint64_t seed) : options_(std::move(options)), seed_(seed) {}
 
 void TextData::setup(fulgur::EntryPoint) {
   if (text_.train.empty()) text_ = split_texts(read_texts(options_.path));
 }
 
 std::shared_ptr<fulgur::Loader> TextData::train_dataloader() {
-  const auto windows = std::make_shared<TextWindows>(text_.train, window_);
+  const auto windows = std::make_shared<TextWindows>(text_.train, window());
   const auto draw = std::make_shared<Draw>(windows->size(), options_.batches_per_epoch * options_.batch_size, seed_);
   return fulgur::DataLoader::make(windows, {.batch_size = options_.batch_size, .sampler = draw});
 }
 
 fulgur::LoaderList TextData::val_dataloader() {
-  return fulgur::DataLoader::make(std::make_shared<TextWindows>(text_.val, window_, /*stride=*/window_ - 1),
+  return fulgur::DataLoader::make(std::make_shared<TextWindows>(text_.val, window(), /*stride=*/options_.context),
                                   {.batch_size = options_.batch_size});
 }
 

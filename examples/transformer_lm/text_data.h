@@ -44,6 +44,7 @@ struct TextDataOptions {
   std::string path = "/usr/share/common-licenses";  // present on every Debian; 0.2 million characters
   int64_t batch_size = 32;                          // windows of context + 1 characters
   int64_t batches_per_epoch = 100;                  // training batches from one validation to the next
+  int64_t context = 64;                             // characters that the model looks back on
   void describe(fulgur::FieldVisitor& visit);
 };
 
@@ -51,16 +52,19 @@ struct TextDataOptions {
 // held-out text in windows that do not overlap; a shorter rest is left out. The texts are read in setup().
 class TextData final : public fulgur::DataModule {
  public:
-  TextData(TextDataOptions options, int64_t context, uint64_t seed);
+  using Options = TextDataOptions;
+  TextData(Options options, uint64_t seed);
   void setup(fulgur::EntryPoint entry_point) override;
   std::shared_ptr<fulgur::Loader> train_dataloader() override;
   fulgur::LoaderList val_dataloader() override;
 
+  uint64_t seed() const { return seed_; }
   const TextSplit& text() const { return text_; }  // empty before setup()
 
  private:
-  TextDataOptions options_;
-  int64_t window_;  // characters
+  int64_t window() const { return options_.context + 1; }  // characters
+
+  Options options_;
   uint64_t seed_;
   TextSplit text_;
 };

@@ -12,13 +12,14 @@ int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
 }  // namespace
 
 void Ddp::describe(FieldVisitor& visit) {
-  visit({.name = "bucket_cap_mib", .help = "size of gradients that are reduced together, MiB", .min = 0},
+  visit({.name = "bucket_cap_mib", .help = "size of gradients that are reduced together", .unit = "MiB", .min = 0},
         &bucket_cap_mib);
-  visit({.name = "first_bucket_mib", .help = "size of the first gradients reduced in backward, MiB", .min = 0},
-        &first_bucket_mib);
+  visit(
+      {.name = "first_bucket_mib", .help = "size of the first gradients reduced in backward", .unit = "MiB", .min = 0},
+      &first_bucket_mib);
   visit({.name = "broadcast_buffers", .help = "broadcast the buffers of rank 0 after each step"}, &broadcast_buffers);
-  visit({.name = "timeout_s", .help = "abort a collective after this time, s", .min = 1}, &timeout_s);
-  visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time, s", .min = 1},
+  visit({.name = "timeout_s", .help = "abort a collective after this time", .unit = "s", .min = 1}, &timeout_s);
+  visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time", .unit = "s", .min = 1},
         &connect_timeout_s);
 }
 

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/field_state.h"
@@ -224,6 +226,37 @@ TEST(Describe, SmallNumbersEnumsAndVectorsAreStateToo) {
   EXPECT_EQ(again.momentum, 0.25F);
   EXPECT_EQ(again.mode, Mode::max);
   EXPECT_THAT(again.widths, ElementsAre(7, 9));
+}
+
+struct Pairs {
+  std::pair<double, double> betas{0.9, 0.95};
+  uint64_t seed = 1;
+  void describe(FieldVisitor& visit) {
+    visit({.name = "betas", .help = "two decays", .min = 0, .max = 1}, &betas);
+    visit({.name = "seed", .help = "number that decides the draws"}, &seed);
+  }
+};
+
+TEST(Describe, APairIsAListOfTwo) {
+  Pairs pairs{.betas = {0.5, 0.25}, .seed = std::numeric_limits<uint64_t>::max()};
+  const State state = fields_to_state(pairs);
+  EXPECT_EQ(state.get<std::string>("betas"), "0.5,0.25");
+  Pairs again;
+  set_fields(again, state);
+  EXPECT_EQ(again.betas, pairs.betas);
+  EXPECT_EQ(again.seed, pairs.seed);
+  const auto refusal = [&](const char* name, const char* text) {
+    State wrong;
+    wrong.set(name, std::string(text));
+    return testing::message_of<UsageError>([&] { set_fields(pairs, wrong); });
+  };
+  EXPECT_EQ(refusal("betas", "0.5"), "betas: this is a pair, such as 0.9,0.95; got 1 values");
+  EXPECT_EQ(refusal("betas", "0.5,2"), "betas: element 1 must be at most 1; got 2");
+  EXPECT_EQ(refusal("betas", "0.5,x"), "betas: element 1: 'x' is not a number");
+  EXPECT_EQ(refusal("seed", "-1"), "seed: '-1' is not a whole number from 0 to 18446744073709551615");
+  EXPECT_EQ(pairs.betas, std::pair(0.5, 0.25));  // as before
+  EXPECT_THAT(testing::message_of<UsageError>([] { check_fields("Adam", Pairs{.betas = {0.5, -1}}); }),
+              ::testing::HasSubstr("Adam: betas: element 1 must be at least 0; got -1"));
 }
 
 TEST(Describe, ChecksAWholeStructAndNamesItsOwner) {

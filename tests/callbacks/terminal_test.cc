@@ -164,7 +164,18 @@ TEST_F(TerminalTest, ModelSummaryCountsParameters) {
             "again   Linear      40\n"
             "----------------------\n"
             "48 trainable, 1 frozen\n\n"
-            "MB on each rank\n\n");
+            "MB on each rank\n\n"
+            "each of 1 sample\n\n");
+}
+
+TEST_F(TerminalTest, ModelSummarySaysWhatAStepIs) {
+  trainer.run_state = {.num_batches = 10, .batch_size = 32, .estimated_stepping_batches = 50};
+  ModelSummary({.out = &out}).on_fit_start(trainer);
+  EXPECT_THAT(out.str(), ::testing::EndsWith("\n10 steps in an epoch, 50 in all, each of 32 samples\n\n"));
+  trainer.ranks = 2;
+  trainer.accumulate = 4;
+  ModelSummary({.out = &out}).on_fit_start(trainer);
+  EXPECT_THAT(out.str(), ::testing::EndsWith("\n3 steps in an epoch, 50 in all, each of 4 x 2 x 32 = 256 samples\n\n"));
 }
 
 TEST_F(TerminalTest, EvaluationTableShowsAllDigitsOfAFloat) {

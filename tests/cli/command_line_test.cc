@@ -4,6 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <regex>
 #include <stdexcept>
 
 #include "fulgur/base/error.h"
@@ -65,7 +69,7 @@ TEST(CommandLine, ASwitchNeedsNoValue) {
 }
 
 TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {
-  EXPECT_THAT(refusal({"--max_epohcs=3"}), HasSubstr("unknown flag 'max_epohcs'; did you mean 'max_epochs'? known: "));
+  EXPECT_THAT(refusal({"--max_epohcs=3"}), HasSubstr("unknown flag 'max_epohcs'; did you mean 'max_epochs'?"));
   EXPECT_THAT(refusal({"--epochs=3"}), HasSubstr("did you mean 'max_epochs'?"));
   EXPECT_THAT(refusal({"-x"}), HasSubstr("unknown flag 'x'"));
 }
@@ -85,8 +89,9 @@ TEST(CommandLine, SettingsOfAStrategyAreFlags) {
     return message_of<UsageError>([&] { make(flags); });
   };
   EXPECT_EQ(refusal_of({"--strategy=single_device", "--strategy.timeout_s=7"}),
-            "strategy 'single_device' has no settings, but strategy.timeout_s is set");
-  EXPECT_EQ(refusal_of({"--strategy=ddp", "--strategy.timeout_s=0"}), "strategy.timeout_s must be at least 1; got 0");
+            "--strategy.timeout_s is set, but strategy is single_device, which does not use it");
+  EXPECT_EQ(refusal_of({"--strategy=ddp", "--strategy.timeout_s=0"}), "--strategy.timeout_s must be at least 1; got 0");
+  EXPECT_EQ(make({"--strategy.timeout_s=7"})->rank_per_device()->timeout_s, 7);  // auto has become ddp
   EXPECT_THAT(refusal({"--strategy.timout_s=1"}), HasSubstr("did you mean 'strategy.timeout_s'?"));
 }
 
@@ -100,19 +105,76 @@ TEST(CommandLine, RefusesBadValues) {
   EXPECT_EQ(refusal({"--lr=fast"}), "--lr: 'fast' is not a number");
   EXPECT_EQ(refusal({"--lr=-1"}), "--lr must be at least 0; got -1");
   EXPECT_EQ(refusal({"--max_epochs=1.5"}), "--max_epochs: '1.5' is not a whole number");
-  EXPECT_EQ(refusal({"--title"}), "--title: 1 required TEXT missing");
+  EXPECT_EQ(refusal({"--title"}), "--title needs a value; write --title=value");
   EXPECT_EQ(refusal({"7"}), "unexpected argument '7'; flags are written --name=value");
 }
 
-TEST(CommandLine, HelpListsEveryFieldWithItsDefault) {
-  Options options;
+struct Sections {
+  TrainerOptions trainer;
+  Options model;
+  void describe(FieldVisitor& visit) {
+    visit({.name = "trainer", .help = "how to train"}, &trainer);
+    visit({.name = "lr", .help = "learning rate", .unit = "1/s"}, &model.lr);
+    visit({.name = "model.title", .help = "title of the model"}, &model.title);
+  }
+};
+
+std::string printed(const std::vector<std::string>& arguments) {
+  Sections options;
   ::testing::internal::CaptureStdout();
-  EXPECT_FALSE(parse_flags({"--help"}, "bin/program", [&](FieldVisitor& visit) { options.describe(visit); }));
-  const std::string help = ::testing::internal::GetCapturedStdout();
-  EXPECT_THAT(help, HasSubstr("Usage: program"));
-  EXPECT_THAT(help, HasSubstr("--lr NUMBER=0.5"));
-  EXPECT_THAT(help,
-              HasSubstr("how to train (auto, ddp, ddp_sharded, delayed_update, dp, single_device, zero_offload)"));
+  EXPECT_FALSE(parse_flags(arguments, "bin/program", [&](FieldVisitor& visit) { options.describe(visit); }));
+  return ::testing::internal::GetCapturedStdout();
+}
+
+TEST(CommandLine, HelpIsOneScreenBySections) {
+  const std::string help = printed({"--help"});
+  EXPECT_THAT(help, HasSubstr("usage: program [--option=value ...]\n"));
+  EXPECT_THAT(help, HasSubstr("\nprogram\n  --lr=0.5                        learning rate, in 1/s\n"));
+  EXPECT_THAT(help, HasSubstr("\nmodel\n  --model.title=x                 title of the model\n"));
+  EXPECT_THAT(help, HasSubstr("\ntrainer: common options\n  --accelerator=auto"));
+  EXPECT_THAT(help, HasSubstr("--max_epochs=none"));
+  EXPECT_THAT(help, ::testing::Not(HasSubstr("ckpt_verify")));
+  EXPECT_LE(std::ranges::count(help, '\n'), 50);
+  EXPECT_EQ(printed({"-h"}), help);
+  EXPECT_EQ(printed({"--lr=2", "--help"}), help);  // what is given is not looked at
+}
+
+TEST(CommandLine, HelpForAllAndForASection) {
+  const std::string all = printed({"--help=all"});
+  for (const char* flag : {"--ckpt_verify=true", "--strategy.timeout_s=", "--optimizer.betas=0.9,0.999",
+                           "--scheduler.step_size=0", "--checkpoint.monitor=TEXT", "--model.title=x"}) {
+    EXPECT_THAT(all, HasSubstr(flag));
+  }
+  const std::string strategy = printed({"--help=strategy"});
+  EXPECT_THAT(strategy, ::testing::StartsWith("strategy\n  --strategy=auto"));
+  EXPECT_THAT(strategy, HasSubstr("--strategy.timeout_s="));
+  EXPECT_THAT(strategy, ::testing::Not(HasSubstr("max_epochs")));
+  EXPECT_THAT(printed({"--help=max_epochs"}), HasSubstr("--max_epochs=none"));
+  EXPECT_THAT(printed({"--help=trainer"}), HasSubstr("--ckpt_verify=true"));
+  EXPECT_THAT(refusal({"--help=strat"}),
+              HasSubstr("--help: unknown section or option 'strat'; did you mean 'strategy'?"));
+}
+
+// What bash offers for the words of a line that ends with `last`.
+std::string completions(const std::string& before, const std::string& last) {
+  const std::string script = printed({"--completion=bash"});
+  const std::string command = "bash -c '" + std::regex_replace(script, std::regex("'"), "'\\''") +
+                              "COMP_WORDS=(program " + before + " \"" + last +
+                              "\"); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _fulgur_program; echo \"${COMPREPLY[@]}\"'";
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
+  std::string text(1 << 16, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), pipe.get()));
+  return text;
+}
+
+TEST(CommandLine, BashCompletesFlagsAndTheirValues) {
+  EXPECT_EQ(completions("", "--max_e"), "--max_epochs=\n");
+  EXPECT_EQ(completions("--lr = 3", "--model.t"), "--model.title=\n");
+  EXPECT_EQ(completions("--strategy", "="),
+            "auto ddp ddp_sharded delayed_update dp single_device zero_offload\n");  // bash splits at =
+  EXPECT_EQ(completions("--strategy =", "zero"), "zero_offload\n");
+  EXPECT_EQ(completions("--deterministic =", "t"), "true\n");
+  EXPECT_THAT(refusal({"--completion=zsh"}), HasSubstr("write --completion=bash"));
 }
 
 struct Outcome {

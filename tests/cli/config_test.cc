@@ -211,7 +211,7 @@ colums = [1, [2]]
   const auto at = [&](const std::string& rest) { return HasSubstr(run + rest); };
   EXPECT_THAT(message, ::testing::StartsWith("13 things are wrong:\n  " + run + ":1:6: "));
   EXPECT_THAT(message, at(":1:6: lr must be a number; got the text \"fast\""));
-  EXPECT_THAT(message, at(":2:16: unknown option 'lerning_rate'; --help has those that there are"));
+  EXPECT_THAT(message, at(":2:16: unknown option 'lerning_rate'; --help=all lists all"));
   EXPECT_THAT(message, at(":3:9: title must be text, a number, true or false, or a list of these"));
   EXPECT_THAT(message, at(":5:13: unknown option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"));
   EXPECT_THAT(message, at(":6:13: trainer.max_steps: '2.5' is not a whole number"));
@@ -302,7 +302,7 @@ n = 1
   const auto at = [&](const std::string& rest) { return HasSubstr(wrong + rest); };
   EXPECT_THAT(message, ::testing::StartsWith("6 things are wrong:"));
   EXPECT_THAT(message, at(":2:8: unknown callback 'EarlyStoping'; did you mean 'EarlyStopping'? known: "));
-  EXPECT_THAT(message, at(":3:1: trainer.callbacks needs a type, such as type = \"EarlyStopping\""));
+  EXPECT_THAT(message, at(":3:1: trainer.callbacks needs a type, such as type = \"BackboneFinetuning\""));
   EXPECT_THAT(message, at(":7:10: unknown option 'monitr'; did you mean 'monitor'?"));
   EXPECT_THAT(message, at(":8:12: patience must be a whole number; got the text \"many\""));
   EXPECT_THAT(message, at(":9:1: unknown option 'callback'; did you mean 'callbacks'?"));

@@ -1,6 +1,7 @@
 """The digits example as its user meets it: the program, its output, its exit codes, and its weights in Python."""
 import csv
 import gzip
+import json
 import os
 import pathlib
 import re
@@ -19,13 +20,13 @@ CONFIG = pathlib.Path("examples/digits/digits.toml").absolute()
 
 def run(*flags, folder):
     """Runs the program in `folder`, as `bazel run` would for a user who is there."""
-    return subprocess.run([PROGRAM, f"--data={DATA}", *flags], capture_output=True, text=True, cwd="/",
+    return subprocess.run([PROGRAM, f"--data.file={DATA}", *flags], capture_output=True, text=True, cwd="/",
                           env={**os.environ, "BUILD_WORKING_DIRECTORY": folder}, timeout=300)
 
 
 def figures(output):
-    """All that must be the same for the same seed on the same machine: everything but the speed and the folder of the run."""
-    return re.sub(r"[\d.]+ it/s|version_\d+", "", output)
+    """All that must be the same for the same seed on the same machine: everything but speed, memory and the folder of the run."""
+    return re.sub(r"[\d.]+ it/s|version_\d+|in [\d.]+ s, .* MB", "", output)
 
 
 def expect_quiet(test, done):
@@ -77,7 +78,7 @@ class DigitsTest(unittest.TestCase):
                 done = run(f"--seed={seed}", folder=self.folder)
                 expect_quiet(self, done)
                 self.assertGreaterEqual(test_accuracy(done.stdout), 0.98)
-                self.assertRegex(done.stdout, r"(?m)^next: \./bazelw run //examples/digits")
+                self.assertRegex(done.stdout, r"(?m)^next: .*/digits test --ckpt_path=runs/version_\d+/checkpoints/epoch=")
 
     def test_repeats_to_the_last_digit_on_this_machine(self):
         first, second = (run("--max_epochs=3", folder=self.folder) for _ in range(2))
@@ -90,7 +91,7 @@ class DigitsTest(unittest.TestCase):
         by_flags = run("--max_epochs=2", "--accelerator=cpu", "--strategy=single_device", folder=self.folder)
         printed = run(f"--config={CONFIG}", "--max_epochs=2", "--print-config", folder=self.folder)
         self.assertEqual((printed.returncode, printed.stderr), (0, ""))
-        self.assertRegex(printed.stdout, r"(?m)^lr = 0\.002 +# .*/digits\.toml:2:6$")
+        self.assertRegex(printed.stdout, r"(?m)^lr = 0\.002 +# .*/digits\.toml:5:6$")
         pathlib.Path(self.folder, "printed.toml").write_text(printed.stdout)
         again = run("--config=printed.toml", folder=self.folder)
         self.assertEqual(figures(by_file.stdout), figures(by_flags.stdout))
@@ -107,12 +108,12 @@ class DigitsTest(unittest.TestCase):
         return losses, safetensors.torch.load_file(folder / "checkpoints/last/model.safetensors")
 
     def expect_two_devices_train_as_one(self, *flags, num_losses, rtol, weights_atol=None):
-        expected_losses, expected_weights = self.train("single", "--strategy=single_device", "--batch_size=32", *flags)
+        expected_losses, expected_weights = self.train("single", "--strategy=single_device", "--data.batch_size=32", *flags)
         self.assertEqual(len(expected_losses), num_losses)
         for strategy, batch_size in [("ddp", 16), ("dp", 32)]:
             with self.subTest(strategy=strategy):
                 losses, weights = self.train(strategy, f"--strategy={strategy}", "--devices=2",
-                                             f"--batch_size={batch_size}", *flags)
+                                             f"--data.batch_size={batch_size}", *flags)
                 torch.testing.assert_close(losses, expected_losses, rtol=rtol, atol=0)
                 if weights_atol is not None:
                     torch.testing.assert_close(weights, expected_weights, rtol=0, atol=weights_atol)
@@ -152,21 +153,43 @@ class DigitsTest(unittest.TestCase):
 
     def test_torchrun_prints_the_last_lines_once(self):
         done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone",
-                               "--nproc-per-node", "2", PROGRAM, f"--data={DATA}", "--devices=2", "--max_epochs=1"],
+                               "--nproc-per-node", "2", PROGRAM, f"--data.file={DATA}", "--devices=2", "--max_epochs=1"],
                               capture_output=True, text=True, cwd="/", timeout=300,
                               env={**os.environ, "BUILD_WORKING_DIRECTORY": self.folder, "OMP_NUM_THREADS": "1"})
         self.assertEqual(done.returncode, 0, done.stderr)
         for line in ("checkpoint: ", "next: "):
             self.assertEqual(done.stdout.count(f"\n{line}"), 1, done.stdout)
 
+    def test_the_folder_of_a_run_says_how_it_was_made_and_what_it_printed(self):
+        done = run("--strategy=ddp", "--devices=2", "--accelerator=cpu", "--max_epochs=1", "--name=a", folder=self.folder)
+        expect_quiet(self, done)
+        folder = pathlib.Path(self.folder, "runs/a")
+        self.assertEqual(os.readlink(folder.parent / "latest"), "a")
+        printed = done.stdout.split("\n")
+        log = (folder / "log.txt").read_text()
+        for line in printed + done.stderr.split("\n"):
+            self.assertIn(line, log)
+        self.assertTrue((folder / "log-rank1.txt").exists())
+        environment = json.loads((folder / "env.json").read_text())
+        self.assertEqual(environment["world_size"], 2)
+        again = run(f"--config={folder}/config.toml", "--name=b", folder=self.folder)
+        self.assertEqual((folder / "metrics.csv").read_text(), (folder.parent / "b/metrics.csv").read_text(), again.stderr)
+
+    def test_quiet_and_colours(self):
+        done = run("--quiet", "--max_epochs=1", folder=self.folder)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        done = run("--max_epochs=1", "--log_level=error", "--enable_progress_bar=false", folder=self.folder)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("39 optimizer steps in", done.stdout)
+
     def test_bad_input_is_refused_before_training(self):
         for flags, exit_code, message in [
-            (["--max_epohcs=3"], 2, "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'? known: "),
+            (["--max_epohcs=3"], 2, "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'?"),
             (["--strategy=singel_device"], 2, "error: --strategy: unknown strategy 'singel_device'; did you mean 'single_device'?"),
             (["--devices=0"], 2, "error: "),
             (["--devices=2000"], 2, "error: "),
-            (["--batch_size=0"], 2, "error: --batch_size must be at least 1; got 0"),
-            (["--data=missing.csv.gz"], 1, "error: in setup: there is no data file 'missing.csv.gz'"),
+            (["--data.batch_size=0"], 2, "error: --data.batch_size must be at least 1; got 0"),
+            (["--data.file=missing.csv.gz"], 1, "error: in setup: there is no data file 'missing.csv.gz'"),
         ]:
             with self.subTest(flags=flags):
                 done = run(*flags, folder=self.folder)
@@ -177,7 +200,7 @@ class DigitsTest(unittest.TestCase):
 
     def test_a_relative_path_is_relative_to_where_the_command_was_typed(self):
         os.symlink(DATA, f"{self.folder}/mine.csv.gz")
-        done = run("--data=mine.csv.gz", "--max_epochs=1", folder=self.folder)
+        done = run("--data.file=mine.csv.gz", "--max_epochs=1", folder=self.folder)
         self.assertEqual(done.returncode, 0, done.stderr)
 
 

@@ -80,7 +80,7 @@ TEST(TextData, AnEpochIsADrawThatTheSeedAndTheEpochDecide) {
   const TempDir dir;
   write(dir.path() / "text", numbers(500));
   const auto train = [&](uint64_t seed, int64_t epoch) {
-    TextData data({.path = dir.path(), .batch_size = 4, .batches_per_epoch = 5}, /*context=*/16, seed);
+    TextData data({.path = dir.path(), .batch_size = 4, .batches_per_epoch = 5, .context = 16}, seed);
     data.setup(fulgur::EntryPoint::fit);
     return all_tokens(*data.train_dataloader(), epoch);
   };
@@ -94,7 +94,7 @@ TEST(TextData, ValidationPredictsTheHeldOutTextOnce) {
   const TempDir dir;
   const std::string text = numbers(500);
   write(dir.path() / "text", text);
-  TextData data({.path = dir.path(), .batch_size = 4}, /*context=*/16, /*seed=*/1);
+  TextData data({.path = dir.path(), .batch_size = 4, .context = 16}, /*seed=*/1);
   data.setup(fulgur::EntryPoint::fit);
   const at::Tensor predicted = all_tokens(*data.val_dataloader()[0], 0).slice(1, 1).flatten();
   std::string characters;

@@ -9,8 +9,9 @@ import unittest
 import safetensors.torch
 
 PROGRAM = pathlib.Path("examples/transformer_lm/transformer_lm").absolute()
-TINY = ["--n_layer=2", "--n_head=2", "--n_embd=32", "--context=32", "--batch_size=16", "--max_epochs=4",
-        "--batches_per_epoch=50", "--lr=5e-3", "--sample.length=50"]
+CONFIG = pathlib.Path("examples/transformer_lm/transformer_lm.toml").absolute()
+TINY = ["--model.n_layer=2", "--model.n_head=2", "--model.n_embd=32", "--model.context=32", "--data.batch_size=16",
+        "--max_epochs=4", "--data.batches_per_epoch=50", "--model.lr=5e-3", "--model.sample.length=50"]
 
 
 def text(num_sentences=1500):
@@ -34,8 +35,8 @@ def run(*flags, folder):
 
 
 def figures(output):
-    """All that must be the same for the same seed on the same machine: everything but the speed and the folder of the run."""
-    return re.sub(r"[\d.]+k? it/s|\d+ tokens/s|version_\d+", "", output)
+    """All that must be the same for the same seed on the same machine: everything but speed, memory and the folder of the run."""
+    return re.sub(r"[\d.]+k? it/s|\d+ tokens/s|version_\d+|in [\d.]+ s, .* MB|(?m:^train/.*)", "", output)
 
 
 def val_bpc(output):
@@ -64,7 +65,7 @@ class TransformerLmTest(unittest.TestCase):
         other = run("--data.path=text", *TINY, "--seed=2", folder=self.folder)
         self.assertNotEqual(val_bpc(other.stdout), val_bpc(first.stdout))
         self.assertRegex(first.stdout, r"(?m)^training: [1-9]\d* tokens/s$")
-        self.assertRegex(first.stdout, r"(?m)^next: \./bazelw run //examples/transformer_lm")
+        self.assertRegex(first.stdout, r"(?m)^next: .*/transformer_lm validate --ckpt_path=runs/version_0/")
         weights = pathlib.Path(self.folder, "runs/version_0/checkpoints/last/model.safetensors")
         self.assertNotIn("head.weight", safetensors.torch.load_file(weights))  # it is token_embedding.weight
         header = pathlib.Path(self.folder, "runs/version_0/metrics.csv").read_text().split("\n")[0]
@@ -84,8 +85,8 @@ class TransformerLmTest(unittest.TestCase):
     def test_sample_goes_on_from_the_prompt_for_the_length_asked_for(self):
         for length, temperature in [(0, 0.8), (1, 0.0), (100, 1.5)]:  # 100: past the context
             with self.subTest(length=length):
-                done = run("--data.path=text", *TINY, "--max_steps=3", f"--sample.length={length}",
-                           f"--sample.temperature={temperature}", "--sample.prompt=a dog ", folder=self.folder)
+                done = run("--data.path=text", *TINY, "--max_steps=3", f"--model.sample.length={length}",
+                           f"--model.sample.temperature={temperature}", "--model.sample.prompt=a dog ", folder=self.folder)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
                 self.assertTrue(sample(done.stdout).startswith("a dog "))
                 self.assertEqual(len(sample(done.stdout)), len("a dog ") + length)
@@ -98,8 +99,8 @@ class TransformerLmTest(unittest.TestCase):
             (["--data.path=missing"], 1, "error: in setup: there is no file or folder 'missing'; name a text"),
             (["--data.path=empty"], 1, "error: in setup: there is no text in 'empty'"),
             (["--data.path=short"], 2, "error: in train_dataloader: a part of the text has 9 characters, but a window of context + 1 needs 65"),
-            (["--data.path=text", "--n_head=3"], 2, "error: n_embd (128) must be a multiple of n_head (3)"),
-            (["--data.path=text", "--sample.prompt="], 2, "error: sample.prompt must have at least one character"),
+            (["--data.path=text", "--model.n_head=3"], 2, "error: n_embd (128) must be a multiple of n_head (3)"),
+            (["--data.path=text", "--model.sample.prompt="], 2, "error: sample.prompt must have at least one character"),
             (["--data.paht=text"], 2, "error: unknown flag 'data.paht'; did you mean 'data.path'?"),
             (["--data.path=text", "--max_epochs=-1", "--max_time=00:00:00:01"], 2, "error: in configure_optimizers: the schedule needs to know"),
         ]:
@@ -109,6 +110,12 @@ class TransformerLmTest(unittest.TestCase):
                 self.assertTrue(done.stderr.startswith(message), done.stderr)
                 self.assertEqual(done.stderr.count("\n"), 1, done.stderr)  # one line: no stack trace
         self.assertEqual(sorted(os.listdir(self.folder)), before)
+
+    def test_a_file_and_flags_train_alike(self):
+        by_file = run(f"--config={CONFIG}", "--data.path=text", *TINY, "--max_steps=5", folder=self.folder)
+        self.assertEqual((by_file.returncode, by_file.stderr), (0, ""))
+        by_flags = run("--data.path=text", *TINY, "--max_steps=5", folder=self.folder)
+        self.assertEqual(figures(by_file.stdout), figures(by_flags.stdout))
 
     def test_the_default_text_is_there(self):
         done = run(*TINY, "--max_steps=2", folder=self.folder)

@@ -461,7 +461,7 @@ TEST(Optimizers, RefuseOptionsOutOfRange) {
   EXPECT_THAT(message_of<UsageError>([&] { optim::AdamW adamw(params, {.lr = -1}); }),
               HasSubstr("AdamW: lr must be at least 0"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::Adam adam(params, {.betas = {0.9, 1.0}}); }),
-              HasSubstr("beta2 must be at most"));
+              HasSubstr("Adam: betas: element 1 must be at most"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD sgd(params, {.nesterov = true}); }),
               HasSubstr("nesterov needs momentum"));
 }

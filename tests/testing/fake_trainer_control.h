@@ -28,7 +28,7 @@ class FakeTrainerControl final : public TrainerControl {
   int64_t num_roll_backs = 0;
   std::vector<double> shares;  // the arguments of average_weights()
   bool average_is_shown = false;
-  int64_t accumulate = 1;
+  int64_t accumulate = 1, ranks = 1;
 
   // Logs `metrics` as one epoch of the stage does.
   void log_epoch(Stage stage, const Metrics& metrics, const LogOptions& options = {}) {
@@ -53,7 +53,7 @@ class FakeTrainerControl final : public TrainerControl {
   void average_weights(double share) override { shares.push_back(share); }
   bool show_average(bool shown) override { return std::exchange(average_is_shown, shown); }
   int64_t global_rank() const override { return 0; }
-  int64_t world_size() const override { return 1; }
+  int64_t world_size() const override { return ranks; }
   c10::Device device() const override { return c10::kCPU; }
   at::Tensor all_gather(const at::Tensor& tensor) override { return tensor.unsqueeze(0); }
   std::string device_summary() const override { return "single_device on cpu"; }

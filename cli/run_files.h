@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "fulgur/core/callback.h"
+
+namespace fulgur {
+
+// Relative to the present folder if it is in there.
+std::filesystem::path short_path(const std::filesystem::path& path);
+
+// Writes into the run's folder, when fit starts, what it takes to run it again:
+//   config.toml  all options of the program; a run that goes on in a folder with other options writes config-v1.toml,
+//                config-v2.toml, ... and says what is different
+//   env.json     where it runs: command line, git commit, versions, host, devices, strategy, number of ranks; likewise
+//                env-v1.json
+//   log.txt      what is printed from now on (copy_output_to in base/logging.h); log-rank1.txt, ... of other ranks
+// and lets the link `latest` beside the folder point to it. Nothing is overwritten. Throws CheckpointError.
+class RunFiles final : public Callback {
+ public:
+  // `config`: all options as a TOML file; `command_line`: as typed. Unless `is_quiet` it prints the folder.
+  RunFiles(std::string config, std::string command_line, bool is_quiet)
+      : config_(std::move(config)), command_line_(std::move(command_line)), is_quiet_(is_quiet) {}
+
+  bool runs_in_fast_dev_run() const override { return false; }
+  void on_fit_start(TrainerControl& trainer) override;
+
+  int64_t first_step() const { return first_step_; }  // optimizer steps before this fit; 0 before it starts
+
+ private:
+  std::string config_, command_line_;
+  bool is_quiet_;
+  int64_t first_step_ = 0;
+};
+
+}  // namespace fulgur

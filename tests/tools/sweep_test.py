@@ -1,0 +1,144 @@
+"""tools/sweep.py: which runs it makes, what it says of them, and that nothing is trained twice."""
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+SWEEP = pathlib.Path("tools/sweep.py").absolute()
+DIGITS = pathlib.Path("examples/digits/digits").absolute()
+DATA = pathlib.Path("../digits/digits.csv.gz").absolute()
+
+# Trains nothing: the loss is a formula of the options. Each call adds a line to calls.txt.
+PROGRAM = """#!/usr/bin/python3
+import os, pathlib, signal, sys
+flags = dict(word.removeprefix("--").split("=", 1) for word in sys.argv[1:])
+folder = pathlib.Path(flags["default_root_dir"], "runs", flags["name"])
+assert flags["ckpt_path"] == "last"
+with open("calls.txt", "a") as calls:
+    print(flags["name"], flags.get("max_epochs"), file=calls)
+folder.mkdir(parents=True, exist_ok=True)
+if flags.get("killed") and not (folder / "was_killed").exists():
+    (folder / "was_killed").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+if flags.get("lr") == "0.5":
+    sys.exit("error: bad luck")
+if flags.get("lr") == "0.25":
+    print("error: --lr must be at most 0.2; got 0.25", file=sys.stderr)
+    sys.exit(2)
+loss = abs(float(flags.get("lr", 1)) - 0.1) + 1 / float(flags.get("width", 1)) + 1 / float(flags.get("max_epochs", 1))
+(folder / "metrics.csv").write_text(f"epoch,step,val_loss,train_loss\\n0,1,{loss + 1},\\n1,2,{loss},3\\n2,3,nan,\\n")
+"""
+
+
+class SweepTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        (self.folder / "program").write_text(PROGRAM)
+        (self.folder / "program").chmod(0o755)
+
+    def sweep(self, plan, *command):
+        (self.folder / "sweep.toml").write_text(plan)
+        return subprocess.run([SWEEP, "sweep.toml", "--", *(command or ["./program"])], capture_output=True, text=True, cwd="/",
+                              env={**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder)}, timeout=300)
+
+    def calls(self):
+        return (self.folder / "calls.txt").read_text().split("\n")[:-1]
+
+    def rows(self):
+        with open(self.folder / "sweep/sweep.csv") as file:
+            return list(csv.DictReader(file))
+
+    def test_a_grid_has_every_combination_and_the_best_first(self):
+        done = self.sweep('metric = "val_loss"\nprocesses = 2\n[options]\nlr = [0.1, 0.3]\nwidth = [1, 2, 4]\n')
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(len(self.calls()), 6)
+        self.assertEqual([(row["lr"], row["width"]) for row in self.rows()],
+                         [("0.1", "4"), ("0.3", "4"), ("0.1", "2"), ("0.3", "2"), ("0.1", "1"), ("0.3", "1")])
+        self.assertRegex(done.stdout, r"(?m)^best: .*/program --lr=0\.1 --width=4$")
+
+    def test_the_best_value_of_a_run_counts_and_max_turns_it_round(self):
+        done = self.sweep('metric = "val_loss"\nmode = "max"\n[options]\nwidth = [1, 2]\n')
+        self.assertEqual([(row["width"], row["val_loss"]) for row in self.rows()], [("1", "3.9"), ("2", "3.4")], done.stderr)
+
+    def test_draws_depend_on_the_seed_alone_and_stay_in_their_ranges(self):
+        plan = 'method = "random"\nmetric = "val_loss"\nruns = 8\nseed = {}\nfolder = "{}"\n[options]\n' \
+               'lr = {{ min = 0.001, max = 0.2, log = true }}\nwidth = {{ min = 2, max = 9, integer = true }}\n'
+        drawn = []
+        for seed, folder in [(1, "a"), (1, "b"), (2, "c")]:
+            self.assertEqual(self.sweep(plan.format(seed, folder)).returncode, 0)
+            with open(self.folder / folder / "sweep.csv") as file:
+                drawn.append([(float(row["lr"]), int(row["width"])) for row in csv.DictReader(file)])
+        self.assertEqual(drawn[0], drawn[1])
+        self.assertNotEqual(drawn[0], drawn[2])
+        for lr, width in drawn[0]:
+            self.assertTrue(0.001 <= lr <= 0.2 and 2 <= width <= 9, (lr, width))
+        self.assertLess(min(lr for lr, _ in drawn[0]), 0.02)  # log: half of the draws are below 0.014
+
+    def test_halving_lets_the_best_go_on(self):
+        done = self.sweep('method = "halving"\nmetric = "val_loss"\nruns = 9\nmin = 1\nmax = 9\nfactor = 3\n'
+                          '[options]\nwidth = [1, 2, 3, 4, 5, 6, 7, 8, 9]\n')
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        epochs = [call.split()[1] for call in self.calls()]
+        self.assertEqual((epochs.count("1"), epochs.count("3"), epochs.count("9")), (9, 3, 1))
+        self.assertEqual([row["width"] for row in self.rows()][:3], ["9", "8", "7"])
+
+    def test_what_is_done_is_not_done_again(self):
+        plan = 'metric = "val_loss"\n[options]\nwidth = [1, 2]\n'
+        self.sweep(plan)
+        self.assertEqual(self.sweep(plan).returncode, 0)
+        self.assertEqual(len(self.calls()), 2)
+        (self.folder / "sweep/records/run-001.json").unlink()  # as if the sweep had been killed before this run ended
+        self.assertEqual(self.sweep(plan).returncode, 0)
+        self.assertEqual(self.calls()[2:], ["run-001 None"])
+
+    def test_a_run_that_is_killed_goes_on(self):
+        done = self.sweep('metric = "val_loss"\n[options]\nwidth = [1, 2]\n', "./program", "--killed=1")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(len(self.calls()), 4)
+        self.assertEqual(len(self.rows()), 2)
+
+    def test_a_run_that_fails_is_told_and_the_others_go_on(self):
+        done = self.sweep('metric = "val_loss"\n[options]\nlr = [0.1, 0.5]\n')
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("failed: exit code 1: error: bad luck", done.stdout)
+        self.assertEqual([row["val_loss"] for row in self.rows()][1], "failed")
+
+    def test_bad_input_is_refused(self):
+        for plan, message in [
+            ("metric = ", "error: sweep.toml: Invalid value (at end of document)"),
+            ("metrik = 1", "error: sweep.toml: unknown key 'metrik'; did you mean 'metric'?"),
+            ("", "error: sweep.toml: metric is missing; write metric = \"val_loss\""),
+            ('metric = "a"', "error: sweep.toml: there is no option to try; write [options]"),
+            ('metric = "a"\nmethod = "gird"\n[options]\nx = [1]', "error: sweep.toml: method must be grid, random or halving; got 'gird'"),
+            ('metric = "a"\nprocesses = 0\n[options]\nx = [1]', "error: sweep.toml: processes must be a whole number, at least 1; got 0"),
+            ('metric = "a"\n[options]\nx = { min = 1, max = 2 }', "error: sweep.toml: options.\"x\" is a range, but method is grid"),
+            ('metric = "a"\nmethod = "random"\n[options]\nx = { min = 3, max = 2 }', "error: sweep.toml: options.\"x\" needs min and max"),
+            ('metric = "a"\nmethod = "random"\n[options]\nx = { mim = 3 }', "error: sweep.toml: options.\"x\": unknown key 'mim'; did you mean 'min'?"),
+            ('metric = "a"\n[options]\nx = []', "error: sweep.toml: options.\"x\" must be a list of values"),
+            ('metric = "val_los"\n[options]\nwidth = [1]', "error: no run logs 'val_los'; it logs val_loss, train_loss"),
+            ('metric = "val_loss"\n[options]\nlr = [0.25]', "error: run-000: error: --lr must be at most 0.2; got 0.25"),
+        ]:
+            with self.subTest(plan=plan):
+                done = self.sweep(plan)
+                self.assertEqual(done.returncode, 2)
+                self.assertTrue(done.stderr.startswith(message), done.stderr)
+                self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+
+    def test_digits(self):
+        done = self.sweep('method = "halving"\nmetric = "val_loss"\nruns = 3\nmin = 1\nmax = 2\nfactor = 2\n'
+                          '[options]\n"model.lr" = [1e-5, 2e-3, 1e-4]\n', DIGITS, f"--data.file={DATA}", "--limit_train_batches=20")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        best = self.rows()[0]
+        self.assertEqual(best["model.lr"], "0.002")
+        folder = self.folder / "sweep/runs" / best["run"]
+        self.assertEqual(json.loads((folder / "checkpoints/last/state.json").read_text())["loops/epoch"], 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
