@@ -16,11 +16,12 @@ import tempfile
 import time
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.pop("BUILD_WORKING_DIRECTORY", None)  # the programs start in a folder of their own
 ROUNDS = 11
 VALUES = 60  # options that are given
 FIRST_STEP = {"max_steps": "1", "limit_val_batches": "0", "num_sanity_val_steps": "0", "limit_test_batches": "1",
               "enable_progress_bar": "false", "enable_model_summary": "false", "enable_checkpointing": "false",
-              "logger": "false", "accelerator": "cpu", "strategy.type": "single_device"}
+              "logger": "false", "accelerator": "cpu", "devices": "1", "strategy.type": "ddp"}  # ddp has further options
 
 LIGHTNING = '''
 import lightning, torch
@@ -73,7 +74,7 @@ def options_of(program, folder):
             options[section.lstrip(".") + value[1]] = (value[2], value[3])
     given = {name: value for name, (value, origin) in options.items() if origin != "default"}
     for name, (value, _) in options.items():
-        if len(given) < VALUES and value not in ('""', '"none"') and not name.startswith(("optimizer", "scheduler")):
+        if len(given) < VALUES and not name.startswith(("optimizer", "scheduler")):
             given.setdefault(name, value)
     return given
 

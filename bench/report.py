@@ -31,7 +31,7 @@ ROW = re.compile(r"^(?P<name>.{40}) +(?P<us>[\d.]+) us/(?P<unit>\w+) +ratio (?P<
 class Subject:
     title: str
     says: str  # what is compared, in a sentence or two
-    program: str  # in //bench
+    program: str  # relative to //bench
     arguments: list = field(default_factory=list)
     script: str = ""  # Python, which runs the program in turn with others
     packages: list = field(default_factory=list)  # that the script needs
@@ -44,7 +44,8 @@ class Subject:
         """As a reader would type it."""
         if not self.script:
             return " ".join([f"OMP_NUM_THREADS=1 ./bazelw run //bench:{self.program}"] + (["--"] + self.arguments if self.arguments else []))
-        return f"OMP_NUM_THREADS=1 python3 bench/{self.script} bazel-bin/bench/{self.program}"  # after a build of the program
+        program = os.path.normpath(f"bazel-bin/bench/{self.program}")  # after a build of it
+        return f"OMP_NUM_THREADS=1 python3 bench/{self.script} {program}"
 
     def argv(self, folder):
         binary = os.path.join(folder, self.program)
@@ -78,6 +79,9 @@ SUBJECTS = [
             "fast or faster.", "offload_step"),
     Subject("zero_offload, beside DeepSpeed", "DeepSpeed's ZeRO-2 with the optimizer on the CPU, one rank.", "ddp_step",
             script="python_offload.py", packages=["torch", "deepspeed"]),
+    Subject("From the command to the first step", "The digits example with its options in a file, with the same options as flags, "
+            "and a LightningCLI with the same network and options.", "../examples/digits/digits", script="python_cli.py",
+            packages=["torch", "lightning", "jsonargparse"]),
     Subject("Checkpoints", "Writing beside the same bytes to one file, synced; reading beside `torch::load`; and for how long an "
             "`async` checkpoint stops training.", "checkpoint_io"),
 ]

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 #include "fulgur/trainer/callback_states.h"
 
 namespace fulgur {
@@ -96,10 +97,32 @@ void FitState::add_to(CheckpointContent& content) const {
   }
 }
 
+// Learning rates go on as in the checkpoint. Says so where that is not what configure_optimizers has asked for now.
+void FitState::tell_of_learning_rates(const std::vector<double>& asked) const {
+  size_t next = 0;
+  for (const auto& optimizer : context.strategy.optimizers()) {
+    const auto follows = [&](const LRSchedule& schedule) { return &schedule.optimizer() == optimizer.get(); };
+    const bool has_schedule = std::ranges::any_of(steps.lr_schedules(), follows);
+    for (const Optimizer::Group& group : optimizer->groups()) {
+      const double lr = next < asked.size() ? asked[next] : group.lr;
+      ++next;
+      if (has_schedule || group.lr == lr) continue;
+      log_info("the learning rate {} of the checkpoint goes on, in place of {}: ckpt_weights_only = true begins anew",
+               group.lr, lr);
+      return;
+    }
+  }
+}
+
 void FitState::load(const CheckpointReader& checkpoint) const {
+  std::vector<double> asked;
+  for (const auto& optimizer : context.strategy.optimizers()) {
+    for (const Optimizer::Group& group : optimizer->groups()) asked.push_back(group.lr);
+  }
   name_folder_in_errors(checkpoint, [&] {
     const State& run = checkpoint.run();
     load_training(checkpoint);
+    tell_of_learning_rates(asked);
     check_num_schedules(run, steps.lr_schedules().size());
     for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
       steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));

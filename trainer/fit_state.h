@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/checkpoint_writer.h"
 #include "fulgur/core/module_fwd.h"
@@ -33,6 +35,7 @@ struct FitState {
 
  private:
   void load_training(const CheckpointReader& checkpoint) const;
+  void tell_of_learning_rates(const std::vector<double>& asked) const;
 };
 
 }  // namespace fulgur

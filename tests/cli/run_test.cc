@@ -162,8 +162,14 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_EQ(read(run_dir("a") / "config.toml"), first);
   EXPECT_TRUE(fs::exists(run_dir("a") / "env-v1.json"));
 
-  EXPECT_THAT(run({"--name=a", "--max_epochs=2", "--ckpt_path=last"}).err, ::testing::Not(HasSubstr("other options")));
-  EXPECT_FALSE(fs::exists(run_dir("a") / "config-v2.toml"));
+  const Outcome other_lr = run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"});
+  EXPECT_THAT(other_lr.err, HasSubstr("the learning rate 0.01 of the checkpoint goes on, in place of 0.5: "));
+  EXPECT_THAT(longer.err, ::testing::Not(HasSubstr("the learning rate")));
+  EXPECT_TRUE(fs::exists(run_dir("a") / "config-v2.toml"));
+
+  EXPECT_THAT(run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"}).err,
+              ::testing::Not(HasSubstr("other options")));
+  EXPECT_FALSE(fs::exists(run_dir("a") / "config-v3.toml"));
   ASSERT_EQ(run({}).exit_code, 0);
   EXPECT_EQ(fs::read_symlink(run_dir("latest")), "version_0");
 }
