@@ -128,7 +128,11 @@ class Command {
     Trainer trainer(options_);
     const auto data = program_.make_data();
     trainer.predict(program_.make_module(), *data, options_.ckpt_path);
-    if (trainer.is_global_zero()) print("predictions: {}\n", (trainer.run_dir() / "predictions").string());
+    for (const auto& callback : options_.callbacks) {
+      const auto* writer = dynamic_cast<const PredictionWriter*>(callback.get());
+      if (writer == nullptr || writer->files().empty() || !trainer.is_global_zero()) continue;
+      print("predictions: {}\n", writer->files().front().parent_path().string());
+    }
   }
 
   void find_lr() {
@@ -186,8 +190,8 @@ class Command {
     if (!module.hooks().configure_optimizers && !options_.optimizer.is_none()) return options_.optimizer.make(*module);
     try {
       if (module.hooks().configure_optimizers) return module->configure_optimizers();
-    } catch (const std::exception&) {
-      print("configure_optimizers needs a run; the tables are for AdamW.\n\n");
+    } catch (const std::exception& error) {
+      print("configure_optimizers cannot be asked without a run ({}); the tables are for AdamW.\n\n", error.what());
     }
     return optim::AdamW(module->parameters());
   }
@@ -260,8 +264,6 @@ std::vector<Setting> model_options_of(const std::filesystem::path& checkpoint, c
   return settings;
 }
 
-}  // namespace
-
 // What is said besides warnings and errors.
 struct Verbosity {
   bool quiet = false;
@@ -278,6 +280,8 @@ struct Verbosity {
     for (auto* shows : {&options.enable_progress_bar, &options.enable_model_summary}) *shows = shows->value_or(false);
   }
 };
+
+}  // namespace
 
 int run(int argc, char** argv, const AnyProgram& program) {
   const int exit_code = exit_code_of([&] {

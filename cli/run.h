@@ -76,8 +76,7 @@ struct Program {
 };
 
 // A complete main() for a Module and a DataModule:
-//   int main(int argc, char** argv) { return cli::run<Digits, DigitsData>(argc, argv, {.trainer = {.max_epochs = 15}});
-//   }
+//   int main(int argc, char** argv) { return cli::run<Digits, DigitsData>(argc, argv, {.seed = 7}); }
 // Both are made from their Options, a struct that describes itself; a constructor may also take the seed, or nothing.
 //   program [command] [--max_epochs=5] [--model.lr=1e-3] [--data.batch_size=32] [--seed=1] [--config=run.toml]
 // commands: fit (if none is given), validate, test, predict, find_lr, find_batch_size, estimate_memory; --help lists
