@@ -189,10 +189,12 @@ void Config::check(std::vector<std::string>& problems) {
     const auto option = std::ranges::find(options_, field.name, &Option::path);
     if (option->is_default()) return;
     if (!field.applies) {
-      const Option* choice = find(section_of(field.name));
-      problems.push_back(at(option->origin, option->name,
-                            fmt::format("{} is set, but {} is {}, which does not use it", option->name,
-                                        flag_of(*choice), field_text(choice->value))));
+      const Option* choice = section_of(field.name).empty() ? nullptr : find(section_of(field.name));
+      const std::string chosen = choice == nullptr
+                                     ? "what was chosen"
+                                     : fmt::format("{} is {}, which", flag_of(*choice), field_text(choice->value));
+      problems.push_back(
+          at(option->origin, option->name, fmt::format("{} is set, but {} does not use it", option->name, chosen)));
       return;
     }
     Field named = field;

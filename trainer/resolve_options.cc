@@ -117,6 +117,10 @@ void add_default_callbacks(TrainerOptions& options) {
   add_default<ProgressBar>(options, options.enable_progress_bar, "enable_progress_bar", "ProgressBar");
   add_default<EvaluationTable>(options, options.enable_progress_bar, "enable_progress_bar", "EvaluationTable");
   add_default<CSVLogger>(options, options.logger, "logger", "CSVLogger");
+  if (const std::string unused = changed_fields(options.checkpoint);
+      !unused.empty() && contains<ModelCheckpoint>(options)) {
+    log_warning("callbacks has a ModelCheckpoint, so that the options of checkpoint are not used: {}", unused);
+  }
   add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint",
                                [&] { return ModelCheckpoint::make(options.checkpoint); });
   if (canonical_name(options.profiler) == "kineto" && !contains<KinetoProfiler>(options)) {

@@ -67,7 +67,6 @@ class ConfiguredOptimizerTest : public ::testing::Test {
     });
   }
 
- private:
   const testing::TempDir dir_;
 };
 
@@ -110,6 +109,27 @@ TEST_F(ConfiguredOptimizerTest, TrainsBitForBitLikeTheOneThatAModuleMakes) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
   const auto others = trained<Plain>(options(kLikeConfigured, {"--optimizer.betas=0.8,0.9"}));
   EXPECT_FALSE(others[0].equal(expected[0]));
+}
+
+TEST_F(ConfiguredOptimizerTest, WhatIsPrintedTrainsTheSame) {
+  TrainerOptions printed_from;
+  const auto path = dir_.path() / "like.toml";
+  std::ofstream(path) << kLikeConfigured;
+  ::testing::internal::CaptureStdout();
+  EXPECT_FALSE(parse_flags({"--config=" + path.string(), "--print-config"}, "program", [&](FieldVisitor& visit) {
+    visit({.name = "trainer", .help = "how to train"}, &printed_from);
+  }));
+  const std::string printed = ::testing::internal::GetCapturedStdout();
+  EXPECT_THAT(printed, HasSubstr("[[trainer.optimizer.groups]]\nmatch = \"*.bias\""));
+  const std::vector<std::string> quiet{"--max_epochs=3",
+                                       "--accelerator=cpu",
+                                       "--logger=false",
+                                       "--enable_checkpointing=false",
+                                       "--enable_progress_bar=false",
+                                       "--enable_model_summary=false"};
+  const auto expected = trained<Configured>(testing::quiet({.max_epochs = 3}));
+  const auto found = trained<Plain>(options(printed, quiet));
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
 }
 
 TEST_F(ConfiguredOptimizerTest, GroupsHaveTheirNamesAndTheRestIsTheLast) {

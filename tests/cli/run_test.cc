@@ -9,9 +9,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/throughput_monitor.h"
 #include "fulgur/checkpoint/load_weights.h"
 #include "fulgur/core/module.h"
@@ -246,6 +248,16 @@ TEST_F(RunTest, LinkAndAfterFitAreCalled) {
   EXPECT_EQ(linked, 6);
   EXPECT_EQ(trained_width, 6);
   EXPECT_EQ(seed, 9);
+}
+
+TEST_F(RunTest, OptionsOfACheckpointThatIsNotMadeAreTold) {
+  cli::Program<Net, NetData> program{.trainer = {.callbacks = {ModelCheckpoint::make()}}};
+  EXPECT_THAT(run({"--checkpoint.save_top_k=3"}, program).err,
+              HasSubstr("warning: callbacks has a ModelCheckpoint, so that the options of checkpoint are not used: "
+                        "save_top_k=3\n"));
+  EXPECT_THAT(run({}, program).err, ::testing::Not(HasSubstr("not used")));
+  ASSERT_EQ(run({"--name=a", "--checkpoint.save_top_k=-1", "--max_epochs=3"}).exit_code, 0);
+  EXPECT_EQ(std::distance(fs::directory_iterator(run_dir("a") / "checkpoints"), {}), 4);  // one for each epoch, and the link last
 }
 
 TEST_F(RunTest, BarebonesLeavesOutTheCallbacksOfTheProgram) {
