@@ -30,6 +30,7 @@ import math
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,7 +146,7 @@ class Run:
             with open(self.record.with_suffix(".log"), "a") as log:
                 code = subprocess.run([*self.command, *flags, *own], stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode
             if code in (-signal.SIGINT, 128 + signal.SIGINT):
-                raise UsageError("interrupted; the same command goes on with what is left")
+                raise KeyboardInterrupt
             if 0 <= code < 128:
                 break  # it has ended by itself; what was killed goes on from its last checkpoint
         said = self.record.with_suffix(".log").read_text(errors="replace").strip().split("\n")[-1]
@@ -224,11 +225,15 @@ def main(arguments):
         require(len(arguments) >= 3 and arguments[1] == "--", "write: sweep sweep.toml -- <program> [flags]; --help says more")
         os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
         command = [os.path.abspath(arguments[2]) if "/" in arguments[2] else arguments[2], *arguments[3:]]
+        require(shutil.which(command[0]), f"there is no program '{arguments[2]}'")
         plan = read(pathlib.Path(arguments[0]))
         runs = sweep(plan, command)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on with what is left", file=sys.stderr)
+        return 128 + signal.SIGINT
     show(runs, plan, command)
     return 0 if any(run.failure is None for run in runs) else 1
 

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <regex>
 #include <stdexcept>
 
 #include "fulgur/base/error.h"
@@ -157,9 +156,12 @@ TEST(CommandLine, HelpForAllAndForASection) {
 
 // What bash offers for the words of a line that ends with `last`.
 std::string completions(const std::string& before, const std::string& last) {
-  const std::string script = printed({"--completion=bash"});
-  const std::string command = "bash -c '" + std::regex_replace(script, std::regex("'"), "'\\''") +
-                              "COMP_WORDS=(program " + before + " \"" + last +
+  std::string script = printed({"--completion=bash"});
+  const std::string quote = "'", quoted = "'\\''";
+  for (size_t at = script.find(quote); at != std::string::npos; at = script.find(quote, at + quoted.size())) {
+    script.replace(at, quote.size(), quoted);
+  }
+  const std::string command = "bash -c '" + script + "COMP_WORDS=(program " + before + " \"" + last +
                               "\"); COMP_CWORD=$((${#COMP_WORDS[@]}-1)); _fulgur_program; echo \"${COMPREPLY[@]}\"'";
   const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command.c_str(), "r"), pclose);
   std::string text(1 << 16, '\0');

@@ -257,7 +257,8 @@ TEST_F(RunTest, OptionsOfACheckpointThatIsNotMadeAreTold) {
                         "save_top_k=3\n"));
   EXPECT_THAT(run({}, program).err, ::testing::Not(HasSubstr("not used")));
   ASSERT_EQ(run({"--name=a", "--checkpoint.save_top_k=-1", "--max_epochs=3"}).exit_code, 0);
-  EXPECT_EQ(std::distance(fs::directory_iterator(run_dir("a") / "checkpoints"), {}), 4);  // one for each epoch, and the link last
+  EXPECT_EQ(std::distance(fs::directory_iterator(run_dir("a") / "checkpoints"), {}),
+            4);  // one for each epoch, and the link last
 }
 
 TEST_F(RunTest, BarebonesLeavesOutTheCallbacksOfTheProgram) {

@@ -3,8 +3,10 @@ import csv
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 SWEEP = pathlib.Path("tools/sweep.py").absolute()
@@ -103,6 +105,23 @@ class SweepTest(unittest.TestCase):
         self.assertEqual(len(self.calls()), 4)
         self.assertEqual(len(self.rows()), 2)
 
+    def test_an_interrupted_sweep_goes_on(self):
+        (self.folder / "sweep.toml").write_text('metric = "val_loss"\nprocesses = 2\n[options]\n"model.lr" = [1e-3, 2e-3, 3e-3]\n')
+        command = [SWEEP, "sweep.toml", "--", DIGITS, f"--data.file={DATA}", "--max_epochs=20", "--accelerator=cpu"]
+        environment = {**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder), "OMP_NUM_THREADS": "1"}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+                              start_new_session=True) as running:
+            while running.poll() is None and not list(self.folder.glob("sweep/runs/*/checkpoints/last")):
+                time.sleep(0.1)
+            os.killpg(running.pid, signal.SIGINT)  # as Ctrl-C does
+            _, printed = running.communicate(timeout=100)
+        self.assertEqual((running.returncode, printed), (130, "error: interrupted; the same command goes on with what is left\n"))
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(len(self.rows()), 3)
+        logs = "".join(log.read_text() for log in self.folder.glob("sweep/records/*.log"))
+        self.assertIn("going on from", logs)
+
     def test_a_run_that_fails_is_told_and_the_others_go_on(self):
         done = self.sweep('metric = "val_loss"\n[options]\nlr = [0.1, 0.5]\n')
         self.assertEqual(done.returncode, 0)
@@ -110,6 +129,8 @@ class SweepTest(unittest.TestCase):
         self.assertEqual([row["val_loss"] for row in self.rows()][1], "failed")
 
     def test_bad_input_is_refused(self):
+        done = self.sweep('metric = "a"\n[options]\nx = [1]', "./programm")
+        self.assertEqual((done.returncode, done.stderr), (2, "error: there is no program './programm'\n"))
         for plan, message in [
             ("metric = ", "error: sweep.toml: Invalid value (at end of document)"),
             ("metrik = 1", "error: sweep.toml: unknown key 'metrik'; did you mean 'metric'?"),
