@@ -343,19 +343,22 @@ struct Heartbeat::Shared {
 
 Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
                      std::chrono::milliseconds interval)
-    : shared_(new Shared{.store = std::move(store), .rank = rank, .store_rank = store_rank, .interval = interval}) {
+    : shared_(new Shared{.store = std::move(store), .rank = rank, .store_rank = store_rank, .interval = interval}),
+      ended_(shared_->ended.get_future()) {
   shared_->write(0);
   std::thread([shared = shared_] { shared->run(); }).detach();
 }
 
-Heartbeat::~Heartbeat() {
+Heartbeat::~Heartbeat() { stop(); }
+
+void Heartbeat::stop() {
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stop = true;
     if (!shared_->answers) return;
   }
   shared_->changed.notify_all();
-  shared_->ended.get_future().wait_for(2 * shared_->interval + std::chrono::seconds(1));
+  ended_.wait_for(2 * shared_->interval + std::chrono::seconds(1));
 }
 
 void Heartbeat::set_step(int64_t global_step) { shared_->step = global_step; }
@@ -404,6 +407,21 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
   if (!shared->store_rank) return {std::nullopt, "the store that the launcher keeps does not answer"};
   return {shared->store_rank, fmt::format("rank {}, which keeps the store, does not answer (killed, ended, or hanging)",
                                           *shared->store_rank)};
+}
+
+void Heartbeat::leave(const std::vector<int64_t>& ranks) {
+  const auto shared = shared_;
+  const auto is_there = [&](const Reading& reading, int64_t rank) {
+    const auto beat = reading.beats.find(rank);
+    return rank != shared->rank && beat != reading.beats.end() && beat->second.beat >= 0;
+  };
+  const auto end = std::chrono::steady_clock::now() + 2 * shared->interval;
+  while (shared->rank == shared->store_rank && std::chrono::steady_clock::now() < end) {
+    const auto reading = shared->ask<Reading>([shared, ranks] { return shared->read(ranks); });
+    if (!reading || std::ranges::none_of(ranks, [&](int64_t rank) { return is_there(*reading, rank); })) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  stop();
 }
 
 void Heartbeat::wait_for_others(const std::vector<int64_t>& ranks) {

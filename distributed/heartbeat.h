@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,13 +64,20 @@ class Heartbeat {
   // Why collective `number` of `group` failed. Takes two to four intervals, unless a rank has left a record.
   Diagnosis diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks);
 
+  // The last call in a run without errors, after every rank has finished: stops the heartbeat. In the process of the
+  // store, first waits until the others have stopped theirs, which would find the store gone; two intervals at most.
+  void leave(const std::vector<int64_t>& ranks);
+
   // To be called after a failure. In the process of the store, returns when these ranks have left or ended, so that
   // they can read the record, or after a few seconds; elsewhere, returns at once.
   void wait_for_others(const std::vector<int64_t>& ranks);
 
  private:
   struct Shared;
+  void stop();
+
   std::shared_ptr<Shared> shared_;  // shared with the thread, which may outlive the Heartbeat if it hangs in the store
+  std::future<void> ended_;
 };
 
 }  // namespace fulgur

@@ -124,6 +124,7 @@ void World::abort(const std::string& reason) { parts_->abort(reason); }
 void World::leave() {
   if (parts_->heartbeat) parts_->heartbeat->set_at_end();
   parts_->control->barrier();
+  if (parts_->heartbeat) parts_->heartbeat->leave(parts_->ranks);
 }
 
 void World::wait_for_others() {
