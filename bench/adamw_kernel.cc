@@ -138,6 +138,7 @@ void compare_at(int64_t size) {
             [&] {
               auto slice = buffers.slice(buffers.grad16);
               slice.copy_out = buffers.copy16.data_ptr();
+              slice.copy_type = at::kBFloat16;
               optim::fused_update(kRule, slice);
             }},
            {"cast, fused_update, cast",

@@ -1,57 +1,165 @@
 #!/usr/bin/env python3
-"""Whether late updates cost quality: the best validation loss of the character model and of the digits with
-delayed_update after a warm-up, beside that of its base zero_offload. Mean and spread (least to most) over seeds.
+"""Whether late updates cost quality: the best validation value of a run with delayed_update, by each prediction, over that
+of its base zero_offload, which updates on time. The same seeds for all; mean of the ratios, and least to most.
 
   ./bazelw build //examples/...
-  bench/convergence.py bazel-bin/examples [--seeds 3]          small steps: 40 minutes on two cores
-  bench/convergence.py bazel-bin/examples --only transformer_lm --model.lr=2e-3     with the programs' other defaults
+  bench/convergence.py bazel-bin/examples --runs=FOLDER [--only=rates]     two runs at a time
+  bench/convergence.py bazel-bin/examples --runs=FOLDER --svg=docs/late_updates.svg
+
+  rates    transformer_lm with its defaults (1,000 steps) at four learning rates, three seeds
+  digits   digits with its defaults, ten seeds: accuracy and loss on the validation set, with a test of means
+  long     transformer_lm, 20,000 steps of 4 sequences at 2e-4, one seed
+  warmup   rates at 2e-3, by the number of steps on time at the beginning
+
+Runs stay in FOLDER, and those that are there are not repeated.
 """
 import argparse
 import concurrent.futures
 import csv
+import math
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 
-STRATEGIES = {"zero_offload": [], "delayed_update": ["--strategy.warmup_steps=40"]}
-METRICS = {"transformer_lm": "val_bpc", "digits": "val_loss"}
-SMALL_STEPS = {"transformer_lm": ["--model.lr=2e-4", "--data.batch_size=4", "--data.batches_per_epoch=2000"],
-               "digits": ["--model.lr=1e-4", "--max_epochs=60"]}
+BASE, LATE = "zero_offload", "delayed_update"
+PREDICTIONS = ["moments", "repeat", "none"]
+METRIC = {"transformer_lm": "val_bpc", "digits": "val_loss"}
+LONG = ["--model.lr=2e-4", "--data.batch_size=4", "--data.batches_per_epoch=2000"]
 
 
-def best(program, metric, flags):
-    """The least value of a metric over the epochs of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([program, *flags], capture_output=True, encoding="latin-1",
-                              env={**os.environ, "OMP_NUM_THREADS": "1", "BUILD_WORKING_DIRECTORY": folder})
-        if done.returncode != 0:
-            sys.exit(f"{program} {' '.join(flags)}\n{done.stderr}")
-        with open(pathlib.Path(folder) / "runs/version_0/metrics.csv") as file:
-            return min(float(row[metric]) for row in csv.DictReader(file) if row[metric])
+class Runs:
+    """Starts runs of the examples, two at a time, and knows what they reached."""
+
+    def __init__(self, programs, folder):
+        self.programs, self.folder = programs.absolute(), folder.absolute()
+        self.beside = concurrent.futures.ThreadPoolExecutor(os.cpu_count())  # nothing here depends on how fast they are
+
+    def start(self, example, seed, flags):
+        return self.beside.submit(self.run, example, seed, flags)
+
+    def run(self, example, seed, flags):
+        """The rows of metrics.csv."""
+        name = "_".join([example, str(seed), *flags]).replace("--", "").replace("/", "-")
+        folder = self.folder / name
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            done = subprocess.run([self.programs / example / example, *flags, f"--seed={seed}", "--name=run"],
+                                  capture_output=True, encoding="latin-1",
+                                  env={**os.environ, "OMP_NUM_THREADS": "1", "BUILD_WORKING_DIRECTORY": str(folder)})
+            if done.returncode != 0:
+                sys.exit(f"{example} {' '.join(flags)}\n{done.stderr}")
+            (folder / "done").touch()
+        with open(folder / "runs/run/metrics.csv") as file:
+            return list(csv.DictReader(file))
+
+
+def column(rows, metric):
+    return [(int(row["step"]), float(row[metric])) for row in rows if row.get(metric)]
+
+
+def best(rows, metric):
+    values = [value for _, value in column(rows, metric)]
+    return max(values) if metric.endswith("acc") else min(values)
+
+
+def late_flags(prediction):
+    return [f"--strategy={LATE}", f"--strategy.predict={prediction}"]
+
+
+def ratios(runs, example, seeds, flags, variants):
+    """Prints a row for each variant (name: flags): what it reaches over what zero_offload reaches from the same seed."""
+    started = {name: [runs.start(example, seed, [*extra, *flags]) for seed in seeds] for name, extra in variants.items()}
+    on_time = [runs.start(example, seed, [f"--strategy={BASE}", *flags]) for seed in seeds]
+    reached = [best(run.result(), METRIC[example]) for run in on_time]
+    print(f"{example} {' '.join(flags)}: on time {METRIC[example]} {statistics.mean(reached):.4f} "
+          f"({min(reached):.4f} to {max(reached):.4f}, {len(seeds)} seeds)", flush=True)
+    for name, these in started.items():
+        over = [best(run.result(), METRIC[example]) / own for run, own in zip(these, reached)]
+        print(f"  {name:<28} {statistics.mean(over):.4f} ({min(over):.4f} to {max(over):.4f})", flush=True)
+
+
+def rates(runs):
+    for lr in ["2e-3", "1e-3", "5e-4", "2.5e-4"]:
+        ratios(runs, "transformer_lm", range(1, 4), [f"--model.lr={lr}"], {p: late_flags(p) for p in PREDICTIONS})
+
+
+def long(runs):
+    ratios(runs, "transformer_lm", [1], LONG, {p: late_flags(p) for p in PREDICTIONS})
+
+
+def warmup(runs):
+    steps = {f"moments, {n} steps on time": [*late_flags("moments"), f"--strategy.warmup_steps={n}"]
+             for n in [0, 30, 100, 200]}
+    ratios(runs, "transformer_lm", range(1, 4), ["--model.lr=2e-3"], steps)
+
+
+def welch(a, b):
+    """Welch's t of two samples, and the degrees of freedom."""
+    of_a, of_b = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+    degrees = (of_a + of_b)**2 / (of_a**2 / (len(a) - 1) + of_b**2 / (len(b) - 1))
+    return (statistics.mean(a) - statistics.mean(b)) / math.sqrt(of_a + of_b), degrees
+
+
+def digits(runs):
+    seeds = range(1, 11)
+    variants = {"on time": [f"--strategy={BASE}"], **{p: late_flags(p) for p in PREDICTIONS}}
+    started = {name: [runs.start("digits", seed, flags) for seed in seeds] for name, flags in variants.items()}
+    for metric in ["val_acc", "val_loss"]:
+        found = {name: [best(run.result(), metric) for run in these] for name, these in started.items()}
+        for name, values in found.items():
+            t, degrees = (0.0, 0.0) if name == "on time" else welch(values, found["on time"])
+            print(f"digits, {metric}, {name:<8} {statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f}, "
+                  f"deviation {statistics.stdev(values):.4f})" +
+                  ("" if name == "on time" else f"; t = {t:+.2f} with {degrees:.0f} degrees of freedom"), flush=True)
+
+
+def draw(runs, path):
+    """A picture of validation curves: transformer_lm at 2e-3, seed 1."""
+    flags = ["--model.lr=2e-3"]
+    curves = {"on time": [f"--strategy={BASE}"], **{f"late, {p}": late_flags(p) for p in PREDICTIONS}}
+    points = {name: column(runs.run("transformer_lm", 1, [*extra, *flags]), "val_bpc") for name, extra in curves.items()}
+    width, height, left, bottom = 640, 400, 60, 50
+    steps = [step for curve in points.values() for step, _ in curve]
+    values = [value for curve in points.values() for _, value in curve]
+    low, high = math.floor(min(values) * 4) / 4, math.ceil(max(values) * 4) / 4
+    x = lambda step: left + (width - left - 20) * step / max(steps)
+    y = lambda value: 20 + (height - bottom - 20) * (high - value) / (high - low)
+    colours = ["#222222", "#0072b2", "#009e73", "#d55e00"]
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+             'font-size="13">', f'<rect width="{width}" height="{height}" fill="white"/>']
+    for i in range(int((high - low) * 4) + 1):
+        value = low + i / 4
+        lines.append(f'<path d="M{left} {y(value):.1f}H{width - 20}" stroke="#dddddd"/>')
+        lines.append(f'<text x="{left - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
+    for step in range(0, max(steps) + 1, max(steps) // 5):
+        lines.append(f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>')
+    lines.append(f'<text x="{(left + width) / 2}" y="{height - 10}" text-anchor="middle">step</text>')
+    lines.append(f'<text x="{left}" y="14">validation loss, bits per character</text>')
+    for (name, curve), colour, row in zip(points.items(), colours, range(4)):
+        path_data = "M" + "L".join(f"{x(step):.1f} {y(value):.1f}" for step, value in curve)
+        lines.append(f'<path d="{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        lines.append(f'<text x="{width - 150}" y="{50 + 20 * row}" fill="{colour}">{name}</text>')
+    path.write_text("\n".join([*lines, "</svg>", ""]))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      allow_abbrev=False)
-    parser.add_argument("folder", type=pathlib.Path, help="bazel-bin/examples")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=METRICS)
-    options, flags = parser.parse_known_args()
-    beside = concurrent.futures.ThreadPoolExecutor(os.cpu_count())  # nothing here depends on how fast they are
-    for name in [options.only] if options.only else METRICS:
-        found = {}
-        for strategy, settings in STRATEGIES.items():
-            runs = [beside.submit(best, (options.folder / name / name).absolute(), METRICS[name],
-                                  [f"--strategy={strategy}", *settings, *(flags or SMALL_STEPS[name]), f"--seed={seed}"])
-                    for seed in range(1, options.seeds + 1)]
-            found[strategy] = [run.result() for run in runs]
-            print(f"{name}, {strategy}: {METRICS[name]} {statistics.mean(found[strategy]):.4f} "
-                  f"({min(found[strategy]):.4f} .. {max(found[strategy]):.4f}, {options.seeds} seeds)", flush=True)
-        on_time, late = (statistics.mean(values) for values in found.values())
-        print(f"{name}: delayed_update {late / on_time - 1:+.2%}", flush=True)
+    parser.add_argument("programs", type=pathlib.Path, help="bazel-bin/examples")
+    parser.add_argument("--runs", type=pathlib.Path, required=True, help="where the runs are kept")
+    parts = {"rates": rates, "digits": digits, "long": long, "warmup": warmup}
+    parser.add_argument("--only", choices=parts)
+    parser.add_argument("--svg", type=pathlib.Path, help="draw the curves of the rate 2e-3")
+    options = parser.parse_args()
+    runs = Runs(options.programs, options.runs)
+    if options.svg:
+        return draw(runs, options.svg)
+    for part in [parts[options.only]] if options.only else parts.values():
+        part(runs)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ CAPS = (4, 8, 12)  # GiB
 KINDS = {  # name: bytes of model state per parameter on the device, flags
     "single_device, bf16-mixed": (16, ["--strategy=single_device", "--precision=bf16-mixed"]),
     "zero_offload, bf16-true": (2, ["--strategy=zero_offload", "--precision=bf16-true"]),
-    "delayed_update, bf16-true": (2, ["--strategy=delayed_update", "--precision=bf16-true"]),
+    "delayed_update, bf16-true": (2, ["--strategy=delayed_update", "--strategy.warmup_steps=0", "--precision=bf16-true"]),
 }
 LAYER = 12 * 2048**2  # parameters
 

@@ -50,6 +50,8 @@ def command_of(program, kind, width, steps, precision):
     if kind == "deepspeed":
         return [sys.executable, __file__, "--as", str(width), str(steps), precision]
     settings = [] if kind == "single_device" else ["--strategy.update_threads=1"]
+    if kind == "delayed_update":
+        settings.append("--strategy.warmup_steps=0")
     return [program, f"--width={width}", f"--steps={steps}", f"--strategy={kind}", f"--precision={precision}", *settings]
 
 

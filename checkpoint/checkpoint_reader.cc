@@ -88,8 +88,8 @@ NamedTensors CheckpointReader::finished_weights() const {
   for (auto& [name, tensor] : weights) {
     if (!parts_.contains(name)) continue;
     const StateTensors state = read(name, 0, tensor.numel());
-    const bool is_average = state.contains("raw");  // "master" and "next" are of the weights that are trained
-    for (const std::string_view better : {"average", "master", "next"}) {
+    const bool is_average = state.contains("raw");  // a "master" is of the weights that are trained
+    for (const std::string_view better : {"average", "master"}) {
       const auto found = is_average && better != "average" ? state.end() : state.find(better);
       if (found != state.end()) tensor = found->second.as_strided(tensor.sizes(), strides_of(name, tensor));
     }

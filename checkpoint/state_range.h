@@ -17,7 +17,9 @@ using StateTensors = std::map<std::string, at::Tensor, std::less<>>;
 struct StateRange {
   std::string parameter;  // the parameter's name in the module
   int64_t begin = 0, end = 0;
-  StateTensors tensors{};  // by torch's names; "master", "next": OptimizerShard; "raw", "average": WeightAverage
+  // By torch's names; "master": OptimizerShard; "raw", "average": WeightAverage; "forward", "predicted":
+  // SeparateGradients.
+  StateTensors tensors{};
 };
 
 // Reads the state of elements [begin, end) of a parameter from a checkpoint, whichever ranks wrote it. The tensors are

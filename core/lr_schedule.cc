@@ -28,6 +28,11 @@ void LRSchedule::step(std::optional<double> metric) {
   write_learning_rates();
 }
 
+double LRSchedule::lr_after_step(size_t group) const {
+  if (group >= initial_lrs_.size()) return config_.scheduler->lr(optimizer_->groups()[group].lr, num_steps_ + 1);
+  return factors_[group] * config_.scheduler->lr(initial_lrs_[group], num_steps_ + 1);
+}
+
 State LRSchedule::state() const {
   State state;
   state.set("scheduler", std::string(config_.scheduler->name()));

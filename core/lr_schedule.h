@@ -23,6 +23,8 @@ class LRSchedule {
   // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing.
   void step(std::optional<double> metric = std::nullopt);
 
+  double lr_after_step(size_t group) const;  // what step() will set, for a scheduler that reads no metric
+
   const LRSchedulerConfig& config() const { return config_; }
   const Optimizer& optimizer() const { return *optimizer_; }
   int64_t num_steps() const { return num_steps_; }

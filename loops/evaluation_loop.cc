@@ -230,7 +230,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
     return static_cast<double>(state.batch_idx) < asked[static_cast<size_t>(state.dataloader_idx)] && ends();
   };
   std::optional<Metrics> metrics;
-  const bool was_shown = context_.strategy.show_average(true);
+  const bool was_shown = context_.strategy.show_evaluated(true);
   in_eval_mode(context_, stage_, phase.model_eval, phase.model_train, [&] {
     metric_log.begin_epoch(stage_);
     hooks(phase.start);
@@ -255,7 +255,7 @@ std::optional<Metrics> EvaluationLoop::run(const EvaluationLoaders& loaders, con
     send(for_loggers, state.last_step());
     hooks(phase.end);
   });
-  if (!was_shown) context_.strategy.show_average(false);  // not after an exception: other ranks would not take part
+  if (!was_shown) context_.strategy.show_evaluated(false);  // not after an exception: other ranks would not take part
   return metrics;
 }
 

@@ -99,7 +99,8 @@ void OptimizerSteps::backward(const at::Tensor& loss, bool is_last) {
 bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches, double loss) {
   StepRequest request{.micro_batches = micro_batches,
                       .clipping = context_.plan.clipping,
-                      .wants_norm = wants_grad_norm_ || judges_updates_};
+                      .wants_norm = wants_grad_norm_ || judges_updates_,
+                      .next_lr = lr_after_step(optimizer)};
   const at::Tensor norm = before_step(optimizer, request);
   if (judges_updates_) {
     request.accepts = [&](const at::Tensor& of_step) {
@@ -203,6 +204,21 @@ void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {
     const bool is_kind = config.scheduler->needs_metric() == (kind == Kind::plateau);
     if (is_kind && config.interval == interval && count % config.frequency == 0) move(schedule);
   }
+}
+
+// The learning rates, by group, that schedules by step will set after the coming step; the present ones if there is
+// none.
+std::vector<double> OptimizerSteps::lr_after_step(size_t optimizer) const {
+  std::vector<double> lr;
+  const Optimizer& stepping = optimizers()[optimizer];
+  for (const Optimizer::Group& group : stepping.groups()) lr.push_back(group.lr);
+  for (const LRSchedule& schedule : schedules_) {
+    const LRSchedulerConfig& config = schedule.config();
+    const bool moves = config.interval == "step" && (context_.state.global_step + 1) % config.frequency == 0;
+    if (&schedule.optimizer() != &stepping || !moves || config.scheduler->needs_metric()) continue;
+    for (size_t g = 0; g < lr.size(); ++g) lr[g] = schedule.lr_after_step(g);
+  }
+  return lr;
 }
 
 void OptimizerSteps::move(LRSchedule& schedule) {

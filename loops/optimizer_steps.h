@@ -56,6 +56,7 @@ class OptimizerSteps final : public ManualOptimization {
   at::Tensor before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, const StepRequest& request);
   void move(LRSchedule& schedule);
+  std::vector<double> lr_after_step(size_t optimizer) const;
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);
 
   LoopContext& context_;

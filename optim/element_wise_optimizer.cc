@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/optim/expected_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {
@@ -30,10 +31,8 @@ at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) 
 }
 
 template <class T>
-Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& out, const at::Tensor& grad,
-                  const std::array<at::Tensor, kMaxStates>& states) {
+Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& grad, const std::array<at::Tensor, kMaxStates>& states) {
   Slice<T> slice{.param = memory.mutable_data_ptr<T>(),
-                 .param_out = out.is_same(memory) ? nullptr : out.mutable_data_ptr<T>(),
                  .grad = grad.const_data_ptr(),
                  .grad_type = grad.scalar_type(),
                  .num_elements = memory.numel()};
@@ -66,7 +65,9 @@ void ElementWiseOptimizer::step(const GradientTransform& transform) {
   if (!are_on_cpu(groups())) return step_with_torch(transform);
   const c10::NoGradGuard no_grad;
   const GradientScaling scaling = scaling_of(transform);
-  for (size_t g = 0; g < groups().size(); ++g) update_on_cpu(groups()[g], groups()[g].params, states(g), scaling, {});
+  for (size_t g = 0; g < groups().size(); ++g) {
+    update_on_cpu(groups()[g], groups()[g].params, states(g), scaling, nullptr);
+  }
 }
 
 void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
@@ -77,14 +78,15 @@ void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
 
 void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tensor>& tensors,
                                   std::vector<State>& states, const GradientTransform& transform,
-                                  const std::vector<at::Tensor>& outs) {
+                                  const Copies* copies) {
   if (tensors.empty()) return;
   const c10::NoGradGuard no_grad;
   if (tensors.front().is_cpu()) {
-    update_on_cpu(group, tensors, states, scaling_of(transform), outs);
-  } else {
-    TORCH_INTERNAL_ASSERT(outs.empty());
+    update_on_cpu(group, tensors, states, scaling_of(transform), copies);
+  } else if (copies == nullptr) {
     run_torch_kernels(group, tensors, states, gradient_divisor(transform, tensors));
+  } else {
+    update_and_copy_with_torch(group, tensors, states, gradient_divisor(transform, tensors), *copies);
   }
 }
 
@@ -137,47 +139,66 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
   }
 }
 
+// The prediction for copies of tensors with this number of updates, the last one included.
+Prediction ElementWiseOptimizer::prediction(const Group& group, int64_t num_updates, const Copies& copies) const {
+  if (copies.by == PredictBy::repeat) return {.repeat = group.lr > 0.0 ? copies.next_lr / group.lr : 1.0};
+  if (copies.by == PredictBy::none) return {};
+  Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};
+  return {.next = rule(next, num_updates + 1)};
+}
+
 void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
                                          std::vector<State>& states, const GradientScaling& scaling,
-                                         const std::vector<at::Tensor>& outs) const {
+                                         const Copies* copies) const {
   std::optional<Rule> rule_of_last;  // nearly always all parameters have the same number of updates
+  Prediction prediction_of_last;
   int64_t num_updates_of_last = 0;
   for (size_t i = 0; i < params.size(); ++i) {
-    const at::Tensor& out = outs.empty() ? params[i] : outs[i];
+    const at::Tensor* copy = copies == nullptr ? nullptr : &copies->tensors[i];
     if (!params[i].grad().defined()) {
-      if (!out.is_same(params[i])) at::Tensor(out).copy_(params[i]);
+      if (copy != nullptr) at::Tensor(*copy).copy_(states[i].values_of(params[i]));
       continue;
     }
     next_update(params[i], states[i]);
     if (states[i].num_updates != std::exchange(num_updates_of_last, states[i].num_updates)) {
       rule_of_last = rule(group, states[i].num_updates);
+      if (copies != nullptr) prediction_of_last = prediction(group, states[i].num_updates, *copies);
     }
-    update_one_on_cpu(params[i], out, states[i], *rule_of_last, scaling);
+    update_one_on_cpu(params[i], states[i], *rule_of_last, scaling, copy, prediction_of_last);
   }
 }
 
-void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, const at::Tensor& out, State& state,
-                                             const Rule& rule, const GradientScaling& scaling) const {
+// Without a copy the tensor itself is written, and with one that is rounded from the master only the copy.
+void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
+                                             const GradientScaling& scaling, const at::Tensor* copy,
+                                             const Prediction& prediction) const {
   const at::Tensor memory = state.master.defined() ? state.master : dense(param);
-  const at::Tensor grad = as_kernel_gradient(param.grad(), memory);
-  const at::Tensor& target = memory.is_same(param) ? out : memory;
-  bool is_written = target.is_same(out);
-  if (memory.scalar_type() == at::kDouble) {
-    fused_update(rule, slice_of<double>(memory, target, grad, state.tensors), scaling);
-  } else {
-    Slice<float> slice = slice_of<float>(memory, target, grad, state.tensors);
-    if (state.master.defined() && out.strides() == memory.strides()) {
-      slice.copy_out = out.mutable_data_ptr();
-      slice.copy_type = out.scalar_type();
-      is_written = true;
+  at::Tensor grad = as_kernel_gradient(param.grad(), memory);
+  if (copy != nullptr && !state.master.defined()) grad = grad.to(memory.scalar_type());
+  const at::Tensor* rounded = copy == nullptr && state.master.defined() ? &param : copy;
+  at::Tensor aside;  // where the copy has another layout
+  const auto into_copy = [&](auto& slice) {
+    if (rounded == nullptr) return;
+    if (rounded->strides() != memory.strides()) {
+      aside = at::empty_like(memory, memory.options().dtype(rounded->scalar_type()));
     }
-    fused_update(rule, slice, scaling);
-  }
-  if (is_written) {
-    out.unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change, as after an in-place operation
+    const at::Tensor& target = aside.defined() ? aside : *rounded;
+    slice.copy_out = target.mutable_data_ptr();
+    slice.copy_type = target.scalar_type();
+  };
+  if (memory.scalar_type() == at::kDouble) {
+    Slice<double> slice = slice_of<double>(memory, grad, state.tensors);
+    into_copy(slice);
+    fused_update(rule, slice, scaling, prediction);
   } else {
-    out.copy_(memory);
+    Slice<float> slice = slice_of<float>(memory, grad, state.tensors);
+    into_copy(slice);
+    fused_update(rule, slice, scaling, prediction);
   }
+  if (aside.defined()) rounded->copy_(aside);
+  if (copy == nullptr && !state.master.defined() && !memory.is_same(param)) param.copy_(memory);
+  if (rounded != nullptr) rounded->unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change,
+  if (copy == nullptr) param.unsafeGetTensorImpl()->bump_version();        // as after an in-place operation
 }
 
 void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params,
@@ -197,6 +218,29 @@ void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vect
   }
   for (const auto& [num_updates, lists] : by_num_updates) update_with_torch(group, num_updates, lists, divisor);
   for (const auto& [param, master] : with_masters) param.copy_(master);
+}
+
+void ElementWiseOptimizer::update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params,
+                                                      std::vector<State>& states,
+                                                      const std::optional<at::Tensor>& gradient_divisor,
+                                                      const Copies& copies) {
+  std::vector<at::Tensor> before(params.size());
+  for (size_t i = 0; copies.by == PredictBy::repeat && i < params.size(); ++i) {
+    before[i] = states[i].values_of(params[i]).clone();
+  }
+  run_torch_kernels(group, params, states, gradient_divisor);
+  for (size_t i = 0; i < params.size(); ++i) {
+    at::Tensor ahead = states[i].values_of(params[i]);
+    if (params[i].grad().defined()) {
+      const Prediction expected = prediction(group, states[i].num_updates, copies);
+      if (expected.next) {
+        ahead = after_expected_update(rule(group, states[i].num_updates), *expected.next, ahead, states[i].tensors);
+      } else if (expected.repeat != 0.0) {
+        ahead = ahead.add(ahead.sub(before[i]), expected.repeat);
+      }
+    }
+    at::Tensor(copies.tensors[i]).copy_(ahead);
+  }
 }
 
 std::vector<at::Tensor> ElementWiseOptimizer::TensorLists::repeated(double value) const {

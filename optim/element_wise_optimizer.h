@@ -15,6 +15,10 @@
 
 namespace fulgur::optim {
 
+// What the update that is expected next is taken to be: what momentum and decay alone will do (update_rules.h), or the
+// last one again.
+enum class PredictBy { none, moments, repeat };
+
 // The common part of the optimizers with an update rule: state per element, a count of updates per parameter, and a
 // step that is one pass of fused_update over each parameter on a CPU, and torch's own kernels on other devices.
 // Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master, made at the first
@@ -34,17 +38,31 @@ class ElementWiseOptimizer : public Optimizer {
     std::array<at::Tensor, kMaxStates> tensors;  // by slot
     at::Tensor master;                           // fp32, only for a 16-bit tensor
     int64_t num_updates = 0;
+
+    // Where the exact values of its tensor are: in the master, if it has been updated.
+    const at::Tensor& values_of(const at::Tensor& tensor) const {
+      return num_updates > 0 && master.defined() ? master : tensor;
+    }
   };
 
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
   void step_with_torch(const GradientTransform& transform);  // the step for other devices; works on a CPU, too
 
+  // Copies of tensors, of the same layouts: each gets the tensor's values after the update, and is ahead of them by the
+  // update that is expected next, with learning rate `next_lr`; by none if the tensor has no gradient. A copy may
+  // take the place of the gradient. The copy of a 16-bit tensor is rounded from the master, and may be the tensor
+  // itself, or leave it as it was.
+  struct Copies {
+    const std::vector<at::Tensor>& tensors;
+    PredictBy by = PredictBy::none;
+    double next_lr = 0.0;
+  };
+
   // Updates other tensors than the parameters of a group: parts of them, each with its gradient and, at the same
-  // index of `states`, its state. On a CPU the results, also for tensors without a gradient, may go to `outs`, with
-  // the same layouts; if `outs` is empty, tensors are updated in place.
+  // index of `states`, its state.
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
-              const GradientTransform& transform, const std::vector<at::Tensor>& outs = {});
+              const GradientTransform& transform, const Copies* copies = nullptr);
 
   // The states that step() keeps for a group, by parameter.
   std::vector<State>& states(size_t group);
@@ -75,12 +93,15 @@ class ElementWiseOptimizer : public Optimizer {
 
  private:
   void next_update(const at::Tensor& param, State& state) const;
+  Prediction prediction(const Group& group, int64_t num_updates, const Copies& copies) const;
   void update_on_cpu(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
-                     const GradientScaling& scaling, const std::vector<at::Tensor>& outs) const;
-  void update_one_on_cpu(const at::Tensor& param, const at::Tensor& out, State& state, const Rule& rule,
-                         const GradientScaling& scaling) const;
+                     const GradientScaling& scaling, const Copies* copies) const;
+  void update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling,
+                         const at::Tensor* copy, const Prediction& prediction) const;
   void run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
                          const std::optional<at::Tensor>& gradient_divisor);
+  void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+                                  const std::optional<at::Tensor>& gradient_divisor, const Copies& copies);
 
   std::vector<StateField> state_fields_;
   std::vector<std::vector<State>> states_;  // [group][parameter]

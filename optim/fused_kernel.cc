@@ -81,27 +81,35 @@ HWY_INLINE V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
   return fma(d, weight, fma(d, value, value, hn::Neg(mean)), mean);
 }
 
-// ---- The rules: update_rules.h has their formulas. `present` is null for a state that is left out.
+// ---- The rules: update_rules.h has their formulas. A step returns the new parameters; `present` is null for a state
+// that is left out, and `direction` is what ahead() takes over from the update: the parameters after the expected
+// update.
 
 template <class D>
 struct AdamStep {
   static constexpr size_t kNumStates = 2;
   D d;
-  V<D> weight1, weight2, eps, step_size, inv_root, l2, decay;
-  explicit AdamStep(const AdamRule& rule)
+  V<D> weight1, weight2, eps, step_size, inv_root, l2, decay, next_step_size, next_decay;
+  AdamStep(const AdamRule& rule, const AdamRule& next)
       : weight1(rounded(d, rule.one_minus_beta1)),
         weight2(rounded(d, rule.one_minus_beta2)),
         eps(rounded(d, rule.eps)),
         step_size(rounded(d, rule.step_size)),
         inv_root(rounded(d, rule.inv_root_bias_correction2)),
         l2(rounded(d, rule.l2)),
-        decay(rounded(d, rule.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
+        decay(rounded(d, rule.decay)),
+        next_step_size(rounded(d, next.step_size * (1.0 - next.one_minus_beta1))),
+        next_decay(rounded(d, next.decay)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
     grad = fma(d, l2, param, grad);
     states[0] = lerp(d, states[0], grad, weight1);
     states[1] = lerp_square(d, states[1], grad, weight2);
     const V<D> root = fma(d, hn::Sqrt(states[1]), inv_root, eps);
-    return param - fma(d, decay, param, step_size * (states[0] / root));
+    direction = states[0] / root;
+    return param - fma(d, decay, param, step_size * direction);
+  }
+  HWY_INLINE V<D> ahead(V<D> param, const V<D>*, Lane<D>* const*, V<D> direction) const {
+    return param - fma(d, next_decay, param, next_step_size * direction);
   }
 };
 
@@ -110,21 +118,26 @@ struct SGDStep {
   static constexpr size_t kNumStates = 1;
   D d;
   V<D> minus_lr, minus_loss, weight, l2;  // momentum is 1 + minus_loss, more exactly than it could be rounded
+  V<D> minus_next;
   bool nesterov;
-  explicit SGDStep(const SGDRule& rule)
+  SGDStep(const SGDRule& rule, const SGDRule& next)
       : minus_lr(rounded(d, -rule.lr)),
         minus_loss(rounded(d, rule.momentum - 1.0)),
         weight(rounded(d, rule.one_minus_dampening)),
         l2(rounded(d, rule.l2)),
+        minus_next(rounded(d, -next.lr * next.momentum * (next.nesterov ? next.momentum : 1.0))),
         nesterov(rule.nesterov) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present, V<D>& direction) const {
     grad = fma(d, l2, param, grad);
-    V<D> direction = grad;
+    direction = grad;
     if (present[0]) {
       states[0] = fma(d, weight, grad, fma(d, minus_loss, states[0], states[0]));
       direction = nesterov ? fma(d, minus_loss, states[0], states[0] + grad) : states[0];
     }
     return fma(d, minus_lr, direction, param);
+  }
+  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const* present, V<D>) const {
+    return present[0] ? fma(d, minus_next, states[0], param) : param;
   }
 };
 
@@ -133,27 +146,30 @@ struct AdagradStep {
   static constexpr size_t kNumStates = 1;
   D d;
   V<D> minus_lr, eps, l2;
-  explicit AdagradStep(const AdagradRule& rule)
+  AdagradStep(const AdagradRule& rule, const AdagradRule&)
       : minus_lr(rounded(d, -rule.lr)), eps(rounded(d, rule.eps)), l2(rounded(d, rule.l2)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
     grad = fma(d, l2, param, grad);
     states[0] = fma(d, grad, grad, states[0]);
-    return fma(d, minus_lr, grad / (hn::Sqrt(states[0]) + eps), param);
+    direction = grad / (hn::Sqrt(states[0]) + eps);
+    return fma(d, minus_lr, direction, param);
   }
+  HWY_INLINE V<D> ahead(V<D> param, const V<D>*, Lane<D>* const*, V<D>) const { return param; }
 };
 
 template <class D>
 struct RMSpropStep {
   static constexpr size_t kNumStates = 3;
   D d;
-  V<D> minus_lr, weight, eps, momentum, l2;
-  explicit RMSpropStep(const RMSpropRule& rule)
+  V<D> minus_lr, weight, eps, momentum, l2, minus_next;
+  RMSpropStep(const RMSpropRule& rule, const RMSpropRule& next)
       : minus_lr(rounded(d, -rule.lr)),
         weight(rounded(d, rule.one_minus_alpha)),
         eps(rounded(d, rule.eps)),
         momentum(rounded(d, rule.momentum)),
-        l2(rounded(d, rule.l2)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
+        l2(rounded(d, rule.l2)),
+        minus_next(rounded(d, -next.lr * next.momentum)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present, V<D>& direction) const {
     grad = fma(d, l2, param, grad);
     states[0] = lerp_square(d, states[0], grad, weight);
     V<D> variance = states[0];
@@ -162,9 +178,12 @@ struct RMSpropStep {
       variance = fma(d, hn::Neg(states[2]), states[2], variance);
       variance = hn::IfThenElse(variance < hn::Zero(d), hn::Zero(d), variance);  // below 0 by rounding only
     }
-    V<D> direction = grad / (hn::Sqrt(variance) + eps);
+    direction = grad / (hn::Sqrt(variance) + eps);
     if (present[1]) direction = states[1] = fma(d, momentum, states[1], direction);
     return fma(d, minus_lr, direction, param);
+  }
+  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const* present, V<D>) const {
+    return present[1] ? fma(d, minus_next, states[1], param) : param;
   }
 };
 
@@ -172,20 +191,28 @@ template <class D>
 struct LionStep {
   static constexpr size_t kNumStates = 1;
   D d;
-  V<D> lr, weight1, weight2, decay;
-  explicit LionStep(const LionRule& rule)
+  V<D> lr, weight1, weight2, decay, next_lr, next_decay;
+  LionStep(const LionRule& rule, const LionRule& next)
       : lr(rounded(d, rule.lr)),
         weight1(rounded(d, rule.one_minus_beta1)),
         weight2(rounded(d, rule.one_minus_beta2)),
-        decay(rounded(d, rule.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
+        decay(rounded(d, rule.decay)),
+        next_lr(rounded(d, next.lr)),
+        next_decay(rounded(d, next.decay)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
     const V<D> mean = lerp(d, states[0], grad, weight1);
     states[0] = lerp(d, states[0], grad, weight2);
+    direction = signed_as(lr, mean);
+    return param - fma(d, decay, param, direction);
+  }
+  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const*, V<D>) const {
+    return param - fma(d, next_decay, param, signed_as(next_lr, states[0]));
+  }
+  HWY_INLINE V<D> signed_as(V<D> rate, V<D> mean) const {
     const V<D> zero = hn::Zero(d);
-    V<D> step = mean * lr;  // the result if mean is 0 or NaN
-    step = hn::IfThenElse(mean > zero, lr, step);
-    step = hn::IfThenElse(mean < zero, hn::Neg(lr), step);
-    return param - fma(d, decay, param, step);
+    V<D> step = mean * rate;  // the result if mean is 0 or NaN
+    step = hn::IfThenElse(mean > zero, rate, step);
+    return hn::IfThenElse(mean < zero, hn::Neg(rate), step);
   }
 };
 
@@ -264,11 +291,10 @@ HWY_INLINE hn::Vec<U16<D>> round_to(D d, V<D> value, FP16) {
 
 template <class Number, class Grad, class Copy>
 struct Streams {
-  const Number* param;
-  Number* param_out;
-  const Grad* HWY_RESTRICT grad;
+  Number* param;
+  const Grad* grad;
   Number* states[kMaxStates];
-  Copy* HWY_RESTRICT copy;  // null: no copy
+  Copy* copy;  // null: no copy; may be the memory of `grad`
 };
 
 template <class D>
@@ -286,7 +312,13 @@ struct Scaling {
 
 template <class D, class Copy>
 HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
-  if constexpr (sizeof(Lane<D>) == sizeof(float)) {
+  if constexpr (hwy::IsSame<Copy, Lane<D>>()) {
+    if (stream) {
+      hn::Stream(param, d, to);
+    } else {
+      hn::StoreU(param, d, to);
+    }
+  } else {
     const auto bits = round_to(d, param, Copy{});
     if (stream) {
       hn::Stream(bits, U16<D>(), &to->bits);
@@ -296,23 +328,20 @@ HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
   }
 }
 
-template <class D>
-HWY_INLINE void store_param(D d, V<D> param, Lane<D>* to, bool stream) {
-  if (stream) {
-    hn::Stream(param, d, to);
-  } else {
-    hn::StoreU(param, d, to);
-  }
-}
+enum class Ahead { none, by_next, by_repeat };
 
-struct Streaming {
-  bool param, copy;
+// How a copy is written.
+template <class D>
+struct Copying {
+  Ahead ahead;
+  V<D> repeat;
+  bool stream;
 };
 
 // Updates a line of elements that starts at `first`.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
-                            size_t first, Streaming streaming) {
+HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Copying<D>& copying,
+                            const Streams<Number, Grad, Copy>& streams, size_t first) {
   const D d;
   for (size_t i = first; i < first + kLineBytes / sizeof(Number); i += hn::Lanes(d)) {
     V<D> states[Step::kNumStates];
@@ -320,24 +349,29 @@ HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const S
       states[k] = streams.states[k] ? hn::LoadU(d, streams.states[k] + i) : hn::Zero(d);
     }
     const V<D> grad = scaling(load(d, streams.grad + i));
-    const V<D> param = step(hn::LoadU(d, streams.param + i), grad, states, streams.states);
-    store_param(d, param, streams.param_out + i, streaming.param);
+    const V<D> before = hn::LoadU(d, streams.param + i);
+    V<D> direction = grad;
+    V<D> param = step(before, grad, states, streams.states, direction);
+    hn::StoreU(param, d, streams.param + i);
     for (size_t k = 0; k < Step::kNumStates; ++k) {
       if (streams.states[k]) hn::StoreU(states[k], d, streams.states[k] + i);
     }
-    if (streams.copy) store_copy(d, param, streams.copy + i, streaming.copy);
+    if (!streams.copy) continue;
+    if (copying.ahead == Ahead::by_next) param = step.ahead(param, states, streams.states, direction);
+    if (copying.ahead == Ahead::by_repeat) param = fma(d, copying.repeat, param - before, param);
+    store_copy(d, param, streams.copy + i, copying.stream);
   }
 }
 
 // The last elements, fewer than a line, go through a line that is padded with zeros.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const Streams<Number, Grad, Copy>& streams,
-                            size_t first, size_t count) {
+HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, Copying<D> copying,
+                            const Streams<Number, Grad, Copy>& streams, size_t first, size_t count) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   alignas(kLineBytes) Number param[kLine] = {}, states[kMaxStates][kLine] = {};
   alignas(kLineBytes) Grad grad[kLine] = {};
   alignas(kLineBytes) Copy copy[kLine] = {};
-  Streams<Number, Grad, Copy> line{param, param, grad, {}, streams.copy ? copy : nullptr};
+  Streams<Number, Grad, Copy> line{param, grad, {}, streams.copy ? copy : nullptr};
   memcpy(param, streams.param + first, count * sizeof(Number));
   memcpy(grad, streams.grad + first, count * sizeof(Grad));
   for (size_t k = 0; k < Step::kNumStates; ++k) {
@@ -345,8 +379,9 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, const S
     line.states[k] = states[k];
     memcpy(states[k], streams.states[k] + first, count * sizeof(Number));
   }
-  update_line(step, scaling, line, 0, Streaming{});
-  memcpy(streams.param_out + first, param, count * sizeof(Number));
+  copying.stream = false;
+  update_line(step, scaling, copying, line, 0);
+  memcpy(streams.param + first, param, count * sizeof(Number));
   for (size_t k = 0; k < Step::kNumStates; ++k) {
     if (streams.states[k]) memcpy(streams.states[k] + first, states[k], count * sizeof(Number));
   }
@@ -361,18 +396,18 @@ HWY_INLINE void prefetch(const Element* start, size_t index) {
 
 // By value: behind references the compiler would load all coefficients and pointers again after each store.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Streams<Number, Grad, Copy> streams,
-                         size_t num_elements, Streaming streaming) {
+HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Copying<D> copying,
+                         const Streams<Number, Grad, Copy> streams, size_t num_elements) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   size_t i = 0;
   for (; i + kLine <= num_elements; i += kLine) {
     prefetch(streams.param, i + kPrefetchElements);
     prefetch(streams.grad, i + kPrefetchElements);
     for (size_t k = 0; k < Step::kNumStates; ++k) prefetch(streams.states[k], i + kPrefetchElements);
-    update_line(step, scaling, streams, i, streaming);
+    update_line(step, scaling, copying, streams, i);
   }
-  if (i < num_elements) update_tail(step, scaling, streams, i, num_elements - i);
-  if (streaming.param || streaming.copy) hwy::FlushStream();
+  if (i < num_elements) update_tail(step, scaling, copying, streams, i, num_elements - i);
+  if (copying.stream) hwy::FlushStream();
 }
 
 template <class Copy, class Grad, class Step, class Number>
@@ -380,10 +415,12 @@ HWY_INLINE void update_typed(const Step& step, const KernelCall<Number>& call) {
   using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   const D d;
   const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
+  const Ahead without_next = call.repeat != 0 ? Ahead::by_repeat : Ahead::none;
+  const Copying<D> copying{call.next_rule ? Ahead::by_next : without_next, hn::Set(d, call.repeat), call.stream_copy};
   Streams<Number, Grad, Copy> streams{
-      call.param, call.param_out, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
+      call.param, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
   for (size_t k = 0; k < kMaxStates; ++k) streams.states[k] = call.states[k];
-  update(step, scaling, streams, call.num_elements, Streaming{call.stream_param, call.stream_copy});
+  update(step, scaling, copying, streams, call.num_elements);
 }
 
 template <class Grad, class Step, class Number>
@@ -403,29 +440,36 @@ HWY_INLINE void with_types(const Step& step, const KernelCall<float>& call) {
     case c10::ScalarType::Half:
       return with_copy_type<FP16>(step, call);
     default:
+      if (call.copy_type == c10::ScalarType::Float) return update_typed<float, float>(step, call);
       return with_copy_type<float>(step, call);
   }
 }
 
 template <class Step>
 HWY_INLINE void with_types(const Step& step, const KernelCall<double>& call) {
-  update_typed<BF16, double>(step, call);
+  update_typed<double, double>(step, call);
+}
+
+template <template <class> class Step, class R, class Number>
+HWY_INLINE void with_step(const KernelCall<Number>& call) {
+  using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
+  const R& rule = *static_cast<const R*>(call.rule);
+  with_types(Step<D>(rule, call.next_rule ? *static_cast<const R*>(call.next_rule) : rule), call);
 }
 
 template <class Number>
 HWY_INLINE void with_rule(const KernelCall<Number>& call) {
-  using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   switch (call.rule_index) {
     case kIndexOf<AdamRule>:
-      return with_types(AdamStep<D>(*static_cast<const AdamRule*>(call.rule)), call);
+      return with_step<AdamStep, AdamRule>(call);
     case kIndexOf<SGDRule>:
-      return with_types(SGDStep<D>(*static_cast<const SGDRule*>(call.rule)), call);
+      return with_step<SGDStep, SGDRule>(call);
     case kIndexOf<AdagradRule>:
-      return with_types(AdagradStep<D>(*static_cast<const AdagradRule*>(call.rule)), call);
+      return with_step<AdagradStep, AdagradRule>(call);
     case kIndexOf<RMSpropRule>:
-      return with_types(RMSpropStep<D>(*static_cast<const RMSpropRule*>(call.rule)), call);
+      return with_step<RMSpropStep, RMSpropRule>(call);
     case kIndexOf<LionRule>:
-      return with_types(LionStep<D>(*static_cast<const LionRule*>(call.rule)), call);
+      return with_step<LionStep, LionRule>(call);
   }
 }
 

@@ -14,8 +14,8 @@ template <class T>
 struct KernelCall {
   size_t rule_index;  // index in the variant Rule
   const void* rule;
-  const T* param;
-  T* param_out;
+  const void* next_rule;  // Prediction::next, of the same type; or null
+  T* param;
   const void* grad;
   c10::ScalarType grad_type;
   T* states[kMaxStates];
@@ -24,8 +24,8 @@ struct KernelCall {
   size_t num_elements;
   T factor;
   T clip_value;
-  bool stream_param;  // write param_out past the caches; it is aligned to 64 bytes then
-  bool stream_copy;   // the same for copy_out
+  T repeat;          // Prediction::repeat
+  bool stream_copy;  // write copy_out past the caches; it is aligned to 64 bytes then
 };
 
 void run_kernel(const KernelCall<float>& call);

@@ -38,8 +38,16 @@ struct RequiredStates {
   size_t operator()(const LionRule&) const { return 1; }
 };
 
+struct HasMomentum {
+  bool operator()(const AdamRule& rule) const { return rule.one_minus_beta1 < 1.0; }
+  bool operator()(const SGDRule& rule) const { return rule.momentum != 0.0; }
+  bool operator()(const AdagradRule&) const { return false; }
+  bool operator()(const RMSpropRule& rule) const { return rule.momentum != 0.0; }
+  bool operator()(const LionRule&) const { return true; }
+};
+
 template <class T>
-void check(const Rule& rule, const Slice<T>& slice) {
+void check(const Rule& rule, const Slice<T>& slice, const Prediction& prediction) {
   TORCH_CHECK_VALUE(slice.num_elements >= 0, "fused_update: num_elements is negative: ", slice.num_elements);
   TORCH_CHECK_VALUE(slice.param && slice.grad, "fused_update: param or grad is null");
   for (size_t i = 0; i < std::visit(RequiredStates(), rule); ++i) {
@@ -49,8 +57,12 @@ void check(const Rule& rule, const Slice<T>& slice) {
   TORCH_CHECK_VALUE(slice.grad_type == c10::CppTypeToScalarType<T>::value || (kSingle && is_16_bit(slice.grad_type)),
                     "fused_update: a gradient of type ", slice.grad_type, " for parameters of type ",
                     c10::CppTypeToScalarType<T>::value);
-  TORCH_CHECK_VALUE(!slice.copy_out || (kSingle && is_16_bit(slice.copy_type)), "fused_update: a copy of type ",
-                    slice.copy_type, " of parameters of type ", c10::CppTypeToScalarType<T>::value);
+  const bool is_of_T = slice.copy_type == c10::CppTypeToScalarType<T>::value && slice.grad_type == slice.copy_type;
+  TORCH_CHECK_VALUE(!slice.copy_out || is_of_T || (kSingle && is_16_bit(slice.copy_type)),
+                    "fused_update: a copy of type ", slice.copy_type, " of parameters of type ",
+                    c10::CppTypeToScalarType<T>::value, " with gradients of type ", slice.grad_type);
+  TORCH_CHECK_VALUE(!prediction.next || prediction.next->index() == rule.index(),
+                    "fused_update: the update that is predicted is by another rule");
 }
 
 bool is_streamed(const void* out, int64_t num_bytes) {
@@ -63,22 +75,27 @@ void* advance(const void* start, int64_t num_bytes) {
 
 template <class T>
 internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, const GradientScaling& scaling,
-                                    int64_t begin, int64_t end) {
+                                    const Prediction& prediction, int64_t begin, int64_t end) {
+  const auto address_of = [](const Rule& any) {
+    return std::visit([](const auto& r) -> const void* { return &r; }, any);
+  };
   internal::KernelCall<T> call{
       .rule_index = rule.index(),
-      .rule = std::visit([](const auto& r) -> const void* { return &r; }, rule),
+      .rule = address_of(rule),
+      .next_rule = prediction.next ? address_of(*prediction.next) : nullptr,
       .param = slice.param + begin,
-      .param_out = (slice.param_out ? slice.param_out : slice.param) + begin,
       .grad = advance(slice.grad, begin * static_cast<int64_t>(c10::elementSize(slice.grad_type))),
       .grad_type = slice.grad_type,
       .states = {},
-      .copy_out = advance(slice.copy_out, begin * 2),
+      .copy_out = advance(slice.copy_out, begin * static_cast<int64_t>(c10::elementSize(slice.copy_type))),
       .copy_type = slice.copy_type,
       .num_elements = static_cast<size_t>(end - begin),
       .factor = static_cast<T>(scaling.factor),
       .clip_value = static_cast<T>(scaling.clip_value),
-      .stream_param = is_streamed(slice.param_out, slice.num_elements * static_cast<int64_t>(sizeof(T))),
-      .stream_copy = is_streamed(slice.copy_out, slice.num_elements * 2),
+      .repeat = static_cast<T>(prediction.repeat),
+      .stream_copy =
+          slice.copy_out != slice.grad &&
+          is_streamed(slice.copy_out, slice.num_elements * static_cast<int64_t>(c10::elementSize(slice.copy_type))),
   };
   for (size_t i = 0; i < kMaxStates; ++i) {
     call.states[i] = slice.states[i] ? slice.states[i] + begin : nullptr;
@@ -87,12 +104,14 @@ internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, con
 }
 
 template <class T>
-void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientScaling& scaling) {
+void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientScaling& scaling,
+                      const Prediction& prediction) {
   if (slice.num_elements == 0) return;
-  check(rule, slice);
+  check(rule, slice, prediction);
   const int64_t num_units = (slice.num_elements + kUnit - 1) / kUnit;
   const auto update_units = [&](int64_t begin, int64_t end) {
-    internal::run_kernel(kernel_call(rule, slice, scaling, begin * kUnit, std::min(end * kUnit, slice.num_elements)));
+    internal::run_kernel(
+        kernel_call(rule, slice, scaling, prediction, begin * kUnit, std::min(end * kUnit, slice.num_elements)));
   };
   if (num_units <= kUnitsPerThread) {
     update_units(0, num_units);
@@ -103,12 +122,16 @@ void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientSca
 
 }  // namespace
 
-void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling) {
-  update_in_chunks(rule, slice, scaling);
+bool has_momentum(const Rule& rule) { return std::visit(HasMomentum(), rule); }
+
+void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling,
+                  const Prediction& prediction) {
+  update_in_chunks(rule, slice, scaling, prediction);
 }
 
-void fused_update(const Rule& rule, const Slice<double>& slice, const GradientScaling& scaling) {
-  update_in_chunks(rule, slice, scaling);
+void fused_update(const Rule& rule, const Slice<double>& slice, const GradientScaling& scaling,
+                  const Prediction& prediction) {
+  update_in_chunks(rule, slice, scaling, prediction);
 }
 
 }  // namespace fulgur::optim

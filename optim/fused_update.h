@@ -9,7 +9,8 @@
 #include "fulgur/optim/update_rules.h"
 
 // The update of an element-wise optimizer as one pass over CPU memory: gradients in, parameters and state in place
-// and, if requested, a 16-bit copy of the parameters out.
+// and, if requested, a copy of the parameters out, which may be of 16 bits, or ahead by the update that is expected
+// next.
 //
 //   AdamRule rule{.step_size = ..., .decay = ...};
 //   fused_update(rule, Slice<float>{.param = p, .grad = g, .states = {m, v}, .num_elements = n});
@@ -30,16 +31,15 @@ constexpr bool is_16_bit(c10::ScalarType type) {
 constexpr c10::ScalarType widened(c10::ScalarType type) { return is_16_bit(type) ? at::kFloat : type; }
 
 // A run of elements: T is float or double. Memory need not be aligned and nothing outside of it is touched; the runs
-// must not overlap.
+// must not overlap, but the copy may take the place of the gradient if both are of T.
 template <class T>
 struct Slice {
-  T* param = nullptr;                                              // input, and output if param_out is null
-  T* param_out = nullptr;                                          // output for the new parameters; null: `param`
+  T* param = nullptr;                                              // input and output
   const void* grad = nullptr;                                      // input
   c10::ScalarType grad_type = c10::CppTypeToScalarType<T>::value;  // T; or, for T = float, kBFloat16 or kHalf
   std::array<T*, kMaxStates> states{};                             // input and output, in the order of the rule
   void* copy_out = nullptr;                                        // new parameters, rounded to nearest even, or null
-  c10::ScalarType copy_type = c10::ScalarType::BFloat16;           // kBFloat16 or kHalf; only for T = float
+  c10::ScalarType copy_type = c10::CppTypeToScalarType<T>::value;  // T, if the gradient is of T; or as grad_type
   int64_t num_elements = 0;
 };
 
@@ -49,8 +49,11 @@ struct GradientScaling {
   double clip_value = std::numeric_limits<double>::infinity();  // after the factor: clip to [-clip_value, clip_value]
 };
 
-// Updates the slice. Throws c10::ValueError if a pointer that the rule needs is null or a type is not one of the above.
-void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling = {});
-void fused_update(const Rule& rule, const Slice<double>& slice, const GradientScaling& scaling = {});
+// Updates the slice; its copy, if any, is ahead by `prediction`. Throws c10::ValueError if a pointer that the rule
+// needs is null, a type is not one of the above, or the prediction is by another rule.
+void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling = {},
+                  const Prediction& prediction = {});
+void fused_update(const Rule& rule, const Slice<double>& slice, const GradientScaling& scaling = {},
+                  const Prediction& prediction = {});
 
 }  // namespace fulgur::optim

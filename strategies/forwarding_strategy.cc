@@ -55,7 +55,7 @@ StepReport ForwardingStrategy::optimizer_step(size_t optimizer, const StepReques
 
 void ForwardingStrategy::average_weights(double share) { base_->average_weights(share); }
 
-bool ForwardingStrategy::show_average(bool shown) { return base_->show_average(shown); }
+bool ForwardingStrategy::show_evaluated(bool shown) { return base_->show_evaluated(shown); }
 
 void ForwardingStrategy::drain() { base_->drain(); }
 

@@ -45,7 +45,7 @@ class ForwardingStrategy : public Strategy {
                                           const MemoryRequest& request) const override;
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void average_weights(double share) override;
-  bool show_average(bool shown) override;
+  bool show_evaluated(bool shown) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;

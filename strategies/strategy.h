@@ -35,6 +35,8 @@ struct StepRequest {
   // Whether gradients of this norm are to update the parameters; null: always. Called once, with wants_norm, and gives
   // the same answer on every rank; if it is no, the step is skipped.
   std::function<bool(const at::Tensor& grad_norm)> accepts{};
+  // By group, the learning rates of the step after this one, as far as they are known; empty: those of this step.
+  std::vector<double> next_lr{};
   Closure closure{};  // for an optimizer that needs_closure(): each call computes the gradients of one batch
 };
 
@@ -137,10 +139,11 @@ class Strategy {
     throw UsageError("strategy '" + name() + "' does not average weights");
   }
 
-  // Lets the parameters be the average, if there is one, or again what they were. Returns whether they were the average
-  // before. Every rank calls it, between steps; no step runs meanwhile. State and module_state() that are taken
-  // meanwhile are of the average, with what is needed to go on training.
-  virtual bool show_average(bool /*shown*/) { return false; }
+  // Lets the parameters be those that are evaluated and saved, or again those that training reads: all updates are
+  // completed in them, and they are the average if there is one. Returns whether they were those before. Every rank
+  // calls it, between steps; no step runs meanwhile, and training is not changed by it. state() and module_state() are
+  // taken meanwhile; they have what is needed to go on training.
+  virtual bool show_evaluated(bool /*shown*/) { return false; }
 
   // Completes updates that are still in progress. Every rank calls it, between steps.
   virtual void drain() {}
@@ -154,8 +157,7 @@ class Strategy {
 
   // Every rank calls these between steps. The tensors in state() may change with the next step. load_state() follows
   // setup_optimizers() before the first step, or drain(), when the module has its saved weights; the state may come
-  // from another number of ranks or another strategy. An update that was in progress is then applied at once, if this
-  // run has made steps. Throws CheckpointError if the state does not fit the optimizers.
+  // from another number of ranks or another strategy. Throws CheckpointError if the state does not fit the optimizers.
   virtual StrategyState state() = 0;
   virtual void load_state(const State& shared, const ReadRange& read) = 0;
 

@@ -94,13 +94,13 @@ void RunCheckpoints::remove(const std::filesystem::path& folder) const {
 
 // A checkpoint has the average of the weights, if there is one.
 void RunCheckpoints::with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const {
-  const bool was_shown = context_.strategy.show_average(true);
+  const bool was_shown = context_.strategy.show_evaluated(true);
   FirstError error;
   error.run([&] {
     CheckpointContent now = content(weights_only);
     use(now);
   });
-  if (!was_shown) error.run([&] { context_.strategy.show_average(false); });
+  if (!was_shown) error.run([&] { context_.strategy.show_evaluated(false); });
   error.rethrow();
 }
 

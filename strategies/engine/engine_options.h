@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fulgur/distributed/world.h"
+#include "fulgur/optim/element_wise_optimizer.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 
 namespace fulgur {
@@ -22,8 +23,8 @@ struct EngineOptions {
   bool each_micro_batch = false;  // reduce after each micro-batch, not once per accumulation window
   double host_ratio = 0;
   bool delayed = false;
+  optim::PredictBy predict = optim::PredictBy::none;  // if delayed
   int64_t warmup_steps = 0;
-  bool drain_before_save = false;  // checkpoints first complete the update in progress
   int64_t update_threads = 0;
 
   BucketOptions buckets_for(int64_t world_size) const {

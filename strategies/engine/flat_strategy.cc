@@ -338,25 +338,45 @@ void FlatStrategy::update(size_t index, const StepRequest& request, double unsca
   const GradientTransform transform = transform_for(index, request, unscale, report);
   report.skipped = request.accepts && !request.accepts(report.grad_norm);
   if (report.skipped) return drain();  // a delayed update belongs to the step before
-  TORCH_INTERNAL_ASSERT(!average_->is_shown());
+  TORCH_INTERNAL_ASSERT(!evaluated_are_shown_);
+  average_late_update();
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
-  store_->update(index, transform, /*late=*/engine_.delayed && is_warm);
+  store_->update(index, transform, request.next_lr, /*late=*/engine_.delayed && is_warm);
 }
 
 void FlatStrategy::drain() {
-  if (store_) store_->drain();
+  if (!store_) return;
+  average_late_update();
+  store_->drain();
 }
 
 void FlatStrategy::average_weights(double share) {
   TORCH_CHECK(average_ && setup_->averages_weights, name(), ": weights are averaged in fit, if setup was told so");
-  average_->add(share);
+  if (store_->is_late()) {
+    share_of_late_ = share;
+  } else {
+    average_->add(share);
+  }
 }
 
-bool FlatStrategy::show_average(bool shown) {
-  if (!average_) return false;
-  const bool was_shown = average_->is_shown();
-  shown ? average_->show() : average_->hide();
-  return was_shown;
+void FlatStrategy::average_late_update() {
+  if (!share_of_late_) return;
+  store_->wait();
+  average_->add(*std::exchange(share_of_late_, std::nullopt));
+}
+
+bool FlatStrategy::show_evaluated(bool shown) {
+  if (!store_ || evaluated_are_shown_ == shown) return shown;
+  if (shown) {
+    average_late_update();
+    store_->show_exact();
+    average_->show();
+  } else {
+    average_->hide();
+    store_->hide_exact();
+  }
+  evaluated_are_shown_ = shown;
+  return !shown;
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
@@ -391,6 +411,8 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
 }
 
 void FlatStrategy::teardown() noexcept {
+  share_of_late_.reset();
+  evaluated_are_shown_ = false;
   average_.reset();
   store_.reset();
   replicas_.reset();

@@ -53,7 +53,7 @@ class FlatStrategy : public Strategy {
   }
   StepReport optimizer_step(size_t optimizer, const StepRequest& request) override;
   void average_weights(double share) override;
-  bool show_average(bool shown) override;
+  bool show_evaluated(bool shown) override;
   void drain() override;
   void materialize_gradients(size_t optimizer, int64_t micro_batches) override;
   std::vector<std::pair<std::string, at::Tensor>> module_state() const override;
@@ -84,7 +84,7 @@ class FlatStrategy : public Strategy {
   void check_can_average() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
-  void finish_saved_update(const State& shared, const ReadRange& read);
+  void average_late_update();
   void broadcast_buffers();
   void bring_back(Module& module) noexcept;
   void leave_statistics() noexcept;
@@ -104,6 +104,8 @@ class FlatStrategy : public Strategy {
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;
   std::optional<WeightAverage> average_;
+  std::optional<double> share_of_late_;      // the average takes in the late update in progress once it is computed
+  bool evaluated_are_shown_ = false;         // parameters are those that are evaluated and saved
   std::optional<Replicas> replicas_;         // with several devices, during fit
   std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale
   bool window_is_open_ = false;              // automatic optimisation: gradients of a step are being computed

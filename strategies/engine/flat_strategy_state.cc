@@ -16,19 +16,14 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
   return named_state(*module_);
 }
 
-// `pending`: a delayed update was computed, but not yet applied to the parameters.
+// A late update in progress is saved as computed, with what the next steps read (SeparateGradients::save).
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
-  if (engine_.drain_before_save) {
-    const bool was_shown = show_average(false);
-    drain();
-    show_average(was_shown);
-  }
   StrategyState state;
   State& shared = state.shared;
   shared.set("num_steps", num_steps_);
-  shared.set("pending", store_->is_late());
+  shared.set("late", store_->is_late());
   if (loss_scaling_) {
     shared.set("loss_scale/scale", loss_scaling_->state().scale);
     shared.set("loss_scale/growth_tracker", loss_scaling_->state().growth_tracker);
@@ -42,7 +37,12 @@ StrategyState FlatStrategy::state() {
 void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   const c10::NoGradGuard no_grad;
   const bool has_made_steps = num_steps_ > 0;
-  TORCH_INTERNAL_ASSERT(!store_->is_late() && !average_->is_shown());
+  TORCH_INTERNAL_ASSERT(!store_->is_late() && !evaluated_are_shown_);
+  if (shared.find<bool>("pending") != nullptr) {
+    throw CheckpointError(
+        "the checkpoint was written by an earlier version of fulgur, which kept late updates in another way; load the "
+        "weights only");
+  }
   load_optimizers(*module_, optimizers_, shared);
   if (has_made_steps) {  // gradients of other weights, and of another loss scale, are dropped
     for (size_t i = 0; i < optimizers_.size(); ++i) zero_grad(i);
@@ -68,20 +68,7 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
       log_warning("the checkpoint has an average of the weights, which this run does not continue");
     }
   }
-  bool pending = shared.get<bool>("pending");
-  if (pending && (has_made_steps || !engine_.delayed)) {
-    finish_saved_update(shared, read);
-    pending = false;
-  }
-  store_->load(shared, read, pending);
-}
-
-// Applies the pending update of a checkpoint from a run with delayed updates, because this strategy has none.
-void FlatStrategy::finish_saved_update(const State& shared, const ReadRange& read) {
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    at::Tensor(trained.param).copy_(updated_parameter(read_whole(trained, shared, read), trained.param));
-  }
-  store_->parameters_were_written();
+  store_->load(shared, read, /*late=*/shared.get<bool>("late") && engine_.delayed && !has_made_steps);
 }
 
 }  // namespace fulgur

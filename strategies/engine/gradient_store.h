@@ -74,22 +74,31 @@ class GradientStore {
   virtual void show(size_t optimizer) = 0;
   virtual void take_back(size_t /*optimizer*/) {}
 
-  // Updates the parameters of an optimizer; `late`: in the background, until the next update() or drain().
-  virtual void update(size_t optimizer, const GradientTransform& transform, bool late) = 0;
+  // Updates the parameters of an optimizer; `late`: in the background, until the next update() or drain(). `next_lr`:
+  // by group, the learning rates of the next update.
+  virtual void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
+                      bool late) = 0;
   virtual void drain() {}
   virtual void wait() {}                          // until a late update is computed; parameters do not change
   virtual bool is_late() const { return false; }  // a late update is in progress
 
+  // While a late update is in progress, forward reads parameters that lack it, and may be ahead by a prediction of it.
+  // show_exact() completes it and writes the exact parameters instead, hide_exact() brings the others back: training is
+  // not changed. Every rank calls them.
+  virtual void show_exact() {}
+  virtual void hide_exact() {}
+
   virtual void parameters_were_written() {}  // by others: copies of parameters are made anew
 
   // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
-  // parameters, and copies on the host of parameters on a device. Nothing while a late update is in progress, which
-  // writes them.
+  // parameters, copies on the host of parameters on a device, and the results of a late update, which is computed:
+  // after wait().
   virtual std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const = 0;
 
-  // `pending`: the checkpoint was written while a late update was in progress.
+  // `late`: the checkpoint was written while a late update was in progress, which this run continues. save() requires
+  // show_exact(), and load() parameters that are those of the checkpoint.
   virtual void save(StrategyState& state) = 0;
-  virtual void load(const State& shared, const ReadRange& read, bool pending) = 0;
+  virtual void load(const State& shared, const ReadRange& read, bool late) = 0;
 };
 
 // Completes a reduction, in which every rank tells the others about its window.

@@ -28,7 +28,8 @@ bool GradientsAtParameters::any_non_finite(size_t optimizer) { return optim::any
 
 void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(context_.optimizers[optimizer].params()); }
 
-void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform, bool /*late*/) {
+void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform,
+                                   const std::vector<double>& /*next_lr*/, bool /*late*/) {
   context_.optimizers[optimizer].step(transform);
 }
 
@@ -71,7 +72,7 @@ void GradientsAtParameters::save(StrategyState& state) {
   }
 }
 
-void GradientsAtParameters::load(const State& shared, const ReadRange& read, bool /*pending*/) {
+void GradientsAtParameters::load(const State& shared, const ReadRange& read, bool /*late*/) {
   for (const Trained& trained : trained_params(context_.module, context_.optimizers)) {
     trained.optimizer->load_parameter_state(trained.group, trained.index, read_whole(trained, shared, read));
   }

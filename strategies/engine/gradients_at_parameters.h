@@ -18,10 +18,11 @@ class GradientsAtParameters : public GradientStore {
   at::Tensor norm(size_t optimizer) override;
   bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
-  void update(size_t optimizer, const GradientTransform& transform, bool late) override;
+  void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
+              bool late) override;
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const override;
   void save(StrategyState& state) override;
-  void load(const State& shared, const ReadRange& read, bool pending) override;
+  void load(const State& shared, const ReadRange& read, bool late) override;
 
  protected:
   const GradientContext& context() const { return context_; }

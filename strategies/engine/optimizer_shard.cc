@@ -1,5 +1,6 @@
 #include "fulgur/strategies/engine/optimizer_shard.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
@@ -30,11 +31,12 @@ void for_each_tensor(const ElementWiseOptimizer& optimizer, at::ScalarType dtype
   if (optim::is_16_bit(dtype)) visit(kMaster, state.master);
 }
 
-// Exchanges the memory of two tensors, also for all views of them.
+// Exchanges the memory of two tensors of as many elements, also for all views of them.
 void exchange_memory(const at::Tensor& a, const at::Tensor& b) {
   c10::StorageImpl& one = *a.storage().unsafeGetStorageImpl();
   c10::StorageImpl& other = *b.storage().unsafeGetStorageImpl();
-  TORCH_INTERNAL_ASSERT(one.nbytes() == other.nbytes() && a.storage_offset() == 0 && b.storage_offset() == 0);
+  TORCH_INTERNAL_ASSERT(a.scalar_type() == b.scalar_type() && one.nbytes() == other.nbytes() &&
+                        a.storage_offset() == 0 && b.storage_offset() == 0);
   at::DataPtr of_one = one.set_data_ptr(at::DataPtr(nullptr, a.device()));
   one.set_data_ptr_noswap(other.set_data_ptr(std::move(of_one)));
 }
@@ -139,6 +141,7 @@ void OptimizerShard::copy_parameters(size_t b) {
   for (const Section& section : buckets_[b].sections) {
     if (section.copy.defined()) section.copy.copy_(section.range.of(parameters_.buckets()[b].flat));
   }
+  buckets_[b].has_old_copies = false;
 }
 
 void OptimizerShard::make_copies(size_t b) {
@@ -149,7 +152,7 @@ void OptimizerShard::make_copies(size_t b) {
     } else if (options_.copies) {
       section.copy = at::empty({section.range.size()}, flat.options());
     }
-    section.swaps_storage = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
+    section.is_whole = section.copy.defined() && flat.is_cpu() && section.range.size() == flat.numel();
   }
   copy_parameters(b);
 }
@@ -158,8 +161,6 @@ void OptimizerShard::make_parts(size_t b) {
   const auto& bucket = parameters_.buckets()[b];
   for (const Section& section : buckets_[b].sections) {
     std::vector<Part>& parts = buckets_[b].parts.emplace_back();
-    const at::Tensor target =
-        section.copy.defined() && !section.swaps_storage ? section.copy : section.range.of(bucket.flat);
     const int64_t length =
         round_up((section.range.size() + section.num_workers - 1) / section.num_workers, kPartAlignment);
     for (int64_t w = 0; w < section.num_workers; ++w) {
@@ -168,9 +169,9 @@ void OptimizerShard::make_parts(size_t b) {
       Part& part = parts.emplace_back(
           Part{begin, pieces_in(bucket, {section.range.begin + begin, section.range.begin + end}), {}, {}, {}});
       for (const Piece& piece : part.pieces) {
-        part.tensors.push_back(target.narrow(0, begin + piece.offset, piece.num_elements));
-        if (section.swaps_storage)
-          part.outs.push_back(section.copy.narrow(0, begin + piece.offset, piece.num_elements));
+        const int64_t offset = begin + piece.offset;  // in the section
+        part.params.push_back(bucket.flat.narrow(0, section.range.begin + offset, piece.num_elements));
+        if (section.copy.defined()) part.copies.push_back(section.copy.narrow(0, offset, piece.num_elements));
       }
       part.states.resize(part.pieces.size());
       if (section.on_host) make_host_states(b, part);
@@ -210,35 +211,122 @@ void OptimizerShard::for_each_part(size_t bucket, const Visit& visit) const {
   }
 }
 
-void OptimizerShard::update(size_t b, size_t section, int64_t worker, const Optimizer::Group& group,
-                            const at::Tensor& gradient, const std::vector<double>& used,
-                            const GradientTransform& transform, bool late) {
-  Part& part = buckets_[b].parts[section][static_cast<size_t>(worker)];
-  for (size_t i = 0; i < part.pieces.size(); ++i) {
-    const Piece& piece = part.pieces[i];
-    part.tensors[i].mutable_grad() =
-        used[piece.slot] > 0 ? gradient.narrow(0, part.begin + piece.offset, piece.num_elements) : at::Tensor();
-  }
-  optimizer_of(b).update(group, part.tensors, part.states, transform, late ? part.outs : std::vector<at::Tensor>());
-  for (const at::Tensor& tensor : part.tensors) tensor.mutable_grad().reset();
+bool OptimizerShard::is_rounded(size_t b) const {
+  return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type());
 }
 
-void OptimizerShard::publish(size_t b, bool late) const {
+// What is updated, by piece. While forward reads the parameters of a whole bucket, its copy is updated; 16-bit ones are
+// left alone then, because their masters are updated.
+const std::vector<at::Tensor>& OptimizerShard::what_is_updated(size_t b, const Section& section, const Part& part,
+                                                               bool late) const {
+  const bool in_place = part.copies.empty() || (section.is_whole && (!late || is_rounded(b)));
+  return in_place ? part.params : part.copies;
+}
+
+void OptimizerShard::update(size_t b, size_t s, int64_t worker, const Optimizer::Group& group,
+                            const at::Tensor& gradient, const std::vector<double>& used,
+                            const GradientTransform& transform, const Late* late) {
+  Part& part = buckets_[b].parts[s][static_cast<size_t>(worker)];
+  const std::vector<at::Tensor>& tensors = what_is_updated(b, buckets_[b].sections[s], part, late != nullptr);
+  std::vector<at::Tensor> of_gradient;
+  for (size_t i = 0; i < part.pieces.size(); ++i) {
+    const Piece& piece = part.pieces[i];
+    of_gradient.push_back(gradient.narrow(0, part.begin + piece.offset, piece.num_elements));
+    tensors[i].mutable_grad() = used[piece.slot] > 0 ? of_gradient.back() : at::Tensor();
+  }
+  if (late != nullptr) {
+    const ElementWiseOptimizer::Copies copies{
+        .tensors = is_rounded(b) ? part.copies : of_gradient, .by = late->predict, .next_lr = late->next_lr};
+    optimizer_of(b).update(group, tensors, part.states, transform, &copies);
+  } else {
+    optimizer_of(b).update(group, tensors, part.states, transform);
+  }
+  for (const at::Tensor& tensor : tensors) tensor.mutable_grad().reset();
+}
+
+void OptimizerShard::begin_late(size_t b) {
+  if (buckets_[b].has_old_copies) copy_parameters(b);
+}
+
+void OptimizerShard::publish(size_t b) {
   const c10::NoGradGuard no_grad;
   for (const Section& section : buckets_[b].sections) {
-    if (!section.copy.defined()) continue;
-    if (section.swaps_storage) {
-      if (late) exchange_memory(parameters_.buckets()[b].flat, section.copy);
-      continue;
+    if (section.is_whole) {
+      buckets_[b].has_old_copies = true;
+    } else if (section.copy.defined()) {
+      section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);
     }
-    section.range.of(parameters_.buckets()[b].flat).copy_(section.copy, /*non_blocking=*/true);
+  }
+}
+
+void OptimizerShard::publish_for_forward(size_t b, const std::vector<at::Tensor>& gradients,
+                                         const std::vector<double>& used) const {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor& flat = parameters_.buckets()[b].flat;
+  for (size_t s = 0; s < gradients.size(); ++s) {
+    const Section& section = buckets_[b].sections[s];
+    const at::Tensor& values = is_rounded(b) ? section.copy : gradients[s];
+    if (section.is_whole) {
+      exchange_memory(flat, values);
+    } else {
+      section.range.of(flat).copy_(values, /*non_blocking=*/true);
+    }
+  }
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) {
+      if (used[part.pieces[i].slot] == 0) write_exact(part, i);
+    }
+  });
+}
+
+void OptimizerShard::publish_exact(size_t b) const {
+  const c10::NoGradGuard no_grad;
+  show_exact(b);
+  if (!is_rounded(b)) return;
+  for_each_part(b, [](const Part& part) {
+    for (size_t i = 0; i < part.copies.size(); ++i) {
+      at::Tensor(part.copies[i]).copy_(part.states[i].values_of(part.params[i]));
+    }
+  });
+}
+
+void OptimizerShard::show_exact(size_t b) const {
+  const c10::NoGradGuard no_grad;
+  for_each_part(b, [&](const Part& part) {
+    for (size_t i = 0; i < part.pieces.size(); ++i) write_exact(part, i);
+  });
+}
+
+// After a late update.
+void OptimizerShard::write_exact(const Part& part, size_t i) const {
+  const at::Tensor& param = part.params[i];
+  const bool is_of_16_bits = optim::is_16_bit(param.scalar_type());
+  const at::Tensor& exact = is_of_16_bits ? part.states[i].values_of(param) : part.copies[i];
+  if (!exact.is_same(param)) at::Tensor(param).copy_(exact);
+}
+
+at::Tensor OptimizerShard::for_forward(size_t b, const std::vector<at::Tensor>& gradients) const {
+  std::vector<at::Tensor> by_section;
+  for (size_t s = 0; s < gradients.size(); ++s) {
+    by_section.push_back(is_rounded(b) ? buckets_[b].sections[s].copy : gradients[s]);
+  }
+  const c10::Device device = by_section.back().device();  // a part may be on the host
+  for (at::Tensor& values : by_section) values = values.to(device);
+  return by_section.size() == 1 ? by_section.front() : at::cat(by_section);
+}
+
+void OptimizerShard::set_for_forward(size_t b, const at::Tensor& values,
+                                     const std::vector<at::Tensor>& gradients) const {
+  for (size_t s = 0; s < gradients.size(); ++s) {
+    const Section& section = buckets_[b].sections[s];
+    const at::Tensor& target = is_rounded(b) ? section.copy : gradients[s];
+    at::Tensor(target).copy_(values.narrow(0, section.range.begin - range(b).begin, section.range.size()));
   }
 }
 
 bool OptimizerShard::loses_writes(size_t b) const {
   const auto has_copy = [](const Section& section) { return section.copy.defined(); };
-  return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type()) ||
-         std::ranges::any_of(buckets_[b].sections, has_copy);
+  return is_rounded(b) || std::ranges::any_of(buckets_[b].sections, has_copy);
 }
 
 // `saved` may be on another device, and in another precision.
@@ -246,17 +334,18 @@ void OptimizerShard::load_piece(size_t b, Part& part, size_t i, const ParameterS
   ElementWiseOptimizer::State& own = part.states[i];
   own.num_updates = saved.num_updates;
   if (own.num_updates == 0) return;
-  const at::ScalarType dtype = parameters_.buckets()[b].flat.scalar_type();
-  const at::ScalarType state_dtype = optim::widened(dtype);
+  const at::Tensor& of_device = part.copies.empty() ? part.params[i] : part.copies[i];
+  const at::ScalarType dtype = of_device.scalar_type();
   for_each_tensor(optimizer_of(b), dtype, own, [&](std::string_view name, at::Tensor& tensor) {
     const bool is_new_master = name == kMaster && !saved.tensors.contains(kMaster);
-    const at::Tensor wanted = is_new_master ? updated_parameter(saved, part.tensors[i]) : saved.tensor(name);
+    const at::Tensor wanted = is_new_master ? part.params[i] : saved.tensor(name);
     tensor.defined() ? tensor.copy_(wanted)
-                     : tensor = wanted.to(part.tensors[i].device(), state_dtype, /*non_blocking=*/false, /*copy=*/true);
+                     : tensor = wanted.to(of_device.device(), optim::widened(dtype), /*non_blocking=*/false,
+                                          /*copy=*/true);
   });
 }
 
-std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange within, bool copies, bool updated) const {
+std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange within, const LateTensors& late) const {
   const auto& bucket = parameters_.buckets()[b];
   std::vector<StateRange> ranges;
   for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
@@ -276,15 +365,16 @@ std::vector<StateRange> OptimizerShard::state_ranges(size_t b, ElementRange with
         range.end = range.begin + end - begin;
         for_each_tensor(optimizer_of(b), bucket.flat.scalar_type(), state,
                         [&](std::string_view name, const auto& t) { range.tensors.emplace(name, own(t)); });
-        if (copies && !range.tensors.contains(kMaster))
-          range.tensors.emplace("next", own(updated ? part.result(i) : part.tensors[i]));
+        for (const auto& [name, values] : late) {
+          range.tensors.emplace(name, values.narrow(0, begin - this->range(b).begin, end - begin));
+        }
       }
     }
   }
   return ranges;
 }
 
-std::vector<ExactValues> OptimizerShard::exact_values(size_t b, ElementRange within) const {
+std::vector<ExactValues> OptimizerShard::exact_values(size_t b, ElementRange within, bool late) const {
   const bool on_device = !parameters_.buckets()[b].flat.is_cpu();
   std::vector<ExactValues> exact;
   for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
@@ -292,8 +382,9 @@ std::vector<ExactValues> OptimizerShard::exact_values(size_t b, ElementRange wit
     for (const Part& part : buckets_[b].parts[s]) {
       for (size_t i = 0; i < part.pieces.size(); ++i) {
         const bool has_master = part.states[i].num_updates > 0 && part.states[i].master.defined();
-        if (!has_master && !(on_device && section.on_host)) continue;
-        const at::Tensor& values = has_master ? part.states[i].master : part.tensors[i];
+        const bool has_copy = !part.copies.empty() && (late || (on_device && section.on_host));
+        if (!has_master && !has_copy) continue;
+        const at::Tensor& values = has_master ? part.states[i].master : what_is_updated(b, section, part, late)[i];
         const int64_t in_bucket = section.range.begin + part.begin + part.pieces[i].offset;
         const int64_t begin = std::max(in_bucket, within.begin);
         const int64_t end = std::min(in_bucket + part.pieces[i].num_elements, within.end);
@@ -313,11 +404,12 @@ std::vector<int64_t> OptimizerShard::num_updates(size_t b) const {
 }
 
 void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updates, const ReadRange& read,
-                                 bool copies) {
+                                 const LateTensors& late) {
   const c10::NoGradGuard no_grad;
   const auto& bucket = parameters_.buckets()[b];
-  for (auto& parts : buckets_[b].parts) {
-    for (Part& part : parts) {
+  for (size_t s = 0; s < buckets_[b].parts.size(); ++s) {
+    for (Part& part : buckets_[b].parts[s]) {
+      const int64_t in_range = buckets_[b].sections[s].range.begin + part.begin - range(b).begin;
       for (size_t i = 0; i < part.pieces.size(); ++i) {
         const Piece& piece = part.pieces[i];
         part.states[i].num_updates = num_updates[piece.slot];
@@ -326,7 +418,11 @@ void OptimizerShard::load_ranges(size_t b, const std::vector<int64_t>& num_updat
             .num_updates = num_updates[piece.slot],
             .tensors = read(bucket.slots[piece.slot].name, piece.begin, piece.begin + piece.num_elements)};
         load_piece(b, part, i, saved);
-        if (copies) part.result(i).copy_(updated_parameter(saved, part.tensors[i]));
+        for (const auto& [name, values] : late) {
+          const auto found = saved.tensors.find(name);
+          if (found == saved.tensors.end()) continue;
+          values.narrow(0, in_range + piece.offset, piece.num_elements).copy_(found->second);
+        }
       }
     }
   }

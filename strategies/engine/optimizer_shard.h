@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fulgur/checkpoint/state_range.h"
@@ -52,18 +53,21 @@ struct ShardOptions {
 // amount of work.
 //   A range has one section, or two if a part of it is on the host. A section with a copy of its parameters is
 // updated in the copy, and publish() writes the copy to the parameters; other sections are updated in place. Other
-// writes to parameters that have a copy are overwritten. A copy of a whole bucket on a CPU costs no pass to publish: a
-// delayed update reads the parameters and writes the copy, and then the two exchange their memory.
-// Ownership: borrows parameters and optimizers, owns the state. Threading: one thread at a time, but update() of
-// different buckets, sections or workers may run at once, and publish() beside update() of other buckets.
-// Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840 (ZeRO-Offload).
+// writes to parameters that have a copy are overwritten.
+//   A late update leaves two results: the exact parameters, in the copy (of 16-bit ones in the masters), and those that
+// the next forward is to read, which are ahead of them by the update that is expected next. The latter take the place
+// of the gradient (of 16-bit parameters: the copy). Where they are a whole bucket on a CPU, publishing them costs no
+// pass: they exchange their memory with the parameters. Ownership: borrows parameters and optimizers, owns the state.
+// Threading: one thread at a time, but update() of different buckets, sections or workers may run at once, and
+// publish() beside update() of other buckets. Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021,
+// arXiv:2101.06840 (ZeRO-Offload); prediction: Chen et al. 2018, arXiv:1809.02839 (SpecTrain).
 class OptimizerShard {
  public:
   struct Section {
     ElementRange range;  // in the bucket
     bool on_host = false;
-    at::Tensor copy{};           // copy of the section's parameters; undefined: updates are made in place
-    bool swaps_storage = false;  // `copy` is of the whole bucket, on a CPU: delayed updates exchange the memory
+    at::Tensor copy{};      // copy of the section's parameters; undefined: updates are made in place
+    bool is_whole = false;  // `copy` is of the whole bucket, on a CPU: updates that are not late are made in place
     int64_t num_workers = 1;
   };
 
@@ -80,28 +84,51 @@ class OptimizerShard {
   // the bucket, or, with `accumulates`, fp32 for 16-bit.
   std::vector<at::Tensor> make_sums(size_t bucket);
 
-  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
-  // is 0 are left alone. `late`: the update is delayed, and the next step reads the parameters meanwhile. If false, a
-  // section that `swaps_storage` does not need the copy: its parameters are updated in place.
-  void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
-              const std::vector<double>& used, const GradientTransform& transform, bool late);
+  // How a late update is made.
+  struct Late {
+    optim::PredictBy predict = optim::PredictBy::none;
+    double next_lr = 0.0;  // of the update that is predicted
+  };
 
-  // Writes updates to the parameters; `late` as in update().
-  void publish(size_t bucket, bool late) const;
+  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
+  // is 0 are left alone. With `late` the next step reads the parameters meanwhile, and the gradient's memory gets those
+  // that publish() lets the step after it read. begin_late() comes before the late updates of a bucket.
+  void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
+              const std::vector<double>& used, const GradientTransform& transform, const Late* late);
+  void begin_late(size_t bucket);
+
+  // Write updates to the parameters: publish() after an update that is not late, publish_for_forward() what the next
+  // step is to read, and publish_exact() what a late update has made of the parameters. show_exact() does this too, but
+  // keeps what there is for forward. `gradients`: by section, the gradients of the update, in whose place that may be;
+  // `used` is of the update that follows: slots that it leaves alone become exact.
+  void publish(size_t bucket);
+  void publish_for_forward(size_t bucket, const std::vector<at::Tensor>& gradients,
+                           const std::vector<double>& used) const;
+  void publish_exact(size_t bucket) const;
+  void show_exact(size_t bucket) const;
   bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
-  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().swaps_storage; }
+
+  // Whether publishing is for the training thread: nearly always it costs no pass.
+  bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().is_whole; }
 
   // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
-  // parameters, and copies on the host of parameters on a device. Not while an update is in progress.
-  std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const;
+  // parameters, copies on the host of parameters on a device and, with `late`, the exact parameters after the late
+  // update in progress, which has been computed.
+  std::vector<ExactValues> exact_values(size_t bucket, ElementRange within, bool late) const;
 
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
-  // load_ranges() resumes from it. Slots without updates are left out. `copies`: include the parameters after the
-  // update in progress, as "next", unless an fp32 master has the same values; `updated`: the bucket takes part in
-  // this update, so that its copies are not published yet.
-  std::vector<StateRange> state_ranges(size_t bucket, ElementRange within, bool copies, bool updated) const;
+  // load_ranges() resumes from it. Slots without updates are left out. If a late update of the bucket is in progress,
+  // `late` are tensors of the range's elements that are saved and loaded as well, by name.
+  using LateTensors = std::vector<std::pair<std::string, at::Tensor>>;
+  std::vector<StateRange> state_ranges(size_t bucket, ElementRange within, const LateTensors& late) const;
   std::vector<int64_t> num_updates(size_t bucket) const;  // by slot; 0 where this rank has no element
-  void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read, bool copies);
+  void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read,
+                   const LateTensors& late);
+
+  // The parameters for forward that a late update has left, one tensor of the range's elements; `gradients` as in
+  // publish(). set_for_forward() writes them.
+  at::Tensor for_forward(size_t bucket, const std::vector<at::Tensor>& gradients) const;
+  void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;
 
   void copy_parameters();  // sections with a copy of their parameters get it anew, after other writes to parameters
 
@@ -116,12 +143,12 @@ class OptimizerShard {
   struct Part {     // the part of one worker
     int64_t begin;  // offset in the section
     std::vector<Piece> pieces;
-    std::vector<at::Tensor> tensors;  // by piece: what is updated
-    std::vector<at::Tensor> outs{};   // by piece: where results go; empty: in place
+    std::vector<at::Tensor> params;  // by piece: of the parameters
+    std::vector<at::Tensor> copies;  // by piece: of the section's copy; empty if it has none
     std::vector<optim::ElementWiseOptimizer::State> states;
-    const at::Tensor& result(size_t piece) const { return outs.empty() ? tensors[piece] : outs[piece]; }
   };
   struct Bucket {
+    bool has_old_copies = false;  // parameters of whole sections were updated in place since their copies were made
     std::vector<Section> sections;
     std::vector<std::vector<Part>> parts;  // by section and worker
     HostArena* arena = nullptr;            // for sections on the host
@@ -129,6 +156,10 @@ class OptimizerShard {
   void cut(size_t bucket);
   void make_copies(size_t bucket);
   void copy_parameters(size_t bucket);
+  bool is_rounded(size_t bucket) const;  // the parameters have 16 bits
+  void write_exact(const Part& part, size_t piece) const;
+  const std::vector<at::Tensor>& what_is_updated(size_t bucket, const Section& section, const Part& part,
+                                                 bool late) const;
   void make_parts(size_t bucket);
   void make_host_states(size_t bucket, Part& part);
   c10::ScalarType sum_dtype(size_t bucket) const;

@@ -130,11 +130,4 @@ ParameterState read_whole(const Trained& trained, const State& shared, const Rea
   return state;
 }
 
-at::Tensor updated_parameter(const ParameterState& saved, const at::Tensor& param) {
-  for (const char* name : {"next", "master"}) {
-    if (const auto found = saved.tensors.find(name); found != saved.tensors.end()) return found->second;
-  }
-  return param;
-}
-
 }  // namespace fulgur

@@ -42,7 +42,4 @@ StateTensors part_of(const ParameterState& whole, int64_t begin, int64_t num_ele
 // The state of a whole parameter, with tensors of its shape; for reading only.
 ParameterState read_whole(const Trained& trained, const State& shared, const ReadRange& read);
 
-// The values of `param`, or of the part that `saved` covers, after the pending update of the checkpoint.
-at::Tensor updated_parameter(const ParameterState& saved, const at::Tensor& param);
-
 }  // namespace fulgur

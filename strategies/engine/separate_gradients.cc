@@ -78,6 +78,7 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
                                  .copy_worker = copy_worker_.get()});
+  predict_ = what_to_predict();
   const int64_t num_workers = shard_.num_workers();
   schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
                                                world.data(), device, num_workers);
@@ -219,8 +220,60 @@ void SeparateGradients::take_back(size_t optimizer) {
   sums.forget_norms();
 }
 
-void SeparateGradients::update(size_t optimizer, const GradientTransform& transform, bool late) {
-  schedule_->step(optimizer, transform, late);
+optim::PredictBy SeparateGradients::what_to_predict() const {
+  const optim::PredictBy asked = context_.engine.predict;
+  if (!context_.engine.delayed || asked != optim::PredictBy::moments) return asked;
+  for (const auto& optimizer : context_.optimizers) {
+    const auto& element_wise = static_cast<const optim::ElementWiseOptimizer&>(*optimizer);
+    if (optim::has_momentum(element_wise.rule(optimizer->groups().front(), /*num_updates=*/1))) continue;
+    log_info("{}: {} has no momentum to predict its next update from: late gradients are applied unpredicted",
+             context_.strategy, optimizer->name());
+    return optim::PredictBy::none;
+  }
+  return asked;
+}
+
+void SeparateGradients::update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
+                               bool late) {
+  const UpdateSchedule::LateOptions options{.predict = predict_, .next_lr = next_lr};
+  schedule_->step(optimizer, transform, late ? &options : nullptr);
+}
+
+// The range of a bucket's parameters that this rank updates.
+at::Tensor SeparateGradients::range_of(size_t bucket) const {
+  return shard_.range(bucket).of(context_.parameters.buckets()[bucket].flat);
+}
+
+void SeparateGradients::gather_parameters() {
+  if (!each_has_a_part()) return;
+  std::vector<Work> gathering;
+  for (const auto& bucket : context_.parameters.buckets()) {
+    gathering.push_back(context_.world().data().all_gather(bucket.flat));
+  }
+  for (Work& work : gathering) work.wait();
+}
+
+void SeparateGradients::show_exact() {
+  if (!is_late()) return;
+  wait();
+  const c10::NoGradGuard no_grad;
+  for_forward_.resize(context_.parameters.buckets().size());
+  for (size_t b = 0; b < for_forward_.size(); ++b) {
+    if (!schedule_->updates(b)) continue;
+    for_forward_[b] = range_of(b).clone();
+    shard_.show_exact(b);
+  }
+  gather_parameters();
+}
+
+void SeparateGradients::hide_exact() {
+  if (for_forward_.empty()) return;
+  const c10::NoGradGuard no_grad;
+  for (size_t b = 0; b < for_forward_.size(); ++b) {
+    if (for_forward_[b].defined()) range_of(b).copy_(for_forward_[b]);
+  }
+  for_forward_.clear();
+  gather_parameters();
 }
 
 void SeparateGradients::parameters_were_written() {
@@ -229,19 +282,25 @@ void SeparateGradients::parameters_were_written() {
 }
 
 std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementRange within) const {
-  return is_late() ? std::vector<ExactValues>() : shard_.exact_values(bucket, within);
+  return shard_.exact_values(bucket, within, schedule_->updates(bucket));
 }
 
-// With a late update in progress the optimizer state is the one after the update, and the updated parameters are the
-// ranges' "next" (of 16-bit parameters: "master", rounded).
+// With a late update in progress the optimizer state is the one after the update, and the module has the parameters
+// after it. Ranges also have "forward", the parameters that the forward of the next step reads, and "predicted", those
+// of the step after it.
 void SeparateGradients::save(StrategyState& state) {
-  wait();
+  TORCH_INTERNAL_ASSERT(!is_late() || !for_forward_.empty());
   const auto& buckets = context_.parameters.buckets();
   World& world = context_.world();
   std::vector<int64_t> num_updates;  // by parameter, in the order of buckets
   for (size_t b = 0; b < buckets.size(); ++b) {
+    OptimizerShard::LateTensors late;
+    if (schedule_->updates(b)) {
+      late = {{"forward", for_forward_[b]}, {"predicted", shard_.for_forward(b, schedule_->late_sums(b))}};
+      if (predict_ == optim::PredictBy::none) late.pop_back();
+    }
     const ElementRange mine = rank_range(buckets[b].flat.numel(), world.rank(), world.world_size());
-    auto ranges = shard_.state_ranges(b, mine, schedule_->is_late(), schedule_->updates(b));
+    auto ranges = shard_.state_ranges(b, mine, late);
     std::ranges::move(ranges, std::back_inserter(state.ranges));
     std::ranges::copy(shard_.num_updates(b), std::back_inserter(num_updates));
   }
@@ -258,15 +317,22 @@ void SeparateGradients::save(StrategyState& state) {
   }
 }
 
-void SeparateGradients::load(const State& shared, const ReadRange& read, bool pending) {
+void SeparateGradients::load(const State& shared, const ReadRange& read, bool late) {
+  const c10::NoGradGuard no_grad;
+  if (late) schedule_->resume_late();
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     std::vector<int64_t> num_updates;
     for (const auto& slot : context_.parameters.buckets()[b].slots) {
       num_updates.push_back(saved_num_updates(shared, slot.name));
     }
-    shard_.load_ranges(b, num_updates, read, pending);
+    OptimizerShard::LateTensors tensors;
+    if (late) tensors = {{"forward", range_of(b).clone()}, {"predicted", range_of(b).clone()}};
+    shard_.load_ranges(b, num_updates, read, tensors);
+    if (!late) continue;
+    range_of(b).copy_(tensors.front().second);
+    shard_.set_for_forward(b, tensors.back().second, schedule_->late_sums(b));
   }
-  if (pending) schedule_->resume_late();
+  if (late) gather_parameters();
 }
 
 }  // namespace fulgur

@@ -35,14 +35,17 @@ class SeparateGradients final : public GradientStore {
   bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
   void take_back(size_t optimizer) override;
-  void update(size_t optimizer, const GradientTransform& transform, bool late) override;
+  void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
+              bool late) override;
   void drain() override { schedule_->drain(); }
   void wait() override { schedule_->wait(); }
   bool is_late() const override { return schedule_->is_late(); }
+  void show_exact() override;
+  void hide_exact() override;
   void parameters_were_written() override;
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const override;
   void save(StrategyState& state) override;
-  void load(const State& shared, const ReadRange& read, bool pending) override;
+  void load(const State& shared, const ReadRange& read, bool late) override;
 
  private:
   bool reduces_each_micro_batch() const { return context_.alone() || context_.engine.each_micro_batch; }
@@ -50,14 +53,19 @@ class SeparateGradients final : public GradientStore {
   std::vector<at::Tensor> sums_here() const;
   std::optional<at::Tensor> norm_taken_on_the_way() const;
   at::Tensor norm_here() const;
+  at::Tensor range_of(size_t bucket) const;
+  void gather_parameters();
+  optim::PredictBy what_to_predict() const;
 
   const GradientContext context_;
   OptimizerShard shard_;
   std::unique_ptr<StreamWorker> copy_worker_;  // with a share on the host: copies sums there
   std::optional<GradientReducer> reducer_;
   std::unique_ptr<UpdateSchedule> schedule_;
-  bool wants_norms_ = false;  // a step has requested norms of the gradients
-  bool is_shown_ = false;     // parameters hold gathered gradients
+  std::vector<at::Tensor> for_forward_{};  // while exact ones are shown: the parameters that forward reads, by bucket
+  optim::PredictBy predict_;               // EngineOptions::predict, as far as the optimizer has momentum
+  bool wants_norms_ = false;               // a step has requested norms of the gradients
+  bool is_shown_ = false;                  // parameters hold gathered gradients
   WarnOnce warn_shown_;
 };
 

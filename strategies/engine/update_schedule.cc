@@ -20,7 +20,8 @@ struct UpdateSchedule::Update {
   std::vector<Optimizer::Group> groups;
   GradientTransform transform;       // for the device
   GradientTransform host_transform;  // the same for the host
-  bool late;
+  bool is_late;
+  std::vector<OptimizerShard::Late> late{};                   // by group, if it is late
   std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: the bucket is left alone
   std::vector<std::vector<double>> used{};                    // by bucket and slot
   std::vector<std::vector<std::shared_future<void>>> done{};  // by bucket
@@ -55,18 +56,18 @@ int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bo
   return std::max<int64_t>(1, num_cores / num_ranks - (on_gpu ? kThreadsThatFeedGpu : 0));
 }
 
-void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, bool late) {
-  drain();
+void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, const LateOptions* late) {
+  if (const auto update = std::exchange(late_, nullptr)) finish(*update, /*for_forward=*/late != nullptr);
   std::unique_ptr<Update> update = start(optimizer, transform, late);
-  if (late) {
+  if (late != nullptr) {
     late_ = std::move(update);
   } else {
-    finish(*update);
+    finish(*update, /*for_forward=*/false);
   }
 }
 
 void UpdateSchedule::drain() {
-  if (const auto update = std::exchange(late_, nullptr)) finish(*update);
+  if (const auto update = std::exchange(late_, nullptr)) finish(*update, /*for_forward=*/false);
 }
 
 void UpdateSchedule::wait() const {
@@ -80,8 +81,10 @@ bool UpdateSchedule::updates(size_t bucket) const {
   return late_ != nullptr && bucket < late_->sums.size() && !late_->sums[bucket].empty();
 }
 
+const std::vector<at::Tensor>& UpdateSchedule::late_sums(size_t bucket) const { return late_->sums[bucket]; }
+
 void UpdateSchedule::resume_late() {
-  late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .late = true});
+  late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .is_late = true});
   std::promise<void> computed;
   computed.set_value();
   const std::shared_future<void> done = computed.get_future().share();
@@ -92,9 +95,14 @@ void UpdateSchedule::resume_late() {
 }
 
 std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, const GradientTransform& transform,
-                                                              bool late) {
-  auto update = std::make_unique<Update>(Update{
-      .groups = optimizers_[optimizer].groups(), .transform = transform, .host_transform = transform, .late = late});
+                                                              const LateOptions* late) {
+  auto update = std::make_unique<Update>(Update{.groups = optimizers_[optimizer].groups(),
+                                                .transform = transform,
+                                                .host_transform = transform,
+                                                .is_late = late != nullptr});
+  for (size_t g = 0; late != nullptr && g < update->groups.size(); ++g) {
+    update->late.push_back({late->predict, late->next_lr.empty() ? update->groups[g].lr : late->next_lr[g]});
+  }
   if (transform.factor.defined() && !workers_.empty()) update->host_transform.factor = transform.factor.to(c10::kCPU);
   const size_t num_buckets = parameters_.buckets().size();
   update->sums.resize(num_buckets);
@@ -106,7 +114,8 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
         std::ranges::all_of(used, [](double n) { return n == 0; })) {
       continue;
     }
-    update->sums[b] = late ? sums_.take(b) : sums_.of(b);
+    update->sums[b] = update->is_late ? sums_.take(b) : sums_.of(b);
+    if (update->is_late) shard_.begin_late(b);
   }
   for (size_t b = num_buckets; b-- > 0;) start_bucket(*update, b);
   return update;
@@ -124,8 +133,10 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
     for (int64_t w = 0; w < section.num_workers; ++w) {
       update.done[b].push_back(worker_of(section, w).run([this, &update, &section, b, s, w] {
         const trace::Span span("update");
-        shard_.update(b, s, w, update.groups[parameters_.buckets()[b].group], update.sums[b][s], update.used[b],
-                      section.on_host ? update.host_transform : update.transform, update.late);
+        const size_t group = parameters_.buckets()[b].group;
+        shard_.update(b, s, w, update.groups[group], update.sums[b][s], update.used[b],
+                      section.on_host ? update.host_transform : update.transform,
+                      update.is_late ? &update.late[group] : nullptr);
       }));
     }
   }
@@ -149,7 +160,16 @@ void UpdateSchedule::warn_of_writes(const Update& update) {
   }
 }
 
-void UpdateSchedule::finish(Update& update) {
+// Publishes a bucket. It holds what it needs of the update, which an error may destroy before a worker runs it.
+std::function<void()> UpdateSchedule::publication(const Update& update, size_t bucket, bool for_forward) {
+  if (!update.is_late) return [this, bucket] { shard_.publish(bucket); };
+  if (!for_forward) return [this, bucket] { shard_.publish_exact(bucket); };
+  return [this, bucket, gradients = update.sums[bucket], used = sums_.used(bucket)] {
+    shard_.publish_for_forward(bucket, gradients, used);
+  };
+}
+
+void UpdateSchedule::finish(Update& update, bool for_forward) {
   const trace::Span span("publish");
   warn_of_writes(update);
   std::vector<Work> gathering;
@@ -167,22 +187,24 @@ void UpdateSchedule::finish(Update& update) {
     for (size_t s = 0; s < update.sums[b].size(); ++s) {
       if (shard_.sections(b)[s].copy.defined()) continue;
       shard_.update(b, s, 0, update.groups[bucket.group], update.sums[b][s], update.used[b], update.transform,
-                    update.late);
+                    /*late=*/nullptr);
     }
     for (const auto& part : update.done[b]) part.get();
     gather();
     publishing = b;
     published = {};
     if (shard_.publishes_at_once(b)) {
-      shard_.publish(b, update.late);
+      publication(update, b, for_forward)();
     } else if (!update.done[b].empty()) {
-      published = device_worker_.run([this, b, late = update.late] { shard_.publish(b, late); });
+      published = device_worker_.run(publication(update, b, for_forward));
     }
     for (const auto& slot : bucket.slots) slot.param.unsafeGetTensorImpl()->bump_version();  // autograd sees the change
-    if (update.late) sums_.give_back(b, std::move(update.sums[b]));
   }
   gather();
   for (Work& work : gathering) work.wait();
+  for (size_t b = 0; update.is_late && b < update.sums.size(); ++b) {
+    if (!update.sums[b].empty()) sums_.give_back(b, std::move(update.sums[b]));
+  }
   versions_.resize(parameters_.buckets().size());
   for (size_t b = 0; b < versions_.size(); ++b) {
     versions_[b].clear();

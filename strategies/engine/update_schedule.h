@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -23,7 +24,8 @@ namespace fulgur {
 // the device and gathered while later ranges are updated. Parameters change only between the call and the return of
 // step() and drain().
 //   A delayed update keeps the settings of its groups, the factor and the memory of its gradients; the next call
-// throws the exception of a failed one.
+// throws the exception of a failed one. Forward reads parameters that are ahead by a prediction of the update in
+// progress, if another delayed update follows: there its gradient will be applied. Otherwise they are exact.
 // Ownership: borrows the constructor's arguments, owns its threads. Threading: the training thread.
 // Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (one-step delayed parameter update).
 class UpdateSchedule {
@@ -37,9 +39,12 @@ class UpdateSchedule {
   UpdateSchedule(const UpdateSchedule&) = delete;
   UpdateSchedule& operator=(const UpdateSchedule&) = delete;
 
-  // Completes the previous update, then updates by the sums: in the background if `late`, otherwise
-  // at once.
-  void step(size_t optimizer, const GradientTransform& transform, bool late);
+  // Completes the previous update, then updates by the sums: at once, or in the background if `late`.
+  struct LateOptions {
+    optim::PredictBy predict = optim::PredictBy::none;
+    std::vector<double> next_lr{};  // by group: learning rates of the next update; empty: as in this one
+  };
+  void step(size_t optimizer, const GradientTransform& transform, const LateOptions* late);
 
   // Completes the update in progress.
   void drain();
@@ -50,8 +55,11 @@ class UpdateSchedule {
   // Parameters were written, and their copies too: no warning of that.
   void forget_versions() { versions_.clear(); }
 
-  // Restores the situation of a checkpoint: an update in progress is computed, and lies in the shard's copies.
+  // Restores the situation of a checkpoint: an update is in progress, and computed.
   void resume_late();
+
+  // The gradients, by section, of a bucket that the update in progress changes; it has put others in their place.
+  const std::vector<at::Tensor>& late_sums(size_t bucket) const;
 
   // The number of workers per rank if num_ranks share num_cores. Threads that feed a GPU keep cores to themselves:
   // the training thread, the backward thread, the thread that copies gradients to the host, and the thread that
@@ -65,9 +73,10 @@ class UpdateSchedule {
  private:
   struct Update;
 
-  std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, bool late);
+  std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, const LateOptions* late);
   void start_bucket(Update& update, size_t bucket);
-  void finish(Update& update);
+  void finish(Update& update, bool for_forward);
+  std::function<void()> publication(const Update& update, size_t bucket, bool for_forward);
   void warn_of_writes(const Update& update);
   StreamWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 

@@ -16,8 +16,7 @@
 namespace fulgur {
 
 // A running average of the parameters in buckets. Each rank keeps its range of every bucket, in fp32 (fp64 of fp64
-// parameters): 4/N bytes for each parameter with N ranks. 16-bit parameters are averaged in their fp32 masters, but
-// while a delayed update is writing those, as they are.
+// parameters): 4/N bytes for each parameter with N ranks. 16-bit parameters are averaged in their fp32 masters.
 //   show() lets every rank's parameters be the average, hide() brings the trained values back. They exchange memory
 // with the average, but for 16-bit ones, of which a rank keeps a copy of its range meanwhile.
 // Ownership: borrows the constructor's arguments. Threading: the training thread; every rank makes the same calls.
@@ -27,7 +26,8 @@ class WeightAverage {
   WeightAverage(const FlatParameters& parameters, GradientStore& store, World& world, c10::Device device)
       : parameters_(parameters), store_(store), world_(world), device_(device) {}
 
-  // average += share * (parameters - average); the first call copies the parameters.
+  // average += share * (parameters - average); the first call copies the parameters. A late update in progress must be
+  // computed, and counts.
   void add(double share);
 
   void show();  // does nothing if there is no average yet

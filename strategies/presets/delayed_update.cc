@@ -28,6 +28,15 @@ void check_base(std::string_view base) {
     throw UsageError(unknown_name_message("base of strategy 'delayed_update'", base, known));
 }
 
+optim::PredictBy prediction(std::string_view predict) {
+  const std::string name = canonical_name(predict);
+  if (name == "moments") return optim::PredictBy::moments;
+  if (name == "repeat") return optim::PredictBy::repeat;
+  if (name == "none") return optim::PredictBy::none;
+  const std::vector<std::string> known{"moments", "none", "repeat"};
+  throw UsageError(unknown_name_message("prediction of strategy 'delayed_update'", predict, known));
+}
+
 void check_settings(const DelayedUpdate& preset, std::string_view base) {
   const auto check = [because = fmt::format("base = '{}'", base)](std::string_view name, const auto& options,
                                                                   auto setting) {
@@ -57,9 +66,13 @@ EngineOptions options_of_base(const DelayedUpdate& preset, std::string_view base
 void DelayedUpdate::describe(FieldVisitor& visit) {
   visit({.name = "base", .help = "strategy whose updates are delayed: zero_offload, ddp_sharded, ddp or single_device"},
         &base);
-  visit({.name = "warmup_steps", .help = "number of synchronous steps at the beginning", .min = 0}, &warmup_steps);
-  visit({.name = "drain_before_save", .help = "complete the update in progress before a checkpoint"},
-        &drain_before_save);
+  visit({.name = "predict",
+         .help = "what the next update is expected to be, by which forward reads parameters that are ahead: moments "
+                 "(what momentum and decay alone will do), repeat (the last update again), none",
+         .choices = {"moments", "repeat", "none"}},
+        &predict);
+  visit({.name = "warmup_steps", .help = "number of steps at the beginning whose updates are not delayed", .min = 0},
+        &warmup_steps);
   host.describe(visit);
   describe_reduce(reduce, visit);
   ranks.describe(visit);
@@ -73,7 +86,7 @@ EngineOptions DelayedUpdate::engine_options() const {
   engine.update_threads = host.update_threads;
   engine.delayed = true;
   engine.warmup_steps = warmup_steps;
-  engine.drain_before_save = drain_before_save;
+  engine.predict = prediction(predict);
   return engine;
 }
 

@@ -23,6 +23,7 @@
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -134,7 +135,7 @@ std::vector<at::Tensor> weights_after(const std::string& strategy, int64_t world
     }();
     module->is_spoilt = rank == world_size - 1;
     module->leaves_bad_batch_out = !guarded;
-    TrainerOptions options{.strategy = strategy, .accumulate_grad_batches = accumulate};
+    TrainerOptions options{.strategy = testing::without_warmup(strategy), .accumulate_grad_batches = accumulate};
     if (world_size > 1) options.devices = world_size;
     const auto guard = DivergenceGuard::make({.max_loss_z = 30, .max_norm_z = 30, .window_size = 4});
     if (guarded) options.callbacks.push_back(guard);

@@ -15,6 +15,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -66,7 +67,7 @@ std::vector<double> norms_of(const std::string& strategy, int64_t world_size, Tr
   const auto fit = [&](bool keeps) {
     const auto recorder = std::make_shared<Recorder>();
     TrainerOptions own = options;
-    own.strategy = strategy;
+    own.strategy = testing::without_warmup(strategy);
     if (strategy != "dp") own.devices = world_size;
     own.accumulate_grad_batches = 2;
     own.log_every_n_steps = 1;
@@ -113,7 +114,8 @@ TEST(GradientNormMonitor, LogsTheNormBeforeTheModuleClips) {
   const std::vector<double> expected = norms_by_formula();
   for (const char* strategy : {"single_device", "ddp_sharded", "delayed_update"}) {
     const auto recorder = std::make_shared<Recorder>();
-    TrainerOptions options{.strategy = strategy, .callbacks = {GradientNormMonitor::make(), recorder}};
+    TrainerOptions options{.strategy = testing::without_warmup(strategy),
+                           .callbacks = {GradientNormMonitor::make(), recorder}};
     options.log_every_n_steps = 1;
     const auto loader = testing::tiny_loader(kSteps * kSamplesPerStep, kSamplesPerStep);
     seed_everything(3);

@@ -22,6 +22,7 @@
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -184,7 +185,7 @@ TEST(InterruptedRuns, BackboneFinetuningTrainsTheSameGroups) {
       SCOPED_TRACE(c10::str(strategy, ", ", world_size, " ranks"));
       expect_same_decisions(
           {.make = [] { return BackboneFinetuning::make({.unfreeze_at_epoch = 2, .initial_lr_ratio = 0.2}); },
-           .options = {.strategy = strategy, .gradient_clip_val = 0.1},
+           .options = {.strategy = testing::without_warmup(strategy), .gradient_clip_val = 0.1},
            .world_size = world_size,
            .make_model = [] { return make_module<WithBackbone>(); }});
     }
@@ -199,7 +200,7 @@ TEST(InterruptedRuns, WeightAveragingAveragesTheSameWeights) {
         SCOPED_TRACE(c10::str(strategy, ", ", precision, ", ", world_size, " ranks"));
         expect_same_decisions(
             {.make = [] { return WeightAveraging::make({.decay = 0.7, .every_n_steps = 2, .start_step = 1}); },
-             .options = {.strategy = strategy, .precision = precision},
+             .options = {.strategy = testing::without_warmup(strategy), .precision = precision},
              .world_size = world_size});
       }
     }

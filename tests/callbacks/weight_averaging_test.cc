@@ -21,6 +21,7 @@
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -68,7 +69,7 @@ Outcome fit(const Given& run, const std::vector<std::shared_ptr<Callback>>& call
   Outcome outcome;
   const auto fit_rank = [&](int64_t rank) {
     const auto module = seeded_module();
-    TrainerOptions options{.strategy = run.strategy, .precision = run.precision};
+    TrainerOptions options{.strategy = testing::without_warmup(run.strategy), .precision = run.precision};
     options.max_steps = run.max_steps;
     options.ckpt_path = run.ckpt_path;
     if (run.strategy == "dp") options.devices = 2;
@@ -95,18 +96,13 @@ Weights weights_of(const NamedTensors& tensors) {
   return weights;
 }
 
-// The trained weights after a step, from the checkpoints of all. A delayed update counts once it is published, in the
-// precision of the parameters; the last one is published when the last step is over.
-Weights trained_weights(const fs::path& checkpoints, int64_t step, bool is_delayed) {
-  const bool is_last = is_delayed && step == kSteps;
-  const CheckpointReader reader(checkpoints / std::to_string(is_last ? step - 1 : step));
+// The trained weights after a step, which a checkpoint has beside their average.
+Weights trained_weights(const fs::path& checkpoint) {
+  const CheckpointReader reader(checkpoint);
   Weights weights;
   for (const auto& [name, tensor] : reader.weights()) {
     const StateTensors state = reader.read(name, 0, tensor.numel());
-    const bool has_master = state.contains("master");
-    const char* wanted = is_last ? (has_master ? "master" : "next") : has_master && !is_delayed ? "master" : "raw";
-    const at::Tensor values = state.at(wanted).reshape(tensor.sizes());
-    weights[name] = (is_delayed ? values.to(tensor.scalar_type()) : values).to(at::kDouble);
+    weights[name] = state.at(state.contains("master") ? "master" : "raw").reshape(tensor.sizes()).to(at::kDouble);
   }
   return weights;
 }
@@ -128,7 +124,7 @@ void expect_average(const Given& run, const WeightAveragingOptions& averaging) {
   Weights average;
   for (int64_t step = 1; step <= kSteps; ++step) {
     const fs::path checkpoint = dir.path() / std::to_string(step);
-    const Weights trained = trained_weights(dir.path(), step, run.strategy == "delayed_update");
+    const Weights trained = trained_weights(checkpoint);
     const double share = step == 1                   ? 1.0
                          : averaging.method == "swa" ? 1.0 / static_cast<double>(step)
                                                      : 1.0 - averaging.decay;

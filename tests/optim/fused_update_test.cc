@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/optim/expected_update.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/instruction_sets.h"
 
@@ -175,37 +176,105 @@ TEST_P(FusedUpdate, TouchesNothingOutsideWhateverTheLengthAndAlignment) {
   }
 }
 
-TEST_P(FusedUpdate, TheNewParametersMayGoElsewhere) {
-  const auto expect_elsewhere = [&](size_t size, size_t offset, const Format& format, const std::string& what) {
-    Streams streams(size, GetParam().num_states, offset);
-    Streams in_place = streams;
-    const std::vector<float> before = streams.param;
-    std::vector<float> out(streams.param.size(), -77.0f);
-    Slice<float> slice = streams.slice(format);
-    slice.param_out = out.data() + offset;
-    fused_update(GetParam().rule, slice, kScaling);
-    EXPECT_EQ(streams.param, before) << what;
-    streams.param = out;
-    fused_update(GetParam().rule, in_place.slice(format), kScaling);
-    streams.expect_same(in_place, what);
-    streams.expect_untouched_outside(what);
-  };
+// A slice whose copy, of fp32, takes the place of the gradient.
+Slice<float> in_place_of_gradient(Streams& streams) {
+  Slice<float> slice = streams.slice(kFormats[0]);
+  slice.copy_out = streams.grad.data() + streams.offset;
+  slice.copy_type = at::kFloat;
+  return slice;
+}
+
+TEST_P(FusedUpdate, ACopyMayTakeThePlaceOfTheGradient) {
   on_every_instruction_set([&](const std::string& target) {
-    for (const size_t size : {1, 15, 16, 100}) expect_elsewhere(size, size % 3, kFormats[1], target);
+    for (const size_t size : {1, 15, 16, 100}) {
+      Streams streams(size, GetParam().num_states, size % 3), without = streams;
+      fused_update(GetParam().rule, in_place_of_gradient(streams), kScaling);
+      fused_update(GetParam().rule, without.slice(kFormats[0]), kScaling);
+      streams.expect_same(without, target);
+      streams.expect_untouched_outside(target);
+      EXPECT_EQ(streams.grad, streams.param) << target;  // the guards around both are equal
+    }
   });
 }
 
-TEST_P(FusedUpdate, LargeParametersAreStreamedElsewhereWithTheSameBits) {
+TEST_P(FusedUpdate, ALargeCopyIsStreamedWithTheSameBits) {
   constexpr int64_t kSize = (1 << 20) + 7;
-  Streams streams(kSize, GetParam().num_states), in_place = streams;
+  Streams streams(kSize, GetParam().num_states);
   const at::Tensor out = torch::zeros({kSize + 1});  // begins at a multiple of 64 bytes
   ASSERT_EQ(reinterpret_cast<uintptr_t>(out.data_ptr()) % 64, 0);
   Slice<float> slice = streams.slice(kFormats[0]);
-  slice.param_out = out.mutable_data_ptr<float>();
+  slice.copy_out = out.mutable_data_ptr();
+  slice.copy_type = at::kFloat;
   fused_update(GetParam().rule, slice, kScaling);
-  fused_update(GetParam().rule, in_place.slice(kFormats[0]), kScaling);
-  EXPECT_EQ(std::memcmp(out.const_data_ptr(), in_place.param.data(), kSize * sizeof(float)), 0);
+  EXPECT_EQ(std::memcmp(out.const_data_ptr(), streams.param.data(), kSize * sizeof(float)), 0);
   EXPECT_EQ(out[kSize].item<float>(), 0);
+}
+
+// The rule of a next update by which the update with gradient 0 is the expected one: without l2, and with the second
+// mean of Adam as it was.
+Rule next_of(Rule rule) {
+  std::visit(
+      [](auto& r) {
+        if constexpr (requires { r.l2; }) r.l2 = 0.0;
+        if constexpr (std::is_same_v<std::decay_t<decltype(r)>, AdamRule>) r.one_minus_beta2 = 0.0;
+        if constexpr (requires { r.step_size; }) r.step_size *= 0.8;
+        if constexpr (requires { r.lr; }) r.lr *= 0.8;
+      },
+      rule);
+  return rule;
+}
+
+TEST_P(FusedUpdate, ACopyIsAheadByTheUpdateThatFollowsWithoutAGradient) {
+  const Rule next = next_of(GetParam().rule);
+  const auto ahead = [&](const Format& format) {
+    Streams streams(333, GetParam().num_states, 2);
+    const bool in_place = format.copy_type == at::kFloat;
+    const Slice<float> slice = in_place ? in_place_of_gradient(streams) : streams.slice(format);
+    fused_update(GetParam().rule, slice, kScaling, {.next = next});
+    return streams;
+  };
+  const Streams got = ahead({at::kFloat, at::kFloat, true}), got16 = ahead(kFormats[1]);
+  Streams followed(333, GetParam().num_states, 2);
+  fused_update(GetParam().rule, followed.slice(kFormats[0]), kScaling);
+  got.expect_same(followed, "the update itself");
+  std::ranges::fill(followed.grad, 0.0f);
+  fused_update(next, followed.slice(kFormats[0]));
+  const bool expects_some = has_momentum(GetParam().rule) || next.index() == Rule(AdamRule{}).index();
+  EXPECT_EQ(got.grad != got.param, expects_some);
+  for (size_t i = 2; i < 335; ++i) {
+    const float expected = expects_some ? followed.param[i] : got.param[i];
+    ASSERT_NEAR(got.grad[i], expected, 1e-6 * (0.1 + std::fabs(expected))) << i;
+    ASSERT_EQ(got16.copy[i], c10::Half(got.grad[i]).x) << i;
+  }
+  on_every_instruction_set([&](const std::string& target) {
+    const Streams same = ahead({at::kFloat, at::kFloat, true});
+    same.expect_same(got, target);
+    EXPECT_EQ(same.grad, got.grad) << target;
+  });
+}
+
+// What other devices use.
+TEST_P(FusedUpdate, TorchsKernelsExpectTheSameUpdate) {
+  const Rule next = next_of(GetParam().rule);
+  Streams streams(333, GetParam().num_states);
+  fused_update(GetParam().rule, in_place_of_gradient(streams), kScaling, {.next = next});
+  const auto tensor = [](std::vector<float>& values) { return torch::from_blob(values.data(), {333}); };
+  std::array<at::Tensor, kMaxStates> states;
+  for (size_t i = 0; i < streams.states.size(); ++i) states[i] = tensor(streams.states[i]);
+  const at::Tensor ahead = after_expected_update(GetParam().rule, next, tensor(streams.param), states);
+  EXPECT_TRUE(ahead.allclose(tensor(streams.grad), 1e-6, 1e-7));
+}
+
+TEST_P(FusedUpdate, ACopyMayRepeatTheLastUpdate) {
+  on_every_instruction_set([&](const std::string& target) {
+    Streams streams(100, GetParam().num_states);
+    const std::vector<float> before = streams.param;
+    fused_update(GetParam().rule, in_place_of_gradient(streams), kScaling, {.repeat = 0.75});
+    for (size_t i = 0; i < 100; ++i) {
+      const float after = streams.param[i];
+      ASSERT_EQ(streams.grad[i], std::fma(0.75f, after - before[i], after)) << target;
+    }
+  });
 }
 
 TEST_P(FusedUpdate, ScalesAndClipsTheGradientFirst) {
@@ -334,8 +403,11 @@ TEST(FusedUpdateErrors, NameWhatIsMissing) {
               HasSubstr("a gradient of type Double for parameters of type Float"));
   EXPECT_THAT(
       refusal(SGDRule{},
-              {.param = &value, .grad = &value, .copy_out = &value, .copy_type = at::kFloat, .num_elements = 1}),
-      HasSubstr("a copy of type Float"));
+              {.param = &value, .grad = &value, .copy_out = &value, .copy_type = at::kDouble, .num_elements = 1}),
+      HasSubstr("a copy of type Double"));
+  const Slice<float> slice{.param = &value, .grad = &value, .num_elements = 1};
+  EXPECT_THAT(message_of<c10::ValueError>([&] { fused_update(SGDRule{}, slice, {}, {.next = LionRule{}}); }),
+              HasSubstr("the update that is predicted is by another rule"));
   fused_update(AdamRule{}, Slice<float>{});  // an empty slice is allowed
 }
 

@@ -227,7 +227,7 @@ TEST(DdpShardedTest, GradientsOf16BitsAddUpIn32) {
   const at::Tensor expected = torch::full({40}, -kSum / 4, at::kDouble);
   ASSERT_TRUE(expected.to(at::kBFloat16).to(at::kDouble).equal(expected));
   ASSERT_FALSE(torch::full({40}, -258.0 / 4, at::kDouble).to(at::kBFloat16).to(at::kDouble).equal(expected));
-  const std::vector<StrategyChoice> strategies{"ddp", "ddp_sharded", "zero_offload", "delayed_update"};
+  const std::vector<StrategyChoice> strategies{"ddp", "ddp_sharded", "zero_offload", DelayedUpdate{.warmup_steps = 0}};
   for (const StrategyChoice& strategy : strategies) {
     run_ranks(2, [&](World&) {
       const auto module = make_module<Counts>();
@@ -604,7 +604,7 @@ class Saved {
     const std::lock_guard lock(mutex_);
     for (size_t b = 0; b < flat.buckets().size(); ++b) {
       const ElementRange mine = rank_range(flat.buckets()[b].flat.numel(), rank, world_size);
-      for (StateRange& range : shard.state_ranges(b, mine, /*copies=*/false, /*updated=*/false)) add(std::move(range));
+      for (StateRange& range : shard.state_ranges(b, mine, /*late=*/{})) add(std::move(range));
       const std::vector<int64_t> counts = shard.num_updates(b);
       for (size_t s = 0; s < counts.size(); ++s) {
         int64_t& count = num_updates_[flat.buckets()[b].slots[s].name];
@@ -626,9 +626,9 @@ class Saved {
     for (size_t b = 0; b < flat.buckets().size(); ++b) {
       std::vector<int64_t> counts;
       for (const auto& slot : flat.buckets()[b].slots) counts.push_back(num_updates_.at(slot.name));
-      shard.load_ranges(
-          b, counts, [this](const std::string& name, int64_t begin, int64_t end) { return read(name, begin, end); },
-          /*copies=*/false);
+      shard.load_ranges(b, counts,
+                        [this](const std::string& name, int64_t begin, int64_t end) { return read(name, begin, end); },
+                        /*late=*/{});
     }
   }
 
@@ -734,7 +734,7 @@ TEST(OptimizerShardTest, StateGoesToAnyNumberOfRanks) {
       const int64_t size = shard.range(0).size();
       const at::Tensor gradient = torch::arange(size, at::kFloat) + static_cast<double>(world.rank() * size);
       shard.update(0, 0, 0, group, gradient, std::vector<double>(flat.buckets()[0].slots.size(), 2.0), {},
-                   /*late=*/false);
+                   /*late=*/nullptr);
       saved.add(flat, shard, world.rank(), 2);
     });
   });

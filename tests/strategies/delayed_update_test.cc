@@ -13,7 +13,11 @@
 #include "fulgur/base/error.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/optim/adagrad.h"
+#include "fulgur/optim/adam.h"
+#include "fulgur/optim/lion.h"
 #include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/rmsprop.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/presets.h"
@@ -61,13 +65,35 @@ struct Plan {
   int64_t warmup = 0;
   int64_t world_size = 1;
   double ratio = 1;
-  bool bf16 = false;                // precision bf16-true
+  bool bf16 = false;  // precision bf16-true
+  std::string predict = "moments";
   std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; unless empty, precision is 16-mixed
 
   const char* precision() const { return bf16 ? "bf16-true" : (overflows_at.empty() ? "32" : "16-mixed"); }
 };
 
 constexpr double kOverflow = 1e37;  // times the loss scale it exceeds fp32
+
+// The optimizers of the tests, each with its own way to expect the next update.
+template <class O>
+struct Of {
+  static O make(std::vector<at::Tensor> params) { return O(std::move(params), {.lr = kLr}); }
+};
+struct Momentum {
+  static optim::SGD make(std::vector<at::Tensor> params) {
+    return optim::SGD(std::move(params), {.lr = kLr, .momentum = 0.9});
+  }
+};
+struct Nesterov {
+  static optim::SGD make(std::vector<at::Tensor> params) {
+    return optim::SGD(std::move(params), {.lr = kLr, .momentum = 0.9, .nesterov = true});
+  }
+};
+struct MomentumOfRMSprop {
+  static optim::RMSprop make(std::vector<at::Tensor> params) {
+    return optim::RMSprop(std::move(params), {.lr = kLr, .momentum = 0.5});
+  }
+};
 
 // A module that keeps its batches.
 template <class O>
@@ -88,7 +114,7 @@ struct Recorded : TinyModule {
     return overflows ? loss * kOverflow : loss;
   }
   Optimizers configure_optimizers() override {
-    return {O(parameters(), {.lr = kLr}),
+    return {O::make(parameters()),
             {.scheduler = optim::StepLR::make({.step_size = kEvery, .gamma = kGamma}), .interval = "step"}};
   }
 };
@@ -102,8 +128,14 @@ struct Recurrence {
   int64_t skipped_beside_an_update = 0;  // steps that overflow while an update is in progress
 };
 
+optim::PredictBy predicted_by(const std::string& predict) {
+  if (predict == "none") return optim::PredictBy::none;
+  return predict == "moments" ? optim::PredictBy::moments : optim::PredictBy::repeat;
+}
+
 // theta_{i+1} uses g_{i-1}, with the settings of step i-1; the first updates are synchronous. A step whose gradients
-// overflow has no update and is not counted.
+// overflow has no update and is not counted. Forward sees theta_{i+1} and, if another update follows that theta_{i+1}
+// lacks, the one that is expected by its learning rate.
 template <class O>
 Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
                       OnOverflow on_overflow = OnOverflow::is_applied) {
@@ -113,19 +145,28 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
   Recurrence result;
   std::vector<at::Tensor>& owned = result.params;  // parameters that the optimizer updates
   for (const at::Tensor& param : net.parameters()) owned.push_back(param.detach().clone().requires_grad_());
-  O optimizer(owned, {.lr = kLr});
+  auto optimizer = O::make(owned);
   struct Late {
     std::vector<at::Tensor> gradients;
     GradientTransform transform;
     double lr;
   };
-  const auto apply = [&](const Late& late) {
+  const auto apply = [&](const Late& late, std::optional<double> next_lr = {}) {
     for (size_t i = 0; i < owned.size(); ++i) owned[i].mutable_grad() = late.gradients[i];
     optimizer.groups()[0].lr = late.lr;
-    optimizer.step(late.transform);
     const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> seen;
+    for (const at::Tensor& param : owned) seen.push_back(torch::empty_like(param));
+    const optim::ElementWiseOptimizer::Copies copies{
+        .tensors = seen,
+        .by = next_lr ? predicted_by(plan.predict) : optim::PredictBy::none,
+        .next_lr = next_lr.value_or(0)};
+    optimizer.update(optimizer.groups()[0], owned, optimizer.states(0), late.transform, &copies);
+    if (plan.bf16) {  // their masters were updated
+      for (size_t i = 0; i < owned.size(); ++i) owned[i].copy_(optimizer.states(0)[i].master);
+    }
     const auto params = net.parameters();
-    for (size_t i = 0; i < owned.size(); ++i) at::Tensor(params[i]).copy_(owned[i]);
+    for (size_t i = 0; i < owned.size(); ++i) at::Tensor(params[i]).copy_(seen[i]);
   };
   const bool is_fp16 = !plan.overflows_at.empty();
   double lr = kLr, loss_scale = is_fp16 ? 65536.0 : 1.0;
@@ -166,8 +207,9 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
     at::Tensor factor = torch::tensor(mean, at::kDouble);
     if (plan.clip > 0) factor = clip_coefficient(joint_norm(now.gradients).mul(mean), plan.clip).mul(mean);
     now.transform.factor = factor;
-    if (pending) apply(*std::exchange(pending, std::nullopt));
-    result.global_step < plan.warmup ? apply(now) : void(pending = now);
+    const bool is_late = result.global_step >= plan.warmup;
+    if (pending) apply(*std::exchange(pending, std::nullopt), is_late ? std::optional(now.lr) : std::nullopt);
+    is_late ? void(pending = now) : apply(now);
     if (++result.global_step % kEvery == 0) lr *= kGamma;
   }
   if (pending) apply(*pending);
@@ -191,6 +233,7 @@ Trained trained(const Plan& plan) {
     module->rank = rank;
     module->world_size = modules.size();
     Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = plan.base,
+                                                              .predict = plan.predict,
                                                               .warmup_steps = plan.warmup,
                                                               .host = {.ratio = plan.ratio, .update_threads = 2}},
                                     .devices = plan.world_size,
@@ -214,12 +257,20 @@ bool are_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
 
 template <class O>
 void expect_recurrence(const Plan& plan) {
-  SCOPED_TRACE(fmt::format("{}, accumulate {}, clip {}, warm-up {}, {} ranks, ratio {}{}", plan.base, plan.accumulate,
-                           plan.clip, plan.warmup, plan.world_size, plan.ratio, plan.bf16 ? ", bf16" : ""));
+  SCOPED_TRACE(fmt::format("{}, predicted by {}, accumulate {}, clip {}, warm-up {}, {} ranks, ratio {}{}", plan.base,
+                           plan.predict, plan.accumulate, plan.clip, plan.warmup, plan.world_size, plan.ratio,
+                           plan.bf16 ? ", bf16" : ""));
   const Trained got = trained<O>(plan);
   const Recurrence expected = recurrence<O>(got.batches, plan);
   EXPECT_EQ(got.global_step, expected.global_step);
   EXPECT_TRUE(are_equal(got.params, expected.params));
+  const bool has_late_steps = got.global_step > plan.warmup + 1 && plan.predict != "none";
+  if (has_late_steps &&
+      has_momentum(O::make({torch::ones({1})}).rule({.params = {}, .lr = 1, .weight_decay = 0, .name = {}}, 1))) {
+    Plan unpredicted = plan;
+    unpredicted.predict = "none";
+    EXPECT_FALSE(are_equal(got.params, recurrence<O>(got.batches, unpredicted).params));
+  }
   if (plan.overflows_at.empty()) return;
   EXPECT_GT(expected.skipped_beside_an_update, 0);
   for (const OnOverflow wrong : {OnOverflow::is_lost, OnOverflow::stays_under_way}) {
@@ -233,10 +284,28 @@ TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
     for (const int64_t accumulate : {1, 2}) {
       for (const double clip : {0.0, 0.1}) {
         for (const int64_t warmup : {0, 4}) {
-          const Plan plan{.base = base, .accumulate = accumulate, .clip = clip, .warmup = warmup};
-          expect_recurrence<optim::AdamW>(plan);
-          expect_recurrence<optim::SGD>(plan);
+          for (const char* predict : {"moments", "repeat", "none"}) {
+            const Plan plan{.base = base, .accumulate = accumulate, .clip = clip, .warmup = warmup, .predict = predict};
+            expect_recurrence<Of<optim::AdamW>>(plan);
+            expect_recurrence<Momentum>(plan);
+          }
         }
+      }
+    }
+  }
+}
+
+template <class... Rules>
+void expect_recurrences(const Plan& plan) {
+  (expect_recurrence<Rules>(plan), ...);
+}
+
+TEST(DelayedUpdateTest, IsTheRecurrenceBitForBitByEveryRule) {
+  for (const std::string base : {"single_device", "zero_offload"}) {
+    for (const char* predict : {"moments", "repeat"}) {
+      for (const bool bf16 : {false, true}) {
+        expect_recurrences<Of<optim::Adam>, Of<optim::Lion>, Of<optim::SGD>, Of<optim::Adagrad>, Of<optim::RMSprop>,
+                           MomentumOfRMSprop, Nesterov>({.base = base, .clip = 0.1, .bf16 = bf16, .predict = predict});
       }
     }
   }
@@ -248,8 +317,8 @@ TEST(DelayedUpdateTest, WithParametersOf16BitsIsTheRecurrenceBitForBit) {
     for (const double clip : {0.0, 0.1}) {
       for (const int64_t warmup : {0, 4}) {
         const Plan plan{.base = base, .clip = clip, .warmup = warmup, .bf16 = true};
-        expect_recurrence<optim::AdamW>(plan);
-        expect_recurrence<optim::SGD>(plan);
+        expect_recurrence<Of<optim::AdamW>>(plan);
+        expect_recurrence<Of<optim::SGD>>(plan);
       }
     }
   }
@@ -258,7 +327,7 @@ TEST(DelayedUpdateTest, WithParametersOf16BitsIsTheRecurrenceBitForBit) {
 TEST(DelayedUpdateTest, WithAPartOnTheDeviceIsTheRecurrenceBitForBit) {
   for (const int64_t world_size : {1, 2}) {
     for (const double ratio : {0.0, 0.5}) {
-      expect_recurrence<optim::AdamW>(
+      expect_recurrence<Of<optim::AdamW>>(
           {.base = "zero_offload", .accumulate = 2, .warmup = 2, .world_size = world_size, .ratio = ratio});
     }
   }
@@ -271,8 +340,8 @@ TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
       for (const double clip : {0.0, 0.1}) {
         const Plan plan{
             .base = base, .accumulate = accumulate, .clip = clip, .warmup = 2, .overflows_at = {10, 14, 15}};
-        expect_recurrence<optim::AdamW>(plan);
-        expect_recurrence<optim::SGD>(plan);
+        expect_recurrence<Of<optim::AdamW>>(plan);
+        expect_recurrence<Of<optim::SGD>>(plan);
       }
     }
   }
@@ -280,12 +349,13 @@ TEST(DelayedUpdateTest, AStepThatOverflowsSkipsItsOwnUpdateOnly) {
 
 TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
   for (const std::string base : {"ddp", "ddp_sharded", "zero_offload"}) {
-    expect_recurrence<optim::AdamW>({.base = base, .warmup = 2, .world_size = 2});
-    expect_recurrence<optim::AdamW>({.base = base, .world_size = 2, .overflows_at = {15}});  // a micro-batch of rank 1
-    expect_recurrence<optim::SGD>({.base = base, .world_size = 2, .overflows_at = {15}});
+    expect_recurrence<Of<optim::AdamW>>({.base = base, .warmup = 2, .world_size = 2});
+    expect_recurrence<Of<optim::AdamW>>(
+        {.base = base, .world_size = 2, .overflows_at = {15}});  // a micro-batch of rank 1
+    expect_recurrence<Of<optim::SGD>>({.base = base, .world_size = 2, .overflows_at = {15}});
   }
   for (const std::string base : {"ddp_sharded", "zero_offload"}) {
-    expect_recurrence<optim::SGD>({.base = base, .accumulate = 2, .world_size = 2});
+    expect_recurrence<Of<optim::SGD>>({.base = base, .accumulate = 2, .world_size = 2});
   }
 }
 
@@ -293,7 +363,8 @@ TEST(DelayedUpdateTest, RanksHaveTheSameParametersWhateverTheBase) {
   at::Tensor expected;
   for (const std::string base : {"ddp", "ddp_sharded", "zero_offload"}) {
     run_ranks(2, [&](World& world) {
-      const at::Tensor got = train<Net<optim::AdamW>>(world, {.clip = 0.05}, DelayedUpdate{.base = base});
+      const at::Tensor got =
+          train<Net<optim::AdamW>>(world, {.clip = 0.05}, DelayedUpdate{.base = base, .warmup_steps = 0});
       const at::Tensor of_rank_0 = got.clone();
       world.data().broadcast(of_rank_0, 0).wait();
       EXPECT_TRUE(got.equal(of_rank_0)) << base << ", rank " << world.rank();
@@ -320,22 +391,56 @@ double where_it_ends(double lr, const StrategyChoice& choice, double momentum = 
   return module->x.abs().item<double>();
 }
 
-TEST(DelayedUpdateTest, ConvergesUpToHalfTheLearningRate) {
-  const DelayedUpdate delayed{.base = "single_device"};
+TEST(DelayedUpdateTest, WithoutPredictionConvergesUpToHalfTheLearningRate) {
+  const DelayedUpdate delayed{.base = "single_device", .predict = "none", .warmup_steps = 0};
   EXPECT_LT(where_it_ends(0.99, delayed), 1e-2);
   EXPECT_GT(where_it_ends(1.01, delayed), 1e2);
   EXPECT_LT(where_it_ends(1.99, "single_device"), 1e-2);
   EXPECT_GT(where_it_ends(2.01, "single_device"), 1e2);
 }
 
-// With momentum m delayed updates diverge far earlier: the roots of (z - 1)(z - m) + lr * lambda are inside the unit
-// circle up to 1 - m, the roots of the synchronous (z - 1)(z - m) + lr * lambda * z up to 2 (1 + m).
-TEST(DelayedUpdateTest, WithMomentumConvergesUpToAFarSmallerLearningRate) {
-  const DelayedUpdate delayed{.base = "single_device"};
-  EXPECT_LT(where_it_ends(0.09, delayed, 0.9), 1e-2);
-  EXPECT_GT(where_it_ends(0.11, delayed, 0.9), 1e2);
-  EXPECT_LT(where_it_ends(3.795, "single_device", 0.9), 1e-2);
-  EXPECT_GT(where_it_ends(3.805, "single_device", 0.9), 1e2);
+// With momentum m the update k is d_k = m d_{k-1} - lr g_k. On time g_k is the gradient at p_{k-1}, late at
+// p_{k-2} + c d_{k-2}, where c is 0 without a prediction, m with moments and 1 with repeat. On the quadratic both are
+// linear recurrences, with a = lr * lambda: those of the polynomials below.
+std::vector<double> on_time(double a, double m) { return {1, -(1 + m) + a, m}; }
+std::vector<double> late(double a, double m, double c) { return {1, -(1 + m), m + a * (1 + c), -a * c}; }
+
+// The largest absolute value of a root; coefficients from the highest power on.
+double spectral_radius(const std::vector<double>& polynomial) {
+  const auto n = static_cast<int64_t>(polynomial.size()) - 1;
+  const at::Tensor companion = torch::zeros({n, n}, at::kDouble);
+  for (int64_t i = 0; i < n; ++i) companion[0][i] = -polynomial[static_cast<size_t>(i + 1)] / polynomial[0];
+  for (int64_t i = 1; i < n; ++i) companion[i][i - 1] = 1.0;
+  return at::linalg_eigvals(companion).abs().max().item<double>();
+}
+
+// Where the recurrence starts to diverge.
+template <class Polynomial>
+double largest_stable(const Polynomial& polynomial) {
+  double stable = 1e-3;
+  while (spectral_radius(polynomial(stable * 1.01)) < 1.0) stable *= 1.01;
+  double diverges = stable * 1.01;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = (stable + diverges) / 2;
+    (spectral_radius(polynomial(middle)) < 1.0 ? stable : diverges) = middle;
+  }
+  return stable;
+}
+
+TEST(DelayedUpdateTest, IsStableUpToTheLearningRateOfTheRecurrence) {
+  const double m = 0.9;
+  const auto expect_limit = [&](const StrategyChoice& choice, double found, double known) {
+    EXPECT_NEAR(found, known, 1e-3 * known);
+    EXPECT_LT(where_it_ends(0.95 * found, choice, m), 0.2);
+    EXPECT_FALSE(where_it_ends(1.05 * found, choice, m) < 10.0);  // NaN counts
+  };
+  expect_limit("single_device", largest_stable([&](double a) { return on_time(a, m); }), 2 * (1 + m));
+  for (const auto& [predict, c, known] :
+       {std::tuple("none", 0.0, 1 - m), std::tuple("moments", m, 0.2531), std::tuple("repeat", 1.0, 0.2702)}) {
+    SCOPED_TRACE(predict);
+    expect_limit(DelayedUpdate{.base = "single_device", .predict = predict, .warmup_steps = 0},
+                 largest_stable([&, c = c](double a) { return late(a, m, c); }), known);
+  }
 }
 
 TEST(DelayedUpdateTest, TheWarmUpCountsTheStepsOfStrategiesThatARunResumesFrom) {
@@ -377,13 +482,15 @@ class Odd final : public optim::ElementWiseOptimizer {
 };
 
 template <int64_t kDelay, int64_t kFailsAt = -1>
-struct WithOdd : Recorded<optim::SGD> {
+struct WithOdd : Recorded<Of<optim::SGD>> {
   Optimizers configure_optimizers() override { return Odd(parameters(), std::chrono::milliseconds(kDelay), kFailsAt); }
 };
 
+const DelayedUpdate kFromStep0{.warmup_steps = 0};
+
 TEST(DelayedUpdateTest, ASlowWorkerChangesTheTimeOnly) {
   run_ranks(1, [](World& world) {
-    EXPECT_TRUE(train<WithOdd<5>>(world, {}, "delayed_update").equal(train<WithOdd<0>>(world, {}, "delayed_update")));
+    EXPECT_TRUE(train<WithOdd<5>>(world, {}, kFromStep0).equal(train<WithOdd<0>>(world, {}, kFromStep0)));
   });
 }
 
@@ -391,10 +498,9 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsEndsTheRun) {
   for (const int64_t world_size : {1, 2}) {
     EXPECT_THROW(run_ranks(world_size,
                            [](World& world) {
-                             EXPECT_THAT(message_of<std::exception>([&] {
-                                           train<WithOdd<0, 5>>(world, {}, DelayedUpdate{.base = "zero_offload"});
-                                         }),
-                                         HasSubstr("the update failed"));
+                             EXPECT_THAT(
+                                 message_of<std::exception>([&] { train<WithOdd<0, 5>>(world, {}, kFromStep0); }),
+                                 HasSubstr("the update failed"));
                              throw std::runtime_error("over");
                            }),
                  std::runtime_error);
@@ -416,8 +522,9 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsOnOneRankEndsAllAtTheNextBoundary) {
     EXPECT_THROW(run_ranks(2,
                            [&](World& world) {
                              WithOddOnRank1::rank_of_thread = world.rank();
-                             errors[static_cast<size_t>(world.rank())] = message_of<std::exception>(
-                                 [&] { train<WithOddOnRank1>(world, {}, DelayedUpdate{.base = base}); });
+                             errors[static_cast<size_t>(world.rank())] = message_of<std::exception>([&] {
+                               train<WithOddOnRank1>(world, {}, DelayedUpdate{.base = base, .warmup_steps = 0});
+                             });
                              throw std::runtime_error("over");
                            }),
                  std::runtime_error);
@@ -427,7 +534,7 @@ TEST(DelayedUpdateTest, AnUpdateThatFailsOnOneRankEndsAllAtTheNextBoundary) {
 }
 
 // The weights that a Module sees at the end of each epoch and at each validation.
-struct Watched : Recorded<optim::SGD> {
+struct Watched : Recorded<Momentum> {
   std::vector<at::Tensor> at_validations{}, at_epoch_ends{};
   void on_validation_start() override { at_validations.push_back(testing::flat_weights(*this)); }
   void on_train_epoch_end() override { at_epoch_ends.push_back(testing::flat_weights(*this)); }
@@ -436,7 +543,7 @@ struct Watched : Recorded<optim::SGD> {
 TEST(DelayedUpdateTest, TheLastValidationSeesTheWeightsThatFitEndsWith) {
   for (const int64_t max_steps : {-1, 9}) {  // the second run ends in the middle of an epoch
     const auto module = make_module<Watched>();
-    Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device"},
+    Trainer trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device", .warmup_steps = 0},
                                     .max_epochs = 2,
                                     .max_steps = max_steps,
                                     .num_sanity_val_steps = 0}));
@@ -451,7 +558,8 @@ TEST(DelayedUpdateTest, TheLastValidationSeesTheWeightsThatFitEndsWith) {
 TEST(DelayedUpdateTest, OtherValidationsLeaveTheUpdateUnderWay) {
   const auto weights = [](int64_t limit_val_batches) {
     const auto module = make_module<Watched>();
-    TrainerOptions options = testing::quiet({.strategy = DelayedUpdate{.base = "single_device"}, .max_epochs = 2});
+    TrainerOptions options =
+        testing::quiet({.strategy = DelayedUpdate{.base = "single_device", .warmup_steps = 0}, .max_epochs = 2});
     options.val_check_interval = Batches(2);
     options.limit_val_batches = Batches(limit_val_batches);
     Trainer(options).fit(module, {.train = testing::tiny_loader(40, 8), .val = testing::tiny_loader(8, 8)});
@@ -459,6 +567,36 @@ TEST(DelayedUpdateTest, OtherValidationsLeaveTheUpdateUnderWay) {
     return testing::flat_weights(*module);
   };
   EXPECT_TRUE(weights(1).equal(weights(0)));
+}
+
+// A parameter takes part in the first three steps only, whose last update is computed during step 3, from 0.
+struct PartOfTheTime : TinyModule {
+  at::Tensor part = register_parameter("part", torch::ones({100}));
+  std::vector<at::Tensor> seen{};
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    seen.push_back(part.detach().clone());
+    const at::Tensor loss = TinyModule::training_step(batch, batch_idx);
+    return batch_idx < 3 ? loss + part.to(at::kFloat).square().sum() : loss;
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = kLr}); }
+};
+
+TEST(DelayedUpdateTest, AParameterThatIsNotUpdatedIsNotAhead) {
+  for (const std::string& base : kBases) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      for (const double bucket_cap_mib : {25.0, 1e-4}) {  // with others in a bucket, and alone
+        SCOPED_TRACE(fmt::format("{}, {}, buckets of {} MiB", base, precision, bucket_cap_mib));
+        const auto module = make_module<PartOfTheTime>();
+        const RankOptions ranks{.bucket_cap_mib = bucket_cap_mib, .first_bucket_mib = bucket_cap_mib};
+        TrainerOptions options = testing::quiet({.precision = precision});
+        options.strategy = DelayedUpdate{.base = base, .warmup_steps = 0, .ranks = ranks};
+        Trainer(options).fit(module, {.train = testing::tiny_loader(7 * 8, 8)});
+        EXPECT_FALSE(module->seen.at(3).equal(module->seen[4]));
+        for (const size_t step : {4, 5, 6})
+          EXPECT_TRUE(module->seen.at(step).to(at::kFloat).equal(module->part)) << step;
+      }
+    }
+  }
 }
 
 template <class M = TinyModule>
@@ -474,6 +612,7 @@ TEST(DelayedUpdateTest, BadInputIsRefused) {
   EXPECT_THAT(why_refused(DelayedUpdate{.warmup_steps = -1}), HasSubstr("warmup_steps"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "dp"}),
               HasSubstr("does not go over 'dp': its replicas read the weights"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.predict = "moment"}), HasSubstr("did you mean 'moments'"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "zero_ofload"}), HasSubstr("did you mean 'zero_offload'"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device"}, 2), HasSubstr("strategy.base = 'ddp'"));
 }

@@ -67,7 +67,7 @@ class Records final : public Strategy {
     return {};
   }
   void average_weights(double) override { calls_.emplace_back(__func__); }
-  bool show_average(bool) override {
+  bool show_evaluated(bool) override {
     calls_.emplace_back(__func__);
     return false;
   }
@@ -134,7 +134,7 @@ TEST(ForwardingStrategy, ForwardsEveryVirtualMemberOfStrategy) {
   strategy.model_memory(module, {}, {});
   strategy.optimizer_step(0, {});
   strategy.average_weights(0.5);
-  strategy.show_average(true);
+  strategy.show_evaluated(true);
   strategy.drain();
   strategy.materialize_gradients(0, 1);
   strategy.module_state();

@@ -53,14 +53,15 @@ TEST(Gpu, WithoutOneTheErrorSaysWhatToWrite) {
 
 TEST(Gpu, EveryStrategyTrainsAsOnTheCpu) {
   if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
-  const std::vector<StrategyChoice> strategies{"single_device",
-                                               "ddp",
-                                               "ddp_sharded",
-                                               "zero_offload",
-                                               ZeroOffload{.host = {.ratio = 0.5}},
-                                               "delayed_update",
-                                               DelayedUpdate{.base = "single_device"},
-                                               DelayedUpdate{.base = "ddp_sharded"}};
+  const std::vector<StrategyChoice> strategies{
+      "single_device",
+      "ddp",
+      "ddp_sharded",
+      "zero_offload",
+      ZeroOffload{.host = {.ratio = 0.5}},
+      DelayedUpdate{.warmup_steps = 0},
+      DelayedUpdate{.base = "single_device", .warmup_steps = 0},
+      DelayedUpdate{.base = "ddp_sharded", .predict = "repeat", .warmup_steps = 0}};
   for (const StrategyChoice& strategy : strategies) {
     for (const Training& training :
          {Training{strategy}, Training{strategy, "32", 0.05, 2}, Training{strategy, "bf16-true", 0.05, 2}}) {

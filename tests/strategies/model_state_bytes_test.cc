@@ -200,7 +200,7 @@ TEST(Teardown, LeavesNoStateBehind) {
   const auto module = make_module<Mlp>("AdamW");
   const int64_t before = memory.live();
   World alone;
-  const auto strategy = StrategyChoice(DelayedUpdate{.base = "single_device"}).make("auto");
+  const auto strategy = StrategyChoice(DelayedUpdate{.base = "single_device", .warmup_steps = 0}).make("auto");
   strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone});
   strategy->setup_optimizers(module->configure_optimizers());
   const auto step = [&] {
@@ -237,31 +237,32 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{"ddp_sharded", 4, "bf16-mixed"}, Plan{"ddp_sharded", 4, "32", "SGD"},
                       Plan{"ddp_sharded", 8, "64", "momentum"}, Plan{"zero_offload"}, Plan{"zero_offload", 4},
                       Plan{"zero_offload", 1, "bf16-true"}, Plan{ZeroOffload{.host = {.ratio = 0.5}}, 2},
-                      Plan{ZeroOffload{.host = {.ratio = 0}}, 2}, Plan{"delayed_update"},
-                      Plan{"delayed_update", 2, "bf16-true"}, Plan{DelayedUpdate{.base = "ddp"}, 2},
-                      Plan{DelayedUpdate{.base = "ddp_sharded"}, 2},
+                      Plan{ZeroOffload{.host = {.ratio = 0}}, 2}, Plan{DelayedUpdate{.warmup_steps = 0}},
+                      Plan{DelayedUpdate{.warmup_steps = 0}, 2, "bf16-true"},
+                      Plan{DelayedUpdate{.base = "ddp", .warmup_steps = 0}, 2},
+                      Plan{DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0}, 2},
                       Plan{DdpSharded{.ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}}, 4}));
 
 // Three micro-batches, so that sums of 16-bit gradients are fp32 before the last one.
 INSTANTIATE_TEST_SUITE_P(
     WhereMicroBatchesAreAccumulated, EstimatedMemory,
-    ::testing::Values(Plan{.strategy = "single_device", .micro_batches = 3},
-                      Plan{.strategy = "single_device", .precision = "bf16-true", .micro_batches = 3},
-                      Plan{.strategy = "dp", .num_devices = 2, .micro_batches = 3},
-                      Plan{.strategy = "ddp", .num_devices = 2, .micro_batches = 3},
-                      Plan{.strategy = "ddp", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
-                      Plan{.strategy = "ddp_sharded", .num_devices = 4, .micro_batches = 3},
-                      Plan{.strategy = "ddp_sharded", .num_devices = 4, .precision = "bf16-true", .micro_batches = 3},
-                      Plan{.strategy = DdpSharded{.reduce = "at_boundary"}, .num_devices = 4, .micro_batches = 3},
-                      Plan{.strategy = DdpSharded{.reduce = "at_boundary",
-                                                  .ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}},
-                           .num_devices = 4,
-                           .precision = "bf16-true",
-                           .micro_batches = 3},
-                      Plan{.strategy = DelayedUpdate{.base = "ddp_sharded"}, .num_devices = 2, .micro_batches = 3},
-                      Plan{.strategy = "zero_offload", .precision = "bf16-true", .micro_batches = 3},
-                      Plan{.strategy = "zero_offload", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
-                      Plan{.strategy = "delayed_update", .precision = "bf16-true", .micro_batches = 3}));
+    ::testing::Values(
+        Plan{.strategy = "single_device", .micro_batches = 3},
+        Plan{.strategy = "single_device", .precision = "bf16-true", .micro_batches = 3},
+        Plan{.strategy = "dp", .num_devices = 2, .micro_batches = 3},
+        Plan{.strategy = "ddp", .num_devices = 2, .micro_batches = 3},
+        Plan{.strategy = "ddp", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
+        Plan{.strategy = "ddp_sharded", .num_devices = 4, .micro_batches = 3},
+        Plan{.strategy = "ddp_sharded", .num_devices = 4, .precision = "bf16-true", .micro_batches = 3},
+        Plan{.strategy = DdpSharded{.reduce = "at_boundary"}, .num_devices = 4, .micro_batches = 3},
+        Plan{.strategy = DdpSharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}},
+             .num_devices = 4,
+             .precision = "bf16-true",
+             .micro_batches = 3},
+        Plan{.strategy = DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0}, .num_devices = 2, .micro_batches = 3},
+        Plan{.strategy = "zero_offload", .precision = "bf16-true", .micro_batches = 3},
+        Plan{.strategy = "zero_offload", .num_devices = 2, .precision = "bf16-true", .micro_batches = 3},
+        Plan{.strategy = DelayedUpdate{.warmup_steps = 0}, .precision = "bf16-true", .micro_batches = 3}));
 
 TEST(OffloadedBytes, HoldSumsOfMicroBatchesInFp32) {
   for (const bool accumulates : {false, true}) {

@@ -98,7 +98,8 @@ TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
     EXPECT_EQ(read(net), before);  // unchanged whatever the workers do
     std::vector<double> nothing;
     reducer.finish(nothing);
-    schedule.step(0, {}, late && step >= kWarmup);
+    const UpdateSchedule::LateOptions options;
+    schedule.step(0, {}, late && step >= kWarmup ? &options : nullptr);
   }
   EXPECT_EQ(schedule.is_late(), late);
   schedule.drain();

@@ -78,7 +78,7 @@ struct Waiting : testing::TinyModule {
 };
 
 void train(const std::string& base) {
-  const DelayedUpdate delayed{.base = base, .host = {.update_threads = 1}};
+  const DelayedUpdate delayed{.base = base, .predict = "none", .warmup_steps = 0, .host = {.update_threads = 1}};
   Trainer trainer(testing::quiet({.strategy = delayed, .max_steps = kSteps}));
   trainer.fit(make_module<Waiting>(), {.train = testing::tiny_loader()});
 }

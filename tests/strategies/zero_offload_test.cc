@@ -121,7 +121,8 @@ TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
   expect_equal<WithEmpty>(1, {}, "single_device", "zero_offload");
   expect_equal<WithEmpty>(1, {}, "single_device", DelayedUpdate{.warmup_steps = 1000});
   expect_equal<WithEmpty>(2, {}, "ddp", "ddp_sharded");
-  expect_equal<WithEmpty>(2, {}, DelayedUpdate{.base = "ddp_sharded"}, "delayed_update");
+  expect_equal<WithEmpty>(2, {}, DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0},
+                          DelayedUpdate{.warmup_steps = 0});
 }
 
 struct Clamped : TinyModule {

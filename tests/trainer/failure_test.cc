@@ -22,6 +22,7 @@
 #include "tests/testing/errors.h"
 #include "tests/testing/reporting_hooks.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -282,7 +283,7 @@ TEST(Failures, LeaveEveryStrategyUsableOnOneDevice) {
   };
   for (const char* strategy : {"single_device", "dp", "ddp", "ddp_sharded", "zero_offload", "delayed_update"}) {
     SCOPED_TRACE(strategy);
-    Trainer trainer(quiet({.strategy = strategy}));
+    Trainer trainer(quiet({.strategy = testing::without_warmup(strategy)}));
     const auto module = make_module<FailsOnce>();
     EXPECT_EQ(message_of<std::runtime_error>([&] { trainer.fit(module, {.train = tiny_loader()}); }), "once");
     trainer.fit(module, {.train = tiny_loader(40, 8)});

@@ -27,6 +27,7 @@
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
+#include "tests/testing/without_warmup.h"
 
 namespace fulgur {
 namespace {
@@ -97,7 +98,8 @@ Outcome fit(const Given& run) {
     const auto module = seeded_module();
     module->leaves_out = run.leaves_out;
     bool went_back = false;
-    TrainerOptions options{.strategy = run.strategy, .precision = run.precision};
+    TrainerOptions options{.strategy = testing::without_warmup(run.strategy), .precision = run.precision};
+    if (run.strategy == "delayed_update") options.strategy = DelayedUpdate{.predict = "none", .warmup_steps = 0};
     options.ckpt_path = run.ckpt_path;
     if (run.strategy == "dp") options.devices = 2;
     if (run.world_size > 1) options.devices = run.world_size;
@@ -231,7 +233,7 @@ TEST(RollBack, RanksGoBackTogetherWhereOneSkipsTheEpoch) {
     std::vector<std::shared_ptr<Counting>> modules(2);
     testing::run_ranks(2, [&](World& world) {
       const auto module = modules[static_cast<size_t>(world.rank())] = seeded_module();
-      TrainerOptions options{.strategy = strategy, .devices = 2, .max_epochs = 2};
+      TrainerOptions options{.strategy = testing::without_warmup(strategy), .devices = 2, .max_epochs = 2};
       options.callbacks = {std::make_shared<Skips>(dir.path())};
       Trainer(quiet(options)).fit(module, {.train = tiny_loader(2 * 6 * kBatchSize, kBatchSize)});
     });
