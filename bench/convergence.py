@@ -25,7 +25,7 @@ import subprocess
 import sys
 
 BASE, LATE = "zero_offload", "delayed_update"
-PREDICTIONS = ["moments", "repeat", "none"]
+PREDICTIONS = ["gradient", "moments", "repeat", "none"]
 METRIC = {"transformer_lm": "val_bpc", "digits": "val_loss"}
 LONG = ["--model.lr=2e-4", "--data.batch_size=4", "--data.batches_per_epoch=2000"]
 
@@ -92,7 +92,7 @@ def long(runs):
 
 
 def warmup(runs):
-    steps = {f"moments, {n} steps on time": [*late_flags("moments"), f"--strategy.warmup_steps={n}"]
+    steps = {f"{n} steps on time": [*late_flags("gradient"), f"--strategy.warmup_steps={n}"]
              for n in [0, 30, 100, 200]}
     ratios(runs, "transformer_lm", range(1, 4), ["--model.lr=2e-3"], steps)
 
@@ -128,7 +128,7 @@ def draw(runs, path):
     low, high = math.floor(min(values) * 4) / 4, math.ceil(max(values) * 4) / 4
     x = lambda step: left + (width - left - 20) * step / max(steps)
     y = lambda value: 20 + (height - bottom - 20) * (high - value) / (high - low)
-    colours = ["#222222", "#0072b2", "#009e73", "#d55e00"]
+    colours = ["#222222", "#0072b2", "#009e73", "#cc79a7", "#d55e00"]
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
              'font-size="13">', f'<rect width="{width}" height="{height}" fill="white"/>']
     for i in range(int((high - low) * 4) + 1):
@@ -139,7 +139,7 @@ def draw(runs, path):
         lines.append(f'<text x="{x(step):.1f}" y="{height - bottom + 18}" text-anchor="middle">{step}</text>')
     lines.append(f'<text x="{(left + width) / 2}" y="{height - 10}" text-anchor="middle">step</text>')
     lines.append(f'<text x="{left}" y="14">validation loss, bits per character</text>')
-    for (name, curve), colour, row in zip(points.items(), colours, range(4)):
+    for (name, curve), colour, row in zip(points.items(), colours, range(5)):
         path_data = "M" + "L".join(f"{x(step):.1f} {y(value):.1f}" for step, value in curve)
         lines.append(f'<path d="{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
         lines.append(f'<text x="{width - 150}" y="{50 + 20 * row}" fill="{colour}">{name}</text>')

@@ -93,7 +93,7 @@ void compare(const Load& load, int rounds) {
     return DelayedUpdate{
         .predict = predict, .warmup_steps = 0, .host = {.update_threads = 1}, .ranks = {.bucket_cap_mib = kBucketMib}};
   };
-  Steps delayed(late("moments"), 1, load), unpredicted(late("none"), 1, load);
+  Steps delayed(late("gradient"), 1, load), unpredicted(late("none"), 1, load);
   Steps both_cores("single_device", 2, load);
   one_thread.run();  // allocates the gradients
   const std::vector<bench::Contender> contenders{{"zero_offload", [&] { offload.run(); }},

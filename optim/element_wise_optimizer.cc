@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -11,7 +12,6 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
-#include "fulgur/optim/expected_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {
@@ -144,7 +144,7 @@ Prediction ElementWiseOptimizer::prediction(const Group& group, int64_t num_upda
   if (copies.by == PredictBy::repeat) return {.repeat = group.lr > 0.0 ? copies.next_lr / group.lr : 1.0};
   if (copies.by == PredictBy::none) return {};
   Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};
-  return {.next = rule(next, num_updates + 1)};
+  return {.next = rule(next, num_updates + 1), .gradient = copies.by == PredictBy::gradient ? 1.0 : 0.0};
 }
 
 void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
@@ -220,24 +220,31 @@ void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vect
   for (const auto& [param, master] : with_masters) param.copy_(master);
 }
 
+// The prediction takes a second update, of copies of a tensor and its state.
 void ElementWiseOptimizer::update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params,
                                                       std::vector<State>& states,
-                                                      const std::optional<at::Tensor>& gradient_divisor,
-                                                      const Copies& copies) {
-  std::vector<at::Tensor> before(params.size());
-  for (size_t i = 0; copies.by == PredictBy::repeat && i < params.size(); ++i) {
-    before[i] = states[i].values_of(params[i]).clone();
+                                                      const std::optional<at::Tensor>& divisor, const Copies& copies) {
+  std::vector<at::Tensor> before(params.size()), grads(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (!params[i].grad().defined()) continue;
+    if (copies.by == PredictBy::repeat) before[i] = states[i].values_of(params[i]).clone();
+    if (copies.by == PredictBy::gradient)
+      grads[i] = divisor ? params[i].grad().div(*divisor) : params[i].grad().clone();
   }
-  run_torch_kernels(group, params, states, gradient_divisor);
+  run_torch_kernels(group, params, states, divisor);
   for (size_t i = 0; i < params.size(); ++i) {
     at::Tensor ahead = states[i].values_of(params[i]);
-    if (params[i].grad().defined()) {
-      const Prediction expected = prediction(group, states[i].num_updates, copies);
-      if (expected.next) {
-        ahead = after_expected_update(rule(group, states[i].num_updates), *expected.next, ahead, states[i].tensors);
-      } else if (expected.repeat != 0.0) {
-        ahead = ahead.add(ahead.sub(before[i]), expected.repeat);
-      }
+    const bool is_updated = params[i].grad().defined();
+    const Prediction expected = is_updated ? prediction(group, states[i].num_updates, copies) : Prediction{};
+    if (expected.next) {
+      ahead = ahead.clone();
+      const at::Tensor grad = grads[i].defined() ? grads[i].to(ahead.scalar_type()) : at::zeros_like(ahead);
+      TensorLists lists{.params = {ahead}, .grads = {grad}, .states = {}};
+      for (const StateField& field : state_fields_) lists.states[field.slot] = {states[i].tensors[field.slot].clone()};
+      const Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};
+      update_with_torch(next, states[i].num_updates + 1, lists, std::nullopt);
+    } else if (expected.repeat != 0.0) {
+      ahead = ahead.add(ahead.sub(before[i]), expected.repeat);
     }
     at::Tensor(copies.tensors[i]).copy_(ahead);
   }

@@ -15,9 +15,9 @@
 
 namespace fulgur::optim {
 
-// What the update that is expected next is taken to be: what momentum and decay alone will do (update_rules.h), or the
-// last one again.
-enum class PredictBy { none, moments, repeat };
+// What the update that is expected next is taken to be: an update by the last gradient again, an update by no gradient
+// (what momentum and decay alone do), or the last update again.
+enum class PredictBy { none, gradient, moments, repeat };
 
 // The common part of the optimizers with an update rule: state per element, a count of updates per parameter, and a
 // step that is one pass of fused_update over each parameter on a CPU, and torch's own kernels on other devices.

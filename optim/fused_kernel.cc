@@ -81,35 +81,27 @@ HWY_INLINE V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
   return fma(d, weight, fma(d, value, value, hn::Neg(mean)), mean);
 }
 
-// ---- The rules: update_rules.h has their formulas. A step returns the new parameters; `present` is null for a state
-// that is left out, and `direction` is what ahead() takes over from the update: the parameters after the expected
-// update.
+// ---- The rules: update_rules.h has their formulas. `present` is null for a state that is left out.
 
 template <class D>
 struct AdamStep {
   static constexpr size_t kNumStates = 2;
   D d;
-  V<D> weight1, weight2, eps, step_size, inv_root, l2, decay, next_step_size, next_decay;
-  AdamStep(const AdamRule& rule, const AdamRule& next)
+  V<D> weight1, weight2, eps, step_size, inv_root, l2, decay;
+  explicit AdamStep(const AdamRule& rule)
       : weight1(rounded(d, rule.one_minus_beta1)),
         weight2(rounded(d, rule.one_minus_beta2)),
         eps(rounded(d, rule.eps)),
         step_size(rounded(d, rule.step_size)),
         inv_root(rounded(d, rule.inv_root_bias_correction2)),
         l2(rounded(d, rule.l2)),
-        decay(rounded(d, rule.decay)),
-        next_step_size(rounded(d, next.step_size * (1.0 - next.one_minus_beta1))),
-        next_decay(rounded(d, next.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
+        decay(rounded(d, rule.decay)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
     grad = fma(d, l2, param, grad);
     states[0] = lerp(d, states[0], grad, weight1);
     states[1] = lerp_square(d, states[1], grad, weight2);
     const V<D> root = fma(d, hn::Sqrt(states[1]), inv_root, eps);
-    direction = states[0] / root;
-    return param - fma(d, decay, param, step_size * direction);
-  }
-  HWY_INLINE V<D> ahead(V<D> param, const V<D>*, Lane<D>* const*, V<D> direction) const {
-    return param - fma(d, next_decay, param, next_step_size * direction);
+    return param - fma(d, decay, param, step_size * (states[0] / root));
   }
 };
 
@@ -118,26 +110,21 @@ struct SGDStep {
   static constexpr size_t kNumStates = 1;
   D d;
   V<D> minus_lr, minus_loss, weight, l2;  // momentum is 1 + minus_loss, more exactly than it could be rounded
-  V<D> minus_next;
   bool nesterov;
-  SGDStep(const SGDRule& rule, const SGDRule& next)
+  explicit SGDStep(const SGDRule& rule)
       : minus_lr(rounded(d, -rule.lr)),
         minus_loss(rounded(d, rule.momentum - 1.0)),
         weight(rounded(d, rule.one_minus_dampening)),
         l2(rounded(d, rule.l2)),
-        minus_next(rounded(d, -next.lr * next.momentum * (next.nesterov ? next.momentum : 1.0))),
         nesterov(rule.nesterov) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present, V<D>& direction) const {
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
     grad = fma(d, l2, param, grad);
-    direction = grad;
+    V<D> direction = grad;
     if (present[0]) {
       states[0] = fma(d, weight, grad, fma(d, minus_loss, states[0], states[0]));
       direction = nesterov ? fma(d, minus_loss, states[0], states[0] + grad) : states[0];
     }
     return fma(d, minus_lr, direction, param);
-  }
-  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const* present, V<D>) const {
-    return present[0] ? fma(d, minus_next, states[0], param) : param;
   }
 };
 
@@ -146,30 +133,27 @@ struct AdagradStep {
   static constexpr size_t kNumStates = 1;
   D d;
   V<D> minus_lr, eps, l2;
-  AdagradStep(const AdagradRule& rule, const AdagradRule&)
+  explicit AdagradStep(const AdagradRule& rule)
       : minus_lr(rounded(d, -rule.lr)), eps(rounded(d, rule.eps)), l2(rounded(d, rule.l2)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
     grad = fma(d, l2, param, grad);
     states[0] = fma(d, grad, grad, states[0]);
-    direction = grad / (hn::Sqrt(states[0]) + eps);
-    return fma(d, minus_lr, direction, param);
+    return fma(d, minus_lr, grad / (hn::Sqrt(states[0]) + eps), param);
   }
-  HWY_INLINE V<D> ahead(V<D> param, const V<D>*, Lane<D>* const*, V<D>) const { return param; }
 };
 
 template <class D>
 struct RMSpropStep {
   static constexpr size_t kNumStates = 3;
   D d;
-  V<D> minus_lr, weight, eps, momentum, l2, minus_next;
-  RMSpropStep(const RMSpropRule& rule, const RMSpropRule& next)
+  V<D> minus_lr, weight, eps, momentum, l2;
+  explicit RMSpropStep(const RMSpropRule& rule)
       : minus_lr(rounded(d, -rule.lr)),
         weight(rounded(d, rule.one_minus_alpha)),
         eps(rounded(d, rule.eps)),
         momentum(rounded(d, rule.momentum)),
-        l2(rounded(d, rule.l2)),
-        minus_next(rounded(d, -next.lr * next.momentum)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present, V<D>& direction) const {
+        l2(rounded(d, rule.l2)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
     grad = fma(d, l2, param, grad);
     states[0] = lerp_square(d, states[0], grad, weight);
     V<D> variance = states[0];
@@ -178,12 +162,9 @@ struct RMSpropStep {
       variance = fma(d, hn::Neg(states[2]), states[2], variance);
       variance = hn::IfThenElse(variance < hn::Zero(d), hn::Zero(d), variance);  // below 0 by rounding only
     }
-    direction = grad / (hn::Sqrt(variance) + eps);
+    V<D> direction = grad / (hn::Sqrt(variance) + eps);
     if (present[1]) direction = states[1] = fma(d, momentum, states[1], direction);
     return fma(d, minus_lr, direction, param);
-  }
-  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const* present, V<D>) const {
-    return present[1] ? fma(d, minus_next, states[1], param) : param;
   }
 };
 
@@ -191,28 +172,20 @@ template <class D>
 struct LionStep {
   static constexpr size_t kNumStates = 1;
   D d;
-  V<D> lr, weight1, weight2, decay, next_lr, next_decay;
-  LionStep(const LionRule& rule, const LionRule& next)
+  V<D> lr, weight1, weight2, decay;
+  explicit LionStep(const LionRule& rule)
       : lr(rounded(d, rule.lr)),
         weight1(rounded(d, rule.one_minus_beta1)),
         weight2(rounded(d, rule.one_minus_beta2)),
-        decay(rounded(d, rule.decay)),
-        next_lr(rounded(d, next.lr)),
-        next_decay(rounded(d, next.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*, V<D>& direction) const {
+        decay(rounded(d, rule.decay)) {}
+  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
     const V<D> mean = lerp(d, states[0], grad, weight1);
     states[0] = lerp(d, states[0], grad, weight2);
-    direction = signed_as(lr, mean);
-    return param - fma(d, decay, param, direction);
-  }
-  HWY_INLINE V<D> ahead(V<D> param, const V<D>* states, Lane<D>* const*, V<D>) const {
-    return param - fma(d, next_decay, param, signed_as(next_lr, states[0]));
-  }
-  HWY_INLINE V<D> signed_as(V<D> rate, V<D> mean) const {
     const V<D> zero = hn::Zero(d);
-    V<D> step = mean * rate;  // the result if mean is 0 or NaN
-    step = hn::IfThenElse(mean > zero, rate, step);
-    return hn::IfThenElse(mean < zero, hn::Neg(rate), step);
+    V<D> step = mean * lr;  // the result if mean is 0 or NaN
+    step = hn::IfThenElse(mean > zero, lr, step);
+    step = hn::IfThenElse(mean < zero, hn::Neg(lr), step);
+    return param - fma(d, decay, param, step);
   }
 };
 
@@ -331,16 +304,17 @@ HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
 enum class Ahead { none, by_next, by_repeat };
 
 // How a copy is written.
-template <class D>
+template <class Step, class D>
 struct Copying {
   Ahead ahead;
-  V<D> repeat;
+  Step next;
+  V<D> next_gradient, repeat;
   bool stream;
 };
 
 // Updates a line of elements that starts at `first`.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Copying<D>& copying,
+HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const Copying<Step, D>& copying,
                             const Streams<Number, Grad, Copy>& streams, size_t first) {
   const D d;
   for (size_t i = first; i < first + kLineBytes / sizeof(Number); i += hn::Lanes(d)) {
@@ -350,14 +324,15 @@ HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const C
     }
     const V<D> grad = scaling(load(d, streams.grad + i));
     const V<D> before = hn::LoadU(d, streams.param + i);
-    V<D> direction = grad;
-    V<D> param = step(before, grad, states, streams.states, direction);
+    V<D> param = step(before, grad, states, streams.states);
     hn::StoreU(param, d, streams.param + i);
     for (size_t k = 0; k < Step::kNumStates; ++k) {
       if (streams.states[k]) hn::StoreU(states[k], d, streams.states[k] + i);
     }
     if (!streams.copy) continue;
-    if (copying.ahead == Ahead::by_next) param = step.ahead(param, states, streams.states, direction);
+    if (copying.ahead == Ahead::by_next) {
+      param = copying.next(param, grad * copying.next_gradient, states, streams.states);
+    }
     if (copying.ahead == Ahead::by_repeat) param = fma(d, copying.repeat, param - before, param);
     store_copy(d, param, streams.copy + i, copying.stream);
   }
@@ -365,7 +340,7 @@ HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const C
 
 // The last elements, fewer than a line, go through a line that is padded with zeros.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, Copying<D> copying,
+HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, Copying<Step, D> copying,
                             const Streams<Number, Grad, Copy>& streams, size_t first, size_t count) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   alignas(kLineBytes) Number param[kLine] = {}, states[kMaxStates][kLine] = {};
@@ -396,7 +371,7 @@ HWY_INLINE void prefetch(const Element* start, size_t index) {
 
 // By value: behind references the compiler would load all coefficients and pointers again after each store.
 template <class Step, class D, class Number, class Grad, class Copy>
-HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Copying<D> copying,
+HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Copying<Step, D> copying,
                          const Streams<Number, Grad, Copy> streams, size_t num_elements) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
   size_t i = 0;
@@ -410,51 +385,58 @@ HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Copyin
   if (copying.stream) hwy::FlushStream();
 }
 
+template <class Step>
+struct Steps {
+  Step last, next;
+};
+
 template <class Copy, class Grad, class Step, class Number>
-HWY_INLINE void update_typed(const Step& step, const KernelCall<Number>& call) {
+HWY_INLINE void update_typed(const Steps<Step>& steps, const KernelCall<Number>& call) {
   using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   const D d;
   const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
   const Ahead without_next = call.repeat != 0 ? Ahead::by_repeat : Ahead::none;
-  const Copying<D> copying{call.next_rule ? Ahead::by_next : without_next, hn::Set(d, call.repeat), call.stream_copy};
+  const Copying<Step, D> copying{call.next_rule ? Ahead::by_next : without_next, steps.next,
+                                 hn::Set(d, call.next_gradient), hn::Set(d, call.repeat), call.stream_copy};
   Streams<Number, Grad, Copy> streams{
       call.param, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
   for (size_t k = 0; k < kMaxStates; ++k) streams.states[k] = call.states[k];
-  update(step, scaling, copying, streams, call.num_elements);
+  update(steps.last, scaling, copying, streams, call.num_elements);
 }
 
 template <class Grad, class Step, class Number>
-HWY_INLINE void with_copy_type(const Step& step, const KernelCall<Number>& call) {
+HWY_INLINE void with_copy_type(const Steps<Step>& steps, const KernelCall<Number>& call) {
   if (call.copy_type == c10::ScalarType::Half) {
-    update_typed<FP16, Grad>(step, call);
+    update_typed<FP16, Grad>(steps, call);
   } else {
-    update_typed<BF16, Grad>(step, call);
+    update_typed<BF16, Grad>(steps, call);
   }
 }
 
 template <class Step>
-HWY_INLINE void with_types(const Step& step, const KernelCall<float>& call) {
+HWY_INLINE void with_types(const Steps<Step>& steps, const KernelCall<float>& call) {
   switch (call.grad_type) {
     case c10::ScalarType::BFloat16:
-      return with_copy_type<BF16>(step, call);
+      return with_copy_type<BF16>(steps, call);
     case c10::ScalarType::Half:
-      return with_copy_type<FP16>(step, call);
+      return with_copy_type<FP16>(steps, call);
     default:
-      if (call.copy_type == c10::ScalarType::Float) return update_typed<float, float>(step, call);
-      return with_copy_type<float>(step, call);
+      if (call.copy_type == c10::ScalarType::Float) return update_typed<float, float>(steps, call);
+      return with_copy_type<float>(steps, call);
   }
 }
 
 template <class Step>
-HWY_INLINE void with_types(const Step& step, const KernelCall<double>& call) {
-  update_typed<double, double>(step, call);
+HWY_INLINE void with_types(const Steps<Step>& steps, const KernelCall<double>& call) {
+  update_typed<double, double>(steps, call);
 }
 
 template <template <class> class Step, class R, class Number>
 HWY_INLINE void with_step(const KernelCall<Number>& call) {
   using D = hn::CappedTag<Number, kLineBytes / sizeof(Number)>;  // wider vectors (SVE) would overrun a line
   const R& rule = *static_cast<const R*>(call.rule);
-  with_types(Step<D>(rule, call.next_rule ? *static_cast<const R*>(call.next_rule) : rule), call);
+  const R& next = call.next_rule ? *static_cast<const R*>(call.next_rule) : rule;
+  with_types(Steps<Step<D>>{Step<D>(rule), Step<D>(next)}, call);
 }
 
 template <class Number>

@@ -24,6 +24,7 @@ struct KernelCall {
   size_t num_elements;
   T factor;
   T clip_value;
+  T next_gradient;   // Prediction::gradient
   T repeat;          // Prediction::repeat
   bool stream_copy;  // write copy_out past the caches; it is aligned to 64 bytes then
 };

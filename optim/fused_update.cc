@@ -38,14 +38,6 @@ struct RequiredStates {
   size_t operator()(const LionRule&) const { return 1; }
 };
 
-struct HasMomentum {
-  bool operator()(const AdamRule& rule) const { return rule.one_minus_beta1 < 1.0; }
-  bool operator()(const SGDRule& rule) const { return rule.momentum != 0.0; }
-  bool operator()(const AdagradRule&) const { return false; }
-  bool operator()(const RMSpropRule& rule) const { return rule.momentum != 0.0; }
-  bool operator()(const LionRule&) const { return true; }
-};
-
 template <class T>
 void check(const Rule& rule, const Slice<T>& slice, const Prediction& prediction) {
   TORCH_CHECK_VALUE(slice.num_elements >= 0, "fused_update: num_elements is negative: ", slice.num_elements);
@@ -92,6 +84,7 @@ internal::KernelCall<T> kernel_call(const Rule& rule, const Slice<T>& slice, con
       .num_elements = static_cast<size_t>(end - begin),
       .factor = static_cast<T>(scaling.factor),
       .clip_value = static_cast<T>(scaling.clip_value),
+      .next_gradient = static_cast<T>(prediction.gradient),
       .repeat = static_cast<T>(prediction.repeat),
       .stream_copy =
           slice.copy_out != slice.grad &&
@@ -121,8 +114,6 @@ void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientSca
 }
 
 }  // namespace
-
-bool has_momentum(const Rule& rule) { return std::visit(HasMomentum(), rule); }
 
 void fused_update(const Rule& rule, const Slice<float>& slice, const GradientScaling& scaling,
                   const Prediction& prediction) {

@@ -7,14 +7,10 @@
 // The element-wise update rules and the coefficients of one update by them. In the formulas p is an element of a
 // parameter, g its gradient, or g + l2 * p where the rule has an l2 (weight decay that is added to the gradient); the
 // states are further numbers per element. Source: torch.optim, except for Lion.
-//   "Expected" is the next update by the rule, with its coefficients, if the next gradient (and its l2 part) were 0:
-//   what
-// momentum and decay alone will do. p and the states are those after the last update then. Without momentum it is 0.
 namespace fulgur::optim {
 
 // States: m, v, both from 0.   m += one_minus_beta1 * (g - m);   v += one_minus_beta2 * (g^2 - v);
 // p -= decay * p + step_size * m / (sqrt(v) * inv_root_bias_correction2 + eps).
-// Expected: decay * p + step_size * (1 - one_minus_beta1) * q with the last quotient q, as if v were unbiased already.
 struct AdamRule {
   double one_minus_beta1 = 0.1;
   double one_minus_beta2 = 1e-3;
@@ -27,7 +23,6 @@ struct AdamRule {
 
 // States: b, from 0, or none.   b = momentum * b + one_minus_dampening * g;
 // p -= lr * b; with nesterov lr * (g + momentum * b), without a state lr * g.
-// Expected: lr * momentum * b, with nesterov lr * momentum^2 * b.
 struct SGDRule {
   double lr = 1e-3;
   double momentum = 0.0;
@@ -45,7 +40,7 @@ struct AdagradRule {
 
 // States: s, from 0; then b, or null for no momentum; then a, or null for not centered; both from 0.
 // s += one_minus_alpha * (g^2 - s);   a += one_minus_alpha * (g - a);   q = g / (sqrt(s - a^2) + eps);
-// b = momentum * b + q;   p -= lr * b, or lr * q.   Expected: lr * momentum * b.
+// b = momentum * b + q;   p -= lr * b, or lr * q.
 struct RMSpropRule {
   double lr = 1e-2;
   double one_minus_alpha = 1e-2;
@@ -55,7 +50,6 @@ struct RMSpropRule {
 };
 
 // States: m, from 0.   p -= decay * p + lr * sign(m + one_minus_beta1 * (g - m));   m += one_minus_beta2 * (g - m).
-// Expected: decay * p + lr * sign(m).
 // Source: Chen et al. 2023, arXiv:2302.06675.
 struct LionRule {
   double lr = 1e-4;
@@ -68,11 +62,10 @@ using Rule = std::variant<AdamRule, SGDRule, AdagradRule, RMSpropRule, LionRule>
 
 constexpr size_t kMaxStates = 3;  // largest number of states of a rule
 
-bool has_momentum(const Rule& rule);  // whether it expects anything of the next update
-
 // How far a copy of the parameters is ahead of them. By default it is not.
 struct Prediction {
-  std::optional<Rule> next{};  // the rule of the next update: ahead by what it expects
+  std::optional<Rule> next{};  // ahead by the next update, which has these coefficients ...
+  double gradient = 1.0;       // ... and this much of the last gradient
   double repeat = 0.0;         // without `next`: ahead by this much of the last update
 };
 

@@ -87,7 +87,7 @@ class OptimizerShard {
   // How a late update is made.
   struct Late {
     optim::PredictBy predict = optim::PredictBy::none;
-    double next_lr = 0.0;  // of the update that is predicted
+    double next_lr = 0.0;  // learning rate of the update that is predicted
   };
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`

@@ -78,7 +78,13 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
                                  .copy_worker = copy_worker_.get()});
-  predict_ = what_to_predict();
+  if (context.engine.delayed) {
+    const int64_t on_time = context.engine.warmup_steps;
+    log_info("{}: {}updates are one step late, {}", context.strategy,
+             on_time > 0 ? fmt::format("after {} steps on time ", on_time) : "",
+             context.engine.predict == optim::PredictBy::none ? "unpredicted"
+                                                              : "and forward is ahead by what is expected of them");
+  }
   const int64_t num_workers = shard_.num_workers();
   schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
                                                world.data(), device, num_workers);
@@ -220,22 +226,9 @@ void SeparateGradients::take_back(size_t optimizer) {
   sums.forget_norms();
 }
 
-optim::PredictBy SeparateGradients::what_to_predict() const {
-  const optim::PredictBy asked = context_.engine.predict;
-  if (!context_.engine.delayed || asked != optim::PredictBy::moments) return asked;
-  for (const auto& optimizer : context_.optimizers) {
-    const auto& element_wise = static_cast<const optim::ElementWiseOptimizer&>(*optimizer);
-    if (optim::has_momentum(element_wise.rule(optimizer->groups().front(), /*num_updates=*/1))) continue;
-    log_info("{}: {} has no momentum to predict its next update from: late gradients are applied unpredicted",
-             context_.strategy, optimizer->name());
-    return optim::PredictBy::none;
-  }
-  return asked;
-}
-
 void SeparateGradients::update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
                                bool late) {
-  const UpdateSchedule::LateOptions options{.predict = predict_, .next_lr = next_lr};
+  const UpdateSchedule::LateOptions options{.predict = context_.engine.predict, .next_lr = next_lr};
   schedule_->step(optimizer, transform, late ? &options : nullptr);
 }
 
@@ -297,7 +290,7 @@ void SeparateGradients::save(StrategyState& state) {
     OptimizerShard::LateTensors late;
     if (schedule_->updates(b)) {
       late = {{"forward", for_forward_[b]}, {"predicted", shard_.for_forward(b, schedule_->late_sums(b))}};
-      if (predict_ == optim::PredictBy::none) late.pop_back();
+      if (context_.engine.predict == optim::PredictBy::none) late.pop_back();
     }
     const ElementRange mine = rank_range(buckets[b].flat.numel(), world.rank(), world.world_size());
     auto ranges = shard_.state_ranges(b, mine, late);

@@ -55,7 +55,6 @@ class SeparateGradients final : public GradientStore {
   at::Tensor norm_here() const;
   at::Tensor range_of(size_t bucket) const;
   void gather_parameters();
-  optim::PredictBy what_to_predict() const;
 
   const GradientContext context_;
   OptimizerShard shard_;
@@ -63,7 +62,6 @@ class SeparateGradients final : public GradientStore {
   std::optional<GradientReducer> reducer_;
   std::unique_ptr<UpdateSchedule> schedule_;
   std::vector<at::Tensor> for_forward_{};  // while exact ones are shown: the parameters that forward reads, by bucket
-  optim::PredictBy predict_;               // EngineOptions::predict, as far as the optimizer has momentum
   bool wants_norms_ = false;               // a step has requested norms of the gradients
   bool is_shown_ = false;                  // parameters hold gathered gradients
   WarnOnce warn_shown_;

@@ -30,10 +30,11 @@ void check_base(std::string_view base) {
 
 optim::PredictBy prediction(std::string_view predict) {
   const std::string name = canonical_name(predict);
+  if (name == "gradient") return optim::PredictBy::gradient;
   if (name == "moments") return optim::PredictBy::moments;
   if (name == "repeat") return optim::PredictBy::repeat;
   if (name == "none") return optim::PredictBy::none;
-  const std::vector<std::string> known{"moments", "none", "repeat"};
+  const std::vector<std::string> known{"gradient", "moments", "none", "repeat"};
   throw UsageError(unknown_name_message("prediction of strategy 'delayed_update'", predict, known));
 }
 
@@ -67,9 +68,10 @@ void DelayedUpdate::describe(FieldVisitor& visit) {
   visit({.name = "base", .help = "strategy whose updates are delayed: zero_offload, ddp_sharded, ddp or single_device"},
         &base);
   visit({.name = "predict",
-         .help = "what the next update is expected to be, by which forward reads parameters that are ahead: moments "
-                 "(what momentum and decay alone will do), repeat (the last update again), none",
-         .choices = {"moments", "repeat", "none"}},
+         .help = "what the next update is expected to be, by which forward reads parameters that are ahead: gradient "
+                 "(an update by the last gradient again), moments (by none: momentum and decay alone), repeat (the "
+                 "last update again), none",
+         .choices = {"gradient", "moments", "repeat", "none"}},
         &predict);
   visit({.name = "warmup_steps", .help = "number of steps at the beginning whose updates are not delayed", .min = 0},
         &warmup_steps);

@@ -66,7 +66,7 @@ struct Plan {
   int64_t world_size = 1;
   double ratio = 1;
   bool bf16 = false;  // precision bf16-true
-  std::string predict = "moments";
+  std::string predict = "gradient";
   std::set<size_t> overflows_at{};  // micro-batches, counted over all ranks; unless empty, precision is 16-mixed
 
   const char* precision() const { return bf16 ? "bf16-true" : (overflows_at.empty() ? "32" : "16-mixed"); }
@@ -130,6 +130,7 @@ struct Recurrence {
 
 optim::PredictBy predicted_by(const std::string& predict) {
   if (predict == "none") return optim::PredictBy::none;
+  if (predict == "gradient") return optim::PredictBy::gradient;
   return predict == "moments" ? optim::PredictBy::moments : optim::PredictBy::repeat;
 }
 
@@ -264,9 +265,7 @@ void expect_recurrence(const Plan& plan) {
   const Recurrence expected = recurrence<O>(got.batches, plan);
   EXPECT_EQ(got.global_step, expected.global_step);
   EXPECT_TRUE(are_equal(got.params, expected.params));
-  const bool has_late_steps = got.global_step > plan.warmup + 1 && plan.predict != "none";
-  if (has_late_steps &&
-      has_momentum(O::make({torch::ones({1})}).rule({.params = {}, .lr = 1, .weight_decay = 0, .name = {}}, 1))) {
+  if (got.global_step > plan.warmup + 1 && plan.predict == "gradient" && !plan.bf16) {  // which may round it away
     Plan unpredicted = plan;
     unpredicted.predict = "none";
     EXPECT_FALSE(are_equal(got.params, recurrence<O>(got.batches, unpredicted).params));
@@ -284,7 +283,7 @@ TEST(DelayedUpdateTest, IsTheRecurrenceBitForBit) {
     for (const int64_t accumulate : {1, 2}) {
       for (const double clip : {0.0, 0.1}) {
         for (const int64_t warmup : {0, 4}) {
-          for (const char* predict : {"moments", "repeat", "none"}) {
+          for (const char* predict : {"gradient", "moments", "repeat", "none"}) {
             const Plan plan{.base = base, .accumulate = accumulate, .clip = clip, .warmup = warmup, .predict = predict};
             expect_recurrence<Of<optim::AdamW>>(plan);
             expect_recurrence<Momentum>(plan);
@@ -302,7 +301,7 @@ void expect_recurrences(const Plan& plan) {
 
 TEST(DelayedUpdateTest, IsTheRecurrenceBitForBitByEveryRule) {
   for (const std::string base : {"single_device", "zero_offload"}) {
-    for (const char* predict : {"moments", "repeat"}) {
+    for (const char* predict : {"gradient", "moments", "repeat"}) {
       for (const bool bf16 : {false, true}) {
         expect_recurrences<Of<optim::Adam>, Of<optim::Lion>, Of<optim::SGD>, Of<optim::Adagrad>, Of<optim::RMSprop>,
                            MomentumOfRMSprop, Nesterov>({.base = base, .clip = 0.1, .bf16 = bf16, .predict = predict});
@@ -400,10 +399,12 @@ TEST(DelayedUpdateTest, WithoutPredictionConvergesUpToHalfTheLearningRate) {
 }
 
 // With momentum m the update k is d_k = m d_{k-1} - lr g_k. On time g_k is the gradient at p_{k-1}, late at
-// p_{k-2} + c d_{k-2}, where c is 0 without a prediction, m with moments and 1 with repeat. On the quadratic both are
-// linear recurrences, with a = lr * lambda: those of the polynomials below.
+// p_{k-2} + c d_{k-2} - b lr g_{k-2}: c and b are 0 without a prediction, (m, 1) with gradient, (m, 0) with moments,
+// (1, 0) with repeat. On the quadratic all are linear recurrences, with a = lr * lambda: of the polynomials below.
 std::vector<double> on_time(double a, double m) { return {1, -(1 + m) + a, m}; }
-std::vector<double> late(double a, double m, double c) { return {1, -(1 + m), m + a * (1 + c), -a * c}; }
+std::vector<double> late(double a, double m, double c, double b) {
+  return {1, -(1 + m), m + a * (1 + c) + a * b, -a * c - a * b * (1 + m), a * b * m};
+}
 
 // The largest absolute value of a root; coefficients from the highest power on.
 double spectral_radius(const std::vector<double>& polynomial) {
@@ -435,11 +436,12 @@ TEST(DelayedUpdateTest, IsStableUpToTheLearningRateOfTheRecurrence) {
     EXPECT_FALSE(where_it_ends(1.05 * found, choice, m) < 10.0);  // NaN counts
   };
   expect_limit("single_device", largest_stable([&](double a) { return on_time(a, m); }), 2 * (1 + m));
-  for (const auto& [predict, c, known] :
-       {std::tuple("none", 0.0, 1 - m), std::tuple("moments", m, 0.2531), std::tuple("repeat", 1.0, 0.2702)}) {
+  for (const auto& [predict, c, b, known] :
+       {std::tuple("none", 0.0, 0.0, 1 - m), std::tuple("gradient", m, 1.0, 0.5004),
+        std::tuple("moments", m, 0.0, 0.2531), std::tuple("repeat", 1.0, 0.0, 0.2702)}) {
     SCOPED_TRACE(predict);
     expect_limit(DelayedUpdate{.base = "single_device", .predict = predict, .warmup_steps = 0},
-                 largest_stable([&, c = c](double a) { return late(a, m, c); }), known);
+                 largest_stable([&, c = c, b = b](double a) { return late(a, m, c, b); }), known);
   }
 }
 
@@ -591,7 +593,8 @@ TEST(DelayedUpdateTest, AParameterThatIsNotUpdatedIsNotAhead) {
         TrainerOptions options = testing::quiet({.precision = precision});
         options.strategy = DelayedUpdate{.base = base, .warmup_steps = 0, .ranks = ranks};
         Trainer(options).fit(module, {.train = testing::tiny_loader(7 * 8, 8)});
-        EXPECT_FALSE(module->seen.at(3).equal(module->seen[4]));
+        EXPECT_EQ(module->seen.at(3).equal(module->seen[4]),
+                  precision == std::string_view("bf16-true"));  // by rounding
         for (const size_t step : {4, 5, 6})
           EXPECT_TRUE(module->seen.at(step).to(at::kFloat).equal(module->part)) << step;
       }
@@ -612,7 +615,7 @@ TEST(DelayedUpdateTest, BadInputIsRefused) {
   EXPECT_THAT(why_refused(DelayedUpdate{.warmup_steps = -1}), HasSubstr("warmup_steps"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "dp"}),
               HasSubstr("does not go over 'dp': its replicas read the weights"));
-  EXPECT_THAT(why_refused(DelayedUpdate{.predict = "moment"}), HasSubstr("did you mean 'moments'"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.predict = "gradients"}), HasSubstr("did you mean 'gradient'"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "zero_ofload"}), HasSubstr("did you mean 'zero_offload'"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device"}, 2), HasSubstr("strategy.base = 'ddp'"));
 }
