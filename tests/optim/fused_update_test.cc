@@ -217,7 +217,8 @@ TEST_P(FusedUpdate, ACopyIsAheadByTheUpdateThatFollows) {
         if constexpr (requires { r.lr; }) r.lr *= 0.8;
       },
       next);
-  for (const double share : {1.0, 0.0}) {  // of the last gradient
+  // The update that is expected uses the last gradient again, or none.
+  for (const double share : {1.0, 0.0}) {
     const auto predicted = [&](const Format& format) {
       Streams streams(333, GetParam().num_states, 2);
       const bool in_place = format.copy_type == at::kFloat;
