@@ -68,8 +68,9 @@ class TrainerControl {
   // not fit, for example because a parameter group was added since.
   virtual bool roll_back() = 0;
 
-  // Strategy::average_weights and show_average, for a callback that averages_weights(): every rank calls them, between
-  // steps. While the average is shown, the module's parameters are the average.
+  // For a callback that averages_weights(). average_weights() is Strategy::average_weights. After show_average(true)
+  // the module's parameters are the average, with all updates, and after show_average(false) those that training reads;
+  // returns whether the average was shown before. Every rank calls them, between steps.
   virtual void average_weights(double share) = 0;
   virtual bool show_average(bool shown) = 0;
 

@@ -15,8 +15,6 @@ bool FitBounds::max_steps_reached() const { return plan_.max_steps >= 0 && state
 
 bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
 
-bool FitBounds::is_last_epoch() const { return state_.max_epochs >= 0 && state_.epoch + 1 >= state_.max_epochs; }
-
 bool FitBounds::should_stop() {
   if (signal_ != 0 || !agreed_) return false;
   const bool minimum_reached = state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;

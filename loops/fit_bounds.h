@@ -23,8 +23,7 @@ class FitBounds {
 
   bool max_steps_reached() const;
   bool max_epochs_reached() const;
-  bool is_last_epoch() const;  // max_epochs is reached at the end of this epoch
-  bool should_stop();          // a stop is requested, and min_epochs and min_steps are reached
+  bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
 
   // With several ranks, all ranks stop at the same step: the one at which they last agreed to.
   bool wants_stop();  // on this rank: by request, by a signal, or by max_time

@@ -100,7 +100,7 @@ bool OptimizerSteps::step(size_t optimizer, int64_t micro_batches, double loss) 
   StepRequest request{.micro_batches = micro_batches,
                       .clipping = context_.plan.clipping,
                       .wants_norm = wants_grad_norm_ || judges_updates_,
-                      .next_lr = lr_after_step(optimizer)};
+                      .next_lr = [this, optimizer] { return lr_after_step(optimizer); }};
   const at::Tensor norm = before_step(optimizer, request);
   if (judges_updates_) {
     request.accepts = [&](const at::Tensor& of_step) {
@@ -207,7 +207,7 @@ void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {
 }
 
 // The learning rates, by group, that schedules by step will set after the coming step; the present ones if there is
-// none.
+// none. Schedules by epoch do not matter: no update is in progress when an epoch ends.
 std::vector<double> OptimizerSteps::lr_after_step(size_t optimizer) const {
   std::vector<double> lr;
   const Optimizer& stepping = optimizers()[optimizer];

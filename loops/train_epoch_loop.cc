@@ -94,7 +94,8 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
-    drain_if_last();
+    if (state.is_last_batch || ended_ || ends_here())
+      context_.strategy.drain();  // for whoever looks at the weights now
     validate_after_batch(validation_is_due());
     ++state.batch_idx;
     if (window_batches_ == 0) at_boundary();
@@ -107,8 +108,10 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
     count_step();
   }
-  if (skipped) context_.events.roll_back_if_asked();  // as the others did at the end of this step
-  if (skipped && bounds_.is_last_epoch()) context_.strategy.drain();
+  if (skipped) {
+    context_.events.roll_back_if_asked();  // as the others did at the end of this step
+    context_.strategy.drain();
+  }
   progress_.epoch_is_complete = reached_last || skipped || ended_;
   if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
@@ -123,7 +126,6 @@ void TrainEpochLoop::go_on(const ResumePoint& resumed) {
   stepped_ = due->after_step;
   state.is_last_batch = due->is_last_batch;
   state.batch_idx = std::max<int64_t>(resumed.consumed.batches - 1, 0);
-  drain_if_last();
   validate_after_batch(/*is_due=*/true);
   state.batch_idx = resumed.consumed.batches;
   at_boundary();
@@ -236,11 +238,6 @@ void TrainEpochLoop::log_step_metrics() {
   const int64_t step = context_.state.batches_that_stepped;
   if (!context_.is_logged(step) && !bounds_.should_stop()) return;
   context_.send(context_.metrics.take_step_metrics(), step);
-}
-
-// Completes a delayed update if no step follows to do so, so that the last validation and checkpoint see it.
-void TrainEpochLoop::drain_if_last() {
-  if (ends_here() || (ended_ && bounds_.is_last_epoch())) context_.strategy.drain();
 }
 
 bool TrainEpochLoop::validation_is_due() {

@@ -67,7 +67,6 @@ class TrainEpochLoop {
   void end_micro_batch(bool is_last, bool ends_epoch);
   void count_step();
   void log_step_metrics();
-  void drain_if_last();
   bool validation_is_due();
   void validate_after_batch(bool is_due);
   void go_on(const ResumePoint& resumed);

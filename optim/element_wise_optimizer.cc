@@ -17,6 +17,10 @@
 namespace fulgur::optim {
 namespace {
 
+// The last update, repeated for a larger learning rate, is at most so many times as large: a schedule that starts anew
+// from a rate near 0 would otherwise multiply rounding errors.
+constexpr double kLargestRepeat = 2.0;
+
 // The tensor itself if the kernel can run over its memory, otherwise a copy that it can run over.
 at::Tensor dense(const at::Tensor& tensor) {
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
@@ -141,7 +145,9 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
 
 // The prediction for copies of tensors with this number of updates, the last one included.
 Prediction ElementWiseOptimizer::prediction(const Group& group, int64_t num_updates, const Copies& copies) const {
-  if (copies.by == PredictBy::repeat) return {.repeat = group.lr > 0.0 ? copies.next_lr / group.lr : 1.0};
+  if (copies.by == PredictBy::repeat) {
+    return {.repeat = copies.next_lr < kLargestRepeat * group.lr ? copies.next_lr / group.lr : kLargestRepeat};
+  }
   if (copies.by == PredictBy::none) return {};
   Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};
   return {.next = rule(next, num_updates + 1), .gradient = copies.by == PredictBy::gradient ? 1.0 : 0.0};

@@ -35,8 +35,8 @@ struct StepRequest {
   // Whether gradients of this norm are to update the parameters; null: always. Called once, with wants_norm, and gives
   // the same answer on every rank; if it is no, the step is skipped.
   std::function<bool(const at::Tensor& grad_norm)> accepts{};
-  // By group, the learning rates of the step after this one, as far as they are known; empty: those of this step.
-  std::vector<double> next_lr{};
+  // By group, the learning rates of the step after this one, as far as they are known; null: those of this step.
+  std::function<std::vector<double>()> next_lr{};
   Closure closure{};  // for an optimizer that needs_closure(): each call computes the gradients of one batch
 };
 

@@ -92,7 +92,8 @@ void RunCheckpoints::remove(const std::filesystem::path& folder) const {
   }
 }
 
-// A checkpoint has the average of the weights, if there is one.
+// A checkpoint has all updates, and the average of the weights if there is one. After an exception other ranks may not
+// take part in going back.
 void RunCheckpoints::with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const {
   const bool was_shown = context_.strategy.show_evaluated(true);
   FirstError error;
@@ -100,7 +101,8 @@ void RunCheckpoints::with_content(bool weights_only, const std::function<void(Ch
     CheckpointContent now = content(weights_only);
     use(now);
   });
-  if (!was_shown) error.run([&] { context_.strategy.show_evaluated(false); });
+  const bool goes_back = error.get() == nullptr || context_.ranks.world_size() == 1;
+  if (!was_shown && goes_back) error.run([&] { context_.strategy.show_evaluated(false); });
   error.rethrow();
 }
 
@@ -296,6 +298,7 @@ void RunCheckpoints::interrupt(int signal) {
     context_.saver.finish();
     message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
   }
+  context_.strategy.drain();
   if (signal == SIGUSR1 && context_.ranks.rank() == 0) requeue();
   throw InterruptedError(message, signal);
 }

@@ -341,17 +341,22 @@ void FlatStrategy::update(size_t index, const StepRequest& request, double unsca
   TORCH_INTERNAL_ASSERT(!evaluated_are_shown_);
   average_late_update();
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
-  store_->update(index, transform, request.next_lr, /*late=*/engine_.delayed && is_warm);
+  const bool late = engine_.delayed && is_warm;
+  const auto next_lr = late && request.next_lr ? request.next_lr() : std::vector<double>{};
+  store_->update(index, transform, next_lr, late);
 }
 
 void FlatStrategy::drain() {
   if (!store_) return;
+  const bool was_shown = show_evaluated(false);  // what is shown gives way to what training reads
   average_late_update();
   store_->drain();
+  if (was_shown) show_evaluated(true);
 }
 
 void FlatStrategy::average_weights(double share) {
   TORCH_CHECK(average_ && setup_->averages_weights, name(), ": weights are averaged in fit, if setup was told so");
+  average_late_update();  // of an earlier call
   if (store_->is_late()) {
     share_of_late_ = share;
   } else {
@@ -411,6 +416,7 @@ void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
 }
 
 void FlatStrategy::teardown() noexcept {
+  complete_after_error();
   share_of_late_.reset();
   evaluated_are_shown_ = false;
   average_.reset();
@@ -425,6 +431,15 @@ void FlatStrategy::teardown() noexcept {
   if (module != nullptr) bring_back(*module);
   flat_.reset();
   setup_.reset();
+}
+
+// After an exception a late update may be in progress. It is completed if that takes no other rank.
+void FlatStrategy::complete_after_error() noexcept {
+  if (!store_ || !store_->is_late() || evaluated_are_shown_) return;
+  if (engine_.shard && setup_->world.world_size() > 1) return;
+  FirstError error;
+  error.run([&] { store_->drain(); });
+  error.warn(name() + ": the last update could not be completed");
 }
 
 void FlatStrategy::bring_back(Module& module) noexcept {

@@ -86,6 +86,7 @@ class FlatStrategy : public Strategy {
   void warn_of_unequal_threads() const;
   void average_late_update();
   void broadcast_buffers();
+  void complete_after_error() noexcept;
   void bring_back(Module& module) noexcept;
   void leave_statistics() noexcept;
 

@@ -38,10 +38,10 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   const c10::NoGradGuard no_grad;
   const bool has_made_steps = num_steps_ > 0;
   TORCH_INTERNAL_ASSERT(!store_->is_late() && !evaluated_are_shown_);
-  if (shared.find<bool>("pending") != nullptr) {
+  if (const bool* pending = shared.find<bool>("pending"); pending != nullptr && *pending) {
     throw CheckpointError(
-        "the checkpoint was written by an earlier version of fulgur, which kept late updates in another way; load the "
-        "weights only");
+        "the checkpoint was written while a late update was in progress, by an earlier version of fulgur, which kept "
+        "it in another way; load the weights only, which lack that update");
   }
   load_optimizers(*module_, optimizers_, shared);
   if (has_made_steps) {  // gradients of other weights, and of another loss scale, are dropped
@@ -68,7 +68,8 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
       log_warning("the checkpoint has an average of the weights, which this run does not continue");
     }
   }
-  store_->load(shared, read, /*late=*/shared.get<bool>("late") && engine_.delayed && !has_made_steps);
+  const bool* late = shared.find<bool>("late");  // earlier versions of fulgur did not write it
+  store_->load(shared, read, /*late=*/late != nullptr && *late && engine_.delayed && !has_made_steps);
 }
 
 }  // namespace fulgur

@@ -83,8 +83,8 @@ class GradientStore {
   virtual bool is_late() const { return false; }  // a late update is in progress
 
   // While a late update is in progress, forward reads parameters that lack it, and may be ahead by a prediction of it.
-  // show_exact() completes it and writes the exact parameters instead, hide_exact() brings the others back: training is
-  // not changed. Every rank calls them.
+  // show_exact() waits until it is computed and writes the exact parameters instead, hide_exact() brings the others
+  // back: training is not changed. Every rank calls them.
   virtual void show_exact() {}
   virtual void hide_exact() {}
 

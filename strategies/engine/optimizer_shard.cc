@@ -310,9 +310,9 @@ at::Tensor OptimizerShard::for_forward(size_t b, const std::vector<at::Tensor>& 
   for (size_t s = 0; s < gradients.size(); ++s) {
     by_section.push_back(is_rounded(b) ? buckets_[b].sections[s].copy : gradients[s]);
   }
-  const c10::Device device = by_section.back().device();  // a part may be on the host
-  for (at::Tensor& values : by_section) values = values.to(device);
-  return by_section.size() == 1 ? by_section.front() : at::cat(by_section);
+  if (by_section.size() == 1) return by_section.front();
+  for (at::Tensor& values : by_section) values = values.cpu();  // a section is on the host
+  return at::cat(by_section);
 }
 
 void OptimizerShard::set_for_forward(size_t b, const at::Tensor& values,

@@ -92,7 +92,7 @@ class OptimizerShard {
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
   // is 0 are left alone. With `late` the next step reads the parameters meanwhile, and the gradient's memory gets those
-  // that publish() lets the step after it read. begin_late() comes before the late updates of a bucket.
+  // that publish_for_forward() lets the step after it read. begin_late() comes before the late updates of a bucket.
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
               const std::vector<double>& used, const GradientTransform& transform, const Late* late);
   void begin_late(size_t bucket);
@@ -125,8 +125,9 @@ class OptimizerShard {
   void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read,
                    const LateTensors& late);
 
-  // The parameters for forward that a late update has left, one tensor of the range's elements; `gradients` as in
-  // publish(). set_for_forward() writes them.
+  // The parameters for forward that a late update has left, one tensor of the range's elements, on the CPU if a section
+  // is on the host; `gradients` as in
+  // publish_for_forward(). set_for_forward() writes them.
   at::Tensor for_forward(size_t bucket, const std::vector<at::Tensor>& gradients) const;
   void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;
 

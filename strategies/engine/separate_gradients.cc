@@ -253,7 +253,10 @@ void SeparateGradients::show_exact() {
   for_forward_.resize(context_.parameters.buckets().size());
   for (size_t b = 0; b < for_forward_.size(); ++b) {
     if (!schedule_->updates(b)) continue;
-    for_forward_[b] = range_of(b).clone();
+    const bool on_host = shard_.sections(b).front().on_host;
+    const at::Tensor range = range_of(b);
+    for_forward_[b] = range.to(on_host ? c10::kCPU : range.device(), range.scalar_type(), /*non_blocking=*/false,
+                               /*copy=*/true);
     shard_.show_exact(b);
   }
   gather_parameters();

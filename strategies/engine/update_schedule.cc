@@ -57,7 +57,7 @@ int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bo
 }
 
 void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, const LateOptions* late) {
-  if (const auto update = std::exchange(late_, nullptr)) finish(*update, /*for_forward=*/late != nullptr);
+  finish_late(/*for_forward=*/late != nullptr);
   std::unique_ptr<Update> update = start(optimizer, transform, late);
   if (late != nullptr) {
     late_ = std::move(update);
@@ -66,8 +66,13 @@ void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, 
   }
 }
 
-void UpdateSchedule::drain() {
-  if (const auto update = std::exchange(late_, nullptr)) finish(*update, /*for_forward=*/false);
+void UpdateSchedule::drain() { finish_late(/*for_forward=*/false); }
+
+// After an exception the update stays in progress, so that nobody takes what there is for its result.
+void UpdateSchedule::finish_late(bool for_forward) {
+  if (late_ == nullptr) return;
+  finish(*late_, for_forward);
+  late_ = nullptr;
 }
 
 void UpdateSchedule::wait() const {

@@ -76,6 +76,7 @@ class UpdateSchedule {
   std::unique_ptr<Update> start(size_t optimizer, const GradientTransform& transform, const LateOptions* late);
   void start_bucket(Update& update, size_t bucket);
   void finish(Update& update, bool for_forward);
+  void finish_late(bool for_forward);
   std::function<void()> publication(const Update& update, size_t bucket, bool for_forward);
   void warn_of_writes(const Update& update);
   StreamWorker& worker_of(const OptimizerShard::Section& section, int64_t number);

@@ -14,9 +14,9 @@ struct EngineOptions;
 
 // `base` with each update delayed by one step, so that it runs concurrently with the next step: a gradient is applied
 // one update later than usual. So that it is the gradient of where it is applied, forward reads parameters that are
-// ahead by the update that is expected meanwhile; what is validated and saved are the exact ones, with all updates.
-// docs/strategies.md has the formulas and what it costs. Sources: Ren et al. 2021, arXiv:2101.06840, section 5.2 (the
-// delayed update); Chen et al. 2018, arXiv:1809.02839 (the prediction).
+// ahead by the update that is expected meanwhile; what is validated and saved are the exact ones, with all updates, and
+// so ends every epoch. docs/strategies.md has the formulas and what it costs. Sources: Ren et al. 2021,
+// arXiv:2101.06840, section 5.2 (the delayed update); Chen et al. 2018, arXiv:1809.02839 (the prediction).
 struct DelayedUpdate {
   static constexpr std::string_view kName = "delayed_update";
   std::string base = "zero_offload";        // or ddp_sharded, ddp, single_device

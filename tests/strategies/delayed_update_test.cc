@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
+#include <functional>
 #include <set>
 #include <thread>
 
@@ -136,7 +138,7 @@ optim::PredictBy predicted_by(const std::string& predict) {
 
 // theta_{i+1} uses g_{i-1}, with the settings of step i-1; the first updates are synchronous. A step whose gradients
 // overflow has no update and is not counted. Forward sees theta_{i+1} and, if another update follows that theta_{i+1}
-// lacks, the one that is expected by its learning rate.
+// lacks, the one that is expected by its learning rate. Each of two epochs ends with all its updates.
 template <class O>
 Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
                       OnOverflow on_overflow = OnOverflow::is_applied) {
@@ -184,6 +186,7 @@ Recurrence recurrence(const std::vector<Batch>& batches, const Plan& plan,
   std::optional<Late> pending;
   const int64_t window = plan.accumulate * plan.world_size;
   for (size_t begin = 0; begin < batches.size(); begin += static_cast<size_t>(window)) {
+    if (pending && begin == batches.size() / 2) apply(*std::exchange(pending, std::nullopt));
     Late now{.gradients = {}, .transform = {}, .lr = lr};
     bool finite = true;
     for (int64_t k = 0; k < plan.accumulate; ++k) {  // sums over ranks first, then over micro-batches
@@ -385,8 +388,7 @@ struct Quadratic : Module {
 
 double where_it_ends(double lr, const StrategyChoice& choice, double momentum = 0) {
   const auto module = make_module<Quadratic>(lr, momentum);
-  TrainerOptions options = testing::quiet({.strategy = choice, .max_steps = 2000});
-  Trainer(options).fit(module, {.train = testing::tiny_loader()});
+  Trainer(testing::quiet({.strategy = choice})).fit(module, {.train = testing::tiny_loader(2000, 1)});
   return module->x.abs().item<double>();
 }
 
@@ -600,6 +602,121 @@ TEST(DelayedUpdateTest, AParameterThatIsNotUpdatedIsNotAhead) {
       }
     }
   }
+}
+
+// After five steps the run ends by an exception, or by a signal.
+struct EndsEarly : TinyModule {
+  bool throws = false, is_interrupted = false;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (throws && batch_idx == 5) throw std::runtime_error("over");
+    if (is_interrupted && batch_idx == 4) std::raise(SIGTERM);
+    return TinyModule::training_step(batch, batch_idx);
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = kLr}); }
+};
+
+TEST(DelayedUpdateTest, ARunThatEndsEarlyLeavesTheModuleWithAllUpdates) {
+  for (const std::string& base : kBases) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      SCOPED_TRACE(fmt::format("{}, {}", base, precision));
+      const auto weights_after = [&](const std::function<void(EndsEarly&)>& change, int64_t max_steps) {
+        const auto module = make_module<EndsEarly>();
+        Recorded<Momentum>::seed(*module);
+        change(*module);
+        TrainerOptions options = testing::quiet({.max_steps = max_steps, .precision = precision});
+        options.strategy = DelayedUpdate{.base = base, .warmup_steps = 0};
+        const auto fit = [&] { Trainer(options).fit(module, {.train = testing::tiny_loader(80, 8)}); };
+        if (max_steps == 5) {
+          fit();
+        } else {
+          EXPECT_THROW(fit(), std::runtime_error);
+        }
+        return testing::flat_weights(*module);
+      };
+      const at::Tensor expected = weights_after([](EndsEarly&) {}, 5);
+      EXPECT_TRUE(weights_after([](EndsEarly& m) { m.throws = true; }, 10).equal(expected));
+      EXPECT_TRUE(weights_after([](EndsEarly& m) { m.is_interrupted = true; }, 10).equal(expected));
+    }
+  }
+}
+
+// A learning rate that a hook sets for the first step, and that stays.
+struct SetsItsRate : TinyModule {
+  double lr, set;
+  SetsItsRate(double at_first, double by_hook) : lr(at_first), set(by_hook) {}
+  void on_before_optimizer_step(Optimizer& optimizer) override { optimizer.groups()[0].lr = set; }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = lr}); }
+};
+
+TEST(DelayedUpdateTest, ExpectsAnUpdateByTheLearningRateThatAHookSets) {
+  const auto weights = [](double at_first) {
+    const auto module = make_module<SetsItsRate>(at_first, kLr);
+    Recorded<Momentum>::seed(*module);
+    Trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device", .warmup_steps = 0}}))
+        .fit(module, {.train = testing::tiny_loader(40, 8)});
+    return testing::flat_weights(*module);
+  };
+  EXPECT_TRUE(weights(1.0).equal(weights(kLr)));
+}
+
+// A strategy with an update in progress, to be asked by the test.
+struct WithLateUpdate {
+  std::shared_ptr<Quadratic> module = make_module<Quadratic>(/*its_lr=*/0.1, /*its_momentum=*/0.9);
+  World alone{};
+  std::unique_ptr<Strategy> strategy =
+      StrategyChoice(DelayedUpdate{.base = "single_device", .warmup_steps = 0}).make("auto");
+  WithLateUpdate() {
+    strategy->setup(*module, {.devices = {c10::kCPU}, .world = alone, .averages_weights = true});
+    strategy->setup_optimizers(module->configure_optimizers());
+    step();
+    step();
+  }
+  ~WithLateUpdate() { strategy->teardown(); }
+  void step() const {
+    const at::Tensor loss = strategy->training_step({}, 0);
+    strategy->zero_grad(0);
+    strategy->backward(loss, /*is_last=*/true);
+    strategy->end_micro_batch({.micro_batches = 1}, /*is_last=*/true);
+    strategy->optimizer_step(0, {});
+  }
+  double x() const { return module->x.item<double>(); }
+  double evaluated() const {
+    strategy->show_evaluated(true);
+    const double shown = x();
+    strategy->show_evaluated(false);
+    return shown;
+  }
+};
+
+TEST(DelayedUpdateTest, EveryCallAveragesTheWeights) {
+  WithLateUpdate plain;
+  const double before = plain.evaluated();
+  plain.step();
+  const double after = plain.evaluated();
+  WithLateUpdate averaged;
+  averaged.strategy->average_weights(1.0);
+  averaged.step();
+  averaged.strategy->average_weights(0.5);
+  averaged.strategy->average_weights(0.5);
+  EXPECT_NE(before, after);
+  EXPECT_NEAR(averaged.evaluated(), before / 4 + after * 3 / 4, 1e-6);
+}
+
+TEST(DelayedUpdateTest, CompletesAnUpdateWhileOtherWeightsAreShown) {
+  WithLateUpdate plain, averaged;
+  averaged.strategy->average_weights(1.0);
+  plain.step();
+  averaged.step();
+  const double ahead = plain.x();
+  plain.strategy->drain();
+  averaged.strategy->show_evaluated(true);
+  const double average = averaged.x();
+  averaged.strategy->drain();
+  EXPECT_EQ(averaged.x(), average);
+  averaged.strategy->show_evaluated(false);
+  EXPECT_EQ(averaged.x(), plain.x());
+  EXPECT_NE(plain.x(), ahead);
+  EXPECT_NE(plain.x(), average);
 }
 
 template <class M = TinyModule>

@@ -655,6 +655,29 @@ TEST(RanksThatFail, AnExceptionOnOneRankEndsAll) {
   });
 }
 
+// The ranks save together while an update is in progress, which they show together.
+TEST(RanksThatFail, ASaveThatThrowsOnOneRankEndsAll) {
+  struct Throws : TinyModule {
+    int64_t rank = 0;
+    void on_save_checkpoint(State&) override {
+      if (rank == 1) throw std::runtime_error("boom");
+    }
+  };
+  const testing::TempDir dir;
+  run_failing_ranks(2, [&](World& world) {
+    const auto module = seeded<Throws>();
+    module->rank = world.rank();
+    const auto saves = testing::at_batch_end([&](TrainerControl& trainer) {
+      if (trainer.state().batch_idx == 2) trainer.save_checkpoint(dir.path() / "saved");
+    });
+    TrainerOptions options = ddp(world, {.callbacks = {saves}});
+    options.strategy = DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0, .ranks = {.timeout_s = 30}};
+    const std::string message =
+        message_of<std::runtime_error>([&] { Trainer(options).fit(module, {.train = testing::tiny_loader(48, 4)}); });
+    EXPECT_THAT(message, HasSubstr("boom"));
+  });
+}
+
 TEST(RanksThatFail, ParametersThatDifferAreNamed) {
   struct Wide : Module {
     explicit Wide(int64_t width) { register_module("layer", torch::nn::Linear(4, width)); }
