@@ -139,7 +139,8 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
       {"process", getpid()},
       {"strategy_and_devices", trainer.device_summary()},
       {"world_size", trainer.world_size()}};
-  write_new_file(numbered(folder, "env", ".json").free, environment.dump(2) + "\n");
+  const std::string text = environment.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
+  write_new_file(numbered(folder, "env", ".json").free, text + "\n");
   replace_link_atomically(folder.parent_path() / "latest", folder.filename());
 }
 

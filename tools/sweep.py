@@ -125,22 +125,31 @@ class Run:
     def __init__(self, number, options, plan, command):
         self.name, self.options, self.plan, self.command = f"run-{number:03}", options, plan, command
         self.folder = plan["folder"] / "runs" / self.name
-        self.record = plan["folder"] / "records" / f"{self.name}.json"  # what has been done: flags, exit code, score
+        self.record = plan["folder"] / "records" / f"{self.name}.json"  # how it was begun, and what has been done
+        self.begun = [*command, *flags_of(options)]
         self.score, self.failure = None, None
 
     def train(self, further):
         """Trains with the flags `further`, unless that has been done."""
         flags = flags_of(self.options) + further
-        done = json.loads(self.record.read_text()) if self.record.exists() else {}
+        done = json.loads(self.record.read_text()) if self.record.exists() else {"begun": self.begun}
+        require(done["begun"] == self.begun, f"{self.plan['folder']} has runs of another sweep: {self.name} is "
+                f"{' '.join(done['begun'])}; name another folder, or delete this one")
         if done.get("flags") != flags:
+            self.write(done)
             done = self.call(flags)
-            self.record.write_text(json.dumps(done))
+            self.write(done)
         self.failure = done["failure"]
         self.score = done["score"]
         return self
 
-    def call(self, flags):
+    def write(self, done):
         self.record.parent.mkdir(parents=True, exist_ok=True)
+        whole = self.record.with_suffix(".new")
+        whole.write_text(json.dumps(done))
+        whole.replace(self.record)
+
+    def call(self, flags):
         own = [f"--default_root_dir={self.plan['folder'].absolute()}", f"--name={self.name}", "--ckpt_path=last"]
         for _ in range(TRIES):
             with open(self.record.with_suffix(".log"), "a") as log:
@@ -151,9 +160,10 @@ class Run:
                 break  # it has ended by itself; what was killed goes on from its last checkpoint
         said = self.record.with_suffix(".log").read_text(errors="replace").strip().split("\n")[-1]
         if code == USAGE_ERROR:
+            self.record.unlink()  # nothing was trained
             raise UsageError(f"{self.name}: {said}")
         failure = f"exit code {code}: {said}" if code else None
-        return {"flags": flags, "failure": failure, "score": None if failure else self.best()}
+        return {"begun": self.begun, "flags": flags, "failure": failure, "score": None if failure else self.best()}
 
     def best(self):
         """The best value of the metric in metrics.csv; None if it is not finite."""

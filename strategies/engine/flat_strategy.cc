@@ -356,7 +356,7 @@ void FlatStrategy::drain() {
 
 void FlatStrategy::average_weights(double share) {
   TORCH_CHECK(average_ && setup_->averages_weights, name(), ": weights are averaged in fit, if setup was told so");
-  average_late_update();  // of an earlier call
+  average_late_update();  // An earlier call may still wait for its update.
   if (store_->is_late()) {
     share_of_late_ = share;
   } else {

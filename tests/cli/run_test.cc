@@ -143,6 +143,12 @@ TEST_F(RunTest, APrintedConfigTrainsTheSameAndSoDoesTheOneOfARun) {
   EXPECT_NE(read(run_dir("a") / "metrics.csv"), read(run_dir("c") / "metrics.csv"));
 }
 
+TEST_F(RunTest, TrainsInAFolderWhoseNameIsNoUtf8) {
+  const Outcome outcome = run({"--name=caf\xe9", "--max_epochs=1"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_TRUE(fs::exists(run_dir("caf\xe9") / "metrics.csv"));
+}
+
 TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   ASSERT_EQ(run({"--name=a", "--max_epochs=1"}).exit_code, 0);
   EXPECT_THAT(read(run_dir("a") / "config.toml"),

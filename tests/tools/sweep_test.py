@@ -99,6 +99,16 @@ class SweepTest(unittest.TestCase):
         self.assertEqual(self.sweep(plan).returncode, 0)
         self.assertEqual(self.calls()[2:], ["run-001 None"])
 
+    def test_runs_of_another_sweep_are_refused(self):
+        plan = 'metric = "val_loss"\n[options]\nwidth = [{}, 2]\n'
+        self.sweep(plan.format(1))
+        for other, command in [(3, ["./program"]), (1, ["./program", "--max_epochs=2"])]:
+            done = self.sweep(plan.format(other), *command)
+            self.assertEqual(done.returncode, 2)
+            self.assertRegex(done.stderr, r"error: sweep has runs of another sweep: run-000 is .*/program --width=1; "
+                                          "name another folder, or delete this one")
+        self.assertEqual(len(self.calls()), 2)
+
     def test_a_run_that_is_killed_goes_on(self):
         done = self.sweep('metric = "val_loss"\n[options]\nwidth = [1, 2]\n', "./program", "--killed=1")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
@@ -142,8 +152,8 @@ class SweepTest(unittest.TestCase):
             ('metric = "a"\nmethod = "random"\n[options]\nx = { min = 3, max = 2 }', "error: sweep.toml: options.\"x\" needs min and max"),
             ('metric = "a"\nmethod = "random"\n[options]\nx = { mim = 3 }', "error: sweep.toml: options.\"x\": unknown key 'mim'; did you mean 'min'?"),
             ('metric = "a"\n[options]\nx = []', "error: sweep.toml: options.\"x\" must be a list of values"),
-            ('metric = "val_los"\n[options]\nwidth = [1]', "error: no run logs 'val_los'; it logs val_loss, train_loss"),
             ('metric = "val_loss"\n[options]\nlr = [0.25]', "error: run-000: error: --lr must be at most 0.2; got 0.25"),
+            ('metric = "val_los"\n[options]\nwidth = [1]', "error: no run logs 'val_los'; it logs val_loss, train_loss"),
         ]:
             with self.subTest(plan=plan):
                 done = self.sweep(plan)
