@@ -93,7 +93,7 @@ def long(runs):
 
 def warmup(runs):
     steps = {f"{n} steps on time": [*late_flags("gradient"), f"--strategy.warmup_steps={n}"]
-             for n in [0, 30, 100, 200]}
+             for n in [0, 100, 200, 300]}
     ratios(runs, "transformer_lm", range(1, 4), ["--model.lr=2e-3"], steps)
 
 

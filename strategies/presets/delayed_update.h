@@ -21,7 +21,7 @@ struct DelayedUpdate {
   static constexpr std::string_view kName = "delayed_update";
   std::string base = "zero_offload";        // or ddp_sharded, ddp, single_device
   std::string predict = "gradient";         // or moments, repeat, none: what the next update is expected to be
-  int64_t warmup_steps = 100;               // steps at the beginning whose updates are not delayed
+  int64_t warmup_steps = 300;               // steps at the beginning whose updates are not delayed
   HostOptions host{};                       // `ratio` only for base zero_offload
   std::string reduce = "each_micro_batch";  // as in DdpSharded, for the bases ddp_sharded and zero_offload
   RankOptions ranks{};

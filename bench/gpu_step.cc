@@ -1,0 +1,207 @@
+// The step of one model on a GPU, or on a CPU where there is none:
+//   gpu_step --model=gpt2 --precision=bf16-mixed --gradient_clip_val=1
+// Models: gpt2, GPT-2 with 124 M parameters (Radford et al. 2019), whose sizes are options; mlp, the one of
+// bench/trainer_step, whose step takes no time but the host's. Each rank prints, in one line, the milliseconds of a
+// step (the median of `repeats` times `steps` steps, each time until the device has done them), the peak of the
+// device's memory in bytes, and a digest of the trained weights: equal digests are equal bits.
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+#include <torch/cuda.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "fulgur.h"
+
+namespace {
+
+using namespace fulgur;
+namespace nn = torch::nn;
+namespace F = torch::nn::functional;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kPool = 8;  // different batches
+
+struct Options {
+  TrainerOptions trainer{.devices = 1, .max_epochs = 1, .barebones = true};
+  std::string model = "gpt2";
+  int64_t n_layer = 12, n_head = 12, n_embd = 768, context = 1024, vocab_size = 50304;
+  int64_t batch_size = 8;
+  int64_t steps = 10, repeats = 5, warm_up = 5;
+  int64_t throws_at = -1, throws_on = 0;
+
+  void describe(FieldVisitor& visit) {
+    trainer.describe(visit);
+    visit({.name = "model", .help = "what is trained", .choices = {"gpt2", "mlp"}}, &model);
+    visit({.name = "n_layer", .help = "number of blocks", .min = 1}, &n_layer);
+    visit({.name = "n_head", .help = "attention heads per block; divides n_embd", .min = 1}, &n_head);
+    visit({.name = "n_embd", .help = "width of a token's vector", .min = 1}, &n_embd);
+    visit({.name = "context", .help = "tokens per sample", .min = 1}, &context);
+    visit({.name = "vocab_size", .help = "number of different tokens", .min = 2}, &vocab_size);
+    visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
+    visit({.name = "steps", .help = "steps that are timed together", .min = 1}, &steps);
+    visit({.name = "repeats", .help = "times that they are timed", .min = 1}, &repeats);
+    visit({.name = "warm_up", .help = "steps before", .min = 1}, &warm_up);
+    visit({.name = "throws_at", .help = "step in which a rank fails; negative: none does"}, &throws_at);
+    visit({.name = "throws_on", .help = "rank that fails", .min = 0}, &throws_on);
+  }
+};
+
+struct BlockImpl : nn::Module {
+  int64_t n_head;
+  nn::LayerNorm attention_norm{nullptr}, mlp_norm{nullptr};
+  nn::Linear qkv{nullptr}, mix{nullptr}, expand{nullptr}, contract{nullptr};
+
+  explicit BlockImpl(const Options& options) : n_head(options.n_head) {
+    const int64_t width = options.n_embd;
+    attention_norm = register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({width})));
+    qkv = register_module("qkv", nn::Linear(width, 3 * width));
+    mix = register_module("mix", nn::Linear(width, width));
+    mlp_norm = register_module("mlp_norm", nn::LayerNorm(nn::LayerNormOptions({width})));
+    expand = register_module("expand", nn::Linear(width, 4 * width));
+    contract = register_module("contract", nn::Linear(4 * width, width));
+  }
+  at::Tensor forward(const at::Tensor& x) {  // x and the result: [batch_size, context, n_embd]
+    const auto heads =
+        qkv->forward(attention_norm->forward(x)).unflatten(2, {3, n_head, -1}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const at::Tensor mixed = at::scaled_dot_product_attention(heads[0], heads[1], heads[2], /*attn_mask=*/{},
+                                                              /*dropout_p=*/0.0, /*is_causal=*/true);
+    const at::Tensor attended = x + mix->forward(mixed.transpose(1, 2).flatten(2));
+    return attended + contract->forward(F::gelu(expand->forward(mlp_norm->forward(attended))));
+  }
+};
+TORCH_MODULE(Block);
+
+// Times steps, and lets the derived class say what they are.
+class Timed : public Module {
+ public:
+  explicit Timed(const Options& options) : options_(options) {}
+
+  void on_before_zero_grad() override {
+    if (run_state().global_step == options_.throws_at && global_rank() == options_.throws_on) {
+      throw std::runtime_error("as the flags ask for");
+    }
+  }
+  void on_train_batch_end(const at::Tensor& loss, const Batch&, int64_t batch_idx) override {
+    const int64_t timed = batch_idx + 1 - options_.warm_up;
+    if (timed < 0 || timed % options_.steps != 0) return;
+    loss.item();  // waits for the device
+    const auto now = Clock::now();
+    if (timed > 0) times_ms_.push_back(std::chrono::duration<double, std::milli>(now - start_).count());
+    start_ = now;
+  }
+  Optimizers configure_optimizers() override {
+    return optim::AdamW(parameters(), {.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
+  }
+  double step_ms() {
+    std::ranges::sort(times_ms_);
+    return times_ms_.at(times_ms_.size() / 2) / static_cast<double>(options_.steps);
+  }
+
+ protected:
+  const Options options_;
+
+ private:
+  Clock::time_point start_;
+  std::vector<double> times_ms_{};
+};
+
+class Gpt2 final : public Timed {
+ public:
+  explicit Gpt2(const Options& options) : Timed(options) {
+    tokens_ = register_module("tokens", nn::Embedding(options.vocab_size, options.n_embd));
+    positions_ = register_module("positions", nn::Embedding(options.context, options.n_embd));
+    blocks_ = register_module("blocks", nn::Sequential());
+    for (int64_t i = 0; i < options.n_layer; ++i) blocks_->push_back(Block(options));
+    norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({options.n_embd})));
+    const at::NoGradGuard no_grad;
+    for (const at::Tensor& param : parameters()) {
+      if (param.dim() > 1) param.normal_(0.0, 0.02);
+    }
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor text = batch["tokens"];  // [batch_size, context + 1]
+    const at::Tensor x = tokens_->forward(text.slice(1, 0, -1)) + positions_->weight;
+    const at::Tensor logits = F::linear(norm_->forward(blocks_->forward(x)), tokens_->weight);
+    return F::cross_entropy(logits.flatten(0, 1), text.slice(1, 1).flatten());
+  }
+
+ private:
+  nn::Embedding tokens_{nullptr}, positions_{nullptr};
+  nn::Sequential blocks_{nullptr};
+  nn::LayerNorm norm_{nullptr};
+};
+
+class Mlp final : public Timed {
+ public:
+  explicit Mlp(const Options& options) : Timed(options) {
+    using nn::Linear, nn::ReLU;
+    layers_ = register_module("layers", nn::Sequential(Linear(32, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 64),
+                                                       ReLU(), Linear(64, 2)));
+  }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return F::cross_entropy(layers_->forward(batch["x"]), batch["y"]);
+  }
+
+ private:
+  nn::Sequential layers_{nullptr};
+};
+
+// Batches that were made before, as often as they are asked for.
+class Pool final : public Loader {
+ public:
+  Pool(const Options& options, int64_t num_batches) : num_batches_(num_batches) {
+    for (int64_t i = 0; i < kPool; ++i) {
+      const int64_t size = options.batch_size;
+      if (options.model == "mlp") {
+        pool_.push_back({{"x", torch::randn({size, 32})}, {"y", torch::randint(0, 2, {size})}});
+      } else {
+        pool_.push_back({{"tokens", torch::randint(options.vocab_size, {size, options.context + 1})}});
+      }
+    }
+  }
+  void begin_epoch(int64_t) override { next_ = 0; }
+  std::optional<Batch> next() override {
+    if (next_ == num_batches_) return std::nullopt;
+    return pool_[static_cast<size_t>(next_++ % kPool)];
+  }
+  std::optional<int64_t> num_batches() const override { return num_batches_; }
+
+ private:
+  std::vector<Batch> pool_{};
+  int64_t num_batches_, next_ = 0;
+};
+
+uint64_t digest(const torch::nn::Module& module) {
+  uint64_t digest = 0;
+  for (const at::Tensor& param : module.parameters()) {
+    const at::Tensor values = param.detach().cpu().contiguous();
+    digest = XXH3_64bits_withSeed(values.const_data_ptr(), values.nbytes(), digest);
+  }
+  return digest;
+}
+
+int64_t peak_bytes() {
+  if (!torch::cuda::is_available()) return 0;
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocated_bytes[kAll].peak;
+}
+
+template <class Net>
+void train(const Options& options) {
+  seed_everything(1);
+  const auto module = make_module<Net>(options);
+  const int64_t num_batches = options.warm_up + options.steps * options.repeats;
+  Trainer trainer(options.trainer);
+  trainer.fit(module, {.train = std::make_shared<Pool>(options, num_batches)});
+  fmt::print("{:.4f} ms, {} bytes, weights {:016x}\n", module->step_ms(), peak_bytes(), digest(*module));
+}
+
+void run(Options options) { options.model == "mlp" ? train<Mlp>(options) : train<Gpt2>(options); }
+
+}  // namespace
+
+int main(int argc, char** argv) { return run_command_line(argc, argv, run); }
