@@ -45,7 +45,7 @@ std::string_view kind_of(const FieldValue& value) {
 
 // The option or list with this path, or with this path in the section of the trainer; null: there is none.
 template <class Entries>
-typename Entries::value_type* find_in(Entries& entries, std::string_view path) {
+auto find_in(Entries& entries, std::string_view path) -> decltype(&*entries.begin()) {
   for (const std::string& wanted : {canonical_name(path), canonical_name(std::string(kTrainer) + std::string(path))}) {
     const auto found = std::ranges::find_if(entries, [&](const auto& e) { return canonical_name(e.path) == wanted; });
     if (found != entries.end()) return &*found;
@@ -106,15 +106,19 @@ std::string Config::flag_of(const Option& option) const {
 
 std::string Config::advice_for(std::string_view path) const {
   constexpr size_t kMostNames = 12;
+  if (find_in(lists_, path) != nullptr) return fmt::format("it is a list; write [[{}]] in a file for --config", path);
   const std::string wanted = canonical_name(path), section = canonical_name(section_of(path));
   std::vector<std::string> of_section, all;
   for (const Option& option : options_) {
     all.push_back(flag_of(option));
+    if (has_section(option.path)) all.push_back(flag_of(option) + std::string(kType));
     if (!section.empty() && canonical_name(section_of(option.path)) == section) of_section.push_back(option.path);
     const std::string_view name = std::string_view(option.path).substr(option.path.rfind('.') + 1);
     if (canonical_name(name) == wanted) return fmt::format("did you mean '{}'?", flag_of(option));
   }
-  for (const List& list : lists_) all.push_back(list.path.substr(list.path.rfind('.') + 1));
+  for (const List& list : lists_) {
+    all.push_back(list.path.starts_with(kTrainer) ? list.path.substr(kTrainer.size()) : list.path);
+  }
   if (const auto nearest = nearest_name(path, of_section.empty() ? all : of_section)) {
     return fmt::format("did you mean '{}'?", *nearest);
   }
@@ -122,11 +126,20 @@ std::string Config::advice_for(std::string_view path) const {
   return fmt::format("there are {}", fmt::join(of_section, ", "));
 }
 
+// Whether there are options in a section, or in this one of the trainer.
+bool Config::has_section(std::string_view path) const {
+  const std::string begin = canonical_name(path) + ".", of_trainer = std::string(kTrainer) + begin;
+  return std::ranges::any_of(options_, [&](const Option& option) {
+    const std::string name = canonical_name(option.path);
+    return name.starts_with(begin) || name.starts_with(of_trainer);
+  });
+}
+
 std::string Config::why_unknown(std::string_view path) {
-  const std::string wanted = canonical_name(path);
-  const auto is_within = [&](const Option& option) { return canonical_name(option.path).starts_with(wanted + "."); };
-  if (find_in(lists_, path) != nullptr) return fmt::format("{0} is a list of tables; write [[{0}]]", path);
-  if (std::ranges::any_of(options_, is_within)) return fmt::format("{0} is a section; write [{0}]", path);
+  for (const std::string_view list : {path, section_of(path)}) {
+    if (find_in(lists_, list) != nullptr) return fmt::format("{0} is a list of tables; write [[{0}]]", list);
+  }
+  if (has_section(path)) return fmt::format("{0} is a section; write [{0}]", path);
   const Option* outer = section_of(path).empty() ? nullptr : find(section_of(path));
   const auto is_beside = [&](const Option& option) { return option.path.starts_with(outer->path + "."); };
   if (outer != nullptr && std::ranges::none_of(options_, is_beside)) {
@@ -140,11 +153,18 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
     problems.push_back(at(setting.origin, setting.name, what));
   };
   for (const Setting& setting : settings) {
-    if (List* list = setting.element ? find_in(lists_, setting.path) : nullptr) {
-      list->add(setting);
+    List* list = find_in(lists_, setting.path);
+    if (list != nullptr && setting.element) {
+      const std::string other = list->add(setting);
+      if (!other.empty()) refuse(setting, fmt::format("{} and {} are the same list; write one", other, setting.path));
       continue;
     }
-    if (setting.element && !setting.element->key.empty()) continue;  // the list is unknown, and was refused
+    if (list != nullptr && setting.form == Setting::Form::empty_list) {
+      list->elements.clear();
+      continue;
+    }
+    if (setting.element && !setting.element->begins) continue;  // the list is unknown, and was refused
+    if (setting.form == Setting::Form::empty_table && !setting.element && has_section(setting.path)) continue;
     Option* option = find(setting.path);
     if (option == nullptr) {
       problems.push_back(fmt::format("{}: {}", setting.origin, why_unknown(setting.path)));
@@ -161,8 +181,12 @@ void Config::set(std::span<const Setting> settings, std::vector<std::string>& pr
       continue;
     }
     const std::string_view kind = kind_of(option->value);
-    if (setting.is_quoted && !kind.empty() && canonical_name(*setting.text) != "none") {
+    if (setting.form == Setting::Form::quoted && !kind.empty() && canonical_name(*setting.text) != "none") {
       refuse(setting, fmt::format("{} must be {}; got the text \"{}\"", setting.name, kind, *setting.text));
+      continue;
+    }
+    if (setting.form == Setting::Form::real && std::holds_alternative<std::string*>(option->value)) {
+      refuse(setting, fmt::format("{} is text; write it in quotes", setting.name));
       continue;
     }
     Field field = option->field;
@@ -208,11 +232,21 @@ void Config::check(std::vector<std::string>& problems) {
   describe_(look);
 }
 
-// A list begins anew with each file that has it.
-void Config::List::add(const Setting& setting) {
-  const auto& [index, key] = *setting.element;
-  if (key.empty() && index == 0) elements.clear();
-  if (key.empty()) {
+// A list begins anew with each file that has it. Returns the name by which the same file has it already, if it is
+// another.
+std::string Config::List::add(const Setting& setting) {
+  const auto& [index, key, begins] = *setting.element;
+  if (begins && index == 0) {
+    const auto file_of = [](const std::string& origin) {  // without line and column
+      return origin.substr(0, origin.rfind(':', origin.rfind(':') - 1));
+    };
+    const bool is_twice =
+        !elements.empty() && named_as != setting.path && file_of(elements.front().origin) == file_of(setting.origin);
+    if (is_twice) return named_as;
+    elements.clear();
+    named_as = setting.path;
+  }
+  if (begins) {
     elements.push_back({.origin = setting.origin});
   } else if (!objects.types.empty() && canonical_name(key) == "type") {
     elements.back().type = setting;
@@ -221,6 +255,7 @@ void Config::List::add(const Setting& setting) {
     option.path = key;
     option.element.reset();
   }
+  return "";
 }
 
 void Config::make_objects(std::vector<std::string>& problems) {

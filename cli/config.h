@@ -67,12 +67,14 @@ class Config {
     std::string path;
     ObjectList objects;
     std::vector<Element> elements{};
-    void add(const Setting& setting);
+    std::string named_as{};  // the name that the file of the elements has for it
+    std::string add(const Setting& setting);
   };
 
   static void make_draft(const List& list, Element& element, std::vector<std::string>& problems);
   Option* find(std::string_view path);
   std::string why_unknown(std::string_view path);
+  bool has_section(std::string_view path) const;
 
   DescribeFields describe_;
   std::deque<Option> options_;  // a deque: fields hold views of paths

@@ -167,9 +167,9 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   std::ranges::move(asked.settings, std::back_inserter(settings));
   config.set(settings, asked.problems);
   refuse(app.remaining(), config, !program.subcommands.empty(), asked.problems);
+  config.make_objects(asked.problems);
   if (program.fill && asked.problems.empty()) config.fill(program.fill(parsed.subcommand), asked.problems);
   config.check(asked.problems);
-  config.make_objects(asked.problems);
   throw_if_any(asked.problems);
   parsed.config = config.to_toml();
   if (!asked.prints_config) return parsed;

@@ -53,6 +53,23 @@ void print(fmt::format_string<Args...> format, Args&&... args) {
   std::cout << fmt::format(format, std::forward<Args>(args)...) << std::flush;
 }
 
+// A command line as a shell would take it.
+std::string in_shell(int argc, char** argv) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
+  std::string line;
+  for (int i = 0; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const bool is_plain = !word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos;
+    if (i > 0) line += ' ';
+    if (is_plain) line += word;
+    if (is_plain) continue;
+    line += '\'';
+    for (const char c : word) c == '\'' ? line += "'\\''" : line += c;
+    line += '\'';
+  }
+  return line;
+}
+
 // How a person calls the program again; under `bazel run` by its label: "bazel run //examples/digits --".
 std::string how_to_call(const std::string& program_path) {
   constexpr std::string_view kOutputs = "/bin/";
@@ -241,6 +258,10 @@ std::filesystem::path checkpoint_for(std::string_view command, const TrainerOpti
   }
   std::vector<std::filesystem::path> folders;
   if (!options.checkpoint.dirpath.empty()) folders.push_back(options.checkpoint.dirpath);
+  for (const auto& callback : options.callbacks) {
+    const auto* saving = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    if (saving != nullptr && !saving->dirpath().empty()) folders.push_back(saving->dirpath());
+  }
   if (options.name.empty()) {
     folders.push_back(named_run_dir(options.default_root_dir, "latest") / "checkpoints");
     for (const auto& run : run_dirs(options.default_root_dir)) folders.push_back(run / "checkpoints");
@@ -310,7 +331,7 @@ int run(int argc, char** argv, const AnyProgram& program) {
     if (!parsed) return;
     if (program.trainer->barebones) callbacks.erase(callbacks.begin(), callbacks.begin() + num_defaults);
     verbosity.apply(*program.trainer);
-    Command command(program, *parsed, argv[0], fmt::format("{}", fmt::join(argv, argv + argc, " ")), verbosity.quiet);
+    Command command(program, *parsed, argv[0], in_shell(argc, argv), verbosity.quiet);
     command.run();
   });
   copy_output_to("");

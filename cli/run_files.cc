@@ -57,6 +57,7 @@ std::map<std::string, std::string> values_of(const fs::path& file) {
   std::map<std::string, std::string> values;
   for (const Setting& setting : settings) {
     const auto& element = setting.element;
+    if (element && element->begins) continue;
     const std::string name =
         element ? fmt::format("{}[{}].{}", setting.path, element->index, element->key) : setting.path;
     values[name] = setting.text.value_or("");
@@ -96,10 +97,12 @@ void write_config(const fs::path& folder, const std::string& config) {
 
 // What a command prints, without the newline; empty if it fails.
 std::string output_of(const char* command) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
+  FILE* pipe = popen(command, "r");
+  if (pipe == nullptr) return "";
   std::string text;
   std::array<char, 256> part{};
-  while (pipe && std::fgets(part.data(), part.size(), pipe.get()) != nullptr) text += part.data();
+  while (std::fgets(part.data(), part.size(), pipe) != nullptr) text += part.data();
+  if (pclose(pipe) != 0) return "";
   if (text.ends_with('\n')) text.pop_back();
   return text;
 }

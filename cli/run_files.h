@@ -21,7 +21,7 @@ std::filesystem::path short_path(const std::filesystem::path& path);
 // and lets the link `latest` beside the folder point to it. Nothing is overwritten. Throws CheckpointError.
 class RunFiles final : public Callback {
  public:
-  // `config`: all options as a TOML file; `command_line`: as typed. Unless `is_quiet` it prints the folder.
+  // `config`: all options as a TOML file; `command_line`: as a shell takes it. Unless `is_quiet` it prints the folder.
   RunFiles(std::string config, std::string command_line, bool is_quiet)
       : config_(std::move(config)), command_line_(std::move(command_line)), is_quiet_(is_quiet) {}
 

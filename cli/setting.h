@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -8,10 +9,20 @@ namespace fulgur {
 
 // What a source says about one option.
 struct Setting {
-  // A place in a list of objects: "[[callbacks]]". The first setting of an element has no key.
+  // A place in a list of objects: "[[callbacks]]".
   struct Element {
     size_t index;
     std::string key;
+    bool begins = false;  // the element begins here; there is no key
+  };
+
+  // How a file has a value, where that says more than its text.
+  enum class Form : uint8_t {
+    any,
+    quoted,       // a string, which cannot mean a number
+    real,         // a number with a fraction or an exponent, whose text may have lost digits: 1.10
+    empty_list,   // []
+    empty_table,  // a section without an option
   };
 
   std::string path;                  // the option's name, after those of its sections: "trainer.max_epochs"
@@ -19,7 +30,7 @@ struct Setting {
   std::string origin;                // "run.toml:3:1", "FULGUR_TRAINER__MAX_EPOCHS", "--max_epochs"
   std::string name;                  // the option as the user wrote it; where that says enough, it is the origin
   std::optional<Element> element{};  // unset: the option itself
-  bool is_quoted = false;            // a file has it as a string, so that it cannot mean a number
+  Form form = Form::any;
 };
 
 }  // namespace fulgur

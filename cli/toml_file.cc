@@ -73,7 +73,7 @@ class Reader {
     }
   }
 
-  // A value, or, with an element without a key, where an element of a list begins.
+  // A value, or where an element of a list begins, or a section without an option.
   struct Value {
     std::string path;
     std::optional<Setting::Element> element;
@@ -89,14 +89,14 @@ class Reader {
       return std::tie(at.line, at.column) < std::tie(other.line, other.column);
     });
     for (const Value& value : values) {
-      const bool begins = value.element && value.element->key.empty();
+      const bool begins = value.element && value.element->begins;
       const std::string name = value.element ? value.element->key : value.path;
       settings_.push_back({.path = value.path,
                            .text = begins ? "" : text_of(*value.node),
                            .origin = place(file, value.node->source()),
                            .name = name,
                            .element = value.element,
-                           .is_quoted = value.node->is_string()});
+                           .form = form_of(*value.node)});
     }
   }
 
@@ -109,13 +109,16 @@ class Reader {
       name += fmt::format("{}{}", name.empty() ? "" : ".", key.str());
       value.node = &node;
       const toml::array* list = node.as_array();
-      if (const toml::table* inner = node.as_table()) {
+      if (const toml::table* inner = node.as_table(); inner != nullptr && !inner->empty()) {
         collect(*inner, value, values);
       } else if (list != nullptr && list->is_array_of_tables() && !value.element) {
         for (size_t i = 0; i < list->size(); ++i) {
-          const Value element{.path = value.path, .element = Setting::Element{i, ""}, .node = &(*list)[i]};
+          const Value element{
+              .path = value.path, .element = Setting::Element{i, "", /*begins=*/true}, .node = &(*list)[i]};
           values.push_back(element);
-          collect(*element.node->as_table(), element, values);
+          Value within = element;
+          within.element->begins = false;
+          collect(*element.node->as_table(), within, values);
         }
       } else {
         values.push_back(value);
@@ -123,10 +126,19 @@ class Reader {
     }
   }
 
+  static Setting::Form form_of(const toml::node& node) {
+    using Form = Setting::Form;
+    if (node.is_string()) return Form::quoted;
+    if (node.is_floating_point()) return Form::real;
+    if (const toml::array* list = node.as_array(); list != nullptr && list->empty()) return Form::empty_list;
+    const toml::table* table = node.as_table();
+    return table != nullptr && table->empty() ? Form::empty_table : Form::any;
+  }
+
   static std::optional<std::string> text_of(const toml::node& node) {
     if (const auto text = node.value_exact<std::string>()) return *text;
     if (const auto whole = node.value_exact<int64_t>()) return fmt::format("{}", *whole);
-    if (const auto real = node.value_exact<double>()) return fmt::format("{}", *real);
+    if (const auto real = node.value_exact<double>()) return text_of_real(*real);
     if (const auto flag = node.value_exact<bool>()) return *flag ? "true" : "false";
     const toml::array* list = node.as_array();
     if (list == nullptr) return std::nullopt;
@@ -137,6 +149,12 @@ class Reader {
       elements.push_back(*text);
     }
     return fmt::format("{}", fmt::join(elements, ","));
+  }
+
+  // 1.0 stays different from the count 1.
+  static std::string text_of_real(double real) {
+    const std::string text = fmt::format("{}", real);
+    return text.find_first_not_of("-0123456789") == std::string::npos ? text + ".0" : text;
   }
 
   static std::string place(const fs::path& file, const toml::source_region& source) {

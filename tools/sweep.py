@@ -30,6 +30,7 @@ import math
 import os
 import pathlib
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -38,7 +39,10 @@ import tomllib
 
 DEFAULTS = {"method": "grid", "metric": None, "mode": "min", "folder": "sweep", "processes": 1, "runs": 16, "seed": 1,
             "option": "max_epochs", "min": 1, "max": 9, "factor": 3, "options": None}
+USED_BY = {"runs": ("random", "halving"), "seed": ("random", "halving"), "option": ("halving",), "min": ("halving",),
+           "max": ("halving",), "factor": ("halving",)}  # methods
 RANGE = {"min": None, "max": None, "log": False, "integer": False}
+OWN = ("ckpt_path", "name", "default_root_dir")  # options that a sweep sets
 TRIES = 3  # of a run that is killed
 USAGE_ERROR = 2
 
@@ -59,6 +63,15 @@ def refuse_unknown(names, known, where):
                 (f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"))
 
 
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def option_of(flag):
+    """The option that a flag sets, by the name that all its spellings share."""
+    return flag.lstrip("-").split("=")[0].replace("-", "_").removeprefix("trainer.")
+
+
 def read(file):
     """The plan of a sweep, with defaults filled in."""
     try:
@@ -69,6 +82,10 @@ def read(file):
     plan = DEFAULTS | given
     require(plan["metric"], f"{file}: metric is missing; write metric = \"val_loss\"")
     require(plan["method"] in ("grid", "random", "halving"), f"{file}: method must be grid, random or halving; got '{plan['method']}'")
+    for name, methods in USED_BY.items():
+        require(name not in given or plan["method"] in methods, f"{file}: {name} is set, but method is {plan['method']}, which does not use it")
+    for name in ("metric", "folder", "option"):
+        require(isinstance(plan[name], str), f"{file}: {name} must be text; got {plan[name]}")
     require(plan["mode"] in ("min", "max"), f"{file}: mode must be min or max; got '{plan['mode']}'")
     require(isinstance(plan["options"], dict) and plan["options"], f"{file}: there is no option to try; write [options] \"model.lr\" = [1e-3, 3e-3]")
     for name in ("processes", "runs", "min"):
@@ -77,10 +94,15 @@ def read(file):
     require(isinstance(plan["factor"], int) and plan["factor"] >= 2, f"{file}: factor must be a whole number, at least 2; got {plan['factor']}")
     for name, values in plan["options"].items():
         where = f"{file}: options.\"{name}\""
+        require(option_of(name) not in OWN, f"{where}: a sweep sets {', '.join(OWN)} by itself")
+        require(plan["method"] != "halving" or option_of(name) != option_of(plan["option"]), f"{where} is what halving increases; leave it out of [options], or name another option = \"...\"")
         if isinstance(values, dict):
+            inner = next(iter(values), "")
+            require(not isinstance(values.get(inner), (list, dict)), f"{where}: write the name in quotes: \"{name}.{inner}\"")
             refuse_unknown(values, RANGE, where)
             require(plan["method"] != "grid", f"{where} is a range, but method is grid; write a list of values")
-            require("min" in values and "max" in values and values["min"] <= values["max"], f"{where} needs min and max, of which min is not the larger")
+            require(is_number(values.get("min")) and is_number(values.get("max")) and values["min"] <= values["max"], f"{where} needs the numbers min and max, of which min is not the larger")
+            require(not values.get("integer") or math.ceil(values["min"]) <= math.floor(values["max"]), f"{where}: there is no whole number from min to max")
             require(not values.get("log") or values["min"] > 0, f"{where}: log needs a min above 0")
         else:
             require(isinstance(values, list) and values, f"{where} must be a list of values, or a range {{ min = 1, max = 9 }}")
@@ -93,7 +115,9 @@ def draw(values, randomness):
         return randomness.choice(values)
     low, high = values["min"], values["max"]
     value = math.exp(randomness.uniform(math.log(low), math.log(high))) if values.get("log") else randomness.uniform(low, high)
-    return min(max(round(value), math.ceil(low)), math.floor(high)) if values.get("integer") else float(f"{value:.4g}")
+    if values.get("integer"):
+        return min(max(round(value), math.ceil(low)), math.floor(high))
+    return min(max(float(f"{value:.4g}"), low), high)
 
 
 def choices(plan):
@@ -127,26 +151,28 @@ class Run:
         self.folder = plan["folder"] / "runs" / self.name
         self.record = plan["folder"] / "records" / f"{self.name}.json"  # how it was begun, and what has been done
         self.begun = [*command, *flags_of(options)]
-        self.score, self.failure = None, None
+        self.score, self.failure, self.further = None, None, []
 
     def train(self, further):
         """Trains with the flags `further`, unless that has been done."""
-        flags = flags_of(self.options) + further
-        done = json.loads(self.record.read_text()) if self.record.exists() else {"begun": self.begun}
-        require(done["begun"] == self.begun, f"{self.plan['folder']} has runs of another sweep: {self.name} is "
-                f"{' '.join(done['begun'])}; name another folder, or delete this one")
-        if done.get("flags") != flags:
-            self.write(done)
-            done = self.call(flags)
-            self.write(done)
-        self.failure = done["failure"]
-        self.score = done["score"]
+        ours = {"begun": self.begun, "metric": self.plan["metric"], "mode": self.plan["mode"]}
+        record = json.loads(self.record.read_text()) if self.record.exists() else ours | {"done": {}}
+        what = shlex.join(record["begun"]) + (f", by {record['metric']} ({record['mode']})" if record["begun"] == self.begun else "")
+        is_ours = record["begun"] == self.begun and (not record["done"] or record | ours == record)
+        require(is_ours, f"{self.plan['folder']} has runs of another sweep: {self.name} is {what}; name another folder, or delete this one")
+        self.further = further
+        key = shlex.join(further)
+        if key not in record["done"]:
+            self.write(record | ours)
+            record = record | ours | {"done": record["done"] | {key: self.call(flags_of(self.options) + further)}}
+            self.write(record)
+        self.failure, self.score = record["done"][key]["failure"], record["done"][key]["score"]
         return self
 
-    def write(self, done):
+    def write(self, record):
         self.record.parent.mkdir(parents=True, exist_ok=True)
         whole = self.record.with_suffix(".new")
-        whole.write_text(json.dumps(done))
+        whole.write_text(json.dumps(record))
         whole.replace(self.record)
 
     def call(self, flags):
@@ -158,12 +184,14 @@ class Run:
                 raise KeyboardInterrupt
             if 0 <= code < 128:
                 break  # it has ended by itself; what was killed goes on from its last checkpoint
-        said = self.record.with_suffix(".log").read_text(errors="replace").strip().split("\n")[-1]
+        log = self.record.with_suffix(".log").read_text(errors="replace").strip()
+        said = log.split("\n")[-1]
         if code == USAGE_ERROR:
+            said = "error: " + log.split("error: ")[-1]  # may have several lines
             self.record.unlink()  # nothing was trained
             raise UsageError(f"{self.name}: {said}")
         failure = f"exit code {code}: {said}" if code else None
-        return {"begun": self.begun, "flags": flags, "failure": failure, "score": None if failure else self.best()}
+        return {"failure": failure, "score": None if failure else self.best()}
 
     def best(self):
         """The best value of the metric in metrics.csv; None if it is not finite."""
@@ -207,10 +235,10 @@ def sweep(plan, command):
     budget, rung = plan["min"], runs
     while True:
         train_all(rung, [f"--{plan['option']}={budget}"], plan)
-        if budget >= plan["max"] or len(rung) == 1:
+        if budget >= plan["max"]:
             return runs
         rung = in_order(rung, plan)[:max(1, len(rung) // plan["factor"])]
-        budget = min(budget * plan["factor"], plan["max"])
+        budget = plan["max"] if len(rung) == 1 else min(budget * plan["factor"], plan["max"])
 
 
 def show(runs, plan, command):
@@ -224,7 +252,7 @@ def show(runs, plan, command):
     with open(plan["folder"] / "sweep.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     if best_first[0].score is not None:
-        print(f"\nbest: {' '.join([*command, *flags_of(best_first[0].options)])}")
+        print(f"\nbest: {shlex.join([*command, *flags_of(best_first[0].options), *best_first[0].further])}")
 
 
 def main(arguments):
@@ -236,6 +264,8 @@ def main(arguments):
         os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
         command = [os.path.abspath(arguments[2]) if "/" in arguments[2] else arguments[2], *arguments[3:]]
         require(shutil.which(command[0]), f"there is no program '{arguments[2]}'")
+        for flag in command[1:]:
+            require(option_of(flag) not in OWN, f"{flag}: a sweep sets {', '.join(OWN)} by itself")
         plan = read(pathlib.Path(arguments[0]))
         runs = sweep(plan, command)
     except UsageError as error:

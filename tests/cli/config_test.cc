@@ -271,6 +271,14 @@ TEST_F(ConfigOfCallbacks, AListOfALaterFileReplacesThatOfAnEarlierOne) {
   EXPECT_NE(std::dynamic_pointer_cast<LearningRateMonitor>(callbacks[0]), nullptr);
 }
 
+TEST_F(ConfigOfCallbacks, AnEmptyListLeavesNoneAndAnEmptySectionChangesNothing) {
+  const std::string none = file("none.toml", "callbacks = []\n[trainer]\n[limits]\n");
+  const auto callbacks = parse({"--config=" + run_, "--config=" + none}).trainer.callbacks;
+  ASSERT_EQ(callbacks.size(), 1);
+  EXPECT_NE(std::dynamic_pointer_cast<TensorBoardLogger>(callbacks[0]), nullptr);
+  EXPECT_EQ(parse({"--config=" + run_, "--config=" + run_}).trainer.callbacks.size(), 3);
+}
+
 TEST_F(ConfigOfCallbacks, ArePrintedAndReadAgain) {
   const std::string text = printed({"--config=" + run_});
   EXPECT_THAT(text, ::testing::ContainsRegex(R"(

@@ -182,6 +182,22 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_EQ(fs::read_symlink(run_dir("latest")), "version_0");
 }
 
+TEST_F(RunTest, TheCommandLineIsWrittenAsAShellTakesIt) {
+  ASSERT_EQ(run({"--name=it's a run"}).exit_code, 0);
+  const auto environment = nlohmann::json::parse(read(run_dir("it's a run") / "env.json"));
+  EXPECT_THAT(environment.at("command_line").get<std::string>(), StartsWith("program '--name=it'\\''s a run' --"));
+}
+
+TEST_F(RunTest, EvaluationFindsTheFolderOfAModelCheckpointAmongTheCallbacks) {
+  const fs::path config = dir_.path() / "run.toml", folder = dir_.path() / "elsewhere";
+  std::ofstream(config) << "[[callbacks]]\ntype = \"ModelCheckpoint\"\nmonitor = \"val_loss\"\ndirpath = \""
+                        << folder.string() << "\"\n";
+  ASSERT_EQ(run({"--config=" + config.string(), "--name=a", "--model.width=5"}).exit_code, 0);
+  const Outcome tested = run({"test", "--config=" + config.string(), "--ckpt_path=best"});
+  EXPECT_EQ(tested.exit_code, 0) << tested.err;
+  EXPECT_THAT(tested.err, HasSubstr("loaded the weights of '" + folder.string()));
+}
+
 TEST_F(RunTest, NoFilesWhereNoneAreAskedFor) {
   EXPECT_EQ(run({"--fast_dev_run=1"}).exit_code, 0);
   EXPECT_FALSE(fs::exists(dir_.path() / "runs"));

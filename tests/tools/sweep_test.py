@@ -22,6 +22,10 @@ assert flags["ckpt_path"] == "last"
 with open("calls.txt", "a") as calls:
     print(flags["name"], flags.get("max_epochs"), file=calls)
 folder.mkdir(parents=True, exist_ok=True)
+epochs, trained = int(flags.get("max_epochs", 1)), folder / "trained"
+if trained.exists() and int(trained.read_text()) > epochs:
+    sys.exit("error: the checkpoint has more epochs behind it")
+trained.write_text(str(epochs))
 if flags.get("killed") and not (folder / "was_killed").exists():
     (folder / "was_killed").touch()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -80,6 +84,10 @@ class SweepTest(unittest.TestCase):
         self.assertNotEqual(drawn[0], drawn[2])
         for lr, width in drawn[0]:
             self.assertTrue(0.001 <= lr <= 0.2 and 2 <= width <= 9, (lr, width))
+        narrow = 'method = "random"\nmetric = "val_loss"\nruns = 2\nfolder = "d"\n[options]\nlr = { min = 100001, max = 100009 }\n'
+        self.assertEqual(self.sweep(narrow).returncode, 0)
+        with open(self.folder / "d/sweep.csv") as file:
+            self.assertTrue(all(100001 <= float(row["lr"]) <= 100009 for row in csv.DictReader(file)))
         self.assertLess(min(lr for lr, _ in drawn[0]), 0.02)  # log: half of the draws are below 0.014
 
     def test_halving_lets_the_best_go_on(self):
@@ -89,6 +97,20 @@ class SweepTest(unittest.TestCase):
         epochs = [call.split()[1] for call in self.calls()]
         self.assertEqual((epochs.count("1"), epochs.count("3"), epochs.count("9")), (9, 3, 1))
         self.assertEqual([row["width"] for row in self.rows()][:3], ["9", "8", "7"])
+        self.assertRegex(done.stdout, r"(?m)^best: .*/program --width=9 --max_epochs=9$")
+
+    HALVING = 'method = "halving"\nmetric = "val_loss"\nruns = {}\nfactor = 3\n[options]\nwidth = [1, 2, 3, 4, 5, 6, 7, 8, 9]\n'
+
+    def test_halving_that_is_repeated_has_the_same_result(self):
+        first = self.sweep(self.HALVING.format(9))
+        calls = self.calls()
+        again = self.sweep(self.HALVING.format(9))
+        self.assertEqual((again.returncode, again.stdout), (0, first.stdout))
+        self.assertEqual(self.calls(), calls)
+
+    def test_the_last_run_of_halving_gets_all(self):
+        done = self.sweep(self.HALVING.format(3))
+        self.assertEqual([call.split()[1] for call in self.calls()], ["1", "1", "1", "9"], done.stderr)
 
     def test_what_is_done_is_not_done_again(self):
         plan = 'metric = "val_loss"\n[options]\nwidth = [1, 2]\n'
@@ -107,7 +129,15 @@ class SweepTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertRegex(done.stderr, r"error: sweep has runs of another sweep: run-000 is .*/program --width=1; "
                                           "name another folder, or delete this one")
+        done = self.sweep(plan.format(1).replace("val_loss", "train_loss"))
+        self.assertIn("run-000 is", done.stderr)
+        self.assertIn("--width=1, by val_loss (min); name another folder", done.stderr)
         self.assertEqual(len(self.calls()), 2)
+
+    def test_a_metric_that_was_mistyped_costs_no_run(self):
+        plan = 'metric = "{}"\n[options]\nwidth = [1]\n'
+        self.assertEqual(self.sweep(plan.format("val_los")).returncode, 2)
+        self.assertEqual(self.sweep(plan.format("val_loss")).returncode, 0)
 
     def test_a_run_that_is_killed_goes_on(self):
         done = self.sweep('metric = "val_loss"\n[options]\nwidth = [1, 2]\n', "./program", "--killed=1")
@@ -141,6 +171,8 @@ class SweepTest(unittest.TestCase):
     def test_bad_input_is_refused(self):
         done = self.sweep('metric = "a"\n[options]\nx = [1]', "./programm")
         self.assertEqual((done.returncode, done.stderr), (2, "error: there is no program './programm'\n"))
+        done = self.sweep('metric = "a"\n[options]\nx = [1]', "./program", "--trainer.name=mine")
+        self.assertEqual(done.stderr, "error: --trainer.name=mine: a sweep sets ckpt_path, name, default_root_dir by itself\n")
         for plan, message in [
             ("metric = ", "error: sweep.toml: Invalid value (at end of document)"),
             ("metrik = 1", "error: sweep.toml: unknown key 'metrik'; did you mean 'metric'?"),
@@ -149,9 +181,16 @@ class SweepTest(unittest.TestCase):
             ('metric = "a"\nmethod = "gird"\n[options]\nx = [1]', "error: sweep.toml: method must be grid, random or halving; got 'gird'"),
             ('metric = "a"\nprocesses = 0\n[options]\nx = [1]', "error: sweep.toml: processes must be a whole number, at least 1; got 0"),
             ('metric = "a"\n[options]\nx = { min = 1, max = 2 }', "error: sweep.toml: options.\"x\" is a range, but method is grid"),
-            ('metric = "a"\nmethod = "random"\n[options]\nx = { min = 3, max = 2 }', "error: sweep.toml: options.\"x\" needs min and max"),
+            ('metric = "a"\nmethod = "random"\n[options]\nx = { min = 3, max = 2 }', "error: sweep.toml: options.\"x\" needs the numbers min and max"),
             ('metric = "a"\nmethod = "random"\n[options]\nx = { mim = 3 }', "error: sweep.toml: options.\"x\": unknown key 'mim'; did you mean 'min'?"),
             ('metric = "a"\n[options]\nx = []', "error: sweep.toml: options.\"x\" must be a list of values"),
+            ('metric = "a"\nruns = 3\n[options]\nx = [1]', "error: sweep.toml: runs is set, but method is grid, which does not use it"),
+            ('metric = 3\n[options]\nx = [1]', "error: sweep.toml: metric must be text; got 3"),
+            ('metric = "a"\n[options]\nmodel.lr = [1]', "error: sweep.toml: options.\"model\": write the name in quotes: \"model.lr\""),
+            ('metric = "a"\n[options]\nckpt-path = ["x"]', "error: sweep.toml: options.\"ckpt-path\": a sweep sets ckpt_path, name, default_root_dir by itself"),
+            ('metric = "a"\nmethod = "halving"\n[options]\n"trainer.max_epochs" = [1]', "error: sweep.toml: options.\"trainer.max_epochs\" is what halving increases"),
+            ('metric = "a"\nmethod = "random"\n[options]\nx = { min = "0", max = 1 }', "error: sweep.toml: options.\"x\" needs the numbers min and max"),
+            ('metric = "a"\nmethod = "random"\n[options]\nx = { min = 0.2, max = 0.8, integer = true }', "error: sweep.toml: options.\"x\": there is no whole number"),
             ('metric = "val_loss"\n[options]\nlr = [0.25]', "error: run-000: error: --lr must be at most 0.2; got 0.25"),
             ('metric = "val_los"\n[options]\nwidth = [1]', "error: no run logs 'val_los'; it logs val_loss, train_loss"),
         ]:
