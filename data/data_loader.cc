@@ -56,7 +56,7 @@ std::optional<Batch> DataLoader::next() {
   const int64_t left = indices_.defined() ? std::max<int64_t>(0, indices_.numel() - position_) : 0;
   const int64_t count = std::min(batch_size_, left);
   if (count == 0 || (drop_last_ && count < batch_size_)) return std::nullopt;
-  Batch batch = dataset_->get_batch(indices_.narrow(0, position_, count));
+  Batch batch = dataset_->get_batch(indices_.narrow(0, position_, count), {});
   position_ += count;
   return batch;
 }

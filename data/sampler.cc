@@ -4,15 +4,13 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randperm.h>
 
+#include "fulgur/data/random.h"
+
 namespace fulgur {
 namespace {
 
-// SplitMix64 (Steele, Lea, Flood 2014): neighbouring seeds and epochs give unrelated streams.
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
+at::Generator generator_of(uint64_t seed, int64_t epoch) {
+  return at::make_generator<at::CPUGeneratorImpl>(mix_bits(seed + mix_bits(static_cast<uint64_t>(epoch))));
 }
 
 }  // namespace
@@ -20,8 +18,7 @@ uint64_t mix(uint64_t x) {
 at::Tensor SequentialSampler::indices(int64_t) const { return at::arange(size_, at::kLong); }
 
 at::Tensor RandomSampler::indices(int64_t epoch) const {
-  const auto generator = at::make_generator<at::CPUGeneratorImpl>(mix(seed_ + mix(static_cast<uint64_t>(epoch))));
-  return at::randperm(size_, generator, at::kLong);
+  return at::randperm(size_, generator_of(seed_, epoch), at::kLong);
 }
 
 }  // namespace fulgur

@@ -16,8 +16,8 @@ class TensorDataset final : public Dataset {
   static std::shared_ptr<TensorDataset> make(Batch samples);
 
   int64_t size() const override { return size_; }
-  Batch get(int64_t index) const override;
-  Batch get_batch(const at::Tensor& indices) const override;
+  Batch get(int64_t index, Random& random) const override;
+  Batch get_batch(const at::Tensor& indices, const SampleRandom& random = {}) const override;
 
   const Batch& samples() const { return samples_; }
 

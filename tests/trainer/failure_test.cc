@@ -348,7 +348,7 @@ TEST(Failures, AreToldWithStageEpochBatchAndShapes) {
 TEST(Failures, OfADatasetAreToldWithTheLoaderAndTheBatch) {
   struct Broken final : Dataset {
     int64_t size() const override { return 24; }
-    Batch get(int64_t index) const override {
+    Batch get(int64_t index, Random&) const override {
       if (index == 17) throw std::runtime_error("row 17 has 3 columns instead of 4");
       return {{"x", torch::zeros({4})}, {"y", torch::zeros({1})}};
     }
