@@ -40,9 +40,11 @@ int64_t largest_shrink(int64_t height, int64_t width, int64_t asked_height, int6
   return shrink;
 }
 
-// The same part of an image whose sides were divided by `shrink`.
+// The same part of an image whose sides were divided by `shrink` and rounded up.
 Crop shrunk(const Crop& crop, int64_t shrink) {
-  return {crop.top / shrink, crop.left / shrink, crop.height / shrink, crop.width / shrink};
+  const auto nearest = [shrink](int64_t edge) { return (edge + shrink / 2) / shrink; };
+  const int64_t top = nearest(crop.top), left = nearest(crop.left);
+  return {top, left, nearest(crop.top + crop.height) - top, nearest(crop.left + crop.width) - left};
 }
 
 class Pipeline {

@@ -44,6 +44,7 @@ JpegHeader read_header(const Handle& handle, Bytes bytes, const std::string& nam
   check(::tjDecompressHeader3(handle.get(), bytes.data(), bytes.size(), &header.width, &header.height,
                               &header.subsampling, &header.colorspace),
         handle, name);
+  if (header.width < 1 || header.height < 1) throw_image_error(name, "the JPEG file ends before its picture");
   return header;
 }
 
