@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "fulgur/data/images/image_dataset.h"
+
 namespace digits {
 namespace {
 
@@ -56,6 +58,16 @@ fulgur::Batch read_digits(const std::filesystem::path& file) {
   return {{"image", torch::tensor(pixels).view({count, 1, kSide, kSide})}, {"label", torch::tensor(labels)}};
 }
 
+fulgur::Batch read_digit_pictures(const std::filesystem::path& folder) {
+  const auto pictures =
+      fulgur::ImageDataset::from_folder(folder, {.size = kSide, .resize = kSide, .color = fulgur::ImageColor::gray});
+  if (pictures->classes().size() != 10) {
+    throw std::runtime_error(fmt::format("'{}' has {} folders; there must be one for each of the ten digits",
+                                         folder.string(), pictures->classes().size()));
+  }
+  return pictures->get_batch(torch::arange(pictures->size()), {});
+}
+
 std::filesystem::path default_file() {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   return program + ".runfiles/digits/digits.csv.gz";
@@ -63,6 +75,7 @@ std::filesystem::path default_file() {
 
 void DigitsDataOptions::describe(fulgur::FieldVisitor& visit) {
   visit({.name = "file", .help = "file of the digits: gzipped CSV"}, &file);
+  visit({.name = "path", .help = "folder to read instead of the file: train/<digit>/*.png"}, &path);
   visit({.name = "batch_size", .help = "samples per step", .min = 1}, &batch_size);
 }
 
@@ -70,8 +83,13 @@ DigitsData::DigitsData(Options options, uint64_t seed) : options_(std::move(opti
 
 void DigitsData::setup(fulgur::EntryPoint) {
   if (!parts_.empty()) return;
-  const fulgur::TensorDataset all(read_digits(options_.file));
+  const fulgur::TensorDataset all(options_.path.empty() ? read_digits(options_.file)
+                                                        : read_digit_pictures(options_.path / "train"));
   constexpr int64_t kVal = 180, kTest = 360;
+  if (all.size() < kVal + kTest + options_.batch_size) {
+    throw std::runtime_error(fmt::format("there are {} digits; {} are for validation and test, and training needs {}",
+                                         all.size(), kVal + kTest, options_.batch_size));
+  }
   parts_ = fulgur::random_split(all, {all.size() - kVal - kTest, kVal, kTest}, seed_);
 }
 

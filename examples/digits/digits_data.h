@@ -12,17 +12,22 @@ namespace digits {
 // [1797]. Throws std::runtime_error if the file is missing or has another format.
 fulgur::Batch read_digits(const std::filesystem::path& file);
 
+// The same from `folder/<digit>/*.png` (or .jpg, .webp): grey pictures, made 8 x 8 if they are larger, where black is 0
+// and white is 1. Throws std::runtime_error unless there are ten folders with pictures.
+fulgur::Batch read_digit_pictures(const std::filesystem::path& folder);
+
 // The file that the build has downloaded for this program.
 std::filesystem::path default_file();
 
 struct DigitsDataOptions {
   std::filesystem::path file = default_file();
-  int64_t batch_size = 32;  // samples
+  std::filesystem::path path{};  // if not empty, the pictures in path/train are read instead of the file
+  int64_t batch_size = 32;       // samples
   void describe(fulgur::FieldVisitor& visit);
 };
 
-// The digits split by `seed` into 1,257 for training, 180 for validation and 360 for test. Training shuffles, and
-// drops the last short batch, so that every step sees the same number of samples.
+// The digits split by `seed` into 180 for validation, 360 for test and the other 1,257 for training. Training shuffles,
+// and drops the last short batch, so that every step sees the same number of samples.
 class DigitsData final : public fulgur::DataModule {
  public:
   using Options = DigitsDataOptions;

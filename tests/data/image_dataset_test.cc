@@ -41,7 +41,7 @@ TEST(ImageDataset, AFolderIsReadByClassAndName) {
   const TempDir folder;
   write_png(folder.path() / "dog/b.png", 4, 4, 10);
   write_png(folder.path() / "dog/a.PNG", 4, 4, 20);
-  write_png(folder.path() / "cat/z.jpeg", 4, 4, 30);  // its bytes say that it is a PNG
+  write_png(folder.path() / "cat/z.jpeg", 4, 4, 30);  // a PNG under another name
   write_text(folder.path() / "dog/notes.txt", "no picture");
   write_text(folder.path() / "dog/.hidden.png", "no picture");
   fs::create_directories(folder.path() / ".cache");
