@@ -542,7 +542,7 @@ void overwrite(const fs::path& checkpoint, const std::string& name, const std::s
 
 TEST(Resume, RefusesCountsAndTimesThatNoRunHas) {
   for (const auto& [name, value] : {std::pair("elapsed_s", "1e300"), std::pair("elapsed_s", "-2.5"),
-                                    std::pair("global_step", "-3"), std::pair("samples_of_epoch", "-4")}) {
+                                    std::pair("global_step", "-3"), std::pair("batches_of_epoch", "-4")}) {
     SCOPED_TRACE(c10::str(name, " ", value));
     const TempDir dir;
     fit({.options = {.max_steps = 3}}, 1, dir.path(), "");
