@@ -158,12 +158,15 @@ std::optional<Batch> DataLoader::next() {
 }
 
 Batch DataLoader::Source::read(const at::Tensor& indices, int64_t epoch) const {
-  const SampleRandom random{.seed = seed, .epoch = epoch};
+  const SampleRandom of_epoch{.seed = seed, .epoch = epoch};
+  const int64_t* index = indices.const_data_ptr<int64_t>();
+  std::vector<Random> random;
+  random.reserve(static_cast<size_t>(indices.numel()));
+  for (int64_t i = 0; i < indices.numel(); ++i) random.push_back(of_epoch.of(index[i]));
   if (!collate) return dataset->get_batch(indices, random);
   std::vector<Batch> samples;
-  for (int64_t i = 0; i < indices.numel(); ++i) {
-    samples.push_back(get_sample(*dataset, indices.const_data_ptr<int64_t>()[i], random));
-  }
+  samples.reserve(random.size());
+  for (Random& of_sample : random) samples.push_back(get_sample(*dataset, *index++, of_sample));
   return collate(samples);
 }
 

@@ -27,9 +27,9 @@ namespace fulgur {
 class Workers {
  public:
   template <std::integral I>
-  Workers(I count) : count_(static_cast<int64_t>(count)) {}  // NOLINT: implicit, as are the next two; throws UsageError
-  Workers(std::string_view text);                            // NOLINT: throws UsageError
-  Workers(const char* text) : Workers(std::string_view(text)) {}  // NOLINT
+  Workers(I count) : Workers(std::string_view(std::to_string(count))) {}  // NOLINT: implicit; throws UsageError
+  Workers(std::string_view text);                                         // NOLINT: throws UsageError
+  Workers(const char* text) : Workers(std::string_view(text)) {}          // NOLINT
 
   std::string to_string() const;                  // in the form that the constructor takes
   int64_t count(int64_t local_world_size) const;  // of threads, on a host with so many ranks

@@ -13,23 +13,21 @@
 
 namespace fulgur {
 
-Batch get_sample(const Dataset& dataset, int64_t index, const SampleRandom& random) {
+Batch get_sample(const Dataset& dataset, int64_t index, Random& random) {
   try {
-    Random of_sample = random.of(index);
-    return dataset.get(index, of_sample);
+    return dataset.get(index, random);
   } catch (...) {
     note_detail(std::current_exception(), fmt::format("sample {} of {}", index, dataset.name()));
     throw;
   }
 }
 
-Batch Dataset::get_batch(const at::Tensor& indices, const SampleRandom& random) const {
+Batch Dataset::get_batch(const at::Tensor& indices, std::span<Random> random) const {
+  TORCH_INTERNAL_ASSERT(std::ssize(random) == indices.numel());
   const int64_t* index = indices.const_data_ptr<int64_t>();
   std::vector<Batch> samples;
-  samples.reserve(static_cast<size_t>(indices.numel()));
-  for (int64_t i = 0; i < indices.numel(); ++i) {
-    samples.push_back(get_sample(*this, index[i], random));
-  }
+  samples.reserve(random.size());
+  for (Random& of_sample : random) samples.push_back(get_sample(*this, *index++, of_sample));
   return stack_samples(samples);
 }
 

@@ -17,7 +17,7 @@ class TensorDataset final : public Dataset {
 
   int64_t size() const override { return size_; }
   Batch get(int64_t index, Random& random) const override;
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random = {}) const override;
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random = {}) const override;
 
   const Batch& samples() const { return samples_; }
 
