@@ -32,7 +32,7 @@ class Workers {
   Workers(const char* text) : Workers(std::string_view(text)) {}          // NOLINT
 
   std::string to_string() const;                  // in the form that the constructor takes
-  int64_t count(int64_t local_world_size) const;  // of threads, on a host with so many ranks
+  int64_t count(int64_t local_world_size) const;  // threads of a rank, on a host with so many ranks
 
  private:
   std::optional<int64_t> count_;  // nullopt: auto

@@ -22,7 +22,9 @@ struct EpochCut {
   bool infinite = false;  // one pass over the order follows another, without end
   DataShard shard{};
 
-  int64_t num_items() const { return sampler ? sampler->size() : batch_sampler->size(); }  // of all ranks, in one pass
+  int64_t num_items() const {
+    return sampler ? sampler->size() : batch_sampler->size();
+  }  // the items of one pass, for all ranks together
 
   // The items of this rank in a pass of which `num_items` are left.
   int64_t share_of(int64_t num_items) const;
@@ -50,7 +52,7 @@ class EpochPlan {
   const int64_t share_;   // items for this rank; not used if the epoch is infinite
   int64_t given_ = 0;     // items that this rank has got
   int64_t pass_ = -1;     // the one that is loaded
-  at::Tensor samples_{};  // its order, if a Sampler chooses
+  at::Tensor samples_{};  // the order of the pass, if a Sampler chooses
   std::vector<at::Tensor> batches_{};
 };
 

@@ -54,7 +54,7 @@ class SubsetSampler final : public Sampler {
 };
 
 struct WeightedSamplerOptions {
-  int64_t num_samples = 0;  // of an epoch; 0: as many as there are weights
+  int64_t num_samples = 0;  // samples in an epoch; 0: as many as there are weights
   uint64_t seed = 0;
   bool replacement = true;  // a sample may come several times in an epoch
 };

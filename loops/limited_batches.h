@@ -23,7 +23,7 @@ class LimitedBatches {
   // The part of a resumed epoch that is already consumed.
   struct Consumed {
     int64_t batches = 0;    // by this rank, rounded down if the epoch is recut
-    State position{};       // of the loader; empty: it has none, and `batches` are read again
+    State position{};       // where the loader goes on; empty: it has no position, and `batches` are read again
     bool is_recut = false;  // on another number of ranks, where not so many batches may be left as are counted
   };
 
@@ -83,7 +83,7 @@ class LimitedBatches {
   const bool prefetches_;
   Ranks* lockstep_;
   std::optional<Batch> next_;
-  State position_{};  // of next_, where it is fetched ahead
+  State position_{};  // where next_ begins, if it is fetched ahead
 };
 
 }  // namespace fulgur
