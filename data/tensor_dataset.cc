@@ -20,7 +20,7 @@ std::shared_ptr<TensorDataset> TensorDataset::make(Batch samples) {
   return std::make_shared<TensorDataset>(std::move(samples));
 }
 
-Batch TensorDataset::get(int64_t index, Random&) const {
+Batch TensorDataset::get(int64_t index) const {
   std::vector<Batch::Entry> entries;
   for (const auto& [name, tensor] : samples_) entries.emplace_back(name, tensor.select(0, index));
   return Batch(std::move(entries));

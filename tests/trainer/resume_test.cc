@@ -153,8 +153,8 @@ class NoisyDataset final : public Dataset {
  public:
   explicit NoisyDataset(int64_t size) : samples_(tiny_dataset(size)) {}
   int64_t size() const override { return samples_->size(); }
-  Batch get(int64_t index, Random& random) const override {
-    const Batch sample = samples_->get(index, random);
+  Batch get(int64_t index, Random&) const override {
+    const Batch sample = samples_->get(index);
     return {{"x", sample["x"] + 0.1 * torch::randn_like(sample["x"])}, {"y", sample["y"]}};
   }
 
