@@ -26,7 +26,7 @@ Batch TensorDataset::get(int64_t index) const {
   return Batch(std::move(entries));
 }
 
-Batch TensorDataset::get_batch(const at::Tensor& indices) const {
+Batch TensorDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
   std::vector<Batch::Entry> entries;
   for (const auto& [name, tensor] : samples_) entries.emplace_back(name, tensor.index_select(0, indices));
   return Batch(std::move(entries));

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,8 +34,8 @@ class TextWindows final : public fulgur::Dataset {
   TextWindows(const std::string& text, int64_t length, int64_t stride = 1);
 
   int64_t size() const override { return windows_.size(0); }
-  fulgur::Batch get(int64_t index) const override { return {{"tokens", windows_[index]}}; }
-  fulgur::Batch get_batch(const at::Tensor& indices) const override;
+  fulgur::Batch get(int64_t index, fulgur::Random&) const override { return {{"tokens", windows_[index]}}; }
+  fulgur::Batch get_batch(const at::Tensor& indices, std::span<fulgur::Random> random) const override;
 
  private:
   at::Tensor windows_;  // uint8 [size, length], a view of the text
