@@ -20,7 +20,7 @@ struct BadTar : std::runtime_error {
 
 constexpr int64_t kBlockBytes = 512;
 
-std::string quoted(std::string_view path) { return fmt::format("'{:.100}'", path); }
+std::string shown(std::string_view path) { return fmt::format("'{:.100}'", path); }
 
 // What a header block says. Each field is a text up to the first NUL, or a number in octal.
 class Header {
@@ -158,16 +158,16 @@ class Reader {
     while (path.starts_with("./")) path.erase(0, 2);
     const int64_t num_bytes = extension.num_bytes ? *extension.num_bytes : header.num_bytes();
     const int64_t begin = static_cast<int64_t>(position_);
-    const std::string_view bytes = content(num_bytes, quoted(path));
+    const std::string_view bytes = content(num_bytes, shown(path));
     if (kFolder.find(header.type()) != std::string_view::npos) return;
     if (path.ends_with('/') && bytes.empty()) return;  // a folder of tar before 1988
     if (header.type() == 'S') throw BadTar("it has a sparse file, whose holes are not stored; pack it without");
     if (kFile.find(header.type()) == std::string_view::npos) {
       throw BadTar(
           fmt::format("its entry {} is no file but of type '{}' (1 and 2 are links); pack it with --dereference",
-                      quoted(path), header.type()));
+                      shown(path), header.type()));
     }
-    if (leaves_folder(path)) throw BadTar(fmt::format("its entry {} has a path that leaves the archive", quoted(path)));
+    if (leaves_folder(path)) throw BadTar(fmt::format("its entry {} has a path that leaves the archive", shown(path)));
     entries_.push_back({std::move(path), begin, num_bytes});
   }
 
@@ -189,7 +189,7 @@ class Reader {
     for (const TarEntry& entry : entries_) paths.push_back(entry.path);
     std::ranges::sort(paths);
     const auto twice = std::ranges::adjacent_find(paths);
-    if (twice != paths.end()) throw BadTar(fmt::format("its entry {} is there twice", quoted(*twice)));
+    if (twice != paths.end()) throw BadTar(fmt::format("its entry {} is there twice", shown(*twice)));
   }
 
   std::string_view archive_;

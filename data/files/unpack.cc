@@ -54,8 +54,8 @@ class Decompressor {
   void check(bool succeeded) const {
     if (succeeded) return;
     const char* const reason = ::archive_error_string(archive_.get());
-    throw std::runtime_error(
-        fmt::format("{}: it cannot be unpacked: {}", path_.string(), reason == nullptr ? "it is empty" : reason));
+    throw std::runtime_error(fmt::format("{}: it cannot be unpacked: {}", path_.string(),
+                                         reason == nullptr ? "it is empty, or damaged" : reason));
   }
 
   fs::path path_;
