@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -20,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/working_directory.h"
 #include "fulgur/data/files/token_writer.h"
 
 namespace {
@@ -215,7 +215,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.0, 0.5));
   CLI11_PARSE(app, argc, argv);
   try {
-    if (const char* folder = std::getenv("BUILD_WORKING_DIRECTORY")) fs::current_path(folder);  // under `bazel run`
+    fs::current_path(fulgur::working_directory());
     make_token_files(options);
   } catch (const std::exception& error) {
     std::cerr << "tokens: " << error.what() << '\n';
