@@ -165,10 +165,12 @@ void write_document(Text& text, uint64_t begin, uint64_t end, const Tokenizer& t
   writer.write(last);
 }
 
+void require_text(const TokenWriter& writer) {
+  if (writer.num_tokens() > 0) return;
+  throw std::runtime_error("there is no text for '" + writer.path().string() + "', so nothing is written");
+}
+
 void commit(TokenWriter& writer, int64_t vocab_size) {
-  if (writer.num_tokens() == 0) {
-    throw std::runtime_error("there is no text for '" + writer.path().string() + "', so nothing is written");
-  }
   writer.commit();
   std::cout << writer.path().string() << ": " << writer.num_tokens() << " tokens, vocabulary " << vocab_size << '\n';
 }
@@ -198,6 +200,8 @@ void make_token_files(const Options& options) {
       if (held_out) write_document(text, cut, bytes, *tokenizer, *held_out);
     }
   }
+  require_text(train);
+  if (held_out) require_text(*held_out);
   commit(train, tokenizer->vocab_size());
   if (held_out) commit(*held_out, tokenizer->vocab_size());
 }
