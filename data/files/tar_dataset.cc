@@ -95,6 +95,7 @@ void TarOptions::describe(FieldVisitor& visit) {
 TarDataset::TarDataset(const std::vector<fs::path>& shards, TarDecoder decode, TarOptions options)
     : decode_(std::move(decode)) {
   if (shards.empty()) throw UsageError("TarDataset: no shard is given");
+  if (!decode_) throw UsageError("TarDataset: the decoder is an empty function");
   std::string content;
   for (const fs::path& shard : shards) {
     const auto map = MemoryMap::open(as_tar(shard, options.cache));

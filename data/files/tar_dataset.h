@@ -71,8 +71,8 @@ struct TarOptions {
 // Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
 class TarDataset final : public Dataset {
  public:
-  // Throws UsageError if no shard is given, or a compressed one without a cache; std::runtime_error as read_tar_index()
-  // says, or if a shard has no sample.
+  // Throws UsageError if no shard or an empty function is given, or a compressed shard without a cache;
+  // std::runtime_error as read_tar_index() says, or if a shard has no sample.
   explicit TarDataset(const std::vector<std::filesystem::path>& shards, TarDecoder decode = undecoded,
                       TarOptions options = {});
   static std::shared_ptr<TarDataset> make(const std::vector<std::filesystem::path>& shards,

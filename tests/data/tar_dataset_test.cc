@@ -215,6 +215,8 @@ TEST_F(TarDatasetTest, ErrorsNameTheShardAndTheSample) {
   EXPECT_EQ(testing::message_of<std::runtime_error>([&] { TarDataset::make({none}); }),
             none.string() + ": it has no sample");
   EXPECT_EQ(testing::message_of<UsageError>([] { TarDataset::make({}); }), "TarDataset: no shard is given");
+  EXPECT_EQ(testing::message_of<UsageError>([&] { TarDataset::make({file}, TarDecoder()); }),
+            "TarDataset: the decoder is an empty function");
   EXPECT_THAT(testing::message_of<std::runtime_error>([&] { TarDataset::make({folder_.path() / "x.tar"}); }),
               HasSubstr("No such file"));
 }
