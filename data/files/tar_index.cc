@@ -22,6 +22,13 @@ constexpr int64_t kBlockBytes = 512;
 
 std::string shown(std::string_view path) { return fmt::format("'{:.100}'", path); }
 
+// The path without "./" in front.
+std::string without_dots(std::string path) {
+  size_t begin = 0;
+  while (path.compare(begin, 2, "./") == 0) begin += 2;
+  return path.erase(0, begin);
+}
+
 // What a header block says. Each field is a text up to the first NUL, or a number in octal.
 class Header {
  public:
@@ -153,13 +160,13 @@ class Reader {
   }
 
   void take_file(const Header& header, Extension extension) {
-    constexpr std::string_view kFile("0\0007", 3), kFolder("5", 1);  // '7': contiguous, which is no different here
-    std::string path = extension.path ? std::move(*extension.path) : header.path();
-    while (path.starts_with("./")) path.erase(0, 2);
+    constexpr std::string_view kFile("0\0007", 3);  // '7': contiguous, which is no different here
+    constexpr char kFolder = '5';
+    std::string path = without_dots(extension.path ? std::move(*extension.path) : header.path());
     const int64_t num_bytes = extension.num_bytes ? *extension.num_bytes : header.num_bytes();
     const int64_t begin = static_cast<int64_t>(position_);
     const std::string_view bytes = content(num_bytes, shown(path));
-    if (kFolder.find(header.type()) != std::string_view::npos) return;
+    if (header.type() == kFolder) return;
     if (path.ends_with('/') && bytes.empty()) return;  // a folder of tar before 1988
     if (header.type() == 'S') throw BadTar("it has a sparse file, whose holes are not stored; pack it without");
     if (kFile.find(header.type()) == std::string_view::npos) {
