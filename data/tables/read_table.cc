@@ -1,5 +1,6 @@
 #include "fulgur/data/tables/read_table.h"
 
+#include <arrow/buffer.h>
 #include <arrow/csv/api.h>
 #include <arrow/io/file.h>
 #include <arrow/ipc/reader.h>
@@ -95,7 +96,37 @@ arrow::Result<Table> read_csv(const std::filesystem::path& path, const File& fil
   return read_csv(path, file, pool, options, /*use_threads=*/false);
 }
 
+// Arrow's JSON parser calls itself for each level of nesting, so that a line of many '[' would overflow the stack.
+arrow::Status check_nesting(arrow::io::ReadableFile& file) {
+  constexpr int64_t kChunkBytes = 1 << 20;
+  constexpr int kMaxDepth = 64;
+  int depth = 0;
+  bool is_in_string = false, is_escaped = false;
+  for (;;) {
+    ARROW_ASSIGN_OR_RAISE(const auto chunk, file.Read(kChunkBytes));
+    if (chunk->size() == 0) return file.Seek(0);
+    for (const char c : std::string_view(*chunk)) {
+      if (c == '\n') {
+        depth = 0;
+        is_in_string = is_escaped = false;
+      } else if (is_escaped) {
+        is_escaped = false;
+      } else if (is_in_string) {
+        is_escaped = c == '\\';
+        is_in_string = c != '"';
+      } else if (c == '"') {
+        is_in_string = true;
+      } else if (c == '[' || c == '{') {
+        if (++depth > kMaxDepth) return arrow::Status::Invalid("a line has more than ", kMaxDepth, " levels of nesting");
+      } else if (c == ']' || c == '}') {
+        --depth;
+      }
+    }
+  }
+}
+
 arrow::Result<Table> read_json(const File& file, arrow::MemoryPool* pool) {
+  ARROW_RETURN_NOT_OK(check_nesting(*file));
   ARROW_ASSIGN_OR_RAISE(const auto reader,
                         arrow::json::TableReader::Make(pool, file, arrow::json::ReadOptions::Defaults(),
                                                        arrow::json::ParseOptions::Defaults()));

@@ -31,7 +31,8 @@ void choose_by_type(const arrow::Table& table, TableSchemaOptions& options) {
   if (!options.features.empty() || !options.categories.empty() || !options.tensors.empty()) return;
   for (const std::string& name : table.ColumnNames()) {
     if (name == options.target) continue;
-    const arrow::DataType& type = value_type(*find_column(table, name));
+    const auto column = find_column(table, name);
+    const arrow::DataType& type = value_type(*column);
     if (is_number(type) || type.id() == arrow::Type::BOOL) options.features.push_back(name);
     if (is_text(type)) options.categories.push_back(name);
   }
@@ -84,7 +85,8 @@ at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column)
   if (arrow::is_integer(type.id())) {  // not by way of double, which has 53 bits
     at::Tensor integers = at::empty({column.length()}, at::kLong);
     auto* out = integers.mutable_data_ptr<int64_t>();
-    for (const auto& chunk : keys_of(name, column, arrow::int64())->chunks()) {
+    const auto keys = keys_of(name, column, arrow::int64());
+    for (const auto& chunk : keys->chunks()) {
       for (const std::optional<int64_t>& value : static_cast<const arrow::Int64Array&>(*chunk)) *out++ = *value;
     }
     return integers;
