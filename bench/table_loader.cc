@@ -1,5 +1,5 @@
-// Batches of 1,024 samples of a Parquet file, in random order: rows per second of an epoch. bench/python_tables.py makes
-// the file, runs this program beside Python's, and says how to start both.
+// Batches of 1,024 samples of a Parquet file, in random order: rows per second of an epoch. bench/python_tables.py
+// makes the file, runs this program beside Python's, and says how to start both.
 //   table_loader <file.parquet> <number of epochs>
 #include <ATen/Parallel.h>
 #include <arrow/table.h>

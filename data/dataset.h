@@ -28,16 +28,16 @@ class Dataset {
   // faster than one by one. Throws c10::ValueError, with the name, if samples differ in names or shapes.
   virtual Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const;
 
-  // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a digest
-  // of file names and sizes, for example. Empty: not known.
+  // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a
+  // digest of file names and sizes, for example. Empty: not known.
   virtual std::string digest() const { return {}; }
 
   // What messages call it. Default: the name of its type.
   virtual std::string name() const;
 };
 
-// Makes a batch of samples: tensors of equal names are stacked along a new dim 0. Throws c10::ValueError, with the name,
-// if samples differ in names or shapes.
+// Makes a batch of samples: tensors of equal names are stacked along a new dim 0. Throws c10::ValueError, with the
+// name, if samples differ in names or shapes.
 Batch stack_samples(const std::vector<Batch>& samples);
 
 }  // namespace fulgur

@@ -61,7 +61,8 @@ Column stored_numbers(const std::string& name, const arrow::ChunkedArray& column
   const Column values = decoded(name, column);
   const arrow::DataType& type = *values->type();
   if (!is_time(type)) return cast(name, *values, arrow::float64(), unsafe);
-  const Column integers = cast(name, *values, type.id() == arrow::Type::DATE32 ? arrow::int32() : arrow::int64(), unsafe);
+  const Column integers =
+      cast(name, *values, type.id() == arrow::Type::DATE32 ? arrow::int32() : arrow::int64(), unsafe);
   return cast(name, *integers, arrow::float64(), unsafe);
 }
 
@@ -78,9 +79,7 @@ bool is_number(const arrow::DataType& type) {
   return arrow::is_integer(type.id()) || arrow::is_floating(type.id()) || arrow::is_decimal(type.id());
 }
 
-bool is_time(const arrow::DataType& type) {
-  return type.id() == arrow::Type::TIMESTAMP || arrow::is_date(type.id());
-}
+bool is_time(const arrow::DataType& type) { return type.id() == arrow::Type::TIMESTAMP || arrow::is_date(type.id()); }
 
 bool is_text(const arrow::DataType& type) {
   return arrow::is_string(type.id()) || type.id() == arrow::Type::STRING_VIEW;
@@ -94,9 +93,9 @@ const arrow::DataType& value_type(const arrow::ChunkedArray& column) {
 std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const arrow::ChunkedArray& column) {
   const arrow::DataType& type = value_type(column);
   if (!is_number(type) && !is_boolean(type) && !is_time(type) && type.id() != arrow::Type::NA) {
-    throw std::runtime_error(
-        fmt::format("the column '{}' has the type {}, which is no number; {}", name, type.ToString(),
-                    is_text(type) ? "name it in categories, or leave it out" : "leave it out"));
+    throw std::runtime_error(fmt::format("the column '{}' has the type {}, which is no number; {}", name,
+                                         type.ToString(),
+                                         is_text(type) ? "name it in categories, or leave it out" : "leave it out"));
   }
   const Column values = stored_numbers(name, column);
   const double unit = is_time(type) ? unit_s(type) : 1.0;
@@ -127,15 +126,15 @@ Column keys_of(const std::string& name, const arrow::ChunkedArray& column,
   if (is_text(type)) return cast(name, *decoded(name, column), arrow::large_utf8(), safe);
   if (is_boolean(type) || arrow::is_integer(type.id())) return cast(name, *decoded(name, column), arrow::int64(), safe);
   if (!is_number(type)) {
-    throw std::runtime_error(fmt::format("the column '{}' has the type {}, which is no category; leave it out", name,
-                                         type.ToString()));
+    throw std::runtime_error(
+        fmt::format("the column '{}' has the type {}, which is no category; leave it out", name, type.ToString()));
   }
   const auto numbers = numbers_of(name, column);
   for (int64_t row = 0; row < numbers->length(); ++row) {
     if (numbers->IsNull(row) || (std::trunc(numbers->Value(row)) == numbers->Value(row))) continue;
-    throw std::runtime_error(
-        fmt::format("the column '{}' has {} in row {}: a category is text or a whole number; name the column in features",
-                    name, numbers->Value(row), row + 1));
+    throw std::runtime_error(fmt::format(
+        "the column '{}' has {} in row {}: a category is text or a whole number; name the column in features", name,
+        numbers->Value(row), row + 1));
   }
   return cast(name, arrow::ChunkedArray(numbers), arrow::int64(), safe);
 }

@@ -22,7 +22,8 @@ const arrow::DataType& value_type(const arrow::ChunkedArray& column);
 std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const arrow::ChunkedArray& column);
 
 // The values as what a vocabulary is made of: int64 for integers, booleans and whole numbers, large_utf8 for text; a
-// column without any value has `if_empty`. Throws std::runtime_error for other types, and for numbers that are not whole.
+// column without any value has `if_empty`. Throws std::runtime_error for other types, and for numbers that are not
+// whole.
 std::shared_ptr<arrow::ChunkedArray> keys_of(const std::string& name, const arrow::ChunkedArray& column,
                                              const std::shared_ptr<arrow::DataType>& if_empty);
 

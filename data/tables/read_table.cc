@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <parquet/arrow/reader.h>
+#include <parquet/file_reader.h>
+#include <parquet/metadata.h>
 #include <parquet/properties.h>
 
 #include <algorithm>
@@ -30,7 +32,15 @@ namespace fulgur {
 namespace {
 
 using Table = std::shared_ptr<arrow::Table>;
-using File = std::shared_ptr<arrow::io::ReadableFile>;
+
+// A file that is open, and what reading it may cost.
+struct Source {
+  std::filesystem::path path;
+  int64_t num_bytes;
+  int64_t memory_limit;  // bytes
+  arrow::MemoryPool* pool;
+  std::shared_ptr<arrow::io::ReadableFile> file{};
+};
 
 constexpr int64_t kFreeBytes = 64 << 20;
 constexpr int64_t kMaxExpansion = 1000;
@@ -38,23 +48,24 @@ constexpr int64_t kMaxExpansion = 1000;
 const std::vector<std::string> kFormatNames{"automatic", "csv", "json", "parquet", "arrow"};
 
 constexpr std::array<std::pair<std::string_view, TableFormat>, 9> kExtensions{{{".csv", TableFormat::csv},
-                                                                              {".tsv", TableFormat::csv},
-                                                                              {".json", TableFormat::json},
-                                                                              {".jsonl", TableFormat::json},
-                                                                              {".ndjson", TableFormat::json},
-                                                                              {".parquet", TableFormat::parquet},
-                                                                              {".arrow", TableFormat::arrow},
-                                                                              {".feather", TableFormat::arrow},
-                                                                              {".ipc", TableFormat::arrow}}};
+                                                                               {".tsv", TableFormat::csv},
+                                                                               {".json", TableFormat::json},
+                                                                               {".jsonl", TableFormat::json},
+                                                                               {".ndjson", TableFormat::json},
+                                                                               {".parquet", TableFormat::parquet},
+                                                                               {".arrow", TableFormat::arrow},
+                                                                               {".feather", TableFormat::arrow},
+                                                                               {".ipc", TableFormat::arrow}}};
 
 TableFormat format_of(const std::filesystem::path& path, TableFormat asked) {
   if (asked != TableFormat::automatic) return asked;
   const std::string extension = path.extension().string();
   const auto* found = std::ranges::find(kExtensions, extension, [](const auto& known) { return known.first; });
   if (found != kExtensions.end()) return found->second;
-  throw UsageError(fmt::format("'{}': the extension '{}' names no format of tables; rename the file, or set format to "
-                               "csv, json, parquet or arrow. Known: {}",
-                               path.string(), extension, fmt::join(kExtensions | std::views::keys, " ")));
+  throw UsageError(
+      fmt::format("'{}': the extension '{}' names no format of tables; rename the file, or set format to "
+                  "csv, json, parquet or arrow. Known: {}",
+                  path.string(), extension, fmt::join(kExtensions | std::views::keys, " ")));
 }
 
 char delimiter_of(const std::filesystem::path& path, const std::string& asked) {
@@ -63,8 +74,27 @@ char delimiter_of(const std::filesystem::path& path, const std::string& asked) {
   throw UsageError(fmt::format("delimiter must be one character; got '{}'", asked));
 }
 
-// A pool that allocates at most `limit` bytes at a time. Buffers are freed through their pool, whoever has them last, so
-// that a pool stays for as long as the process does.
+// What Arrow itself requests for a column, outside of any pool, however short the column is.
+constexpr int64_t kBytesPerColumn = 10'000;
+
+arrow::Status check_num_columns(int64_t num_columns, const Source& source) {
+  if (num_columns <= source.memory_limit / kBytesPerColumn) return arrow::Status::OK();
+  return arrow::Status::Invalid("it has ", num_columns, " columns, too many for a file so small");
+}
+
+// The number of columns in the line that has their names, or more if there are delimiters in the names.
+arrow::Result<int64_t> count_columns(arrow::io::ReadableFile& file, int64_t skip_rows, char delimiter) {
+  constexpr int64_t kBlockBytes = 1 << 20;  // a line that is longer is refused
+  ARROW_ASSIGN_OR_RAISE(const auto block, file.Read(kBlockBytes));
+  ARROW_RETURN_NOT_OK(file.Seek(0));
+  std::string_view text(*block);
+  for (; skip_rows > 0 && !text.empty(); --skip_rows)
+    text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  return 1 + std::ranges::count(text.substr(0, text.find('\n')), delimiter);
+}
+
+// A pool that allocates at most `limit` bytes at a time. Buffers are freed through their pool, whoever has them last,
+// so that a pool stays for as long as the process does.
 arrow::MemoryPool* limited_pool(int64_t limit) {
   static std::mutex mutex;
   static auto& pools = *new std::deque<arrow::CappedMemoryPool>();
@@ -72,28 +102,31 @@ arrow::MemoryPool* limited_pool(int64_t limit) {
   return &pools.emplace_back(arrow::default_memory_pool(), limit);
 }
 
-arrow::Result<Table> read_csv(const std::filesystem::path& path, const File& file, arrow::MemoryPool* pool,
-                              const ReadTableOptions& options, bool use_threads) {
+arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options, bool use_threads) {
   auto read = arrow::csv::ReadOptions::Defaults();
   read.use_threads = use_threads;
   read.skip_rows = static_cast<int32_t>(options.skip_rows);
   read.column_names = options.column_names;
   auto parse = arrow::csv::ParseOptions::Defaults();
-  parse.delimiter = delimiter_of(path, options.delimiter);
+  parse.delimiter = delimiter_of(source.path, options.delimiter);
   auto convert = arrow::csv::ConvertOptions::Defaults();
   convert.strings_can_be_null = true;
-  ARROW_ASSIGN_OR_RAISE(const auto reader,
-                        arrow::csv::TableReader::Make(arrow::io::IOContext(pool), file, read, parse, convert));
+  ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::csv::TableReader::Make(arrow::io::IOContext(source.pool), source.file,
+                                                                         read, parse, convert));
   return reader->Read();
 }
 
 // Only the serial reader knows the numbers of rows, so that it reads a damaged file a second time.
-arrow::Result<Table> read_csv(const std::filesystem::path& path, const File& file, arrow::MemoryPool* pool,
-                              const ReadTableOptions& options) {
-  arrow::Result<Table> table = read_csv(path, file, pool, options, /*use_threads=*/true);
+arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options) {
+  if (options.column_names.empty()) {
+    const char delimiter = delimiter_of(source.path, options.delimiter);
+    ARROW_ASSIGN_OR_RAISE(const int64_t num_columns, count_columns(*source.file, options.skip_rows, delimiter));
+    ARROW_RETURN_NOT_OK(check_num_columns(num_columns, source));
+  }
+  arrow::Result<Table> table = read_csv(source, options, /*use_threads=*/true);
   if (table.ok()) return table;
-  ARROW_RETURN_NOT_OK(file->Seek(0));
-  return read_csv(path, file, pool, options, /*use_threads=*/false);
+  ARROW_RETURN_NOT_OK(source.file->Seek(0));
+  return read_csv(source, options, /*use_threads=*/false);
 }
 
 // Arrow's JSON parser calls itself for each level of nesting, so that a line of many '[' would overflow the stack.
@@ -117,7 +150,8 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
       } else if (c == '"') {
         is_in_string = true;
       } else if (c == '[' || c == '{') {
-        if (++depth > kMaxDepth) return arrow::Status::Invalid("a line has more than ", kMaxDepth, " levels of nesting");
+        if (++depth > kMaxDepth)
+          return arrow::Status::Invalid("a line has more than ", kMaxDepth, " levels of nesting");
       } else if (c == ']' || c == '}') {
         --depth;
       }
@@ -125,25 +159,26 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
   }
 }
 
-arrow::Result<Table> read_json(const File& file, arrow::MemoryPool* pool) {
-  ARROW_RETURN_NOT_OK(check_nesting(*file));
+arrow::Result<Table> read_json(const Source& source) {
+  ARROW_RETURN_NOT_OK(check_nesting(*source.file));
   ARROW_ASSIGN_OR_RAISE(const auto reader,
-                        arrow::json::TableReader::Make(pool, file, arrow::json::ReadOptions::Defaults(),
+                        arrow::json::TableReader::Make(source.pool, source.file, arrow::json::ReadOptions::Defaults(),
                                                        arrow::json::ParseOptions::Defaults()));
   return reader->Read();
 }
 
 // Reads one row group after the other, so that what is not decoded yet costs no memory.
-arrow::Result<Table> read_parquet(const File& file, int64_t file_size, arrow::MemoryPool* pool) {
-  const auto limit = static_cast<int32_t>(std::min<int64_t>(file_size, std::numeric_limits<int32_t>::max()));
-  parquet::ReaderProperties properties(pool);
+arrow::Result<Table> read_parquet(const Source& source) {
+  const auto limit = static_cast<int32_t>(std::min<int64_t>(source.num_bytes, std::numeric_limits<int32_t>::max()));
+  parquet::ReaderProperties properties(source.pool);
   properties.set_thrift_string_size_limit(std::min(properties.thrift_string_size_limit(), limit));
   properties.set_thrift_container_size_limit(std::min(properties.thrift_container_size_limit(), limit));
   parquet::arrow::FileReaderBuilder builder;
-  ARROW_RETURN_NOT_OK(builder.Open(file, properties));
+  ARROW_RETURN_NOT_OK(builder.Open(source.file, properties));
+  ARROW_RETURN_NOT_OK(check_num_columns(builder.raw_reader()->metadata()->num_columns(), source));
   parquet::ArrowReaderProperties arrow_properties;
   arrow_properties.set_use_threads(true);
-  ARROW_ASSIGN_OR_RAISE(const auto reader, builder.memory_pool(pool)->properties(arrow_properties)->Build());
+  ARROW_ASSIGN_OR_RAISE(const auto reader, builder.memory_pool(source.pool)->properties(arrow_properties)->Build());
   std::vector<Table> row_groups;
   for (int i = 0; i < reader->num_row_groups(); ++i) {
     ARROW_ASSIGN_OR_RAISE(row_groups.emplace_back(), reader->ReadRowGroup(i));
@@ -152,10 +187,11 @@ arrow::Result<Table> read_parquet(const File& file, int64_t file_size, arrow::Me
   return arrow::ConcatenateTables(row_groups);
 }
 
-arrow::Result<Table> read_ipc(const File& file, arrow::MemoryPool* pool) {
+arrow::Result<Table> read_ipc(const Source& source) {
   auto options = arrow::ipc::IpcReadOptions::Defaults();
-  options.memory_pool = pool;
-  ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::ipc::RecordBatchFileReader::Open(file, options));
+  options.memory_pool = source.pool;
+  ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::ipc::RecordBatchFileReader::Open(source.file, options));
+  ARROW_RETURN_NOT_OK(check_num_columns(reader->schema()->num_fields(), source));
   std::vector<std::shared_ptr<arrow::RecordBatch>> batches(static_cast<size_t>(reader->num_record_batches()));
   for (size_t i = 0; i < batches.size(); ++i) {
     ARROW_ASSIGN_OR_RAISE(batches[i], reader->ReadRecordBatch(static_cast<int>(i)));
@@ -163,19 +199,18 @@ arrow::Result<Table> read_ipc(const File& file, arrow::MemoryPool* pool) {
   return arrow::Table::FromRecordBatches(reader->schema(), batches);
 }
 
-arrow::Result<Table> read_file(const std::filesystem::path& path, TableFormat format, const File& file,
-                               int64_t file_size, arrow::MemoryPool* pool, const ReadTableOptions& options) {
+arrow::Result<Table> read_file(const Source& source, TableFormat format, const ReadTableOptions& options) {
   switch (format) {
     case TableFormat::automatic:
       break;
     case TableFormat::csv:
-      return read_csv(path, file, pool, options);
+      return read_csv(source, options);
     case TableFormat::json:
-      return read_json(file, pool);
+      return read_json(source);
     case TableFormat::parquet:
-      return read_parquet(file, file_size, pool);
+      return read_parquet(source);
     case TableFormat::arrow:
-      return read_ipc(file, pool);
+      return read_ipc(source);
   }
   return arrow::Status::Invalid("no format");
 }
@@ -196,22 +231,23 @@ void ReadTableOptions::describe(FieldVisitor& visit) {
   visit({.name = "delimiter", .help = "character between the cells of CSV; empty: a comma, in .tsv files a tab"},
         &delimiter);
   visit({.name = "skip_rows", .help = "lines of CSV to skip at the beginning", .min = 0, .max = 1 << 30}, &skip_rows);
-  visit({.name = "column_names", .help = "names of the columns of CSV; empty: the first line has them"},
-        &column_names);
+  visit({.name = "column_names", .help = "names of the columns of CSV; empty: the first line has them"}, &column_names);
 }
 
 Table read_table(const std::filesystem::path& path, const ReadTableOptions& options) {
   check_fields("read_table", options);
   const TableFormat format = format_of(path, options.format);
-  const std::string what = fmt::format("cannot read '{}' as {}", path.string(), kFormatNames[static_cast<size_t>(format)]);
-  if (!std::filesystem::is_regular_file(path)) throw std::runtime_error(fmt::format("there is no file '{}'", path.string()));
-  const auto file_size = static_cast<int64_t>(std::filesystem::file_size(path));
-  const int64_t limit = kFreeBytes + kMaxExpansion * file_size;
-  arrow::MemoryPool* pool = limited_pool(limit);
-  const File file = value_of(arrow::io::ReadableFile::Open(path.string(), pool), what);
+  const std::string what =
+      fmt::format("cannot read '{}' as {}", path.string(), kFormatNames[static_cast<size_t>(format)]);
+  if (!std::filesystem::is_regular_file(path))
+    throw std::runtime_error(fmt::format("there is no file '{}'", path.string()));
+  const auto num_bytes = static_cast<int64_t>(std::filesystem::file_size(path));
+  const int64_t limit = kFreeBytes + kMaxExpansion * num_bytes;
+  Source source{.path = path, .num_bytes = num_bytes, .memory_limit = limit, .pool = limited_pool(limit)};
+  source.file = value_of(arrow::io::ReadableFile::Open(path.string(), source.pool), what);
   Table table;
   try {
-    table = value_of(read_file(path, format, file, file_size, pool, options), what);
+    table = value_of(read_file(source, format, options), what);
     check_status(table->ValidateFull(), what);
   } catch (const parquet::ParquetException& error) {
     throw std::runtime_error(fmt::format("{}: {}", what, error.what()));
@@ -220,7 +256,7 @@ Table read_table(const std::filesystem::path& path, const ReadTableOptions& opti
     throw std::runtime_error(fmt::format("'{}' has no rows", path.string()));
   }
   if (table->num_rows() > limit) {
-    throw std::runtime_error(fmt::format("{}: it claims {} rows in {} bytes", what, table->num_rows(), file_size));
+    throw std::runtime_error(fmt::format("{}: it claims {} rows in {} bytes", what, table->num_rows(), num_bytes));
   }
   check_columns(*table, path);
   return table;

@@ -27,8 +27,8 @@ struct ReadTableOptions {
 // and null are missing values.
 //   const std::shared_ptr<arrow::Table> table = read_table("houses.csv");
 // Errors: UsageError for options that do not fit the file; std::runtime_error, with the path and the reason, for a file
-// that is missing, damaged or empty, or has two columns of one name. A damaged file costs no more memory than 64 MiB and
-// 1,000 times its size.
+// that is missing, damaged or empty, or has two columns of one name. A damaged file costs no more memory than 64 MiB
+// and 1,000 times its size.
 std::shared_ptr<arrow::Table> read_table(const std::filesystem::path& path, const ReadTableOptions& options = {});
 
 }  // namespace fulgur

@@ -23,8 +23,8 @@ std::vector<std::shared_ptr<arrow::Table>> split_table(const arrow::Table& table
   const double sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);
   const bool any_negative = std::ranges::any_of(fractions, [](double fraction) { return !(fraction >= 0); });
   if (any_negative || !(std::abs(sum - 1) < 1e-9)) {
-    throw UsageError(fmt::format("split_table: fractions must be at least 0 and add up to 1; got {}",
-                                 fmt::join(fractions, ", ")));
+    throw UsageError(
+        fmt::format("split_table: fractions must be at least 0 and add up to 1; got {}", fmt::join(fractions, ", ")));
   }
   const at::Tensor order = RandomSampler(table.num_rows(), seed).indices(0);
   std::vector<std::shared_ptr<arrow::Table>> parts;
@@ -33,8 +33,8 @@ std::vector<std::shared_ptr<arrow::Table>> split_table(const arrow::Table& table
   for (const double fraction : fractions) {
     cumulative += fraction;
     const int64_t end = std::llround(cumulative * static_cast<double>(table.num_rows()));
-    const arrow::Int64Array rows(end - begin, arrow::Buffer::Wrap(order.const_data_ptr<int64_t>() + begin,
-                                                                  static_cast<size_t>(end - begin)));
+    const arrow::Int64Array rows(
+        end - begin, arrow::Buffer::Wrap(order.const_data_ptr<int64_t>() + begin, static_cast<size_t>(end - begin)));
     const arrow::Datum whole(table.Slice(0));
     const auto part = arrow::compute::Take(whole, arrow::Datum(rows.data()));
     parts.push_back(value_of(part, "cannot split the table").table());

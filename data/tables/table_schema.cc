@@ -78,8 +78,8 @@ double number_of(const arrow::Result<arrow::Datum>& statistic, const std::string
 at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column) {
   const auto numbers = numbers_of(name, column);
   if (const auto missing = missing_rows(arrow::ChunkedArray(numbers))) {
-    throw std::runtime_error(fmt::format("the column '{}' has no value in {}; name it in features, which fill them",
-                                         name, *missing));
+    throw std::runtime_error(
+        fmt::format("the column '{}' has no value in {}; name it in features, which fill them", name, *missing));
   }
   const arrow::DataType& type = value_type(column);
   if (arrow::is_integer(type.id())) {  // not by way of double, which has 53 bits
@@ -102,7 +102,8 @@ std::string child_name(const char* kind, size_t index) { return fmt::format("{}/
 }  // namespace
 
 void TableSchemaOptions::describe(FieldVisitor& visit) {
-  visit({.name = "features", .help = "columns of numbers; with no columns named at all, their types decide"}, &features);
+  visit({.name = "features", .help = "columns of numbers; with no columns named at all, their types decide"},
+        &features);
   visit({.name = "categories", .help = "columns of text, integers or booleans that a model embeds"}, &categories);
   visit({.name = "tensors", .help = "columns that become tensors of their own names, unchanged"}, &tensors);
   visit({.name = "target", .help = "column of the label; empty: there is none", .is_common = true}, &target);
@@ -165,7 +166,8 @@ TableSchema::Feature TableSchema::learn_feature(const arrow::Table& train, const
     feature.missing = options.missing == MissingValues::mean ? mean : options.constant;
   }
   if (options.standardize) {
-    const double deviation = number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
+    const double deviation =
+        number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
     feature.mean = mean;
     feature.deviation = deviation > 0 ? deviation : 1;
   }
@@ -181,7 +183,8 @@ Batch TableSchema::encode_inputs(const arrow::Table& table) const {
   std::vector<Batch::Entry> entries;
   if (!features_.empty()) entries.emplace_back("features", encode_features(table));
   if (!categories_.empty()) entries.emplace_back("category", encode_categories(table));
-  for (const std::string& column : tensors_) entries.emplace_back(column, tensor_of(column, *find_column(table, column)));
+  for (const std::string& column : tensors_)
+    entries.emplace_back(column, tensor_of(column, *find_column(table, column)));
   return Batch(std::move(entries));
 }
 
@@ -224,8 +227,9 @@ at::Tensor TableSchema::encode_categories(const arrow::Table& table) const {
     if (!unknown.any().item<bool>()) continue;
     const int64_t first = unknown.to(at::kByte).argmax().item<int64_t>();
     const std::string example = value_of(column->GetScalar(first), category.column)->ToString();
-    log_warning("the column '{}' has values that training did not have in {} of {} rows, such as '{}': their index is 0",
-                category.column, unknown.sum().item<int64_t>(), indices.numel(), example);
+    log_warning(
+        "the column '{}' has values that training did not have in {} of {} rows, such as '{}': their index is 0",
+        category.column, unknown.sum().item<int64_t>(), indices.numel(), example);
   }
   return at::stack(columns, 1);
 }

@@ -24,11 +24,12 @@ struct TableSchemaOptions {
   std::vector<std::string> categories{};  // text, integers, booleans
   std::vector<std::string> tensors{};     // columns that become tensors of their own names, as they are
   std::string target{};                   // column of the label; empty: there is none
-  TargetType target_type = TargetType::automatic;     // automatic: floating point is a number, all else a category
-  bool standardize = true;                            // features: (x - mean) / standard deviation
-  MissingValues missing = MissingValues::mean;        // features: what stands for a missing value
-  double constant = 0;                                // for MissingValues::constant, in the column's own unit
-  bool has_missing_indicators = false;  // for each feature with missing values in training one more, 1 where it is missing
+  TargetType target_type = TargetType::automatic;  // automatic: floating point is a number, all else a category
+  bool standardize = true;                         // features: (x - mean) / standard deviation
+  MissingValues missing = MissingValues::mean;     // features: what stands for a missing value
+  double constant = 0;                             // for MissingValues::constant, in the column's own unit
+  bool has_missing_indicators =
+      false;  // for each feature with missing values in training one more, 1 where it is missing
   void describe(FieldVisitor& visit);
 };
 
@@ -70,8 +71,8 @@ class TableSchema {
  private:
   struct Feature {
     std::string column;
-    double mean = 0;       // subtracted
-    double deviation = 1;  // divides
+    double mean = 0;                  // subtracted
+    double deviation = 1;             // divides
     std::optional<double> missing{};  // stands for a missing value; nullopt: a missing value is refused
     bool has_indicator = false;
   };
@@ -88,7 +89,7 @@ class TableSchema {
   std::vector<Feature> features_{};
   std::vector<Category> categories_{};
   std::vector<std::string> tensors_{};
-  std::string target_{};                  // empty: none
+  std::string target_{};                 // empty: none
   std::optional<Vocabulary> classes_{};  // nullopt: the target is a number, or there is none
 };
 

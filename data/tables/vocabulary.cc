@@ -129,7 +129,8 @@ at::Tensor Vocabulary::indices(const std::string& name, const arrow::ChunkedArra
   at::Tensor indices = at::empty({column.length()}, at::kLong);
   auto* index = indices.mutable_data_ptr<int64_t>();
   for (const auto& chunk : places->chunks()) {
-    for (const std::optional<int32_t>& place : static_cast<const arrow::Int32Array&>(*chunk)) *index++ = place.value_or(-1);
+    for (const std::optional<int32_t>& place : static_cast<const arrow::Int32Array&>(*chunk))
+      *index++ = place.value_or(-1);
   }
   return indices;
 }

@@ -22,7 +22,9 @@ std::shared_ptr<TensorDataset> numbers(int64_t size) {
 // A dataset that makes its samples one by one.
 struct Counted : Dataset {
   int64_t size() const override { return 5; }
-  Batch get(int64_t index, Random&) const override { return {{"x", torch::full({2}, index)}, {"label", torch::tensor(index)}}; }
+  Batch get(int64_t index, Random&) const override {
+    return {{"x", torch::full({2}, index)}, {"label", torch::tensor(index)}};
+  }
 };
 
 std::vector<std::vector<int64_t>> epoch_of(DataLoader& loader, int64_t epoch) {

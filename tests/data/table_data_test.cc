@@ -34,7 +34,8 @@ int64_t count_samples(Loader& loader) {
 
 TEST(TableData, SplitsOneFileIntoPartsThatTrainingStandardizes) {
   const TempDir folder;
-  TableData data({.path = write_rows(folder.path() / "a.csv", 0, 20), .test_fraction = 0.2, .schema = {.target = "y"}}, 1);
+  TableData data({.path = write_rows(folder.path() / "a.csv", 0, 20), .test_fraction = 0.2, .schema = {.target = "y"}},
+                 1);
   data.setup(EntryPoint::fit);
   EXPECT_EQ(count_samples(*data.train_dataloader()), 14);
   EXPECT_EQ(count_samples(*data.val_dataloader()[0]), 2);

@@ -40,7 +40,8 @@ const char* const kHouses =
 TEST(TableSchema, ChoosesColumnsByTheirTypesIfNoneIsNamed) {
   const auto table = table_of(kHouses);
   const Batch batch = TableSchema::fit(*table, {.target = "price", .standardize = false}).encode(*table);
-  EXPECT_TRUE(batch["features"].equal(torch::tensor({{1., 1., 3.}, {2., 0., 4.}, {2., 1., 3.}, {3., 0., 5.}}).to(at::kFloat)));
+  EXPECT_TRUE(
+      batch["features"].equal(torch::tensor({{1., 1., 3.}, {2., 0., 4.}, {2., 1., 3.}, {3., 0., 5.}}).to(at::kFloat)));
   EXPECT_TRUE(batch["category"].equal(torch::tensor({{2}, {1}, {2}, {3}})));  // sorted; the missing one is the last
   EXPECT_TRUE(batch["label"].equal(torch::tensor({10.5, 20.5, 30.5, 40.5}).to(at::kFloat)));
 }
@@ -183,8 +184,7 @@ TEST(TableSchema, AFractionOrADateIsNoCategory) {
 }
 
 TEST(TableSchema, AColumnWithoutValuesIsRefused) {
-  EXPECT_EQ(data_error("x,y\n,1\n,2\n", {.features = {"x"}}),
-            "the column 'x' has no values in training; leave it out");
+  EXPECT_EQ(data_error("x,y\n,1\n,2\n", {.features = {"x"}}), "the column 'x' has no values in training; leave it out");
   EXPECT_EQ(data_error("x,y\n,1\n,2\n", {.categories = {"x"}}),
             "the column 'x' has no values in training; leave it out");
 }
