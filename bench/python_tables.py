@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Batches of a Parquet file in random order, fulgur beside pyarrow and torch, in turn: rows per second.
 
-  ./bazelw build //bench:table_loader @python_env//:python
-  OMP_NUM_THREADS=1 bazel-fulgur/external/python_env/python bench/python_tables.py bazel-bin/bench/table_loader
+  ./bazelw build //bench:table_loader //tests/data:tables_test
+  OMP_NUM_THREADS=1 $(./bazelw info output_base)/external/python_env/python bench/python_tables.py bazel-bin/bench/table_loader
 
 The file has 1,000,000 rows of 20 columns (16 float, 4 of text with 10 to 10,000 values) and a label. Every contender holds it
 in memory and gives batches of 1,024 samples: "features" float32 [1024, 16], standardized, "category" int64 [1024, 4], "label"
@@ -19,12 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 import numpy
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 import torch
+
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes to them
 
 ROWS, BATCH, ROUNDS, EPOCHS = 1_000_000, 1024, 5, 2
 FEATURES = [f"x{i}" for i in range(16)]

@@ -41,7 +41,7 @@ class TableData : public DataModule {
   std::shared_ptr<Loader> train_dataloader() override;
   LoaderList val_dataloader() override;
   LoaderList test_dataloader() override;
-  State state() const override { return schema_->state(); }
+  State state() const override { return schema_ ? schema_->state() : State(); }
   void load_state(const State& state) override;
 
   const TableSchema& schema() const { return *schema_; }  // after setup

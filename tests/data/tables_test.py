@@ -10,6 +10,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.feather
+import pyarrow.json
 import pyarrow.parquet
 import safetensors.numpy
 
@@ -46,6 +47,18 @@ def write(table, path):
             path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
 
 
+def read(path):
+    match path.suffix:
+        case ".csv":
+            return pyarrow.csv.read_csv(path, convert_options=pyarrow.csv.ConvertOptions(strings_can_be_null=True))
+        case ".parquet":
+            return pyarrow.parquet.read_table(path)
+        case ".feather" | ".arrow":
+            return pyarrow.feather.read_table(path)
+        case ".jsonl":
+            return pyarrow.json.read_json(path)
+
+
 def features(table, train):
     columns, indicators = [], []
     for name in ("x", "holes", "count", "small", "yes"):
@@ -74,14 +87,15 @@ class TablesTest(unittest.TestCase):
                 files = [folder / f"train{suffix}", folder / f"val{suffix}"]
                 write(train, files[0])
                 write(val, files[1])
-                done = subprocess.run([PROGRAM, *files, folder / "tensors"], stderr=subprocess.PIPE, text=True, check=True)
+                done = subprocess.run([PROGRAM, *files, folder / f"tensors{suffix}"], stderr=subprocess.PIPE, text=True, check=True)
                 unknown = val["color"].to_pylist().count("x,\"y\"")
                 self.assertEqual(done.stderr, f"warning: the column 'color' has values that training did not have in {unknown} "
                                  f"of {ROWS} rows, such as 'x,\"y\"': their index is 0\n")
-                found = safetensors.numpy.load_file(folder / "tensors")
-                for name, table in (("train", train), ("val", val)):
-                    numpy.testing.assert_array_equal(found[f"{name}/features"], features(table, train))
-                    numpy.testing.assert_array_equal(found[f"{name}/category"], category(table, train))
+                found = safetensors.numpy.load_file(folder / f"tensors{suffix}")
+                of_train, of_val = map(read, files)
+                for name, table in (("train", of_train), ("val", of_val)):
+                    numpy.testing.assert_array_equal(found[f"{name}/features"], features(table, of_train))
+                    numpy.testing.assert_array_equal(found[f"{name}/category"], category(table, of_train))
                     numpy.testing.assert_array_equal(found[f"{name}/label"], table["y"].to_numpy())
 
 
