@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ class ArrayDataset final : public Dataset {
 
   int64_t size() const override { return samples_->size(); }
   Batch get(int64_t index, Random& random) const override { return samples_->get(index, random); }
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const override {
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override {
     return samples_->get_batch(indices, random);
   }
   std::string digest() const override { return digest_; }

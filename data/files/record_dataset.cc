@@ -88,7 +88,7 @@ Batch RecordDataset::get(int64_t index, Random&) const {
   return Batch(std::move(sample));
 }
 
-Batch RecordDataset::get_batch(const at::Tensor& indices, const SampleRandom&) const {
+Batch RecordDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
   std::vector<Batch::Entry> batch;
   std::vector<std::pair<char*, size_t>> outputs;  // where the next sample goes, and its bytes, for each field
   for (const RecordField& field : fields_) {

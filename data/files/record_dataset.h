@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ class RecordDataset final : public Dataset {
 
   int64_t size() const override { return ends_.back(); }
   Batch get(int64_t index, Random& random) const override;
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const override;
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override;
   std::string digest() const override { return digest_; }
 
   int64_t record_bytes() const { return record_bytes_; }

@@ -91,7 +91,7 @@ Batch TokenDataset::get(int64_t index, Random&) const {
   return {{"tokens", batch["tokens"][0]}};
 }
 
-Batch TokenDataset::get_batch(const at::Tensor& indices, const SampleRandom&) const {
+Batch TokenDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
   const at::ArrayRef<int64_t> index(indices.const_data_ptr<int64_t>(), static_cast<size_t>(indices.numel()));
   for (const int64_t i : index) TORCH_CHECK_INDEX(i >= 0 && i < size_, "sample ", i, " of ", size_);
   const at::ScalarType own = header_.token_bytes == 2 ? at::kUInt16 : at::kUInt32;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "fulgur/base/describe.h"
@@ -38,7 +39,7 @@ class TokenDataset final : public Dataset {
 
   int64_t size() const override { return size_; }
   Batch get(int64_t index, Random& random) const override;
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const override;
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override;
   std::string digest() const override;  // depends on the tokens, the length and the stride
 
   int64_t num_tokens() const { return header_.num_tokens; }

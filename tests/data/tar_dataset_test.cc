@@ -173,7 +173,8 @@ TEST_F(TarDatasetTest, TheUsersDecoderMakesTheSamples) {
                  {"label", at::scalar_tensor(sample.number("cls"), at::kLong)}};
   };
   const auto dataset = TarDataset::make({write("a.tar", shard(3))}, decode);
-  const Batch batch = dataset->get_batch(at::tensor({1, 0}, at::kLong), {});
+  std::vector<Random> random{Random(1), Random(2)};
+  const Batch batch = dataset->get_batch(at::tensor({1, 0}, at::kLong), random);
   EXPECT_TRUE(batch["label"].equal(at::tensor({-7, 3}, at::kLong)));
   EXPECT_TRUE(batch["first"].equal(at::tensor({'p', 'p'}, at::kLong)));
 }
