@@ -5,10 +5,11 @@
     fulgur_dependencies()
 """
 
-load("//third_party:digits.bzl", "digits_repository")
+load("//third_party:arrow.bzl", "arrow_repository")
 load("//third_party:inline_repository.bzl", "inline_repository")
 load("//third_party:libtorch.bzl", "libtorch_repository")
 load("//third_party:python_env.bzl", "python_env_repository")
+load("//third_party:scikit_learn.bzl", "digits_repository", "wines_repository")
 
 # What Bazel itself loads for a C++ build, as Debian packages install it, so that nothing is fetched.
 _DEBIAN_REPOSITORIES = {
@@ -48,9 +49,11 @@ def fulgur_dependencies():
         if name not in known:
             inline_repository(name = name, files = files)
     for name, rule in {
+        "arrow": arrow_repository,
         "digits": digits_repository,
         "libtorch": libtorch_repository,
         "python_env": python_env_repository,
+        "wines": wines_repository,
     }.items():
         if name not in known:
             rule(name = name)

@@ -41,6 +41,8 @@
 #include "fulgur/core/callback.h"
 #include "fulgur/core/make_module.h"
 #include "fulgur/core/module.h"
+#include "fulgur/data/collate.h"
+#include "fulgur/data/combine.h"
 #include "fulgur/data/data_loader.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/data/dataset.h"

@@ -20,6 +20,11 @@ struct SetupError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
+// Samples could not be read: a dataset takes too long, or draws random numbers that nobody could repeat.
+struct DataError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // A file or folder of a checkpoint could not be written or read. The message names the path and the reason.
 struct CheckpointError : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <typeinfo>
 #include <utility>
@@ -18,7 +19,8 @@ namespace {
 struct Places {
   struct Noted {
     std::exception_ptr error;
-    std::string place;
+    std::string place{};   // empty: not noted
+    std::string detail{};  // empty: not noted
   };
   static constexpr size_t kRemembered = 16;
   std::mutex mutex{};
@@ -31,11 +33,27 @@ struct Places {
   auto find(const std::exception_ptr& error) { return std::ranges::find(noted, error, &Noted::error); }
 };
 
+// Notes a text unless there is one.
+void note(const std::exception_ptr& error, std::string Places::Noted::* member, std::string text) {
+  Places& places = Places::instance();
+  const std::lock_guard lock(places.mutex);
+  auto noted = places.find(error);
+  if (noted == places.noted.end()) {
+    if (places.noted.size() == Places::kRemembered) places.noted.pop_front();
+    places.noted.push_back({.error = error});
+    noted = std::prev(places.noted.end());
+  }
+  std::string& known = (*noted).*member;
+  if (known.empty()) known = std::move(text);
+}
+
 std::string place_of(const std::exception_ptr& error) {
   Places& places = Places::instance();
   const std::lock_guard lock(places.mutex);
   const auto noted = places.find(error);
-  return noted == places.noted.end() ? "" : noted->place + ": ";
+  if (noted == places.noted.end()) return "";
+  const bool has_both = !noted->place.empty() && !noted->detail.empty();
+  return noted->place + (has_both ? ", " : "") + noted->detail + ": ";
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -56,11 +74,11 @@ std::string message_of(const std::exception_ptr& error) {
 std::string text_of(const std::exception_ptr& error) { return place_of(error) + message_of(error); }
 
 void note_place(const std::exception_ptr& error, std::string place) {
-  Places& places = Places::instance();
-  const std::lock_guard lock(places.mutex);
-  if (places.find(error) != places.noted.end()) return;
-  places.noted.push_back({error, std::move(place)});
-  if (places.noted.size() > Places::kRemembered) places.noted.pop_front();
+  note(error, &Places::Noted::place, std::move(place));
+}
+
+void note_detail(const std::exception_ptr& error, std::string detail) {
+  note(error, &Places::Noted::detail, std::move(detail));
 }
 
 }  // namespace fulgur

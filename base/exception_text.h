@@ -17,4 +17,8 @@ std::string text_of(const std::exception_ptr& error);
 // innermost. A process remembers the places of the last few exceptions. Threading: any thread.
 void note_place(const std::exception_ptr& error, std::string place);
 
+// Notes what the exception was about, such as "sample 17 of Photos", which is told after its place. The first detail is
+// kept. Threading: any thread.
+void note_detail(const std::exception_ptr& error, std::string detail);
+
 }  // namespace fulgur

@@ -4,7 +4,13 @@
 
 namespace fulgur {
 
-JobQueue::JobQueue() : thread_([this] { loop(); }) {}
+JobQueue::JobQueue(size_t num_threads, const std::function<void()>& prepare) {
+  while (threads_.size() < num_threads) {
+    threads_.emplace_back([this, prepare] { loop(prepare); });
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return num_prepared_ == threads_.size(); });
+  }
+}
 
 JobQueue::~JobQueue() {
   {
@@ -13,7 +19,7 @@ JobQueue::~JobQueue() {
     jobs_.clear();
   }
   changed_.notify_all();
-  thread_.join();
+  for (std::thread& thread : threads_) thread.join();
 }
 
 std::shared_future<void> JobQueue::run(std::function<void()> job) {
@@ -23,19 +29,24 @@ std::shared_future<void> JobQueue::run(std::function<void()> job) {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(task));
   }
-  changed_.notify_all();
+  changed_.notify_one();
   return done;
 }
 
-void JobQueue::loop() {
+void JobQueue::loop(const std::function<void()>& prepare) {
+  if (prepare) prepare();
+  std::unique_lock lock(mutex_);
+  ++num_prepared_;
+  changed_.notify_all();
   while (true) {
-    std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
     if (stop_) return;
     std::packaged_task<void()> task = std::move(jobs_.front());
     jobs_.pop_front();
     lock.unlock();
     task();
+    task = {};  // what the job holds is released here, in its thread
+    lock.lock();
   }
 }
 

@@ -1,18 +1,25 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <future>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace fulgur {
 
-// A thread that runs jobs one after another. The destructor lets the running job end and drops the others.
+// Threads that run jobs, which begin in the order in which they were given: with one thread, the default, one after
+// another. The destructor lets the running jobs end and drops the others.
 class JobQueue {
  public:
-  JobQueue();
+  JobQueue() : JobQueue(1, {}) {}
+
+  // Each thread calls `prepare` before its first job, one thread after the other. The constructor returns when all
+  // have.
+  JobQueue(size_t num_threads, const std::function<void()>& prepare);
   ~JobQueue();
   JobQueue(const JobQueue&) = delete;
   JobQueue& operator=(const JobQueue&) = delete;
@@ -21,13 +28,14 @@ class JobQueue {
   std::shared_future<void> run(std::function<void()> job);
 
  private:
-  void loop();
+  void loop(const std::function<void()>& prepare);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::packaged_task<void()>> jobs_;
   bool stop_ = false;
-  std::thread thread_;
+  size_t num_prepared_ = 0;  // threads
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace fulgur

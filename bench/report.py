@@ -68,6 +68,10 @@ SUBJECTS = [
             script="python_adamw.py", packages=["torch"]),
     Subject("A GAN's step, with and without toggle_optimizer", "Without the guard, backward computes the gradients of the "
             "discriminator in the generator's half, too.", "toggle_step"),
+    Subject("Reading samples", "Pictures in memory beside index_select alone; samples that take 1 ms each with workers, beside torch::data's loader; "
+            "how long a step of 5 ms waits for them.", "data_loader"),
+    Subject("Tokens in a mapped file", "Batches of 64 windows of 1024 tokens at random places, against memcpy of the same bytes and a "
+            "loop that widens them.", "token_loader"),
     Subject("ddp, two ranks on two cores", "A step of `ddp` beside torch's DistributedDataParallel and Lightning's `ddp`, one "
             "thread per rank.", "ddp_step", script="python_ddp.py", packages=["torch"]),
     Subject("Collectives between two processes", "Through shared memory and over Gloo, beside c10d's own all_reduce.",

@@ -18,7 +18,8 @@ namespace fulgur {
 struct DataShard {
   int64_t rank = 0;
   int64_t world_size = 1;
-  bool even = false;  // same number of samples on each rank (training); false: no sample twice (evaluation)
+  bool even = false;             // same number of samples on each rank (training); false: no sample twice (evaluation)
+  int64_t local_world_size = 1;  // ranks on this host, which share its cores
 };
 
 // Yields the batches of one epoch after the other. data/data_loader.h has the usual one; derive from Loader for data
@@ -38,13 +39,14 @@ class Loader {
   // Batches in an epoch; nullopt if that is not known in advance.
   virtual std::optional<int64_t> num_batches() const = 0;
 
-  // Skips `num_samples` samples of this rank, just after begin_epoch, as a resumed run does. A sample is what
-  // batch_size() counts.
-  virtual void skip(int64_t num_samples) {
-    for (; num_samples > 0 && next(); num_samples -= batch_size()) {
-    }
-  }
-  virtual int64_t batch_size() const { return 1; }
+  // Where in the epoch the next batch begins. A checkpoint keeps it for each rank, and a run that resumes calls go_to()
+  // just after begin_epoch(), so that next() yields what it would have yielded. A run on another number of ranks hands
+  // the position of rank 0 to all: a position counts what all ranks have consumed together, or go_to() throws.
+  // Empty, as by default: not known; a run that resumes then calls next() for each batch that is already consumed.
+  virtual State position() const { return {}; }
+  virtual void go_to(const State& /*position*/) {}
+
+  virtual int64_t batch_size() const { return 1; }  // samples in a batch, for the summary of a run
 
   // What the order of samples depends on in addition to the epoch, such as a seed.
   virtual State state() const { return {}; }

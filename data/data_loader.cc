@@ -1,92 +1,268 @@
 #include "fulgur/data/data_loader.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <sched.h>
 
 #include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/trace.h"
 
 namespace fulgur {
 namespace {
 
+int64_t num_cores() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return std::thread::hardware_concurrency();
+  return CPU_COUNT(&cores);
+}
+
+void check(const DataLoaderOptions& options) {
+  const auto require = [](bool condition, const std::string& message) {
+    if (!condition) throw UsageError("DataLoader: " + message);
+  };
+  const bool chooses_batches = options.batch_sampler != nullptr;
+  require(options.batch_size >= 1, fmt::format("batch_size must be at least 1; got {}", options.batch_size));
+  require(!options.shuffle || !options.sampler,
+          "shuffle and sampler both say in which order to read; leave one of them out");
+  require(!chooses_batches || (options.batch_size == 1 && !options.shuffle && !options.sampler && !options.drop_last),
+          "batch_sampler says what each batch has; leave out batch_size, shuffle, sampler and drop_last");
+  require(options.prefetch_batches >= 1,
+          fmt::format("prefetch_batches must be at least 1; got {}", options.prefetch_batches));
+  require(options.timeout_s >= 0, fmt::format("timeout_s must be 0 or more; got {}", options.timeout_s));
+}
+
 std::shared_ptr<const Sampler> choose_sampler(const Dataset& dataset, const DataLoaderOptions& options) {
+  if (options.batch_sampler) return nullptr;
   if (options.sampler) return options.sampler;
   if (options.shuffle) return std::make_shared<RandomSampler>(dataset.size(), options.seed);
   return std::make_shared<SequentialSampler>(dataset.size());
 }
 
-at::Tensor part_of(const at::Tensor& indices, const DataShard& shard, int64_t num_samples) {
-  if (shard.world_size == 1 || indices.numel() == 0) return indices;
-  const at::Tensor places = at::arange(num_samples, at::kLong).mul_(shard.world_size).add_(shard.rank);
-  return indices.index_select(0, places.remainder_(indices.numel()));
+// Threads that run operations with one intra-op thread each: there are others for the other cores.
+std::unique_ptr<JobQueue> make_workers(int64_t count) {
+  const int num_threads = at::get_num_threads();
+  auto workers = std::make_unique<JobQueue>(static_cast<size_t>(count), [] {
+    at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
+    at::set_num_threads(1);
+  });
+  at::set_num_threads(num_threads);  // new threads would otherwise get the last number that any thread set
+  return workers;
+}
+
+at::Tensor global_random_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
 }
 
 }  // namespace
 
+Workers::Workers(std::string_view text) {
+  if (text == "auto") return;
+  int64_t count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || end != text.data() + text.size() || count < 0) {
+    throw UsageError(fmt::format("'{}' is no number of workers; write 0, 1, 2, ... or auto", text));
+  }
+  count_ = count;
+}
+
+std::string Workers::to_string() const { return count_ ? fmt::format("{}", *count_) : "auto"; }
+
+int64_t Workers::count(int64_t local_world_size) const {
+  return count_ ? *count_ : std::max<int64_t>(num_cores() / local_world_size - 1, 0);
+}
+
 void DataLoaderOptions::describe(FieldVisitor& visit) {
   visit({.name = "batch_size", .help = "samples in a batch", .min = 1}, &batch_size);
   visit({.name = "shuffle", .help = "read the samples in a new order every epoch"}, &shuffle);
-  visit({.name = "seed", .help = "number that decides the orders"}, &seed);
+  visit({.name = "seed", .help = "number that decides the orders, and what samples draw"}, &seed);
   visit({.name = "drop_last", .help = "leave out a last batch that is shorter"}, &drop_last);
+  visit({.name = "workers", .help = "threads that read ahead, or auto: the cores of a rank but one"},
+        TextField{.set = [this](std::string_view text) { workers = Workers(text); },
+                  .get = [this] { return workers.to_string(); }});
+  visit({.name = "prefetch_batches", .help = "batches that each worker reads ahead", .min = 1}, &prefetch_batches);
+  visit({.name = "timeout_s", .help = "longest time to wait for a worker; 0: any", .unit = "s", .min = 0}, &timeout_s);
+  visit({.name = "infinite", .help = "let one pass over the samples follow another, so that an epoch never ends"},
+        &infinite);
 }
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
-    : dataset_(std::move(dataset)), batch_size_(options.batch_size), drop_last_(options.drop_last) {
-  if (dataset_ == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");
-  if (batch_size_ < 1) throw UsageError(fmt::format("DataLoader: batch_size must be at least 1; got {}", batch_size_));
-  if (options.shuffle && options.sampler) {
-    throw UsageError("DataLoader: shuffle and sampler both say in which order to read; leave one of them out");
-  }
-  sampler_ = choose_sampler(*dataset_, options);
-  if (options.shuffle) seed_ = options.seed;
+    : source_(std::make_shared<Source>(Source{std::move(dataset), options.seed, options.collate})),
+      options_(std::move(options)) {
+  if (source_->dataset == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");
+  check(options_);
+  cut_ = {.sampler = choose_sampler(*source_->dataset, options_),
+          .batch_sampler = options_.batch_sampler,
+          .batch_size = options_.batch_size,
+          .drop_last = options_.drop_last,
+          .infinite = options_.infinite};
+  num_workers_ = options_.workers.count(/*local_world_size=*/1);
 }
+
+DataLoader::~DataLoader() { drop_pending(); }
 
 std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
   return std::make_shared<DataLoader>(std::move(dataset), std::move(options));
 }
 
 void DataLoader::begin_epoch(int64_t epoch) {
-  indices_ = part_of(sampler_->indices(epoch), shard_, num_samples());
-  position_ = 0;
+  drop_pending();
+  epoch_ = epoch;
+  place_ = 0;
+  plan_.emplace(cut_, epoch, place_);
 }
 
 std::optional<Batch> DataLoader::next() {
-  const int64_t left = indices_.defined() ? std::max<int64_t>(0, indices_.numel() - position_) : 0;
-  const int64_t count = std::min(batch_size_, left);
-  if (count == 0 || (drop_last_ && count < batch_size_)) return std::nullopt;
-  Batch batch = dataset_->get_batch(indices_.narrow(0, position_, count), {});
-  position_ += count;
-  return batch;
+  if (!plan_) return std::nullopt;
+  if (num_workers_ == 0) {
+    const auto indices = plan_->next();
+    if (!indices) return std::nullopt;
+    Batch batch = source_->read(*indices, epoch_);
+    place_ = plan_->place();
+    return batch;
+  }
+  try {
+    const at::Tensor random_before = is_first_ ? global_random_state() : at::Tensor();
+    read_ahead();
+    if (pending_.empty()) return std::nullopt;
+    wait_for(pending_.front().read);
+    pending_.front().read.get();
+    if (is_first_ && !global_random_state().equal(random_before)) {
+      throw DataError(fmt::format(
+          "{} drew from torch's global generator in a worker, where the numbers depend on which thread comes "
+          "first; draw from the Random that get() is handed, as in at::rand({{3}}, random.generator()), or "
+          "set workers to 0",
+          source_->dataset->name()));
+    }
+  } catch (...) {
+    drop_pending();
+    workers_.reset();  // waits for what the threads are doing
+    throw;
+  }
+  is_first_ = false;
+  const Pending first = std::move(pending_.front());
+  pending_.pop_front();
+  place_ = first.place_after;
+  read_ahead();
+  return std::move(*first.batch);
+}
+
+Batch DataLoader::Source::read(const at::Tensor& indices, int64_t epoch) const {
+  const SampleRandom of_epoch{.seed = seed, .epoch = epoch};
+  const int64_t* index = indices.const_data_ptr<int64_t>();
+  std::vector<Random> random;
+  random.reserve(static_cast<size_t>(indices.numel()));
+  for (int64_t i = 0; i < indices.numel(); ++i) random.push_back(of_epoch.of(index[i]));
+  if (!collate) return dataset->get_batch(indices, random);
+  std::vector<Batch> samples;
+  samples.reserve(random.size());
+  for (Random& of_sample : random) samples.push_back(get_sample(*dataset, *index++, of_sample));
+  return collate(samples);
+}
+
+// Gives workers as many batches to read as they may.
+void DataLoader::read_ahead() {
+  if (!workers_) workers_ = make_workers(num_workers_);
+  if (!is_wanted_) is_wanted_ = std::make_shared<std::atomic<bool>>(true);
+  while (std::ssize(pending_) < num_workers_ * options_.prefetch_batches) {
+    auto indices = plan_->next();
+    if (!indices) return;
+    auto batch = std::make_shared<Batch>();
+    auto job = [source = source_, batch, indices = *std::move(indices), is_wanted = is_wanted_, epoch = epoch_] {
+      if (!*is_wanted) return;
+      const trace::Span span("read a batch");
+      *batch = source->read(indices, epoch);
+      if (at::hasCUDA()) *batch = batch->pin();
+    };
+    pending_.push_back({.read = workers_->run(std::move(job)), .batch = batch, .place_after = plan_->place()});
+  }
+}
+
+void DataLoader::wait_for(const std::shared_future<void>& read) {
+  if (options_.timeout_s <= 0) return read.wait();
+  const std::chrono::duration<double> timeout(options_.timeout_s);
+  if (read.wait_for(timeout) == std::future_status::ready) return;
+  static_cast<void>(workers_.release());  // a thread that hangs cannot be ended, and must not be waited for
+  throw DataError(fmt::format("a worker has read a batch of {} for more than {} s (timeout_s)",
+                              source_->dataset->name(), options_.timeout_s));
+}
+
+void DataLoader::drop_pending() {
+  if (is_wanted_) *is_wanted_ = false;
+  is_wanted_.reset();
+  pending_.clear();
+  is_first_ = true;
 }
 
 std::optional<int64_t> DataLoader::num_batches() const {
-  return (num_samples() + (drop_last_ ? 0 : batch_size_ - 1)) / batch_size_;
+  if (cut_.infinite) return std::nullopt;
+  return (cut_.share_of(cut_.num_items()) + (cut_.drop_last ? 0 : cut_.batch_size - 1)) / cut_.batch_size;
+}
+
+State DataLoader::position() const {
+  State position;
+  position.set(cut_.sampler ? "samples" : "batches", place_);
+  position.set("size", source_->dataset->size());
+  if (std::string digest = source_->dataset->digest(); !digest.empty()) position.set("digest", std::move(digest));
+  return position;
+}
+
+void DataLoader::go_to(const State& position) {
+  const Dataset& dataset = *source_->dataset;
+  const auto size = position.get<int64_t>("size");
+  const std::string* digest = position.find<std::string>("digest");
+  const bool is_other = digest != nullptr && !dataset.digest().empty() && *digest != dataset.digest();
+  if (size != dataset.size() || is_other) {
+    throw CheckpointError(fmt::format(
+        "the checkpoint is in the middle of an epoch over {} samples, but {} has {}{}; resume with the same data, or "
+        "from a checkpoint at the end of an epoch",
+        size, dataset.name(), dataset.size(), is_other ? ", and others (its digest is another one)" : ""));
+  }
+  const std::string_view unit = cut_.sampler ? "samples" : "batches";
+  const int64_t* place = position.find<int64_t>(unit);
+  if (place == nullptr || *place < 0 || (!cut_.infinite && *place > cut_.num_items())) {
+    throw CheckpointError(
+        fmt::format("the checkpoint has no place among the {} {} of an epoch; resume with the sampler that it was "
+                    "written with, or from a checkpoint at the end of an epoch",
+                    cut_.num_items(), unit));
+  }
+  drop_pending();
+  place_ = *place;
+  plan_.emplace(cut_, epoch_, place_);
 }
 
 State DataLoader::state() const {
   State state;
-  if (seed_) state.set("seed", static_cast<int64_t>(*seed_));
+  state.set("seed", static_cast<int64_t>(source_->seed));
   return state;
 }
 
 void DataLoader::load_state(const State& state) {
   const int64_t* seed = state.find<int64_t>("seed");
-  if (seed == nullptr || !seed_) return;
-  seed_ = static_cast<uint64_t>(*seed);
-  sampler_ = std::make_shared<RandomSampler>(dataset_->size(), *seed_);
+  if (seed == nullptr) return;
+  const auto loaded = static_cast<uint64_t>(*seed);
+  source_ = std::make_shared<Source>(Source{source_->dataset, loaded, source_->collate});
+  if (options_.shuffle) cut_.sampler = std::make_shared<RandomSampler>(source_->dataset->size(), loaded);
 }
 
 bool DataLoader::set_shard(const DataShard& shard) {
-  shard_ = shard;
+  if (shard.even && cut_.num_items() < shard.world_size) {
+    throw UsageError(fmt::format("{} has {} {}, fewer than the {} ranks; use fewer devices", source_->dataset->name(),
+                                 cut_.num_items(), cut_.sampler ? "samples" : "batches", shard.world_size));
+  }
+  cut_.shard = shard;
+  num_workers_ = options_.workers.count(shard.local_world_size);
   return true;
-}
-
-int64_t DataLoader::num_samples() const {
-  const int64_t size = sampler_->size();
-  if (!shard_.even) return (size - shard_.rank + shard_.world_size - 1) / shard_.world_size;
-  return drop_last_ ? size / shard_.world_size : (size + shard_.world_size - 1) / shard_.world_size;
 }
 
 }  // namespace fulgur

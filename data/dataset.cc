@@ -2,22 +2,32 @@
 
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
+#include <exception>
 #include <typeinfo>
 #include <utility>
 
+#include "fulgur/base/exception_text.h"
 #include "fulgur/base/type_name.h"
 
 namespace fulgur {
 
-Batch Dataset::get_batch(const at::Tensor& indices, const SampleRandom& random) const {
+Batch get_sample(const Dataset& dataset, int64_t index, Random& random) {
+  try {
+    return dataset.get(index, random);
+  } catch (...) {
+    note_detail(std::current_exception(), fmt::format("sample {} of {}", index, dataset.name()));
+    throw;
+  }
+}
+
+Batch Dataset::get_batch(const at::Tensor& indices, std::span<Random> random) const {
+  TORCH_INTERNAL_ASSERT(std::ssize(random) == indices.numel());
   const int64_t* index = indices.const_data_ptr<int64_t>();
   std::vector<Batch> samples;
-  samples.reserve(static_cast<size_t>(indices.numel()));
-  for (int64_t i = 0; i < indices.numel(); ++i) {
-    Random of_sample = random.of(index[i]);
-    samples.push_back(get(index[i], of_sample));
-  }
+  samples.reserve(random.size());
+  for (Random& of_sample : random) samples.push_back(get_sample(*this, *index++, of_sample));
   return stack_samples(samples);
 }
 

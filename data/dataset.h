@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,20 +25,24 @@ class Dataset {
   // and after a resume.
   virtual Batch get(int64_t index, Random& random) const = 0;
 
-  // The samples at `indices` (int64, 1-dim), stacked along a new dim 0. Override it if reading many samples at once is
-  // faster than one by one. Throws c10::ValueError, with the name, if samples differ in names or shapes.
-  virtual Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const;
+  // The samples at `indices` (int64, 1-dim), stacked along a new dim 0, each with the Random of its place. Override it
+  // if reading many samples at once is faster than one by one. Throws c10::ValueError, with the name, if samples differ
+  // in names or shapes.
+  virtual Batch get_batch(const at::Tensor& indices, std::span<Random> random) const;
 
-  // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a digest
-  // of file names and sizes, for example. Empty: not known.
+  // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a
+  // digest of file names and sizes, for example. Empty: not known.
   virtual std::string digest() const { return {}; }
 
   // What messages call it. Default: the name of its type.
   virtual std::string name() const;
 };
 
-// Makes a batch of samples: tensors of equal names are stacked along a new dim 0. Throws c10::ValueError, with the name,
-// if samples differ in names or shapes.
+// dataset.get(index, random); of an exception text_of() tells the sample and the dataset.
+Batch get_sample(const Dataset& dataset, int64_t index, Random& random);
+
+// Makes a batch of samples: tensors of equal names are stacked along a new dim 0. Throws c10::ValueError, with the
+// name, if samples differ in names or shapes.
 Batch stack_samples(const std::vector<Batch>& samples);
 
 }  // namespace fulgur

@@ -17,9 +17,9 @@ class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed) {}
 
-  uint64_t bits();    // 64 random bits
-  double uniform();   // in [0, 1)
-  double normal();    // mean 0, standard deviation 1
+  uint64_t bits();   // 64 random bits
+  double uniform();  // in [0, 1)
+  double normal();   // mean 0, standard deviation 1
   double uniform(double low, double high) { return low + (high - low) * uniform(); }
   bool chance(double probability) { return uniform() < probability; }
   int64_t below(int64_t limit);  // one of 0, ..., limit - 1, all equally likely; limit >= 1

@@ -20,13 +20,13 @@ std::shared_ptr<TensorDataset> TensorDataset::make(Batch samples) {
   return std::make_shared<TensorDataset>(std::move(samples));
 }
 
-Batch TensorDataset::get(int64_t index, Random&) const {
+Batch TensorDataset::get(int64_t index) const {
   std::vector<Batch::Entry> entries;
   for (const auto& [name, tensor] : samples_) entries.emplace_back(name, tensor.select(0, index));
   return Batch(std::move(entries));
 }
 
-Batch TensorDataset::get_batch(const at::Tensor& indices, const SampleRandom&) const {
+Batch TensorDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
   std::vector<Batch::Entry> entries;
   for (const auto& [name, tensor] : samples_) entries.emplace_back(name, tensor.index_select(0, indices));
   return Batch(std::move(entries));

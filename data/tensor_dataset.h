@@ -16,8 +16,9 @@ class TensorDataset final : public Dataset {
   static std::shared_ptr<TensorDataset> make(Batch samples);
 
   int64_t size() const override { return size_; }
-  Batch get(int64_t index, Random& random) const override;
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random = {}) const override;
+  Batch get(int64_t index) const;
+  Batch get(int64_t index, Random&) const override { return get(index); }
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random = {}) const override;
 
   const Batch& samples() const { return samples_; }
 

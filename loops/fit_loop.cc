@@ -44,6 +44,23 @@ FitBounds::Clock::duration elapsed_of(const State& state) {
   return std::chrono::duration_cast<FitBounds::Clock::duration>(std::chrono::duration<double>(elapsed_s));
 }
 
+// What the ranks of the checkpoint have consumed of the epoch, as a number of batches of each of `world_size` ranks. If
+// they do not divide evenly, the loader's position is exact; without one, the rest of a round of batches is left out.
+LimitedBatches::Consumed consumed_in(const State& state, int64_t world_size) {
+  const int64_t batches = count_of(state, "batches_of_epoch");
+  const int64_t* before = state.find<int64_t>("world_size");  // null: written by an earlier version
+  const bool* is_recut = state.find<bool>("epoch_is_recut");
+  const State position = state.child("position");
+  if (batches == 0 && position.empty()) return {};
+  if (before == nullptr || *before == world_size) {
+    return {.batches = batches, .position = position, .is_recut = is_recut != nullptr && *is_recut};
+  }
+  if (*before < 1) throw CheckpointError(c10::str("'world_size' is ", *before));
+  const int64_t of_all = batches * *before;
+  const bool rounds_up = position.empty();
+  return {.batches = (of_all + (rounds_up ? world_size - 1 : 0)) / world_size, .position = position, .is_recut = true};
+}
+
 }  // namespace
 
 FitLoop::FitLoop(LoopContext& context, LoaderSources sources)
@@ -151,7 +168,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   const int64_t reload_every = context_.plan.reload_dataloaders_every_n_epochs;
   if (!resume_ && reload_every > 0 && state.epoch > 0 && state.epoch % reload_every == 0) load();
   const int64_t steps_before = state.global_step;
-  const bool in_middle = resume_ && resume_->epoch.consumed.samples > 0;
+  const bool in_middle = resume_ && resume_->is_in_middle;
   if (resume_ && !in_middle) restore();
   context_.hooks(hooks::on_train_epoch_start);
   TrainEpochLoop(context_, steps, bounds, validation_, schedule_, progress_)
@@ -167,7 +184,9 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   ++state.epoch;
   if (progress_.epoch_is_complete) {
     progress_.epoch = state.epoch;
-    progress_.batches_done = progress_.extra_samples = 0;
+    progress_.batches_done = 0;
+    progress_.position = {};
+    progress_.is_recut = false;
   }
   context_.saver.at_boundary();
 }
@@ -178,8 +197,9 @@ State FitLoop::state() const {
   State state;
   state.set("epoch", progress_.epoch);
   state.set("batches_of_epoch", progress_.batches_done);
-  state.set("samples_of_epoch",
-            (progress_.batches_done * train_->batch_size() + progress_.extra_samples) * context_.ranks.world_size());
+  state.set("world_size", context_.ranks.world_size());
+  state.set("epoch_is_recut", progress_.is_recut);
+  state.set_child("position", progress_.position);
   state.set("total_batches", progress_.total_batches);
   state.set("global_step", run.global_step);
   state.set("batches_that_stepped", run.batches_that_stepped);
@@ -196,8 +216,7 @@ State FitLoop::state() const {
   return state;
 }
 
-// The data position is a number of samples over all ranks, so that another number of ranks can resume from it. If the
-// samples do not divide evenly, the few that only some of the ranks would get are left out.
+// A rank goes to its own position, or, if the number of ranks was another one, to that of rank 0.
 void FitLoop::load_state(const State& state, const State& metrics, const State& of_rank) {
   RunState& run = context_.state;
   run.epoch = progress_.epoch = count_of(state, "epoch");
@@ -221,13 +240,15 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
     context_.accumulate_grad_batches = *accumulation;
   }
   train_->load_state(state.child("train_loader"));
-  const int64_t world_size = context_.ranks.world_size();
-  const int64_t samples = (count_of(state, "samples_of_epoch") + world_size - 1) / world_size;
-  progress_.batches_done = samples / train_->batch_size();
-  progress_.extra_samples = samples % train_->batch_size();
-  resume_ = Resume{.epoch = {.consumed = {.batches = progress_.batches_done, .samples = samples}, .restore = {}},
+  LimitedBatches::Consumed consumed = consumed_in(state, context_.ranks.world_size());
+  if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
+  progress_.batches_done = consumed.batches;
+  progress_.position = consumed.position;
+  progress_.is_recut = consumed.is_recut;
+  resume_ = Resume{.epoch = {.consumed = consumed, .restore = {}},
                    .metrics = metrics,
-                   .of_rank = of_rank};
+                   .of_rank = of_rank,
+                   .is_in_middle = consumed.batches > 0 || !consumed.position.empty()};
   resume_->epoch.restore = [this] { restore(); };
 }
 
@@ -235,6 +256,7 @@ State FitLoop::rank_state() const {
   const bool is_waiting = resume_ && !resume_->is_restored;
   if (is_waiting && !resume_->of_rank.empty()) return resume_->of_rank;
   State state;
+  state.set_child("position", progress_.position);
   state.set_child("random", RandomState::now().state());
   if (is_waiting) {
     state.set_child("metrics", resume_->metrics);

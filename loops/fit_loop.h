@@ -47,6 +47,7 @@ class FitLoop {
     TrainEpochLoop::ResumePoint epoch;
     State metrics;
     State of_rank;
+    bool is_in_middle = false;  // a part of the epoch is already consumed
     bool is_restored = false;
   };
   void restore();

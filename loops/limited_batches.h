@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/state.h"
 #include "fulgur/core/loader.h"
 #include "fulgur/core/ranks.h"
 
@@ -14,25 +15,26 @@ namespace fulgur {
 
 // The first batches of one epoch of a loader, at most `limit`; the last batch is known to be the last. A batch is
 // fetched when it is taken, so that a random generator of the loader is in the same state as in a run that resumes
-// from a checkpoint. One batch is fetched ahead if the loader does not know its length, or resumes in the middle of a
-// batch. With `lockstep` all ranks have the same number of batches: all end when the first one ends.
+// from a checkpoint. One batch is fetched ahead if the loader does not know its length, or if the batches of the epoch
+// are cut otherwise than from its start. With `lockstep` all ranks have the same number of batches: all end when the
+// first one ends.
 class LimitedBatches {
  public:
   // The part of a resumed epoch that is already consumed.
   struct Consumed {
-    int64_t batches = 0;
-    int64_t samples = 0;  // consumed by this rank
+    int64_t batches = 0;    // by this rank, rounded down if the epoch is recut
+    State position{};       // where the loader goes on; empty: it has no position, and `batches` are read again
+    bool is_recut = false;  // on another number of ranks, where not so many batches may be left as are counted
   };
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* lockstep, const Consumed& consumed)
       : loader_(loader),
         limit_(limit),
         left_(limit),
-        prefetches_(lockstep != nullptr || !limit || !loader.num_batches() ||
-                    consumed.samples != consumed.batches * loader.batch_size()),
+        prefetches_(lockstep != nullptr || !limit || !loader.num_batches() || consumed.is_recut),
         lockstep_(lockstep) {
     loader.begin_epoch(epoch);
-    if (consumed.samples > 0) loader.skip(consumed.samples);
+    go_to(consumed);
     if (left_) *left_ -= consumed.batches;
     if (prefetches_) fetch();
   }
@@ -55,8 +57,21 @@ class LimitedBatches {
     return batch;
   }
 
+  // The loader's position after the last batch that was taken.
+  State position() const { return prefetches_ ? position_ : loader_.position(); }
+
  private:
+  void go_to(const Consumed& consumed) {
+    if (!consumed.position.empty()) {
+      loader_.go_to(consumed.position);
+    } else {
+      for (int64_t i = 0; i < consumed.batches && loader_.next(); ++i) {
+      }
+    }
+  }
+
   void fetch() {
+    if (prefetches_) position_ = loader_.position();
     if (left_ && (*left_)-- <= 0) return;
     next_ = loader_.next();
     if (lockstep_ != nullptr && any_rank(*lockstep_, !next_)) next_.reset();
@@ -68,6 +83,7 @@ class LimitedBatches {
   const bool prefetches_;
   Ranks* lockstep_;
   std::optional<Batch> next_;
+  State position_{};  // where next_ begins, if it is fetched ahead
 };
 
 }  // namespace fulgur

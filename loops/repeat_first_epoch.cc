@@ -11,7 +11,8 @@ class FirstEpoch final : public Loader {
   void begin_epoch(int64_t) override { loader_->begin_epoch(0); }
   std::optional<Batch> next() override { return loader_->next(); }
   std::optional<int64_t> num_batches() const override { return loader_->num_batches(); }
-  void skip(int64_t num_samples) override { loader_->skip(num_samples); }
+  State position() const override { return loader_->position(); }
+  void go_to(const State& position) override { loader_->go_to(position); }
   int64_t batch_size() const override { return loader_->batch_size(); }
   State state() const override { return loader_->state(); }
   void load_state(const State& state) override { loader_->load_state(state); }

@@ -59,6 +59,8 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   HookCaller& hooks = context_.hooks;
   const LimitedBatches::Consumed consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
   state.batch_idx = progress_.batches_done = consumed.batches;
+  progress_.position = consumed.position;
+  progress_.is_recut = consumed.is_recut;
   progress_.epoch = state.epoch;
   progress_.epoch_is_complete = false;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
@@ -90,7 +92,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
       skipped = true;
       break;
     }
-    run_batch(batch);
+    run_batch(batch, batches);
     reached_last = state.is_last_batch;
     context_.metrics.set_batch(nullptr);
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
@@ -144,12 +146,15 @@ bool TrainEpochLoop::ends_here() {
   return window_batches_ == 0 && (bounds_.max_steps_reached() || bounds_.should_stop());
 }
 
-void TrainEpochLoop::run_batch(const Batch& batch) {
+void TrainEpochLoop::run_batch(const Batch& batch, const LimitedBatches& batches) {
   const bool automatic = context_.hooks.module().automatic_optimization;
   const at::Tensor loss = automatic ? run_automatic(batch) : run_manual(batch);
   context_.non_finite.look_at_loss(loss, context_.state);
   ++progress_.total_batches;
-  if (window_batches_ == 0) progress_.batches_done = context_.state.batch_idx + 1;
+  if (window_batches_ == 0) {
+    progress_.batches_done = context_.state.batch_idx + 1;
+    progress_.position = batches.position();
+  }
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);
   if (context_.ranks.world_size() == 1) bounds_.agree();  // several ranks agree within the step

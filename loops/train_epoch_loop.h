@@ -24,8 +24,9 @@ class TrainEpochLoop {
   // Which batches the weights have seen.
   struct Progress {
     int64_t epoch = 0;
-    int64_t batches_done = 0;        // batches of the epoch, up to the last step boundary
-    int64_t extra_samples = 0;       // consumed beyond batches_done, by a run on other ranks
+    int64_t batches_done = 0;        // batches of the epoch on this rank, up to the last step boundary
+    State position{};                // the loader's, after batches_done
+    bool is_recut = false;           // the epoch was resumed on another number of ranks
     int64_t total_batches = 0;       // micro-batches of all epochs
     bool epoch_is_complete = false;  // not cut short by a bound of fit
     struct Validation {
@@ -58,7 +59,7 @@ class TrainEpochLoop {
  private:
   bool ends_here();
   void at_boundary();
-  void run_batch(const Batch& batch);
+  void run_batch(const Batch& batch, const LimitedBatches& batches);
   at::Tensor run_automatic(const Batch& batch);
   at::Tensor run_micro_batch(const Batch& batch, bool is_last);
   at::Tensor run_closure(const Batch& batch);

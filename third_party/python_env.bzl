@@ -1,7 +1,7 @@
 """@python_env: the pinned Python environment of the tests that need Python. Fetched when such a test is first loaded.
 
-The host's Python with the wheels of group `python` and nothing of the host's own packages, and torch from the
-site-packages of @libtorch: the very libraries that the C++ code links. Another package is another row in
+The host's Python with the wheels of the groups `python` and `arrow` and nothing of the host's own packages, and torch
+from the site-packages of @libtorch: the very libraries that the C++ code links. Another package is another row in
 third_party/wheels_*.txt.
 """
 
@@ -26,7 +26,7 @@ def _python_env_repository(ctx):
         fail("the tests that need Python need Python %s as %s, as on Debian 12; found '%s'" %
              (_PYTHON_VERSION, _PYTHON, version))
     arch = ctx.execute(["uname", "-m"]).stdout.strip()
-    install_wheels(ctx, "python-{rows}", ["python"], arch)
+    install_wheels(ctx, "python-{rows}", ["python", "arrow"], arch)
     libtorch = ctx.path(Label("@libtorch//:BUILD")).dirname
     torch = libtorch.get_child("site-packages").realpath
     built_for_cuda = ctx.path("%s/torch/lib/libtorch_cuda.so" % torch).exists

@@ -2,7 +2,7 @@
 """Installs pinned wheels into a folder of the user's cache that outlives `bazel clean --expunge`.
 
   wheels.py wheels_x86_64.txt --into torch-2.11.0-x86_64 --link site-packages cpu cuda
-  wheels.py wheels_x86_64.txt --into digits-{rows} --only sklearn/datasets/data/digits.csv.gz --link data digits
+  wheels.py wheels_x86_64.txt --into digits-{rows} --only sklearn/datasets/data/digits.csv.gz --link data scikit_learn
 
 Every row of the lock file whose group is named is downloaded with pip, checked, unpacked into
 <cache>/fulgur/<into>/site-packages and then marked in <into>/installed. The marker is written last, so a run that was
@@ -115,9 +115,12 @@ def download(wheel, arch, folder):
 
 def unpack(path, site, only):
     with zipfile.ZipFile(path) as archive:
-        members = [m for m in archive.infolist() if only in ("", m.filename)]
-        if not members:
-            raise InstallError(f"{path.name} has no {only}")
+        members = archive.infolist()
+        if only:
+            below = {part: [m for m in members if m.filename == part or m.filename.startswith(f"{part}/")] for part in only}
+            for part in filter(lambda part: not below[part], only):
+                raise InstallError(f"{path.name} has no {part}")
+            members = sum(below.values(), [])
         for member in members:
             target = archive.extract(member, site)
             if member.external_attr >> 16 & 0o100:  # zipfile drops the executable bit
@@ -144,7 +147,8 @@ def main():
     parser.add_argument("--into", required=True, help="folder below the cache folder; {rows} in it: see above")
     parser.add_argument("--link", help="symbolic link to make to the folder of unpacked wheels")
     parser.add_argument("--arch", default=platform.machine())
-    parser.add_argument("--only", default="", help="unpack this one file of each wheel")
+    parser.add_argument("--only", action="append", default=[],
+                        help="unpack this file or folder of each wheel, not all; may be repeated")
     options = parser.parse_args()
 
     wheels = read_lock(options.lock, options.groups)

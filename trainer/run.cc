@@ -330,15 +330,19 @@ bool Run::averages_weights() const {
   return std::ranges::any_of(callbacks_, [](const auto& callback) { return callback->averages_weights(); });
 }
 
+// The ranks of this run that share the cores of this host.
+int64_t Run::local_world_size() const {
+  return resources_.strategy->rank_per_device() ? static_cast<int64_t>(resources_.devices.size()) : 1;
+}
+
 void Run::setup_strategy() {
   const OverriddenHooks& overridden = request_.module.hooks();
   Strategy& strategy = *resources_.strategy;
-  const auto num_devices = static_cast<int64_t>(resources_.devices.size());
   strategy.setup(module(), {.devices = world_.devices(),
                             .precision = resources_.precision,
                             .world = world_.world(),
                             .deterministic = resources_.options.deterministic,
-                            .local_world_size = strategy.rank_per_device() ? num_devices : 1,
+                            .local_world_size = local_world_size(),
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
                             .averages_weights = averages_weights(),
                             .accumulates = context_.accumulate_grad_batches > 1});
@@ -374,8 +378,10 @@ void Run::remove_unused_run_dir() {
 // Shards the loader over the ranks. Throws on every rank if one of them would have nothing to read.
 std::shared_ptr<Loader> Run::shard(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
   const bool share = world_.world_size() > 1 && resources_.options.use_distributed_sampler;
-  const DataShard own{.rank = world_.rank(), .world_size = world_.world_size(), .even = even};
-  const bool is_shared = loader->set_shard(share ? own : DataShard());
+  const DataShard all{.local_world_size = local_world_size()};
+  const DataShard own{
+      .rank = world_.rank(), .world_size = world_.world_size(), .even = even, .local_world_size = local_world_size()};
+  const bool is_shared = loader->set_shard(share ? own : all);
   if (share && !is_shared) {
     resources_.warn_no_shard(
         "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "

@@ -120,6 +120,7 @@ class Run final : public TrainerControl {
   void call_on_exception(const std::exception_ptr& failure);
   void teardown();
   void remove_unused_run_dir();
+  int64_t local_world_size() const;
   std::shared_ptr<Loader> shard(std::shared_ptr<Loader> loader, std::string_view name, bool even);
   LoaderList shard(LoaderList loaders, std::string_view name);
 

@@ -1,21 +1,11 @@
 #include "fulgur/checkpoint/formats/safetensors.h"
 
-#include <fcntl.h>
 #include <fmt/ranges.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <span>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/atomic_files.h"
@@ -135,48 +125,10 @@ void write_safetensors(FileWriter& file, const NamedTensors& tensors,
   }
 }
 
-// A file mapped into memory: pages are read when touched, and never written back.
-class SafetensorsFile::Mapping {
- public:
-  explicit Mapping(const std::filesystem::path& path) {
-    const int descriptor = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (descriptor < 0) throw_system_error("open", path, errno);
-    const int error = map(descriptor);
-    ::close(descriptor);
-    if (error != 0) throw_system_error("map", path, error);
-  }
-  ~Mapping() {
-    if (num_bytes_ > 0) ::munmap(data_, num_bytes_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  std::span<char> bytes() const { return {data_, num_bytes_}; }
-
- private:
-  // Returns 0 or an errno.
-  int map(int descriptor) {
-    struct stat status{};
-    if (::fstat(descriptor, &status) != 0) return errno;
-    if (S_ISDIR(status.st_mode)) return EISDIR;
-    if (status.st_size == 0) return 0;  // nothing to map
-    void* data = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
-    if (data == MAP_FAILED) return errno;
-    data_ = static_cast<char*>(data);
-    num_bytes_ = static_cast<size_t>(status.st_size);
-    return 0;
-  }
-
-  char* data_ = nullptr;
-  size_t num_bytes_ = 0;
-};
-
 SafetensorsFile::SafetensorsFile(std::filesystem::path path)
     : path_(std::move(path)),
-      mapping_(std::make_shared<Mapping>(path_)),
-      header_(
-          parse_safetensors_header(mapping_->bytes(), static_cast<int64_t>(mapping_->bytes().size()), path_.string())) {
+      map_(MemoryMap::open(path_)),
+      header_(parse_safetensors_header(map_->bytes(), static_cast<int64_t>(map_->bytes().size()), path_.string())) {
   for (size_t i = 0; i < header_.entries.size(); ++i) index_.emplace(header_.entries[i].name, i);
 }
 
@@ -187,14 +139,7 @@ const SafetensorsEntry* SafetensorsFile::find(std::string_view name) const {
 
 at::Tensor SafetensorsFile::tensor(std::string_view name) const {
   const SafetensorsEntry& found = entry(name);
-  const at::ScalarType dtype = *dtype_of(found.dtype);
-  char* const data = mapping_->bytes().data() + header_.data_begin + found.begin;
-  if (reinterpret_cast<uintptr_t>(data) % c10::elementSize(dtype) == 0) {
-    return at::from_blob(data, found.shape, [mapping = mapping_](void*) {}, dtype);
-  }
-  at::Tensor copy = at::empty(found.shape, dtype);
-  std::memcpy(copy.mutable_data_ptr(), data, copy.nbytes());
-  return copy;
+  return map_->tensor(header_.data_begin + found.begin, found.shape, *dtype_of(found.dtype));
 }
 
 const SafetensorsEntry& SafetensorsFile::entry(std::string_view name) const {

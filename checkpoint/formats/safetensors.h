@@ -14,6 +14,7 @@
 
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/checkpoint/formats/safetensors_header.h"
+#include "fulgur/checkpoint/memory_map.h"
 
 namespace fulgur {
 
@@ -50,13 +51,11 @@ class SafetensorsFile {
   at::Tensor tensor(std::string_view name) const;
 
  private:
-  class Mapping;
-
   const SafetensorsEntry& entry(std::string_view name) const;
   [[noreturn]] void fail(std::string_view name, std::string_view reason) const;
 
   std::filesystem::path path_;
-  std::shared_ptr<Mapping> mapping_;
+  std::shared_ptr<const MemoryMap> map_;
   SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> index_;  // position in the entries, by name
 };

@@ -133,15 +133,13 @@ Batch ImageDataset::get(int64_t index, Random& random) const {
 }
 
 // Each picture is written to its place in the batch, which saves copying it there.
-Batch ImageDataset::get_batch(const at::Tensor& indices, const SampleRandom& random) const {
+Batch ImageDataset::get_batch(const at::Tensor& indices, std::span<Random> random) const {
   const auto index = indices.contiguous();
   at::Tensor images = at::empty({index.numel(), num_channels(options_), options_.size, options_.size}, at::kFloat);
   at::Tensor labels = at::empty({index.numel()}, at::kLong);
   for (int64_t i = 0; i < index.numel(); ++i) {
-    const int64_t sample = index.const_data_ptr<int64_t>()[i];
-    const LabelledImage& image = images_.at(static_cast<size_t>(sample));
-    Random own = random.of(sample);
-    read_image_into(images[i], image.file, options_, own);
+    const LabelledImage& image = images_.at(static_cast<size_t>(index.const_data_ptr<int64_t>()[i]));
+    read_image_into(images[i], image.file, options_, random[static_cast<size_t>(i)]);
     labels.mutable_data_ptr<int64_t>()[i] = image.label;
   }
   return {{"image", images}, {"label", labels}};

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,7 +40,7 @@ class ImageDataset final : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(images_.size()); }
   Batch get(int64_t index, Random& random) const override;
-  Batch get_batch(const at::Tensor& indices, const SampleRandom& random) const override;
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override;
 
   // Depends on the files' names and labels, not on their content, which would have to be read.
   std::string digest() const override { return digest_; }

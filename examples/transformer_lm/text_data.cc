@@ -95,7 +95,7 @@ TextWindows::TextWindows(const std::string& text, int64_t length, int64_t stride
   windows_ = torch::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte).unfold(0, length, stride);
 }
 
-fulgur::Batch TextWindows::get_batch(const at::Tensor& indices, const fulgur::SampleRandom&) const {
+fulgur::Batch TextWindows::get_batch(const at::Tensor& indices, std::span<fulgur::Random>) const {
   return {{"tokens", windows_.index_select(0, indices)}};
 }
 

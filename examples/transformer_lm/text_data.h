@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,7 @@ class TextWindows final : public fulgur::Dataset {
 
   int64_t size() const override { return windows_.size(0); }
   fulgur::Batch get(int64_t index, fulgur::Random&) const override { return {{"tokens", windows_[index]}}; }
-  fulgur::Batch get_batch(const at::Tensor& indices, const fulgur::SampleRandom& random) const override;
+  fulgur::Batch get_batch(const at::Tensor& indices, std::span<fulgur::Random> random) const override;
 
  private:
   at::Tensor windows_;  // uint8 [size, length], a view of the text

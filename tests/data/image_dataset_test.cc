@@ -1,15 +1,17 @@
 #include "fulgur/data/images/image_dataset.h"
 
-#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <thread>
+#include <tuple>
+#include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/data/data_loader.h"
 #include "tests/data/png_file.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
@@ -78,32 +80,30 @@ TEST(ImageDataset, ABatchHasTheSamplesOfItsIndices) {
   const TempDir folder;
   for (uint32_t i = 0; i < 6; ++i) write_png(folder.path() / fmt::format("c{}/p.png", i), 40, 50, i);
   const auto dataset = ImageDataset::from_folder(folder.path(), {.size = 16, .augment = true});
-  const SampleRandom random{.seed = 3, .epoch = 2};
+  std::vector<Random> random{Random(5), Random(0), Random(7)};
   const Batch batch = dataset->get_batch(at::tensor({5, 0, 5}, at::kLong), random);
   EXPECT_EQ(batch["image"].sizes(), at::IntArrayRef({3, 3, 16, 16}));
   EXPECT_TRUE(batch["label"].equal(at::tensor({5, 0, 5}, at::kLong)));
-  for (const auto& [position, index] : {std::pair{0, 5}, {1, 0}, {2, 5}}) {
-    Random own = random.of(index);
+  for (const auto& [position, index, seed] : {std::tuple{0, 5, 5}, {1, 0, 0}, {2, 5, 7}}) {
+    Random own(static_cast<uint64_t>(seed));
     EXPECT_TRUE(batch["image"][position].equal(dataset->get(index, own)["image"]));
   }
 }
 
-TEST(ImageDataset, AugmentationIsTheSameOnAnyThread) {
+TEST(ImageDataset, AugmentationIsTheSameWithAnyNumberOfWorkers) {
   const TempDir folder;
   for (uint32_t i = 0; i < 8; ++i) write_png(folder.path() / fmt::format("c/{}.png", i), 40, 50, i);
   const auto dataset = ImageDataset::from_folder(folder.path(), {.size = 16, .augment = true});
-  const SampleRandom random{.seed = 3, .epoch = 2};
-  const at::Tensor indices = at::arange(8, at::kLong);
-  const at::Tensor expected = dataset->get_batch(indices, random)["image"];
-  EXPECT_FALSE(expected.equal(dataset->get_batch(indices, {.seed = 3, .epoch = 3})["image"]));
-  std::vector<at::Tensor> parts(4);
-  std::vector<std::thread> threads;
-  for (int64_t i = 0; i < 4; ++i) {
-    threads.emplace_back(
-        [&, i] { parts[static_cast<size_t>(i)] = dataset->get_batch(indices.narrow(0, 2 * i, 2), random)["image"]; });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (int64_t i = 0; i < 4; ++i) EXPECT_TRUE(parts[static_cast<size_t>(i)].equal(expected.narrow(0, 2 * i, 2)));
+  const auto read = [&](int64_t workers, int64_t epoch) {
+    DataLoader loader(dataset, {.batch_size = 2, .seed = 3, .workers = workers});
+    loader.begin_epoch(epoch);
+    std::vector<at::Tensor> images;
+    while (const auto batch = loader.next()) images.push_back((*batch)["image"]);
+    return at::cat(images);
+  };
+  const at::Tensor expected = read(0, 2);
+  EXPECT_FALSE(expected.equal(read(0, 3)));
+  for (const int64_t workers : {1, 4}) EXPECT_TRUE(read(workers, 2).equal(expected));
 }
 
 TEST(ImageDataset, TheDigestTellsOtherNamesAndLabelsApart) {

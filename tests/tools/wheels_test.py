@@ -163,6 +163,14 @@ class WheelsTest(unittest.TestCase):
         self.assertEqual((code, lines[-1]), (1, "fulgur: tiny-1.0-py3-none-any.whl has no tiny/third.txt"))
         self.assert_not_installed()
 
+    def test_only_the_named_files_and_folders_are_unpacked(self):
+        code, lines = self.finish(self.start("--only", "tiny/first.txt", "--only", "tiny-1.0.dist-info"))
+        self.assertEqual(code, 0, lines)
+        site = self.root / "site-packages"
+        found = sorted(str(file.relative_to(site)) for file in site.rglob("*") if file.is_file())
+        self.assertEqual(found, ["tiny-1.0.dist-info/METADATA", "tiny-1.0.dist-info/RECORD", "tiny-1.0.dist-info/WHEEL",
+                                 "tiny/first.txt"])
+
     def test_an_unknown_group_is_refused(self):
         code, lines = self.finish(self.start(group="smal"))
         self.assertEqual((code, lines), (1, ["fulgur: lock.txt has no group 'smal'; known: small"]))

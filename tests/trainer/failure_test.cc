@@ -356,9 +356,9 @@ TEST(Failures, OfADatasetAreToldWithTheLoaderAndTheBatch) {
   const auto loader = [] { return DataLoader::make(std::make_shared<Broken>(), {.batch_size = 8}); };
   const auto module = make_module<TinyModule>();
   EXPECT_EQ(text_of(thrown_by([&] { Trainer(quiet()).fit(module, {.train = loader()}); })),
-            "in the train loader (train, epoch 0, batch 2): row 17 has 3 columns instead of 4");
+            "in the train loader (train, epoch 0, batch 2), sample 17 of Broken: row 17 has 3 columns instead of 4");
   EXPECT_EQ(text_of(thrown_by([&] { Trainer(quiet()).test(module, {.test = {tiny_loader(), loader()}}); })),
-            "in the test loader (test, batch 2 of loader 1): row 17 has 3 columns instead of 4");
+            "in the test loader (test, batch 2 of loader 1), sample 17 of Broken: row 17 has 3 columns instead of 4");
 }
 
 TEST(Failures, OfATeardownAfterAFailedRunHaveTheirOwnPlace) {

@@ -153,8 +153,8 @@ class NoisyDataset final : public Dataset {
  public:
   explicit NoisyDataset(int64_t size) : samples_(tiny_dataset(size)) {}
   int64_t size() const override { return samples_->size(); }
-  Batch get(int64_t index, Random& random) const override {
-    const Batch sample = samples_->get(index, random);
+  Batch get(int64_t index, Random&) const override {
+    const Batch sample = samples_->get(index);
     return {{"x", sample["x"] + 0.1 * torch::randn_like(sample["x"])}, {"y", sample["y"]}};
   }
 
@@ -542,7 +542,7 @@ void overwrite(const fs::path& checkpoint, const std::string& name, const std::s
 
 TEST(Resume, RefusesCountsAndTimesThatNoRunHas) {
   for (const auto& [name, value] : {std::pair("elapsed_s", "1e300"), std::pair("elapsed_s", "-2.5"),
-                                    std::pair("global_step", "-3"), std::pair("samples_of_epoch", "-4")}) {
+                                    std::pair("global_step", "-3"), std::pair("batches_of_epoch", "-4")}) {
     SCOPED_TRACE(c10::str(name, " ", value));
     const TempDir dir;
     fit({.options = {.max_steps = 3}}, 1, dir.path(), "");

@@ -17,5 +17,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const CheckpointError&) {
   }
   testing::require(allocated.sum_of_all() <= 10'000 + 10 * size);
+  try {
+    for (const ZipEntry& entry : read_zip_directory(read, size, "file")) {
+      const uint64_t begin = zip_entry_begin(entry, read, size, "file");
+      testing::require(begin <= size && entry.stored_bytes <= size - begin);
+    }
+  } catch (const CheckpointError&) {
+  }
   return 0;
 }

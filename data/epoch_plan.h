@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "fulgur/core/loader.h"
+#include "fulgur/data/sampler.h"
+
+namespace fulgur {
+
+// How the order of an epoch is cut into the batches of one rank. The order is a sequence of items: of samples, if a
+// Sampler chooses them, or of batches, if a BatchSampler does.
+struct EpochCut {
+  std::shared_ptr<const Sampler> sampler{};             // null: batch_sampler chooses
+  std::shared_ptr<const BatchSampler> batch_sampler{};  // null: sampler chooses
+  int64_t batch_size = 1;                               // items in a batch; 1 with a batch_sampler
+  bool drop_last = false;
+  bool infinite = false;  // one pass over the order follows another, without end
+  DataShard shard{};
+
+  int64_t num_items() const {
+    return sampler ? sampler->size() : batch_sampler->size();
+  }  // the items of one pass, for all ranks together
+
+  // The items of this rank in a pass of which `num_items` are left.
+  int64_t share_of(int64_t num_items) const;
+};
+
+// The samples of each batch of one epoch, on one rank, from a place in the order that all ranks have in common.
+class EpochPlan {
+ public:
+  EpochPlan(const EpochCut& cut, int64_t epoch, int64_t place);
+
+  // The samples of the next batch, int64, 1-dim; nullopt once the epoch has ended.
+  std::optional<at::Tensor> next();
+
+  // The items of the order that come before the next batch of all ranks.
+  int64_t place() const;
+
+ private:
+  void load_pass(int64_t pass);
+  at::Tensor samples_at(int64_t place, int64_t count);
+
+  const EpochCut cut_;
+  const int64_t epoch_;
+  const int64_t start_;   // place
+  const int64_t size_;    // items in a pass
+  const int64_t share_;   // items for this rank; not used if the epoch is infinite
+  int64_t given_ = 0;     // items that this rank has got
+  int64_t pass_ = -1;     // the one that is loaded
+  at::Tensor samples_{};  // the order of the pass, if a Sampler chooses
+  std::vector<at::Tensor> batches_{};
+};
+
+}  // namespace fulgur

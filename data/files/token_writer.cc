@@ -1,0 +1,91 @@
+#include "fulgur/data/files/token_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace fulgur {
+namespace {
+
+constexpr int64_t kMaxVocabOf16Bits = int64_t{1} << 16, kMaxVocab = int64_t{1} << 32;
+
+// Makes the folder's entries durable against a power cut. Returns whether that worked.
+bool sync_folder(const std::filesystem::path& folder) {
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool synced = ::fsync(descriptor) == 0;
+  ::close(descriptor);
+  return synced;
+}
+
+}  // namespace
+
+struct TokenWriter::Hash {
+  Hash() { XXH3_64bits_reset(&state); }
+  XXH3_state_t state;
+};
+
+TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size)
+    : path_(std::filesystem::absolute(path)), hash_(std::make_unique<Hash>()) {
+  if (vocab_size < 1 || vocab_size > kMaxVocab) {
+    throw std::invalid_argument("vocab_size must be 1 to 2^32; got " + std::to_string(vocab_size));
+  }
+  header_.vocab_size = vocab_size;
+  header_.token_bytes = vocab_size <= kMaxVocabOf16Bits ? 2 : 4;
+  temporary_ = path_.parent_path() / ("." + path_.filename().string() + "-" + std::to_string(std::random_device()()));
+  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  require(descriptor >= 0, "create");
+  file_ = ::fdopen(descriptor, "wb");
+  append(to_bytes({}).data(), TokenHeader::kBytes);  // commit() knows the numbers
+}
+
+TokenWriter::~TokenWriter() {
+  if (file_ == nullptr) return;
+  std::fclose(file_);
+  ::unlink(temporary_.c_str());
+}
+
+void TokenWriter::write(std::span<const uint32_t> tokens) {
+  for (const uint32_t token : tokens) {
+    if (token >= header_.vocab_size) {
+      throw std::invalid_argument("token " + std::to_string(token) + " is not below vocab_size (" +
+                                  std::to_string(header_.vocab_size) + ")");
+    }
+  }
+  const std::vector<uint16_t> narrow(header_.token_bytes == 2 ? tokens.begin() : tokens.end(), tokens.end());
+  const void* const data = header_.token_bytes == 2 ? static_cast<const void*>(narrow.data()) : tokens.data();
+  const size_t num_bytes = tokens.size() * static_cast<size_t>(header_.token_bytes);
+  XXH3_64bits_update(&hash_->state, data, num_bytes);
+  append(data, num_bytes);
+  header_.num_tokens += std::ssize(tokens);
+}
+
+void TokenWriter::commit() {
+  header_.xxh3 = XXH3_64bits_digest(&hash_->state);
+  require(std::fseek(file_, 0, SEEK_SET) == 0, "write");
+  append(to_bytes(header_).data(), TokenHeader::kBytes);
+  require(std::fflush(file_) == 0, "write");
+  require(::fsync(::fileno(file_)) == 0, "sync");
+  require(std::rename(temporary_.c_str(), path_.c_str()) == 0, "create");
+  std::fclose(std::exchange(file_, nullptr));
+  require(sync_folder(path_.parent_path()), "sync the folder of");
+}
+
+void TokenWriter::append(const void* data, size_t num_bytes) {
+  require(std::fwrite(data, 1, num_bytes, file_) == num_bytes, "write");
+}
+
+void TokenWriter::require(bool holds, const char* action) const {
+  if (holds) return;
+  const std::string reason = std::strerror(errno);
+  throw std::runtime_error(std::string("cannot ") + action + " '" + path_.string() + "': " + reason);
+}
+
+}  // namespace fulgur

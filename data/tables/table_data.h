@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "fulgur/base/describe.h"
+#include "fulgur/data/data_module.h"
+#include "fulgur/data/tables/read_table.h"
+#include "fulgur/data/tables/table_schema.h"
+#include "fulgur/data/tensor_dataset.h"
+
+namespace fulgur {
+
+struct TableDataOptions {
+  std::filesystem::path path{};      // file with the rows for training, and with those of the parts without a file
+  std::filesystem::path val_path{};  // file for validation; empty: val_fraction of the rows of path
+  std::filesystem::path test_path{};
+  double val_fraction = 0.1;
+  double test_fraction = 0.1;
+  int64_t batch_size = 32;  // samples
+  ReadTableOptions read{};
+  TableSchemaOptions schema{};
+  void describe(FieldVisitor& visit);
+};
+
+// A table in a file, split by the seed into parts for training, validation and test, and made into tensors by a
+// TableSchema that is fitted on the part for training:
+//   int main(int argc, char** argv) { return cli::run<Regression, TableData>(argc, argv); }
+//   ./program --data.path=houses.csv --data.schema.target=price
+// Each part is in memory, as contiguous tensors. Checkpoints have the schema, so that test and validate, also on other
+// files, use what training has learnt. A part without rows has no loader.
+// Errors: setup throws as read_table and TableSchema do, and names the file.
+class TableData : public DataModule {
+ public:
+  using Options = TableDataOptions;
+  TableData(Options options, uint64_t seed);
+
+  void setup(EntryPoint entry_point) override;
+  std::shared_ptr<Loader> train_dataloader() override;
+  LoaderList val_dataloader() override;
+  LoaderList test_dataloader() override;
+  State state() const override { return schema_ ? schema_->state() : State(); }
+  void load_state(const State& state) override;
+
+  const TableSchema& schema() const { return *schema_; }  // after setup
+
+ private:
+  struct Part {
+    std::filesystem::path file;
+    std::shared_ptr<arrow::Table> table;
+  };
+
+  std::shared_ptr<TensorDataset> dataset(const Part& part) const;  // null for a part without rows
+
+  Options options_;
+  uint64_t seed_;
+  Part train_{}, val_{}, test_{};
+  std::optional<TableSchema> schema_{};
+};
+
+}  // namespace fulgur

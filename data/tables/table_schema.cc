@@ -1,0 +1,323 @@
+#include "fulgur/data/tables/table_schema.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
+#include <arrow/array/array_primitive.h>
+#include <arrow/chunked_array.h>
+#include <arrow/compute/api_aggregate.h>
+#include <arrow/datum.h>
+#include <arrow/scalar.h>
+#include <arrow/table.h>
+#include <arrow/type.h>
+#include <arrow/type_traits.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/data/tables/arrow_result.h"
+#include "fulgur/data/tables/column.h"
+
+namespace fulgur {
+namespace {
+
+void choose_by_type(const arrow::Table& table, TableSchemaOptions& options) {
+  if (!options.features.empty() || !options.categories.empty() || !options.tensors.empty()) return;
+  for (const std::string& name : table.ColumnNames()) {
+    if (name == options.target) continue;
+    const auto column = find_column(table, name);
+    const arrow::DataType& type = value_type(*column);
+    if (is_number(type) || type.id() == arrow::Type::BOOL) options.features.push_back(name);
+    if (is_text(type)) options.categories.push_back(name);
+  }
+}
+
+void check_roles(const TableSchemaOptions& options) {
+  std::set<std::string> names;
+  const auto add = [&names](const std::string& name) {
+    if (names.insert(name).second) return;
+    throw UsageError(fmt::format(
+        "the column '{}' is named twice; name it once in features, categories, tensors or as the target", name));
+  };
+  for (const auto* columns : {&options.features, &options.categories, &options.tensors}) {
+    for (const std::string& name : *columns) add(name);
+  }
+  if (!options.target.empty()) add(options.target);
+  for (const char* reserved : {"features", "category", "label"}) {
+    if (std::ranges::find(options.tensors, reserved) == options.tensors.end()) continue;
+    throw UsageError(fmt::format(
+        "the column '{}' cannot be a tensor of its own, because that is the name of another tensor; rename it",
+        reserved));
+  }
+}
+
+// The row and the number of what is missing, for messages; nullopt if nothing is.
+std::optional<std::string> missing_rows(const arrow::ChunkedArray& values) {
+  if (values.null_count() == 0) return std::nullopt;
+  int64_t first = 0;
+  for (const auto& chunk : values.chunks()) {
+    int64_t row = 0;
+    while (row < chunk->length() && chunk->IsValid(row)) ++row;
+    first += row;
+    if (row < chunk->length()) break;
+  }
+  return fmt::format("{} of {} rows, the first is row {}", values.null_count(), values.length(), first + 1);
+}
+
+double number_of(const arrow::Result<arrow::Datum>& statistic, const std::string& column) {
+  const auto scalar = value_of(statistic, column).scalar();
+  return static_cast<const arrow::DoubleScalar&>(*scalar).value;
+}
+
+at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column) {
+  const auto numbers = numbers_of(name, column);
+  if (const auto missing = missing_rows(arrow::ChunkedArray(numbers))) {
+    throw std::runtime_error(
+        fmt::format("the column '{}' has no value in {}; name it in features, which fill them", name, *missing));
+  }
+  const arrow::DataType& type = value_type(column);
+  if (arrow::is_integer(type.id())) {  // not by way of double, which has 53 bits
+    at::Tensor integers = at::empty({column.length()}, at::kLong);
+    auto* out = integers.mutable_data_ptr<int64_t>();
+    const auto keys = keys_of(name, column, arrow::int64());
+    for (const auto& chunk : keys->chunks()) {
+      for (const std::optional<int64_t>& value : static_cast<const arrow::Int64Array&>(*chunk)) *out++ = *value;
+    }
+    return integers;
+  }
+  // from_blob's tensor is only read, and copied by to().
+  const at::Tensor values = at::from_blob(const_cast<double*>(numbers->raw_values()), {numbers->length()}, at::kDouble);
+  if (is_time(type)) return values.floor().to(at::kLong);
+  return values.to(type.id() == arrow::Type::BOOL ? at::kBool : at::kFloat);
+}
+
+std::string child_name(const char* kind, size_t index) { return fmt::format("{}/{}", kind, index); }
+
+}  // namespace
+
+void TableSchemaOptions::describe(FieldVisitor& visit) {
+  visit({.name = "features", .help = "columns of numbers; with no columns named at all, their types decide"},
+        &features);
+  visit({.name = "categories", .help = "columns of text, integers or booleans that a model embeds"}, &categories);
+  visit({.name = "tensors", .help = "columns that become tensors of their own names, unchanged"}, &tensors);
+  visit({.name = "target", .help = "column of the label; empty: there is none", .is_common = true}, &target);
+  visit({.name = "target_type",
+         .help = "what the label is; automatic: floating point is a number, all else a category",
+         .choices = {"automatic", "number", "category"}},
+        &target_type);
+  visit({.name = "standardize", .help = "scale features to mean 0 and standard deviation 1"}, &standardize);
+  visit({.name = "missing", .help = "what stands for a missing feature", .choices = {"mean", "constant", "refuse"}},
+        &missing);
+  visit({.name = "constant", .help = "number for missing=constant, in the column's own unit"}, &constant);
+  visit({.name = "has_missing_indicators", .help = "add a feature that is 1 where another is missing"},
+        &has_missing_indicators);
+}
+
+TableSchema TableSchema::fit(const arrow::Table& train, TableSchemaOptions options) {
+  check_fields("TableSchema", options);
+  if (train.num_rows() == 0) throw std::runtime_error("the table for training has no rows");
+  choose_by_type(train, options);
+  check_roles(options);
+  TableSchema schema;
+  for (const std::string& column : options.features) {
+    schema.features_.push_back(learn_feature(train, column, options));
+  }
+  for (const std::string& column : options.categories) {
+    schema.categories_.push_back({column, Vocabulary::learn(column, *find_column(train, column))});
+  }
+  for (const std::string& column : options.tensors) tensor_of(column, *find_column(train, column));
+  schema.tensors_ = options.tensors;
+  schema.target_ = options.target;
+  if (!schema.target_.empty()) {
+    const auto target = find_column(train, schema.target_);
+    const bool is_class = options.target_type == TargetType::category ||
+                          (options.target_type == TargetType::automatic && !arrow::is_floating(target->type()->id()));
+    if (is_class) schema.classes_ = Vocabulary::learn(schema.target_, *target);
+    schema.encode_label(train);  // throws for a label that is missing
+  }
+  if (schema.features_.empty() && schema.categories_.empty() && schema.tensors_.empty()) {
+    throw std::runtime_error("the table has no column of numbers, booleans or text besides the target");
+  }
+  return schema;
+}
+
+TableSchema::Feature TableSchema::learn_feature(const arrow::Table& train, const std::string& column,
+                                                const TableSchemaOptions& options) {
+  const auto values = numbers_of(column, *find_column(train, column));
+  if (values->null_count() == values->length()) {
+    throw std::runtime_error(fmt::format("the column '{}' has no values in training; leave it out", column));
+  }
+  const auto missing = missing_rows(arrow::ChunkedArray(values));
+  if (missing && options.missing == MissingValues::refuse) {
+    throw std::runtime_error(
+        fmt::format("the column '{}' has no value in {}; set missing to mean or constant", column, *missing));
+  }
+  load_compute_functions();
+  const arrow::Datum all(values);
+  const double mean = number_of(arrow::compute::Mean(all), column);
+  Feature feature{.column = column, .has_indicator = missing && options.has_missing_indicators};
+  if (options.missing != MissingValues::refuse) {
+    feature.missing = options.missing == MissingValues::mean ? mean : options.constant;
+  }
+  if (options.standardize) {
+    const double deviation =
+        number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
+    feature.mean = mean;
+    feature.deviation = deviation > 0 ? deviation : 1;
+  }
+  return feature;
+}
+
+Batch TableSchema::encode(const arrow::Table& table) const {
+  const Batch inputs = encode_inputs(table);
+  return target_.empty() ? inputs : inputs.with("label", encode_label(table));
+}
+
+Batch TableSchema::encode_inputs(const arrow::Table& table) const {
+  std::vector<Batch::Entry> entries;
+  if (!features_.empty()) entries.emplace_back("features", encode_features(table));
+  if (!categories_.empty()) entries.emplace_back("category", encode_categories(table));
+  for (const std::string& column : tensors_)
+    entries.emplace_back(column, tensor_of(column, *find_column(table, column)));
+  return Batch(std::move(entries));
+}
+
+at::Tensor TableSchema::encode_features(const arrow::Table& table) const {
+  const int64_t width = num_features();
+  std::vector<std::shared_ptr<arrow::DoubleArray>> columns;  // all are read before memory for the result is requested
+  for (const Feature& feature : features_) {
+    columns.push_back(numbers_of(feature.column, *find_column(table, feature.column)));
+    const auto missing = missing_rows(arrow::ChunkedArray(columns.back()));
+    if (!missing || feature.missing) continue;
+    throw std::runtime_error(
+        fmt::format("the column '{}' has no value in {}; set missing to mean or constant", feature.column, *missing));
+  }
+  at::Tensor encoded = at::empty({table.num_rows(), width}, at::kFloat);
+  auto* out = encoded.mutable_data_ptr<float>();
+  int64_t indicator = static_cast<int64_t>(features_.size());
+  for (size_t i = 0; i < features_.size(); ++i) {
+    const Feature& feature = features_[i];
+    const arrow::DoubleArray& values = *columns[i];
+    const double missing = feature.missing.value_or(0);
+    float* cell = out + i;
+    for (int64_t row = 0; row < values.length(); ++row, cell += width) {
+      const double value = values.IsNull(row) ? missing : values.Value(row);
+      *cell = static_cast<float>((value - feature.mean) / feature.deviation);
+    }
+    if (!feature.has_indicator) continue;
+    cell = out + indicator++;
+    for (int64_t row = 0; row < values.length(); ++row, cell += width) *cell = values.IsNull(row) ? 1.0F : 0.0F;
+  }
+  return encoded;
+}
+
+at::Tensor TableSchema::encode_categories(const arrow::Table& table) const {
+  std::vector<at::Tensor> columns;
+  for (const Category& category : categories_) {
+    const auto column = find_column(table, category.column);
+    const at::Tensor indices = category.vocabulary.indices(category.column, *column).add_(1);
+    columns.push_back(indices);
+    const at::Tensor unknown = indices.eq(0);
+    if (!unknown.any().item<bool>()) continue;
+    const int64_t first = unknown.to(at::kByte).argmax().item<int64_t>();
+    const std::string example = value_of(column->GetScalar(first), category.column)->ToString();
+    log_warning(
+        "the column '{}' has values that training did not have in {} of {} rows, such as '{}': their index is 0",
+        category.column, unknown.sum().item<int64_t>(), indices.numel(), example);
+  }
+  return at::stack(columns, 1);
+}
+
+at::Tensor TableSchema::encode_label(const arrow::Table& table) const {
+  const auto column = find_column(table, target_);
+  const auto check_whole = [&](const arrow::ChunkedArray& values) {
+    if (const auto rows = missing_rows(values)) {
+      throw std::runtime_error(
+          fmt::format("the target '{}' has no value in {}; remove these rows, or give them a label", target_, *rows));
+    }
+  };
+  if (!classes_) {
+    const auto numbers = numbers_of(target_, *column);
+    check_whole(arrow::ChunkedArray(numbers));
+    return at::from_blob(const_cast<double*>(numbers->raw_values()), {numbers->length()}, at::kDouble).to(at::kFloat);
+  }
+  check_whole(*keys_of(target_, *column, arrow::large_utf8()));
+  at::Tensor labels = classes_->indices(target_, *column);
+  const at::Tensor unknown = labels.lt(0);
+  if (unknown.any().item<bool>()) {
+    const int64_t row = unknown.to(at::kByte).argmax().item<int64_t>();
+    throw std::runtime_error(fmt::format("the target '{}' has the class '{}' in row {}, which training did not have",
+                                         target_, value_of(column->GetScalar(row), target_)->ToString(), row + 1));
+  }
+  return labels;
+}
+
+int64_t TableSchema::num_features() const {
+  const auto indicators = std::ranges::count_if(features_, &Feature::has_indicator);
+  return static_cast<int64_t>(features_.size()) + indicators;
+}
+
+std::vector<int64_t> TableSchema::category_sizes() const {
+  std::vector<int64_t> sizes;
+  for (const Category& category : categories_) sizes.push_back(category.vocabulary.size() + 1);
+  return sizes;
+}
+
+int64_t TableSchema::num_classes() const { return classes_ ? classes_->size() : 0; }
+
+std::vector<std::string> TableSchema::class_names() const {
+  std::vector<std::string> names;
+  for (int64_t label = 0; label < num_classes(); ++label) names.push_back(classes_->text(label));
+  return names;
+}
+
+State TableSchema::state() const {
+  State state;
+  for (size_t i = 0; i < features_.size(); ++i) {
+    State feature;
+    feature.set("column", features_[i].column);
+    feature.set("mean", features_[i].mean);
+    feature.set("deviation", features_[i].deviation);
+    feature.set("has_indicator", features_[i].has_indicator);
+    if (features_[i].missing) feature.set("missing", *features_[i].missing);
+    state.set_child(child_name("features", i), feature);
+  }
+  for (size_t i = 0; i < categories_.size(); ++i) {
+    State category = categories_[i].vocabulary.state();
+    category.set("column", categories_[i].column);
+    state.set_child(child_name("categories", i), category);
+  }
+  for (size_t i = 0; i < tensors_.size(); ++i) state.set(child_name("tensors", i), tensors_[i]);
+  state.set("target", target_);
+  if (classes_) state.set_child("classes", classes_->state());
+  return state;
+}
+
+TableSchema TableSchema::from_state(const State& state) {
+  TableSchema schema;
+  for (State child; !(child = state.child(child_name("features", schema.features_.size()))).empty();) {
+    const double* missing = child.find<double>("missing");
+    schema.features_.push_back({.column = child.get<std::string>("column"),
+                                .mean = child.get<double>("mean"),
+                                .deviation = child.get<double>("deviation"),
+                                .missing = missing != nullptr ? std::optional(*missing) : std::nullopt,
+                                .has_indicator = child.get<bool>("has_indicator")});
+  }
+  for (State child; !(child = state.child(child_name("categories", schema.categories_.size()))).empty();) {
+    schema.categories_.push_back({child.get<std::string>("column"), Vocabulary::from_state(child)});
+  }
+  while (const auto* column = state.find<std::string>(child_name("tensors", schema.tensors_.size()))) {
+    schema.tensors_.push_back(*column);
+  }
+  schema.target_ = state.get<std::string>("target");
+  if (const State classes = state.child("classes"); !classes.empty()) schema.classes_ = Vocabulary::from_state(classes);
+  return schema;
+}
+
+}  // namespace fulgur
