@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -134,6 +135,7 @@ Batch ImageDataset::get(int64_t index, Random& random) const {
 
 // Each picture is written to its place in the batch, which saves copying it there.
 Batch ImageDataset::get_batch(const at::Tensor& indices, std::span<Random> random) const {
+  TORCH_INTERNAL_ASSERT(std::ssize(random) == indices.numel());
   const auto index = indices.contiguous();
   at::Tensor images = at::empty({index.numel(), num_channels(options_), options_.size, options_.size}, at::kFloat);
   at::Tensor labels = at::empty({index.numel()}, at::kLong);

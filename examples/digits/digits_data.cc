@@ -65,7 +65,8 @@ fulgur::Batch read_digit_pictures(const std::filesystem::path& folder) {
     throw std::runtime_error(fmt::format("'{}' has {} folders; there must be one for each of the ten digits",
                                          folder.string(), pictures->classes().size()));
   }
-  return pictures->get_batch(torch::arange(pictures->size()), {});
+  std::vector<fulgur::Random> unused(static_cast<size_t>(pictures->size()), fulgur::Random(0));
+  return pictures->get_batch(torch::arange(pictures->size()), unused);
 }
 
 std::filesystem::path default_file() {

@@ -69,7 +69,8 @@ TEST(Order0Bpc, IsTheCrossEntropyOfTheFrequencies) {
 TEST(TextWindows, BeginEveryStrideCharacters) {
   const TextWindows windows("abcdefg", 3, 2);
   ASSERT_EQ(windows.size(), 3);
-  EXPECT_TRUE(windows.get(2)["tokens"].equal(torch::tensor({'e', 'f', 'g'}, at::kByte)));
+  fulgur::Random unused(0);
+  EXPECT_TRUE(windows.get(2, unused)["tokens"].equal(torch::tensor({'e', 'f', 'g'}, at::kByte)));
   EXPECT_TRUE(windows.get_batch(torch::tensor({1, 0}), {})["tokens"].equal(
       torch::tensor({{'c', 'd', 'e'}, {'a', 'b', 'c'}}, at::kByte)));
   EXPECT_THAT(message_of<fulgur::UsageError>([] { TextWindows("ab", 3); }),
