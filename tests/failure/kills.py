@@ -58,8 +58,8 @@ def kinds():
     return [Kind(s, n, (i + again) % 2 == 1) for again in (0, 1) for i, (s, n) in enumerate(mixed)]
 
 
-def start(program, kind, folder):
-    return subprocess.Popen([program, *kind.flags(), f"--default_root_dir={folder}", "--name=run", "--ckpt_path=last"],
+def start(program, kind, folder, workers=0):
+    return subprocess.Popen([program, *kind.flags(), f"--workers={workers}", f"--default_root_dir={folder}", "--name=run", "--ckpt_path=last"],
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -94,7 +94,7 @@ def killed_and_resumed(program, kind, seconds, rng):
     with tempfile.TemporaryDirectory() as folder:
         kills = 0
         while kills < MAX_KILLS:
-            process = start(program, kind, folder)
+            process = start(program, kind, folder, workers=rng.choice([0, 1, 3]))
             try:
                 process.wait(timeout=rng.uniform(0.2 * seconds, seconds))
             except subprocess.TimeoutExpired:

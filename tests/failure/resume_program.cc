@@ -32,12 +32,14 @@ struct ResumeOptions {
   int64_t save_every = 1;  // optimizer steps
   int64_t keep = 1;        // 1: the newest checkpoint, -1: all
   bool async = false;
+  int64_t workers = 0;  // of the train loader
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     module.describe(visit);
     visit({.name = "save_every", .help = "optimizer steps from one save to the next", .min = 1}, &save_every);
     visit({.name = "keep", .help = "checkpoints to keep: 1: the newest, -1: all"}, &keep);
     visit({.name = "async", .help = "write checkpoints in the background"}, &async);
+    visit({.name = "workers", .help = "threads that read training batches ahead", .min = 0}, &workers);
   }
 };
 
@@ -70,11 +72,14 @@ struct Regression : Module {
   }
 };
 
-std::shared_ptr<DataLoader> loader(int64_t num_batches, bool shuffle) {
+// Each sample with noise of its own, as an augmentation adds it.
+std::shared_ptr<DataLoader> loader(int64_t num_batches, bool shuffle, int64_t workers = 0) {
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const at::Tensor x = torch::randn({num_batches * 8, 16}, generator);
-  return DataLoader::make(TensorDataset::make({{"x", x}, {"y", x.sum(1, /*keepdim=*/true).sin()}}),
-                          {.batch_size = 8, .shuffle = shuffle, .seed = 3});
+  const auto noisy = map_samples(
+      TensorDataset::make({{"x", x}, {"y", x.sum(1, /*keepdim=*/true).sin()}}),
+      [](const Batch& sample, Random& random) { return sample.with("x", sample["x"] + 0.1 * random.normal()); });
+  return DataLoader::make(noisy, {.batch_size = 8, .shuffle = shuffle, .seed = 3, .workers = workers});
 }
 
 // The bits of all weights, as one number.
@@ -95,7 +100,7 @@ void run(ResumeOptions options) {
   trainer_options.callbacks = {ModelCheckpoint::make(
       {.save_top_k = options.keep, .every_n_train_steps = options.save_every, .async = options.async})};
   Trainer trainer(trainer_options);
-  trainer.fit(module, {.train = loader(40, true), .val = loader(8, false)});
+  trainer.fit(module, {.train = loader(40, true, options.workers), .val = loader(8, false)});
   if (trainer.global_rank() > 0) return;
   fmt::print("steps {} weights {:016x}", trainer.state().global_step, digest_of(*module));
   for (const auto& [name, value] : trainer.callback_metrics()) fmt::print(" {} {:.17g}", name, value);
