@@ -5,14 +5,21 @@
 namespace fulgur {
 
 JobQueue::JobQueue(size_t num_threads, const std::function<void()>& prepare) {
-  while (threads_.size() < num_threads) {
-    threads_.emplace_back([this, prepare] { loop(prepare); });
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return num_prepared_ == threads_.size(); });
+  try {
+    while (threads_.size() < num_threads) {
+      threads_.emplace_back([this, prepare] { loop(prepare); });
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return num_prepared_ == threads_.size(); });
+    }
+  } catch (...) {  // the system has no further thread
+    stop();
+    throw;
   }
 }
 
-JobQueue::~JobQueue() {
+JobQueue::~JobQueue() { stop(); }
+
+void JobQueue::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;
@@ -45,7 +52,7 @@ void JobQueue::loop(const std::function<void()>& prepare) {
     jobs_.pop_front();
     lock.unlock();
     task();
-    task = {};  // what the job holds is released here, in its thread
+    task = {};
     lock.lock();
   }
 }

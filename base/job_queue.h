@@ -19,6 +19,7 @@ class JobQueue {
 
   // Each thread calls `prepare` before its first job, one thread after the other. The constructor returns when all
   // have.
+  // Throws std::system_error if the system has no further thread.
   JobQueue(size_t num_threads, const std::function<void()>& prepare);
   ~JobQueue();
   JobQueue(const JobQueue&) = delete;
@@ -29,6 +30,7 @@ class JobQueue {
 
  private:
   void loop(const std::function<void()>& prepare);
+  void stop();
 
   std::mutex mutex_;
   std::condition_variable changed_;

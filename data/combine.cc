@@ -2,6 +2,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -43,7 +44,7 @@ class Mapped final : public Derived {
  public:
   using Change = std::function<Batch(const Batch&, Random&)>;
   Mapped(DatasetPtr base, Change change) : Derived(std::move(base)), change_(std::move(change)) {}
-  Batch get(int64_t index, Random& random) const override { return change_(base_->get(index, random), random); }
+  Batch get(int64_t index, Random& random) const override { return change_(get_sample(*base_, index, random), random); }
 
  private:
   const Change change_;
@@ -58,11 +59,13 @@ class Subset final : public Derived {
         throw UsageError(
             fmt::format("subset: {} has {} samples, and none with the index {}", base_->name(), base_->size(), index));
       }
+      hash_ = mix_bits(hash_ + static_cast<uint64_t>(index));
     }
   }
   int64_t size() const override { return indices_.numel(); }
+  std::string digest() const override { return fmt::format("{}[{:016x}]", base_->digest(), hash_); }
   Batch get(int64_t index, Random& random) const override {
-    return base_->get(indices_.const_data_ptr<int64_t>()[index], random);
+    return get_sample(*base_, indices_.const_data_ptr<int64_t>()[index], random);
   }
   Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override {
     return base_->get_batch(indices_.index_select(0, indices), random);
@@ -70,6 +73,7 @@ class Subset final : public Derived {
 
  private:
   const at::Tensor indices_;
+  uint64_t hash_ = 0;  // tells these indices from others
 };
 
 std::string joined_digest(const std::vector<DatasetPtr>& datasets) {
@@ -94,7 +98,7 @@ class Concatenated final : public Dataset {
   std::string name() const override { return joined_name(parts_); }
   Batch get(int64_t index, Random& random) const override {
     const auto part = static_cast<size_t>(std::ranges::upper_bound(ends_, index) - ends_.begin());
-    return parts_[part]->get(part == 0 ? index : index - ends_[part - 1], random);
+    return get_sample(*parts_[part], part == 0 ? index : index - ends_[part - 1], random);
   }
 
  private:
@@ -105,7 +109,10 @@ class Concatenated final : public Dataset {
 class Mixed final : public Dataset {
  public:
   Mixed(std::vector<DatasetPtr> parts, const std::vector<double>& weights, int64_t size)
-      : parts_(std::move(parts)), part_of_(static_cast<size_t>(size)), index_in_(part_of_.size()) {
+      : parts_(std::move(parts)),
+        digest_(joined_digest(parts_) + fmt::format("{}", fmt::join(weights, ","))),
+        part_of_(static_cast<size_t>(size)),
+        index_in_(part_of_.size()) {
     const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
     std::vector<int64_t> given(parts_.size(), 0);
     for (size_t i = 0; i < part_of_.size(); ++i) {
@@ -120,15 +127,16 @@ class Mixed final : public Dataset {
     }
   }
   int64_t size() const override { return std::ssize(part_of_); }
-  std::string digest() const override { return joined_digest(parts_); }
+  std::string digest() const override { return digest_; }
   std::string name() const override { return joined_name(parts_); }
   Batch get(int64_t index, Random& random) const override {
     const auto i = static_cast<size_t>(index);
-    return parts_[part_of_[i]]->get(index_in_[i], random);
+    return get_sample(*parts_[part_of_[i]], index_in_[i], random);
   }
 
  private:
   const std::vector<DatasetPtr> parts_;
+  const std::string digest_;
   std::vector<uint16_t> part_of_;
   std::vector<int64_t> index_in_;
 };
@@ -147,7 +155,7 @@ class CachedInMemory final : public Derived {
       const std::shared_lock lock(mutex_);
       if (const auto kept = samples_.find(index); kept != samples_.end()) return kept->second;
     }
-    Batch sample = base_->get(index, random);
+    Batch sample = get_sample(*base_, index, random);
     const std::unique_lock lock(mutex_);
     if (const int64_t bytes = bytes_of(sample); num_bytes_ + bytes <= max_bytes_ && !samples_.contains(index)) {
       samples_.emplace(index, sample);
@@ -182,9 +190,10 @@ class CachedOnDisk final : public Derived {
     const fs::path folder = folder_ / fmt::format("{}", index / kFilesInFolder);
     const fs::path file = folder / fmt::format("{}.safetensors", index);
     if (fs::exists(file)) return read(file);
-    Batch sample = base_->get(index, random);
+    Batch sample = get_sample(*base_, index, random);
     fs::create_directories(folder);
-    write_safetensors(file, NamedTensors(sample.begin(), sample.end()));
+    replace_file_atomically(file,
+                            [&](FileWriter& to) { write_safetensors(to, NamedTensors(sample.begin(), sample.end())); });
     return sample;
   }
 
@@ -243,11 +252,12 @@ std::vector<DatasetPtr> split(const DatasetPtr& dataset, const std::vector<doubl
 DatasetPtr concatenate(std::vector<DatasetPtr> datasets) { return std::make_shared<Concatenated>(std::move(datasets)); }
 
 DatasetPtr mix(std::vector<std::pair<DatasetPtr, double>> weighted, int64_t size) {
+  if (size < 0) throw UsageError(fmt::format("mix: {} is no number of samples", size));
   std::vector<DatasetPtr> parts;
   std::vector<double> weights;
   for (auto& [dataset, weight] : weighted) {
     if (!(weight >= 0) || !std::isfinite(weight)) throw UsageError(fmt::format("mix: {} is no weight", weight));
-    if (weight > 0 && not_null(dataset, "mix")->size() == 0) {
+    if (not_null(dataset, "mix")->size() == 0 && weight > 0) {
       throw UsageError(fmt::format("mix: {} has no samples to mix", dataset->name()));
     }
     parts.push_back(std::move(dataset));

@@ -45,7 +45,7 @@ DatasetPtr concatenate(std::vector<DatasetPtr> datasets);
 DatasetPtr mix(std::vector<std::pair<DatasetPtr, double>> weighted, int64_t size);
 
 // Keeps samples that were read once, up to `max_bytes` of them. Random numbers of a sample are drawn when it is first
-// read: put augmentation over the cache, in map_samples.
+// read: put augmentation over the cache, in map_samples, where it must not change the kept tensors in place.
 DatasetPtr cache_in_memory(DatasetPtr dataset, int64_t max_bytes = int64_t{1} << 62);
 
 // Keeps samples that were read once as files in `folder`, for later runs and other processes too; writing one takes a

@@ -1,8 +1,6 @@
 #include "fulgur/data/data_loader.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <sched.h>
 
@@ -13,12 +11,13 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/intra_op_threads.h"
 #include "fulgur/base/trace.h"
 
 namespace fulgur {
 namespace {
 
-int64_t num_cores() {
+int64_t cores_of_process() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return std::thread::hardware_concurrency();
@@ -37,7 +36,9 @@ void check(const DataLoaderOptions& options) {
           "batch_sampler says what each batch has; leave out batch_size, shuffle, sampler and drop_last");
   require(options.prefetch_batches >= 1,
           fmt::format("prefetch_batches must be at least 1; got {}", options.prefetch_batches));
-  require(options.timeout_s >= 0, fmt::format("timeout_s must be 0 or more; got {}", options.timeout_s));
+  constexpr double kLongestTimeout = 1e9;  // s; 30 years
+  require(options.timeout_s >= 0 && options.timeout_s <= kLongestTimeout,
+          fmt::format("timeout_s must be from 0 to {:g}; got {}", kLongestTimeout, options.timeout_s));
 }
 
 std::shared_ptr<const Sampler> choose_sampler(const Dataset& dataset, const DataLoaderOptions& options) {
@@ -45,17 +46,6 @@ std::shared_ptr<const Sampler> choose_sampler(const Dataset& dataset, const Data
   if (options.sampler) return options.sampler;
   if (options.shuffle) return std::make_shared<RandomSampler>(dataset.size(), options.seed);
   return std::make_shared<SequentialSampler>(dataset.size());
-}
-
-// Threads that run operations with one intra-op thread each: there are others for the other cores.
-std::unique_ptr<JobQueue> make_workers(int64_t count) {
-  const int num_threads = at::get_num_threads();
-  auto workers = std::make_unique<JobQueue>(static_cast<size_t>(count), [] {
-    at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
-    at::set_num_threads(1);
-  });
-  at::set_num_threads(num_threads);  // new threads would otherwise get the last number that any thread set
-  return workers;
 }
 
 at::Tensor global_random_state() {
@@ -78,8 +68,8 @@ Workers::Workers(std::string_view text) {
 
 std::string Workers::to_string() const { return count_ ? fmt::format("{}", *count_) : "auto"; }
 
-int64_t Workers::count(int64_t local_world_size) const {
-  return count_ ? *count_ : std::max<int64_t>(num_cores() / local_world_size - 1, 0);
+int64_t Workers::count(int64_t num_cores) const {
+  return count_ ? *count_ : std::max<int64_t>((num_cores > 0 ? num_cores : cores_of_process()) - 1, 0);
 }
 
 void DataLoaderOptions::describe(FieldVisitor& visit) {
@@ -97,19 +87,19 @@ void DataLoaderOptions::describe(FieldVisitor& visit) {
 }
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
-    : source_(std::make_shared<Source>(Source{std::move(dataset), options.seed, options.collate})),
-      options_(std::move(options)) {
-  if (source_->dataset == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");
+    : options_(std::move(options)) {
+  if (dataset == nullptr) throw UsageError("DataLoader: the dataset is a null pointer");
   check(options_);
-  cut_ = {.sampler = choose_sampler(*source_->dataset, options_),
+  cut_ = {.sampler = choose_sampler(*dataset, options_),
           .batch_sampler = options_.batch_sampler,
           .batch_size = options_.batch_size,
           .drop_last = options_.drop_last,
           .infinite = options_.infinite};
-  num_workers_ = options_.workers.count(/*local_world_size=*/1);
+  digest_ = dataset->digest();
+  source_ = std::make_shared<Source>(Source{std::move(dataset), options_.seed, options_.collate});
 }
 
-DataLoader::~DataLoader() { drop_pending(); }
+DataLoader::~DataLoader() { stop_workers(); }
 
 std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) {
   return std::make_shared<DataLoader>(std::move(dataset), std::move(options));
@@ -117,6 +107,9 @@ std::shared_ptr<DataLoader> DataLoader::make(std::shared_ptr<const Dataset> data
 
 void DataLoader::begin_epoch(int64_t epoch) {
   drop_pending();
+  const int64_t num_workers = options_.workers.count(cut_.shard.num_cores);
+  if (num_workers != num_workers_) stop_workers();
+  num_workers_ = num_workers;
   epoch_ = epoch;
   place_ = 0;
   plan_.emplace(cut_, epoch, place_);
@@ -124,46 +117,51 @@ void DataLoader::begin_epoch(int64_t epoch) {
 
 std::optional<Batch> DataLoader::next() {
   if (!plan_) return std::nullopt;
-  if (num_workers_ == 0) {
-    const auto indices = plan_->next();
-    if (!indices) return std::nullopt;
-    Batch batch = source_->read(*indices, epoch_);
-    place_ = plan_->place();
-    return batch;
-  }
   try {
-    const at::Tensor random_before = is_first_ ? global_random_state() : at::Tensor();
-    read_ahead();
-    if (pending_.empty()) return std::nullopt;
-    wait_for(pending_.front().read);
-    pending_.front().read.get();
-    if (is_first_ && !global_random_state().equal(random_before)) {
-      throw DataError(fmt::format(
-          "{} drew from torch's global generator in a worker, where the numbers depend on which thread comes "
-          "first; draw from the Random that get() is handed, as in at::rand({{3}}, random.generator()), or "
-          "set workers to 0",
-          source_->dataset->name()));
-    }
+    return num_workers_ == 0 ? read_now() : take_from_workers();
   } catch (...) {
-    drop_pending();
-    workers_.reset();  // waits for what the threads are doing
+    stop_workers();
+    plan_.emplace(cut_, epoch_, place_);
     throw;
   }
-  is_first_ = false;
-  const Pending first = std::move(pending_.front());
-  pending_.pop_front();
-  place_ = first.place_after;
+}
+
+std::optional<Batch> DataLoader::read_now() {
+  const auto planned = plan_->next();
+  if (!planned) return std::nullopt;
+  Batch batch = source_->read(*planned);
+  place_ = plan_->place();
+  return batch;
+}
+
+std::optional<Batch> DataLoader::take_from_workers() {
+  const at::Tensor random_before = is_first_ ? global_random_state() : at::Tensor();
   read_ahead();
+  if (pending_.empty()) return std::nullopt;
+  const Pending first = pending_.front();
+  wait_for(first.read);
+  first.read.get();
+  if (is_first_ && !global_random_state().equal(random_before)) {
+    throw DataError(fmt::format(
+        "{} drew from torch's global generator in a worker, where the numbers depend on which thread comes first; draw "
+        "from the Random that get() is handed, as in at::rand({{3}}, random.generator()), or set workers to 0",
+        source_->dataset->name()));
+  }
+  is_first_ = false;
+  pending_.pop_front();
+  read_ahead();
+  place_ = first.place_after;
   return std::move(*first.batch);
 }
 
-Batch DataLoader::Source::read(const at::Tensor& indices, int64_t epoch) const {
-  const SampleRandom of_epoch{.seed = seed, .epoch = epoch};
-  const int64_t* index = indices.const_data_ptr<int64_t>();
+Batch DataLoader::Source::read(const PlannedBatch& planned) const {
+  const int64_t* index = planned.samples.const_data_ptr<int64_t>();
   std::vector<Random> random;
-  random.reserve(static_cast<size_t>(indices.numel()));
-  for (int64_t i = 0; i < indices.numel(); ++i) random.push_back(of_epoch.of(index[i]));
-  if (!collate) return dataset->get_batch(indices, random);
+  random.reserve(planned.epochs.size());
+  for (size_t i = 0; i < planned.epochs.size(); ++i) {
+    random.push_back(SampleRandom{.seed = seed, .epoch = planned.epochs[i]}.of(index[i]));
+  }
+  if (!collate) return dataset->get_batch(planned.samples, random);
   std::vector<Batch> samples;
   samples.reserve(random.size());
   for (Random& of_sample : random) samples.push_back(get_sample(*dataset, *index++, of_sample));
@@ -172,36 +170,59 @@ Batch DataLoader::Source::read(const at::Tensor& indices, int64_t epoch) const {
 
 // Gives workers as many batches to read as they may.
 void DataLoader::read_ahead() {
-  if (!workers_) workers_ = make_workers(num_workers_);
+  if (!workers_) {
+    const ScopedIntraOpThreads restored;
+    workers_ = std::make_unique<JobQueue>(static_cast<size_t>(num_workers_), use_one_intra_op_thread);
+  }
   if (!is_wanted_) is_wanted_ = std::make_shared<std::atomic<bool>>(true);
   while (std::ssize(pending_) < num_workers_ * options_.prefetch_batches) {
-    auto indices = plan_->next();
-    if (!indices) return;
+    auto planned = plan_->next();
+    if (!planned) return;
     auto batch = std::make_shared<Batch>();
-    auto job = [source = source_, batch, indices = *std::move(indices), is_wanted = is_wanted_, epoch = epoch_] {
+    auto job = [source = source_, batch, planned = *std::move(planned), is_wanted = is_wanted_,
+                pins = cut_.shard.for_accelerator] {
       if (!*is_wanted) return;
       const trace::Span span("read a batch");
-      *batch = source->read(indices, epoch);
-      if (at::hasCUDA()) *batch = batch->pin();
+      *batch = source->read(planned);
+      if (pins) *batch = batch->pin();
     };
     pending_.push_back({.read = workers_->run(std::move(job)), .batch = batch, .place_after = plan_->place()});
   }
 }
 
-void DataLoader::wait_for(const std::shared_future<void>& read) {
-  if (options_.timeout_s <= 0) return read.wait();
-  const std::chrono::duration<double> timeout(options_.timeout_s);
-  if (read.wait_for(timeout) == std::future_status::ready) return;
-  static_cast<void>(workers_.release());  // a thread that hangs cannot be ended, and must not be waited for
-  throw DataError(fmt::format("a worker has read a batch of {} for more than {} s (timeout_s)",
-                              source_->dataset->name(), options_.timeout_s));
+void DataLoader::wait_for(const std::shared_future<void>& read) const {
+  if (!is_done_in_time(read)) {
+    throw DataError(fmt::format("a worker has read a batch of {} for more than {} s (timeout_s)",
+                                source_->dataset->name(), options_.timeout_s));
+  }
+}
+
+bool DataLoader::is_done_in_time(const std::shared_future<void>& read) const {
+  if (options_.timeout_s > 0) {
+    return read.wait_for(std::chrono::duration<double>(options_.timeout_s)) == std::future_status::ready;
+  }
+  read.wait();
+  return true;
 }
 
 void DataLoader::drop_pending() {
   if (is_wanted_) *is_wanted_ = false;
   is_wanted_.reset();
+  dropped_.insert(dropped_.end(), pending_.begin(), pending_.end());
+  std::erase_if(dropped_, [](const Pending& one) {
+    return one.read.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  });
   pending_.clear();
   is_first_ = true;
+}
+
+// Waits for what the threads are doing. A thread that hangs cannot be ended: after timeout_s it is left alone.
+void DataLoader::stop_workers() {
+  drop_pending();
+  const bool all_end = std::ranges::all_of(dropped_, [this](const Pending& one) { return is_done_in_time(one.read); });
+  dropped_.clear();
+  if (!all_end) static_cast<void>(workers_.release());
+  workers_.reset();
 }
 
 std::optional<int64_t> DataLoader::num_batches() const {
@@ -212,8 +233,9 @@ std::optional<int64_t> DataLoader::num_batches() const {
 State DataLoader::position() const {
   State position;
   position.set(cut_.sampler ? "samples" : "batches", place_);
+  position.set("of", cut_.num_items());
   position.set("size", source_->dataset->size());
-  if (std::string digest = source_->dataset->digest(); !digest.empty()) position.set("digest", std::move(digest));
+  if (!digest_.empty()) position.set("digest", digest_);
   return position;
 }
 
@@ -221,7 +243,7 @@ void DataLoader::go_to(const State& position) {
   const Dataset& dataset = *source_->dataset;
   const auto size = position.get<int64_t>("size");
   const std::string* digest = position.find<std::string>("digest");
-  const bool is_other = digest != nullptr && !dataset.digest().empty() && *digest != dataset.digest();
+  const bool is_other = digest != nullptr && !digest_.empty() && *digest != digest_;
   if (size != dataset.size() || is_other) {
     throw CheckpointError(fmt::format(
         "the checkpoint is in the middle of an epoch over {} samples, but {} has {}{}; resume with the same data, or "
@@ -230,7 +252,8 @@ void DataLoader::go_to(const State& position) {
   }
   const std::string_view unit = cut_.sampler ? "samples" : "batches";
   const int64_t* place = position.find<int64_t>(unit);
-  if (place == nullptr || *place < 0 || (!cut_.infinite && *place > cut_.num_items())) {
+  const bool is_here = place != nullptr && *place >= 0 && (cut_.infinite || *place <= cut_.num_items());
+  if (!is_here || position.get<int64_t>("of") != cut_.num_items()) {
     throw CheckpointError(
         fmt::format("the checkpoint has no place among the {} {} of an epoch; resume with the sampler that it was "
                     "written with, or from a checkpoint at the end of an epoch",
@@ -261,7 +284,6 @@ bool DataLoader::set_shard(const DataShard& shard) {
                                  cut_.num_items(), cut_.sampler ? "samples" : "batches", shard.world_size));
   }
   cut_.shard = shard;
-  num_workers_ = options_.workers.count(shard.local_world_size);
   return true;
 }
 

@@ -31,8 +31,8 @@ class Workers {
   Workers(std::string_view text);                                         // NOLINT: throws UsageError
   Workers(const char* text) : Workers(std::string_view(text)) {}          // NOLINT
 
-  std::string to_string() const;                  // in the form that the constructor takes
-  int64_t count(int64_t local_world_size) const;  // threads of a rank, on a host with so many ranks
+  std::string to_string() const;           // in the form that the constructor takes
+  int64_t count(int64_t num_cores) const;  // threads for a rank with so many cores; 0: those of the process
 
  private:
   std::optional<int64_t> count_;  // nullopt: auto
@@ -57,10 +57,11 @@ struct DataLoaderOptions {
 //   auto train = DataLoader::make(dataset, {.batch_size = 32, .shuffle = true, .drop_last = true, .workers = "auto"});
 // With workers, batches are read ahead in background threads and come in the order that they have without: what a
 // batch has in it depends on the seed, the epoch and its place alone. The threads stay from epoch to epoch; they end
-// with the loader, and when a dataset throws. With a GPU they put batches into page-locked memory.
+// with the loader, and when a dataset throws. Where training runs on a GPU they put batches into page-locked memory.
 // Errors: what a dataset throws reaches next() when it is the batch's turn; text_of() names the sample and the dataset.
-// next() throws DataError for a worker that takes longer than timeout_s, and for a dataset that draws from torch's
-// global generator in a worker, where the numbers would depend on which thread comes first.
+// A batch after the one that failed is not read: next() tries that one again. next() throws DataError for a worker that
+// takes longer than timeout_s, and for a dataset that draws from torch's global generator in a worker while the first
+// batch of an epoch is read: the numbers would depend on which thread comes first.
 class DataLoader final : public Loader {
  public:
   // Throws UsageError if an option is out of range, if two of them exclude each other, or if the dataset is null.
@@ -82,9 +83,8 @@ class DataLoader final : public Loader {
   void load_state(const State& state) override;
 
   // Rank r gets the samples r, r + world_size, ... of the epoch's order, so that the batches of all ranks together are
-  // those of one process with world_size times the batch_size; of a batch_sampler it gets the batches r, r +
-  // world_size,
-  // ... With `even`, the last ones are left out (drop_last) or the first ones are repeated, as in torch's
+  // those of one process with world_size times the batch_size. With a batch_sampler, it gets every world_size-th batch.
+  // With `even`, the last ones are left out (drop_last) or the first ones are repeated, as in torch's
   // DistributedSampler. Throws UsageError if there are fewer samples than ranks.
   bool set_shard(const DataShard& shard) override;
 
@@ -94,28 +94,34 @@ class DataLoader final : public Loader {
     std::shared_ptr<const Dataset> dataset;
     uint64_t seed;
     Collate collate;
-    Batch read(const at::Tensor& indices, int64_t epoch) const;
+    Batch read(const PlannedBatch& planned) const;
   };
   struct Pending {
     std::shared_future<void> read;
-    std::shared_ptr<Batch> batch;  // null until it is read
+    std::shared_ptr<Batch> batch;  // empty until it is read
     int64_t place_after;
   };
 
+  std::optional<Batch> read_now();
+  std::optional<Batch> take_from_workers();
   void read_ahead();
-  void wait_for(const std::shared_future<void>& read);
+  void wait_for(const std::shared_future<void>& read) const;
+  bool is_done_in_time(const std::shared_future<void>& read) const;
   void drop_pending();
+  void stop_workers();
 
-  std::shared_ptr<const Source> source_;
   DataLoaderOptions options_;
-  EpochCut cut_;
-  int64_t num_workers_ = 0;
+  std::shared_ptr<const Source> source_{};
+  std::string digest_{};
+  EpochCut cut_{};
+  int64_t num_workers_ = 0;  // in the current epoch
   int64_t epoch_ = 0;
   int64_t place_ = 0;                               // in the order of the epoch, of the next batch
   bool is_first_ = true;                            // the next batch is the first that workers read in this epoch
   std::optional<EpochPlan> plan_{};                 // nullopt before the first epoch
   std::deque<Pending> pending_{};                   // in the order of the epoch
-  std::shared_ptr<std::atomic<bool>> is_wanted_{};  // what is pending; false once it is dropped
+  std::vector<Pending> dropped_{};                  // no longer wanted, but perhaps being read
+  std::shared_ptr<std::atomic<bool>> is_wanted_{};  // tells pending jobs that they are dropped, if false
   std::unique_ptr<JobQueue> workers_{};
 };
 

@@ -25,9 +25,9 @@ class Dataset {
   // and after a resume.
   virtual Batch get(int64_t index, Random& random) const = 0;
 
-  // The samples at `indices` (int64, 1-dim), stacked along a new dim 0, each with the Random of its place. Override it
-  // if reading many samples at once is faster than one by one. Throws c10::ValueError, with the name, if samples differ
-  // in names or shapes.
+  // The samples at `indices` (int64, 1-dim), stacked along a new dim 0; random[i] is the Random of indices[i]. Override
+  // it if reading many samples at once is faster than one by one. Throws c10::ValueError, with the name, if samples
+  // differ in names or shapes.
   virtual Batch get_batch(const at::Tensor& indices, std::span<Random> random) const;
 
   // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a

@@ -22,14 +22,16 @@ EpochPlan::EpochPlan(const EpochCut& cut, int64_t epoch, int64_t place)
       epoch_(epoch),
       start_(place),
       size_(cut.num_items()),
-      share_(cut.share_of(std::max<int64_t>(size_ - place, 0))) {}
+      share_(cut.share_of(std::max<int64_t>(size_ - place, 0))) {
+  if (size_ > 0) load_pass_of(place);
+}
 
-std::optional<at::Tensor> EpochPlan::next() {
+std::optional<PlannedBatch> EpochPlan::next() {
   const int64_t count = cut_.infinite ? cut_.batch_size : std::min(cut_.batch_size, share_ - given_);
   if (size_ == 0 || count <= 0 || (cut_.drop_last && count < cut_.batch_size)) return std::nullopt;
-  at::Tensor samples = samples_at(start_ + given_ * cut_.shard.world_size + cut_.shard.rank, count);
+  PlannedBatch batch = batch_at(start_ + given_ * cut_.shard.world_size + cut_.shard.rank, count);
   given_ += count;
-  return samples;
+  return batch;
 }
 
 int64_t EpochPlan::place() const {
@@ -37,31 +39,36 @@ int64_t EpochPlan::place() const {
   return cut_.infinite ? place : std::min(place, size_);
 }
 
-void EpochPlan::load_pass(int64_t pass) {
+int64_t EpochPlan::epoch_of(int64_t pass) const { return epoch_ + pass * kEpochsBetweenPasses; }
+
+void EpochPlan::load_pass_of(int64_t place) {
+  const int64_t pass = cut_.infinite ? place / size_ : 0;
   if (pass == pass_) return;
-  pass_ = pass;
-  const int64_t epoch = epoch_ + pass * kEpochsBetweenPasses;
   if (cut_.sampler) {
-    samples_ = cut_.sampler->indices(epoch).contiguous();
+    samples_ = cut_.sampler->indices(epoch_of(pass)).contiguous();
   } else {
-    batches_ = cut_.batch_sampler->batches(epoch);
+    batches_ = cut_.batch_sampler->batches(epoch_of(pass));
   }
+  pass_ = pass;
 }
 
 // A finite epoch that has no item for the last place of a rank gives it one of the first, so that all ranks have as
 // many.
-at::Tensor EpochPlan::samples_at(int64_t place, int64_t count) {
-  const auto load = [&](int64_t at) { load_pass(cut_.infinite ? at / size_ : 0); };
-  load(place);
-  if (!cut_.sampler) return batches_[static_cast<size_t>(place % size_)];
+PlannedBatch EpochPlan::batch_at(int64_t place, int64_t count) {
+  load_pass_of(place);
   const int64_t offset = place % size_;
-  if (cut_.shard.world_size == 1 && offset + count <= size_) return samples_.narrow(0, offset, count);
-  at::Tensor samples = at::empty(count, at::kLong);
+  const auto of_one_pass = [&](const at::Tensor& samples) {
+    return PlannedBatch{samples, std::vector(static_cast<size_t>(samples.numel()), epoch_of(pass_))};
+  };
+  if (!cut_.sampler) return of_one_pass(batches_[static_cast<size_t>(offset)].contiguous());
+  if (cut_.shard.world_size == 1 && offset + count <= size_) return of_one_pass(samples_.narrow(0, offset, count));
+  PlannedBatch batch{.samples = at::empty(count, at::kLong)};
   for (int64_t i = 0; i < count; ++i, place += cut_.shard.world_size) {
-    load(place);
-    samples.data_ptr<int64_t>()[i] = samples_.const_data_ptr<int64_t>()[place % size_];
+    load_pass_of(place);
+    batch.samples.data_ptr<int64_t>()[i] = samples_.const_data_ptr<int64_t>()[place % size_];
+    batch.epochs.push_back(epoch_of(pass_));
   }
-  return samples;
+  return batch;
 }
 
 }  // namespace fulgur

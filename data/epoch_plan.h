@@ -30,20 +30,26 @@ struct EpochCut {
   int64_t share_of(int64_t num_items) const;
 };
 
+// What a batch has in it.
+struct PlannedBatch {
+  at::Tensor samples{};           // int64, 1-dim
+  std::vector<int64_t> epochs{};  // for each sample the epoch of its random numbers: each pass has its own
+};
+
 // The samples of each batch of one epoch, on one rank, from a place in the order that all ranks have in common.
 class EpochPlan {
  public:
   EpochPlan(const EpochCut& cut, int64_t epoch, int64_t place);
 
-  // The samples of the next batch, int64, 1-dim; nullopt once the epoch has ended.
-  std::optional<at::Tensor> next();
+  std::optional<PlannedBatch> next();  // nullopt once the epoch has ended
 
   // The items of the order that come before the next batch of all ranks.
   int64_t place() const;
 
  private:
-  void load_pass(int64_t pass);
-  at::Tensor samples_at(int64_t place, int64_t count);
+  int64_t epoch_of(int64_t pass) const;
+  void load_pass_of(int64_t place);
+  PlannedBatch batch_at(int64_t place, int64_t count);
 
   const EpochCut cut_;
   const int64_t epoch_;

@@ -13,7 +13,9 @@ namespace fulgur {
 class Sampler {
  public:
   virtual ~Sampler() = default;
-  virtual at::Tensor indices(int64_t epoch) const = 0;  // int64, 1-dim; its length is size()
+
+  // int64, 1-dim; its length is size(). Later passes of an infinite epoch have numbers of epochs above 2^32.
+  virtual at::Tensor indices(int64_t epoch) const = 0;
   virtual int64_t size() const = 0;
 };
 
@@ -60,7 +62,7 @@ struct WeightedSamplerOptions {
 };
 
 // Draws sample i with a probability in proportion to its weight, anew in each epoch: to show rare classes as often as
-// common ones, for example.
+// common ones, for example. A sample that comes twice in an epoch draws the same random numbers both times.
 // Source: without replacement, Efraimidis and Spirakis 2006, Information Processing Letters 97(5).
 class WeightedSampler final : public Sampler {
  public:

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "fulgur/base/intra_op_threads.h"
 #include "fulgur/base/logging.h"
 
 namespace fulgur {
@@ -52,19 +53,18 @@ void run_synchronized(const c10::Stream& stream, const Job& job) {
 
 StreamWorker::StreamWorker(c10::Device device, const StreamWorkerOptions& options) : device_(device) {
   if (!device.is_cpu()) stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-  const int num_threads = at::get_num_threads();
+  const ScopedIntraOpThreads restored;
   const auto prepare = [device, options] {
     if (!device.is_cpu()) {
       c10::impl::VirtualGuardImpl(device.type())
           .setDevice(device);              // otherwise the first device would get a context from this thread
       ::prctl(PR_SET_TIMERSLACK, 1000UL);  // ns: lets wait_for() sleep no longer than requested
     }
-    at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
-    if (options.one_thread) at::set_num_threads(1);
+    at::get_num_threads();  // later the first call in a thread would overwrite what is set
+    if (options.one_thread) use_one_intra_op_thread();
     if (options.core) bind_to_core(*options.core);
   };
   worker_.run(prepare).get();
-  at::set_num_threads(num_threads);  // new threads would otherwise get the last number that any thread set
 }
 
 std::shared_future<void> StreamWorker::run(std::function<void()> job) {

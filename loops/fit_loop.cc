@@ -44,21 +44,26 @@ FitBounds::Clock::duration elapsed_of(const State& state) {
   return std::chrono::duration_cast<FitBounds::Clock::duration>(std::chrono::duration<double>(elapsed_s));
 }
 
-// What the ranks of the checkpoint have consumed of the epoch, as a number of batches of each of `world_size` ranks. If
-// they do not divide evenly, the loader's position is exact; without one, the rest of a round of batches is left out.
-LimitedBatches::Consumed consumed_in(const State& state, int64_t world_size) {
+// What cuts an epoch into the batches of a rank.
+struct EpochGrid {
+  int64_t world_size;
+  int64_t batch_size;
+  bool operator==(const EpochGrid&) const = default;
+  int64_t samples() const { return world_size * batch_size; }  // in a batch of every rank
+};
+
+// What a run on the grid `before` has consumed of the epoch, in batches of the grid `now`. If these do not divide
+// evenly, the loader's position is exact; without one, the rest of a batch of all ranks is left out.
+LimitedBatches::Consumed consumed_in(const State& state, const EpochGrid& before, const EpochGrid& now) {
   const int64_t batches = count_of(state, "batches_of_epoch");
-  const int64_t* before = state.find<int64_t>("world_size");  // null: written by an earlier version
-  const bool* is_recut = state.find<bool>("epoch_is_recut");
+  const bool* is_recut = state.find<bool>("epoch_is_recut");  // null: written by an earlier version
   const State position = state.child("position");
   if (batches == 0 && position.empty()) return {};
-  if (before == nullptr || *before == world_size) {
+  if (before == now) {
     return {.batches = batches, .position = position, .is_recut = is_recut != nullptr && *is_recut};
   }
-  if (*before < 1) throw CheckpointError(c10::str("'world_size' is ", *before));
-  const int64_t of_all = batches * *before;
-  const bool rounds_up = position.empty();
-  return {.batches = (of_all + (rounds_up ? world_size - 1 : 0)) / world_size, .position = position, .is_recut = true};
+  const int64_t rounding = position.empty() ? now.samples() - 1 : 0;
+  return {.batches = (batches * before.samples() + rounding) / now.samples(), .position = position, .is_recut = true};
 }
 
 }  // namespace
@@ -197,7 +202,7 @@ State FitLoop::state() const {
   State state;
   state.set("epoch", progress_.epoch);
   state.set("batches_of_epoch", progress_.batches_done);
-  state.set("world_size", context_.ranks.world_size());
+  state.set("batch_size", train_->batch_size());
   state.set("epoch_is_recut", progress_.is_recut);
   state.set_child("position", progress_.position);
   state.set("total_batches", progress_.total_batches);
@@ -217,7 +222,7 @@ State FitLoop::state() const {
 }
 
 // A rank goes to its own position, or, if the number of ranks was another one, to that of rank 0.
-void FitLoop::load_state(const State& state, const State& metrics, const State& of_rank) {
+void FitLoop::load_state(const State& state, int64_t world_size, const State& metrics, const State& of_rank) {
   RunState& run = context_.state;
   run.epoch = progress_.epoch = count_of(state, "epoch");
   if (run.max_epochs >= 0 && run.epoch > run.max_epochs) {
@@ -240,7 +245,10 @@ void FitLoop::load_state(const State& state, const State& metrics, const State& 
     context_.accumulate_grad_batches = *accumulation;
   }
   train_->load_state(state.child("train_loader"));
-  LimitedBatches::Consumed consumed = consumed_in(state, context_.ranks.world_size());
+  const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
+  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // earlier versions do not
+  const int64_t batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size;
+  LimitedBatches::Consumed consumed = consumed_in(state, {world_size, batch_size}, now);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
   progress_.batches_done = consumed.batches;
   progress_.position = consumed.position;

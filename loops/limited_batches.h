@@ -22,9 +22,9 @@ class LimitedBatches {
  public:
   // The part of a resumed epoch that is already consumed.
   struct Consumed {
-    int64_t batches = 0;    // by this rank, rounded down if the epoch is recut
+    int64_t batches = 0;    // what this rank has consumed
     State position{};       // where the loader goes on; empty: it has no position, and `batches` are read again
-    bool is_recut = false;  // on another number of ranks, where not so many batches may be left as are counted
+    bool is_recut = false;  // otherwise than from its start, so that fewer batches may be left than are counted
   };
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* lockstep, const Consumed& consumed)
@@ -62,7 +62,7 @@ class LimitedBatches {
 
  private:
   void go_to(const Consumed& consumed) {
-    if (!consumed.position.empty()) {
+    if (!consumed.position.empty() && !loader_.position().empty()) {
       loader_.go_to(consumed.position);
     } else {
       for (int64_t i = 0; i < consumed.batches && loader_.next(); ++i) {

@@ -26,7 +26,7 @@ class TrainEpochLoop {
     int64_t epoch = 0;
     int64_t batches_done = 0;        // batches of the epoch on this rank, up to the last step boundary
     State position{};                // the loader's, after batches_done
-    bool is_recut = false;           // the epoch was resumed on another number of ranks
+    bool is_recut = false;           // the epoch was resumed with other ranks or batches
     int64_t total_batches = 0;       // micro-batches of all epochs
     bool epoch_is_complete = false;  // not cut short by a bound of fit
     struct Validation {

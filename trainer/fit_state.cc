@@ -128,8 +128,9 @@ void FitState::load(const CheckpointReader& checkpoint) const {
       steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));
     }
     load_states(callbacks, run.child("callbacks"), /*warns=*/context.world.rank() == 0);
-    const bool same_ranks = checkpoint.manifest().world_size == context.world.world_size();
-    loop.load_state(run.child("loops"), run.child("metrics"),
+    const int64_t world_size = checkpoint.manifest().world_size;
+    const bool same_ranks = world_size == context.world.world_size();
+    loop.load_state(run.child("loops"), world_size, run.child("metrics"),
                     same_ranks ? checkpoint.rank(context.world.rank()) : State());
   });
 }

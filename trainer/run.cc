@@ -21,6 +21,7 @@
 #include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/distributed/rank_messages.h"
+#include "fulgur/launch/launcher.h"
 #include "fulgur/loops/fit_loop.h"
 #include "fulgur/loops/hooks.h"
 #include "fulgur/loops/optimizer_steps.h"
@@ -378,10 +379,14 @@ void Run::remove_unused_run_dir() {
 // Shards the loader over the ranks. Throws on every rank if one of them would have nothing to read.
 std::shared_ptr<Loader> Run::shard(std::shared_ptr<Loader> loader, std::string_view name, bool even) {
   const bool share = world_.world_size() > 1 && resources_.options.use_distributed_sampler;
-  const DataShard all{.local_world_size = local_world_size()};
-  const DataShard own{
-      .rank = world_.rank(), .world_size = world_.world_size(), .even = even, .local_world_size = local_world_size()};
-  const bool is_shared = loader->set_shard(share ? own : all);
+  DataShard part{.num_cores = threads_per_rank(local_world_size()),
+                 .for_accelerator = context_.device_type != c10::DeviceType::CPU};
+  if (share) {
+    part.rank = world_.rank();
+    part.world_size = world_.world_size();
+    part.even = even;
+  }
+  const bool is_shared = loader->set_shard(part);
   if (share && !is_shared) {
     resources_.warn_no_shard(
         "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "

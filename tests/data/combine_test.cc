@@ -8,6 +8,8 @@
 #include <array>
 #include <atomic>
 #include <iterator>
+#include <thread>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/data/data_loader.h"
@@ -147,6 +149,31 @@ TEST(CacheOnDisk, KeepsSamplesForLaterRuns) {
   EXPECT_THAT(
       message_of<CheckpointError>([&] { cache_on_disk(numbers(0, 3), dir.path() / "cache"); }),
       HasSubstr("keeps samples of another dataset:\nCounting\n4 samples\ndigest ''\nThis one is:\nTensorDataset\n"));
+}
+
+TEST(CacheOnDisk, SeveralThreadsMayReadTheSameSample) {
+  const TempDir dir;
+  const auto cached = cache_on_disk(std::make_shared<Counting>(), dir.path() / "cache");
+  std::vector<std::thread> threads;
+  std::atomic<int> failures = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      try {
+        contents(cached);
+      } catch (const std::exception&) {
+        ++failures;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+}
+
+TEST(CacheOnDisk, TellsTheHalvesOfADatasetApart) {
+  const TempDir dir;
+  const auto halves = split(numbers(0, 10), {0.5, 0.5}, 1);
+  contents(cache_on_disk(halves[0], dir.path() / "cache"));
+  EXPECT_THROW(cache_on_disk(halves[1], dir.path() / "cache"), CheckpointError);
 }
 
 }  // namespace

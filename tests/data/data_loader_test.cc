@@ -8,10 +8,14 @@
 #include <atomic>
 #include <future>
 #include <iterator>
+#include <numeric>
 #include <set>
+#include <thread>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/data/combine.h"
 #include "fulgur/data/tensor_dataset.h"
 #include "tests/testing/errors.h"
 
@@ -139,24 +143,30 @@ TEST(Workers, GiveTheBatchesThatOneThreadGives) {
   }
 }
 
-// Counts the samples that are being read, and those that were.
+// Counts the samples that were read.
 struct Watched final : Dataset {
   mutable std::atomic<int64_t> reads = 0;
   int64_t size() const override { return 1000; }
   Batch get(int64_t index, Random&) const override {
     ++reads;
+    reads.notify_all();
     return {{"x", torch::tensor(index)}};
   }
 };
 
-TEST(Workers, ReadNoFurtherAheadThanTheyMay) {
+// Two workers may have 2 x 3 batches of 5 ready. They read that many; a moment later, still that many.
+TEST(Workers, ReadAsFarAheadAsTheyMayAndNoFurther) {
   const auto watched = std::make_shared<Watched>();
   DataLoader loader(watched, {.batch_size = 5, .workers = 2, .prefetch_batches = 3});
   loader.begin_epoch(0);
-  loader.next();
-  loader.next();
-  loader.begin_epoch(1);  // drops what was read ahead
-  EXPECT_LE(watched->reads, (2 + 2 * 3) * 5);
+  for (int64_t taken = 1; taken <= 3; ++taken) {
+    loader.next();
+    const int64_t allowed = (taken + 2 * 3) * 5;
+    for (int64_t reads = watched->reads; reads < allowed; reads = watched->reads) watched->reads.wait(reads);
+    std::this_thread::yield();
+    EXPECT_EQ(watched->reads, allowed);
+  }
+  loader.begin_epoch(1);
   EXPECT_EQ(loader.next().value()["x"][0].item<int64_t>(), 0);
 }
 
@@ -192,7 +202,8 @@ TEST(Workers, AnErrorComesInItsTurnAndNamesTheSample) {
     }
     EXPECT_EQ(text_of(error), "sample 17 of Broken: row 17 has 3 columns instead of 4");
     error = nullptr;
-    loader.begin_epoch(0);  // works again
+    EXPECT_THROW(loader.next(), std::runtime_error) << "no batch is left out";
+    loader.begin_epoch(0);
     EXPECT_TRUE(loader.next());
   }
 }
@@ -236,10 +247,21 @@ TEST(Workers, AWorkerThatHangsEndsTheRun) {
   hangs->let_go->set_value();
 }
 
+TEST(Workers, AWorkerThatHangsIsNotWaitedForByTheDestructor) {
+  const auto hangs = std::make_shared<Hangs>();
+  {
+    DataLoader loader(hangs, {.batch_size = 4, .workers = 2, .timeout_s = 0.2});
+    loader.begin_epoch(0);
+    loader.next();  // the third batch, which hangs, is being read
+  }
+  hangs->let_go->set_value();
+}
+
 TEST(Workers, AreReadFromText) {
   EXPECT_EQ(Workers("auto").to_string(), "auto");
   EXPECT_EQ(Workers("3").count(1), 3);
-  EXPECT_EQ(Workers("auto").count(1'000'000), 0) << "each rank has less than a core";
+  EXPECT_EQ(Workers("auto").count(/*num_cores=*/8), 7);
+  EXPECT_EQ(Workers("auto").count(/*num_cores=*/1), 0) << "the only core is the step's";
   EXPECT_EQ(message_of<UsageError>([] { Workers("many"); }),
             "'many' is no number of workers; write 0, 1, 2, ... or auto");
   EXPECT_EQ(message_of<UsageError>([] { Workers("-1"); }), "'-1' is no number of workers; write 0, 1, 2, ... or auto");
@@ -317,6 +339,12 @@ TEST(Position, OtherRanksGoOnWithTheRest) {
   }
 }
 
+std::vector<int64_t> indices_from(int64_t begin) {
+  std::vector<int64_t> indices(23);
+  std::iota(indices.begin(), indices.end(), begin);
+  return indices;
+}
+
 TEST(Position, OfOtherDataIsRefused) {
   DataLoader loader(std::make_shared<Noisy>(23), {.batch_size = 3});
   loader.begin_epoch(0);
@@ -336,11 +364,18 @@ TEST(Position, OfOtherDataIsRefused) {
   second.begin_epoch(0);
   EXPECT_THAT(message_of<CheckpointError>([&] { second.go_to(first.position()); }),
               HasSubstr("Noisy has 23, and others (its digest is another one)"));
+  DataLoader few(subset(std::make_shared<Noisy>(46), indices_from(0)), {.batch_size = 3});
+  DataLoader others(subset(std::make_shared<Noisy>(46), indices_from(23)), {.batch_size = 3});
+  few.begin_epoch(0);
+  others.begin_epoch(0);
+  EXPECT_THAT(message_of<CheckpointError>([&] { others.go_to(few.position()); }),
+              HasSubstr("its digest is another one"));
   DataLoader by_batches({std::make_shared<Noisy>(2)},
                         {.batch_sampler = std::make_shared<SimilarLengthSampler>(
                              std::vector<int64_t>{1, 2}, SimilarLengthSamplerOptions{.batch_size = 1})});
   State position;
   position.set("samples", int64_t{1});
+  position.set("of", int64_t{2});
   position.set("size", int64_t{2});
   EXPECT_THAT(message_of<CheckpointError>([&] { by_batches.go_to(position); }),
               HasSubstr("no place among the 2 batches"));
@@ -372,6 +407,32 @@ TEST(DataLoader, AnInfiniteEpochRepeatsEverySampleOnceAPass) {
       EXPECT_THAT(once, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
     }
     EXPECT_EQ(orders.size(), together.size() / 10 - 1) << "each pass has an order of its own";
+  }
+}
+
+TEST(DataLoader, EachPassOfAnInfiniteEpochDrawsItsOwnNumbersAndCanBeResumed) {
+  for (const int64_t workers : {0, 2}) {
+    const DataLoaderOptions options{.batch_size = 4, .shuffle = true, .seed = 2, .workers = workers, .infinite = true};
+    const auto take = [](Loader& loader, int64_t count) {
+      std::vector<std::pair<int64_t, double>> all;
+      for (int64_t i = 0; i < count; ++i) {
+        const Batch batch = loader.next().value();
+        for (int64_t j = 0; j < 4; ++j)
+          all.emplace_back(batch["x"][j].item<int64_t>(), batch["noise"][j].item<double>());
+      }
+      return all;
+    };
+    DataLoader loader(std::make_shared<Noisy>(10), options);
+    loader.begin_epoch(0);
+    auto all = take(loader, 3);
+    const State position = loader.position();  // two samples into the second pass
+    const auto rest = take(loader, 7);
+    DataLoader resumed(std::make_shared<Noisy>(10), options);
+    resumed.begin_epoch(0);
+    resumed.go_to(position);
+    EXPECT_EQ(take(resumed, 7), rest);
+    all.insert(all.end(), rest.begin(), rest.end());
+    EXPECT_EQ(std::set(all.begin(), all.end()).size(), all.size()) << "a sample draws other numbers in each pass";
   }
 }
 

@@ -32,7 +32,7 @@ struct ResumeOptions {
   int64_t save_every = 1;  // optimizer steps
   int64_t keep = 1;        // 1: the newest checkpoint, -1: all
   bool async = false;
-  int64_t workers = 0;  // of the train loader
+  int64_t workers = 0;  // threads that read training batches ahead
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     module.describe(visit);

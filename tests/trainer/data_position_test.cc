@@ -101,6 +101,12 @@ std::map<std::string, DataLoaderOptions> every_kind_of_loader() {
           {"by tokens", {.batch_sampler = similar}}};
 }
 
+// What comes after a checkpoint that is called "<epoch>-<batch>".
+std::vector<BatchSeen> rest_after(const std::string& checkpoint, const std::vector<BatchSeen>& whole) {
+  const int64_t epoch = std::stoll(checkpoint), batch = std::stoll(checkpoint.substr(checkpoint.find('-') + 1));
+  return {whole.begin() + epoch * std::ssize(whole) / kEpochs + batch + 1, whole.end()};
+}
+
 TEST(DataPosition, EveryInterruptedRunReadsTheRestOfTheSamples) {
   for (auto [name, options] : every_kind_of_loader()) {
     for (const int64_t world_size : {1, 2}) {
@@ -114,9 +120,7 @@ TEST(DataPosition, EveryInterruptedRunReadsTheRestOfTheSamples) {
                                 checkpoint.path().filename().string()));
           const auto resumed = fit(world_size, options, "", checkpoint.path());
           for (size_t rank = 0; rank < whole.size(); ++rank) {
-            const auto num_left = std::ssize(resumed[rank]);
-            ASSERT_LT(num_left, std::ssize(whole[rank]));
-            EXPECT_TRUE(std::equal(resumed[rank].begin(), resumed[rank].end(), whole[rank].end() - num_left));
+            EXPECT_EQ(resumed[rank], rest_after(checkpoint.path().filename().string(), whole[rank]));
           }
           ++num_resumed;
         }
@@ -152,6 +156,38 @@ TEST(DataPosition, OneRankGoesOnWhereTwoStopped) {
         }
         EXPECT_EQ(first_epoch, expected);
         EXPECT_EQ(std::ssize(after[0]), left + kSize / 3);
+      }
+    }
+  }
+}
+
+// The batch size is another one: the same number of samples for all ranks together, twice as many, and fewer.
+TEST(DataPosition, OtherBatchesGoOnWithTheRestOfTheEpoch) {
+  const testing::TempDir dir;
+  DataLoaderOptions options = every_kind_of_loader().at("shuffled");
+  const auto before = fit(2, options, dir.path(), "");
+  for (const int64_t world_size : {1, 2}) {
+    for (const int64_t batch_size : {2, 4, 6}) {
+      for (int64_t batches = 1; batches <= 3; ++batches) {
+        SCOPED_TRACE(c10::str(world_size, " ranks, batches of ", batch_size, ", after ", batches));
+        options.batch_size = batch_size;
+        const auto after = fit(world_size, options, "", dir.path() / c10::str("0-", batches - 1));
+        std::vector<int64_t> seen;
+        for (const auto& rank : before) {
+          for (int64_t i = 0; i < batches; ++i) {
+            for (const auto& [index, noise] : rank[static_cast<size_t>(i)]) seen.push_back(index);
+          }
+        }
+        const int64_t left = kSize - 6 * batches, in_batch = world_size * batch_size;
+        for (const auto& rank : after) {
+          for (int64_t i = 0; i < (left + in_batch - 1) / in_batch; ++i) {
+            for (const auto& [index, noise] : rank[static_cast<size_t>(i)]) seen.push_back(index);
+          }
+          EXPECT_EQ(std::ssize(rank), (left + in_batch - 1) / in_batch + (kSize + in_batch - 1) / in_batch);
+        }
+        std::ranges::sort(seen);
+        seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+        EXPECT_EQ(std::ssize(seen), kSize);
       }
     }
   }
