@@ -129,7 +129,10 @@ arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& opti
   return read_csv(source, options, /*use_threads=*/false);
 }
 
-// Arrow's JSON parser calls itself for each level of nesting, so that a line of many '[' would overflow the stack.
+// Arrow's JSON parser calls itself for each level of nesting, so that many '[' would overflow the stack. It cuts the
+// file at line ends into blocks and parses each block on its own. A line end outside of text is white space, so that
+// nesting continues; a line end inside of text is an error that ends the block. A depth that never falls below 0 is at
+// least the depth that the parser finds in each block.
 arrow::Status check_nesting(arrow::io::ReadableFile& file) {
   constexpr int64_t kChunkBytes = 1 << 20;
   constexpr int kMaxDepth = 64;
@@ -139,8 +142,7 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
     ARROW_ASSIGN_OR_RAISE(const auto chunk, file.Read(kChunkBytes));
     if (chunk->size() == 0) return file.Seek(0);
     for (const char c : std::string_view(*chunk)) {
-      if (c == '\n') {
-        depth = 0;
+      if (c == '\n' || c == '\r') {
         is_in_string = is_escaped = false;
       } else if (is_escaped) {
         is_escaped = false;
@@ -150,10 +152,9 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
       } else if (c == '"') {
         is_in_string = true;
       } else if (c == '[' || c == '{') {
-        if (++depth > kMaxDepth)
-          return arrow::Status::Invalid("a line has more than ", kMaxDepth, " levels of nesting");
+        if (++depth > kMaxDepth) return arrow::Status::Invalid("it has more than ", kMaxDepth, " levels of nesting");
       } else if (c == ']' || c == '}') {
-        --depth;
+        if (--depth < 0) return arrow::Status::Invalid("it closes more brackets than it opens");
       }
     }
   }

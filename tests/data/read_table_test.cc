@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 #include <parquet/arrow/writer.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -188,7 +189,48 @@ TEST(ReadTable, DeepJsonIsRefused) {
   const std::string deep(900'000, '[');
   const auto path = write_file(folder.path() / "a.jsonl", "{\"a\": " + deep + "\n");
   EXPECT_EQ(message_of<std::runtime_error>([&] { read_table(path); }),
-            fmt::format("cannot read '{}' as json: a line has more than 64 levels of nesting", path.string()));
+            fmt::format("cannot read '{}' as json: it has more than 64 levels of nesting", path.string()));
+}
+
+std::string json_error(const std::string& text) {
+  const TempDir folder;
+  const auto path = write_file(folder.path() / "a.jsonl", text);
+  const std::string prefix = fmt::format("cannot read '{}' as json: ", path.string());
+  const std::string message = message_of<std::runtime_error>([&] { read_table(path); });
+  EXPECT_THAT(message, ::testing::StartsWith(prefix));
+  return message.substr(std::min(message.size(), prefix.size()));
+}
+
+std::string repeated(const std::string& text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+TEST(ReadTable, DeepJsonOverManyLinesIsRefused) {
+  const std::string open = std::string(60, '[') + "\n", close = std::string(60, ']') + "\n";
+  EXPECT_EQ(json_error("{\"a\":\n" + repeated(open, 1000) + repeated(close, 1000) + "}\n"),
+            "it has more than 64 levels of nesting");
+}
+
+TEST(ReadTable, DeepJsonBehindAnOpenStringIsRefused) {
+  for (const std::string line_end : {"\n", "\r"}) {
+    EXPECT_EQ(json_error("{\"a" + line_end + "{\"a\":" + std::string(100'000, '[') + "\n"),
+              "it has more than 64 levels of nesting");
+  }
+}
+
+TEST(ReadTable, JsonThatClosesWhatItDidNotOpenIsRefused) {
+  EXPECT_EQ(json_error("{\"a\": 1}\n" + repeated("}}}}\n", 300'000) + "{\"a\":" + std::string(900'000, '[') + "\n"),
+            "it closes more brackets than it opens");
+}
+
+TEST(ReadTable, BracketsInTextAreNoNesting) {
+  const TempDir folder;
+  const auto path = write_file(folder.path() / "a.jsonl", repeated(R"({"a": "}][[{\"[[[\\"})"
+                                                                   "\n",
+                                                                   100));
+  EXPECT_EQ(read_table(path)->num_rows(), 100);
 }
 
 TEST(ReadTable, AShortFileOfManyColumnsIsRefused) {
