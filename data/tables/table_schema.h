@@ -45,8 +45,8 @@ struct TableSchemaOptions {
 //   "label"      int64 [N]: the class, from 0, in sorted order; or float [N] for a target that is a number
 //   others       of `tensors`: float, int64 or bool [N], by the column's type; points in time are int64 seconds
 // "features" and "category" are left out if there are no such columns.
-// Statistics are those of the values that are there, with the population's standard deviation (or 1, if that is 0), in
-// double precision, as scikit-learn's StandardScaler has them.
+// Statistics are those of the values that are there, with the population's standard deviation, in double precision, as
+// scikit-learn's StandardScaler has them. A feature that is constant, but for rounding, is divided by 1.
 // Threading: const members may be called by several threads at once.
 class TableSchema {
  public:
