@@ -295,6 +295,15 @@ std::vector<std::string> TableSchema::class_names() const {
   return names;
 }
 
+std::vector<std::string> TableSchema::text_columns() const {
+  std::vector<std::string> names;
+  for (const Category& category : categories_) {
+    if (category.vocabulary.has_text()) names.push_back(category.column);
+  }
+  if (classes_ && classes_->has_text()) names.push_back(target_);
+  return names;
+}
+
 State TableSchema::state() const {
   State state;
   for (size_t i = 0; i < features_.size(); ++i) {

@@ -68,6 +68,10 @@ class TableSchema {
   int64_t num_classes() const;                   // 0 if the target is a number, or there is none
   std::vector<std::string> class_names() const;  // by label
 
+  // The categories, and the target if it is one, that were text in training. Pass them to read_table for another CSV or
+  // JSON file: its values may all look like numbers, and 01 would be read as 1.
+  std::vector<std::string> text_columns() const;
+
  private:
   struct Feature {
     std::string column;

@@ -4,6 +4,7 @@
 #include <arrow/io/file.h>
 #include <arrow/ipc/writer.h>
 #include <arrow/memory_pool.h>
+#include <arrow/scalar.h>
 #include <arrow/table.h>
 #include <arrow/type.h>
 #include <fmt/format.h>
@@ -76,6 +77,21 @@ TEST(ReadTable, ReadsCsvWithoutNamesBelowOtherLines) {
   const auto table = read_table(path, {.skip_rows = 1, .column_names = {"number", "letter"}});
   EXPECT_THAT(table->ColumnNames(), ElementsAre("number", "letter"));
   EXPECT_EQ(table->num_rows(), 2);
+}
+
+TEST(ReadTable, ColumnsOfTextStayText) {
+  const TempDir folder;
+  for (const fs::path& path :
+       {write_file(folder.path() / "a.csv", "k,x\n2020-01-01,1\n,2\n"),
+        write_file(folder.path() / "a.jsonl", "{\"k\": \"2020-01-01\", \"x\": 1}\n{\"x\": 2}\n")}) {
+    EXPECT_NE(read_table(path)->schema()->field(0)->type()->ToString(), "string");
+    const auto table = read_table(path, {}, {"k", "none"});
+    EXPECT_THAT(table->ColumnNames(), ElementsAre("k", "x"));
+    EXPECT_EQ(table->schema()->field(0)->type()->ToString(), "string");
+    EXPECT_EQ(table->schema()->field(1)->type()->ToString(), "int64");
+    EXPECT_EQ(table->column(0)->GetScalar(0).ValueOrDie()->ToString(), "2020-01-01");
+    EXPECT_EQ(table->column(0)->null_count(), 1);
+  }
 }
 
 TEST(ReadTable, AllFormatsGiveTheSameTable) {
