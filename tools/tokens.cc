@@ -96,11 +96,31 @@ std::vector<fs::path> texts_under(const fs::path& path) {
   return files;
 }
 
+fs::path held_out_path(fs::path out) {
+  const std::string extension = out.extension().string();
+  return out.replace_extension("held_out" + extension);
+}
+
+// All texts of the options, without the token files that an earlier run has written among them.
+std::vector<fs::path> texts_of(const Options& options) {
+  const fs::path written[] = {fs::weakly_canonical(options.out), fs::weakly_canonical(held_out_path(options.out))};
+  std::vector<fs::path> texts;
+  for (const fs::path& path : options.texts) {
+    for (const fs::path& file : texts_under(path)) {
+      if (std::ranges::find(written, fs::canonical(file)) == std::end(written)) texts.push_back(file);
+    }
+  }
+  return texts;
+}
+
+constexpr size_t kMaxCharacterBytes = 4;  // in UTF-8
+
+bool is_continuation(char byte) { return (byte & 0xc0) == 0x80; }
+
 // Offset in UTF-8 text, at most `offset`, at which a character begins.
 size_t character_begin(std::string_view text, size_t offset) {
-  constexpr size_t kMaxCharacterBytes = 4;
   for (size_t begin = offset; begin + kMaxCharacterBytes > offset; --begin) {
-    if (begin == 0 || begin == text.size() || (text[begin] & 0xc0) != 0x80) return begin;
+    if (begin == 0 || begin == text.size() || !is_continuation(text[begin])) return begin;
   }
   return offset;  // no UTF-8
 }
@@ -115,15 +135,17 @@ class Text {
   uint64_t num_bytes() const { return num_bytes_; }
 
   // Where to cut the text in two: at the first line that begins at `offset` or behind it, otherwise at the first word,
-  // otherwise at a character.
+  // otherwise at a character. Neither a line nor a word begins where only white space follows.
   uint64_t place_to_cut(uint64_t offset) {
     if (offset == 0 || offset >= num_bytes_) return offset;
     const std::string text = read(offset - 1, std::min(num_bytes_, offset + kPieceBytes));
     for (const std::string_view separators : {std::string_view("\n"), kWhiteSpace}) {
       const size_t found = text.find_first_of(separators);
-      if (found != std::string::npos) return offset + found;
+      if (text.find_first_not_of(kWhiteSpace, found) != std::string::npos) return offset + found;
     }
-    return offset - 1 + character_begin(text, 1 + std::min<size_t>(3, text.size() - 1));
+    size_t begin = 1;  // text[1] is the byte at `offset`
+    while (begin < std::min(kMaxCharacterBytes, text.size()) && is_continuation(text[begin])) ++begin;
+    return offset - 1 + begin;
   }
 
   // Hands out the bytes from `begin` to `end` in pieces that end after white space, where there is some.
@@ -175,11 +197,6 @@ void commit(TokenWriter& writer, int64_t vocab_size) {
   std::cout << writer.path().string() << ": " << writer.num_tokens() << " tokens, vocabulary " << vocab_size << '\n';
 }
 
-fs::path held_out_path(fs::path out) {
-  const std::string extension = out.extension().string();
-  return out.replace_extension("held_out" + extension);
-}
-
 void make_token_files(const Options& options) {
   std::unique_ptr<const Tokenizer> tokenizer;
   if (options.model.empty()) {
@@ -190,15 +207,13 @@ void make_token_files(const Options& options) {
   TokenWriter train(options.out, tokenizer->vocab_size());
   std::optional<TokenWriter> held_out;
   if (options.held_out > 0) held_out.emplace(held_out_path(options.out), tokenizer->vocab_size());
-  for (const fs::path& path : options.texts) {
-    for (const fs::path& file : texts_under(path)) {
-      Text text(file);
-      const auto bytes = text.num_bytes();
-      const auto kept = bytes - static_cast<uint64_t>(options.held_out * static_cast<double>(bytes));
-      const uint64_t cut = text.place_to_cut(kept);
-      write_document(text, 0, cut, *tokenizer, train);
-      if (held_out) write_document(text, cut, bytes, *tokenizer, *held_out);
-    }
+  for (const fs::path& file : texts_of(options)) {
+    Text text(file);
+    const auto bytes = text.num_bytes();
+    const auto kept = bytes - static_cast<uint64_t>(options.held_out * static_cast<double>(bytes));
+    const uint64_t cut = text.place_to_cut(kept);
+    write_document(text, 0, cut, *tokenizer, train);
+    if (held_out) write_document(text, cut, bytes, *tokenizer, *held_out);
   }
   require_text(train);
   if (held_out) require_text(*held_out);

@@ -32,17 +32,19 @@ struct TokenWriter::Hash {
   XXH3_state_t state;
 };
 
-TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size)
-    : path_(std::filesystem::absolute(path)), hash_(std::make_unique<Hash>()) {
+TokenWriter::TokenWriter(std::filesystem::path path)
+    : path_(std::filesystem::absolute(path)), hash_(std::make_unique<Hash>()) {}
+
+// Delegates, so that the destructor removes the temporary file if something after its creation throws.
+TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size) : TokenWriter(std::move(path)) {
   if (vocab_size < 1 || vocab_size > kMaxVocab) {
     throw std::invalid_argument("vocab_size must be 1 to 2^32; got " + std::to_string(vocab_size));
   }
   header_.vocab_size = vocab_size;
   header_.token_bytes = vocab_size <= kMaxVocabOf16Bits ? 2 : 4;
   temporary_ = path_.parent_path() / ("." + path_.filename().string() + "-" + std::to_string(std::random_device()()));
-  const int descriptor = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  require(descriptor >= 0, "create");
-  file_ = ::fdopen(descriptor, "wb");
+  file_ = std::fopen(temporary_.c_str(), "wbxe");  // a new file, closed on exec
+  require(file_ != nullptr, "create");
   append(to_bytes({}).data(), TokenHeader::kBytes);  // commit() knows the numbers
 }
 

@@ -13,6 +13,8 @@ namespace fulgur {
 // Writes a token file (token_header.h) from start to end, in constant memory. It appears complete or not at all, under
 // a temporary name in the same folder until commit(), and replaces a file of that name. Tokens have two bytes if the
 // vocabulary permits, four otherwise. Throws std::runtime_error that names the file and the reason.
+// The renaming is not the one of checkpoint/atomic_files, which uses fmt: tools/tokens.cc links this class without
+// libtorch, and fmt comes with libtorch.
 class TokenWriter {
  public:
   // Throws std::invalid_argument unless 1 <= vocab_size <= 2^32.
@@ -33,6 +35,7 @@ class TokenWriter {
  private:
   struct Hash;
 
+  explicit TokenWriter(std::filesystem::path path);  // without a file yet
   void append(const void* data, size_t num_bytes);
   void require(bool holds, const char* action) const;  // throws with the reason in errno
 

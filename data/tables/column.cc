@@ -38,32 +38,40 @@ Column decoded(const std::string& name, const arrow::ChunkedArray& column) {
   return cast(name, column, static_cast<const arrow::DictionaryType&>(*column.type()).value_type(), safe);
 }
 
-// Seconds in one unit of the integers that such a type is stored as.
-double unit_s(const arrow::DataType& type) {
-  constexpr double kDay = 86400;
-  if (type.id() == arrow::Type::DATE32) return kDay;
-  if (type.id() == arrow::Type::DATE64) return 1e-3;
+// The unit of the integers that a point in time is stored as: num_s / divisor seconds, one of which is 1.
+struct TimeUnit {
+  int64_t num_s, divisor;
+};
+
+TimeUnit unit_of(const arrow::DataType& type) {
+  if (type.id() == arrow::Type::DATE32) return {86'400, 1};
+  if (type.id() == arrow::Type::DATE64) return {1, 1'000};
   switch (static_cast<const arrow::TimestampType&>(type).unit()) {
     case arrow::TimeUnit::SECOND:
-      return 1;
+      return {1, 1};
     case arrow::TimeUnit::MILLI:
-      return 1e-3;
+      return {1, 1'000};
     case arrow::TimeUnit::MICRO:
-      return 1e-6;
+      return {1, 1'000'000};
     case arrow::TimeUnit::NANO:
-      return 1e-9;
+      return {1, 1'000'000'000};
   }
-  return 1;
+  return {1, 1};
+}
+
+int64_t floor_divide(int64_t value, int64_t divisor) { return value / divisor - (value % divisor < 0 ? 1 : 0); }
+
+// Points in time as the integers that they are stored as.
+Column time_integers(const std::string& name, const arrow::ChunkedArray& times) {
+  const auto safe = arrow::compute::CastOptions::Safe();
+  if (times.type()->id() != arrow::Type::DATE32) return cast(name, times, arrow::int64(), safe);
+  return cast(name, *cast(name, times, arrow::int32(), safe), arrow::int64(), safe);
 }
 
 Column stored_numbers(const std::string& name, const arrow::ChunkedArray& column) {
-  const auto unsafe = arrow::compute::CastOptions::Unsafe();
   const Column values = decoded(name, column);
-  const arrow::DataType& type = *values->type();
-  if (!is_time(type)) return cast(name, *values, arrow::float64(), unsafe);
-  const Column integers =
-      cast(name, *values, type.id() == arrow::Type::DATE32 ? arrow::int32() : arrow::int64(), unsafe);
-  return cast(name, *integers, arrow::float64(), unsafe);
+  const Column numbers = is_time(*values->type()) ? time_integers(name, *values) : values;
+  return cast(name, *numbers, arrow::float64(), arrow::compute::CastOptions::Unsafe());
 }
 
 bool is_boolean(const arrow::DataType& type) { return type.id() == arrow::Type::BOOL; }
@@ -98,7 +106,7 @@ std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const ar
                                          is_text(type) ? "name it in categories, or leave it out" : "leave it out"));
   }
   const Column values = stored_numbers(name, column);
-  const double unit = is_time(type) ? unit_s(type) : 1.0;
+  const TimeUnit unit = is_time(type) ? unit_of(type) : TimeUnit{1, 1};
   arrow::DoubleBuilder builder;
   check_status(builder.Reserve(column.length()), reading(name));
   for (const auto& chunk : values->chunks()) {
@@ -112,10 +120,27 @@ std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const ar
             fmt::format("the column '{}' has an infinite value in row {}; remove the row, or leave the value empty",
                         name, builder.length() + 1));
       }
-      builder.UnsafeAppend(*value * unit);
+      builder.UnsafeAppend(*value * static_cast<double>(unit.num_s) / static_cast<double>(unit.divisor));
     }
   }
   return std::static_pointer_cast<arrow::DoubleArray>(value_of(builder.Finish(), reading(name)));
+}
+
+Column seconds_of(const std::string& name, const arrow::ChunkedArray& column) {
+  const TimeUnit unit = unit_of(value_type(column));
+  arrow::Int64Builder builder;
+  check_status(builder.Reserve(column.length()), reading(name));
+  const Column integers = time_integers(name, *decoded(name, column));
+  for (const auto& chunk : integers->chunks()) {
+    for (const std::optional<int64_t>& value : static_cast<const arrow::Int64Array&>(*chunk)) {
+      if (!value) {
+        builder.UnsafeAppendNull();
+      } else {
+        builder.UnsafeAppend(floor_divide(*value, unit.divisor) * unit.num_s);
+      }
+    }
+  }
+  return std::make_shared<arrow::ChunkedArray>(value_of(builder.Finish(), reading(name)));
 }
 
 Column keys_of(const std::string& name, const arrow::ChunkedArray& column,
@@ -133,8 +158,9 @@ Column keys_of(const std::string& name, const arrow::ChunkedArray& column,
   for (int64_t row = 0; row < numbers->length(); ++row) {
     if (numbers->IsNull(row) || (std::trunc(numbers->Value(row)) == numbers->Value(row))) continue;
     throw std::runtime_error(fmt::format(
-        "the column '{}' has {} in row {}: a category is text or a whole number; name the column in features", name,
-        numbers->Value(row), row + 1));
+        "the column '{}' has {} in row {}: a category is text or a whole number; name the column in features, or set "
+        "target_type to number if it is the target",
+        name, numbers->Value(row), row + 1));
   }
   return cast(name, arrow::ChunkedArray(numbers), arrow::int64(), safe);
 }

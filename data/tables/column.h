@@ -21,6 +21,9 @@ const arrow::DataType& value_type(const arrow::ChunkedArray& column);
 // are null. Throws std::runtime_error for another type and for an infinite value, with its row.
 std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const arrow::ChunkedArray& column);
 
+// Points in time as int64, whole seconds since 1970-01-01 UTC, rounded down. The column's type must be a time.
+std::shared_ptr<arrow::ChunkedArray> seconds_of(const std::string& name, const arrow::ChunkedArray& column);
+
 // The values as what a vocabulary is made of: int64 for integers, booleans and whole numbers, large_utf8 for text; a
 // column without any value has `if_empty`. Throws std::runtime_error for other types, and for numbers that are not
 // whole.

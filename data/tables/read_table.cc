@@ -7,6 +7,7 @@
 #include <arrow/json/api.h>
 #include <arrow/memory_pool.h>
 #include <arrow/table.h>
+#include <arrow/type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <parquet/arrow/reader.h>
@@ -102,7 +103,8 @@ arrow::MemoryPool* limited_pool(int64_t limit) {
   return &pools.emplace_back(arrow::default_memory_pool(), limit);
 }
 
-arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options, bool use_threads) {
+arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options,
+                              const std::vector<std::string>& text_columns, bool use_threads) {
   auto read = arrow::csv::ReadOptions::Defaults();
   read.use_threads = use_threads;
   read.skip_rows = static_cast<int32_t>(options.skip_rows);
@@ -111,25 +113,30 @@ arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& opti
   parse.delimiter = delimiter_of(source.path, options.delimiter);
   auto convert = arrow::csv::ConvertOptions::Defaults();
   convert.strings_can_be_null = true;
+  for (const std::string& name : text_columns) convert.column_types[name] = arrow::utf8();
   ARROW_ASSIGN_OR_RAISE(const auto reader, arrow::csv::TableReader::Make(arrow::io::IOContext(source.pool), source.file,
                                                                          read, parse, convert));
   return reader->Read();
 }
 
 // Only the serial reader knows the numbers of rows, so that it reads a damaged file a second time.
-arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options) {
+arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& options,
+                              const std::vector<std::string>& text_columns) {
   if (options.column_names.empty()) {
     const char delimiter = delimiter_of(source.path, options.delimiter);
     ARROW_ASSIGN_OR_RAISE(const int64_t num_columns, count_columns(*source.file, options.skip_rows, delimiter));
     ARROW_RETURN_NOT_OK(check_num_columns(num_columns, source));
   }
-  arrow::Result<Table> table = read_csv(source, options, /*use_threads=*/true);
+  arrow::Result<Table> table = read_csv(source, options, text_columns, /*use_threads=*/true);
   if (table.ok()) return table;
   ARROW_RETURN_NOT_OK(source.file->Seek(0));
-  return read_csv(source, options, /*use_threads=*/false);
+  return read_csv(source, options, text_columns, /*use_threads=*/false);
 }
 
-// Arrow's JSON parser calls itself for each level of nesting, so that a line of many '[' would overflow the stack.
+// Arrow's JSON parser calls itself for each level of nesting, so that many '[' would overflow the stack. It cuts the
+// file at line ends into blocks and parses each block on its own. A line end outside of text is white space, so that
+// nesting continues; a line end inside of text is an error that ends the block. A depth that never falls below 0 is at
+// least the depth that the parser finds in each block.
 arrow::Status check_nesting(arrow::io::ReadableFile& file) {
   constexpr int64_t kChunkBytes = 1 << 20;
   constexpr int kMaxDepth = 64;
@@ -139,8 +146,7 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
     ARROW_ASSIGN_OR_RAISE(const auto chunk, file.Read(kChunkBytes));
     if (chunk->size() == 0) return file.Seek(0);
     for (const char c : std::string_view(*chunk)) {
-      if (c == '\n') {
-        depth = 0;
+      if (c == '\n' || c == '\r') {
         is_in_string = is_escaped = false;
       } else if (is_escaped) {
         is_escaped = false;
@@ -150,21 +156,37 @@ arrow::Status check_nesting(arrow::io::ReadableFile& file) {
       } else if (c == '"') {
         is_in_string = true;
       } else if (c == '[' || c == '{') {
-        if (++depth > kMaxDepth)
-          return arrow::Status::Invalid("a line has more than ", kMaxDepth, " levels of nesting");
+        if (++depth > kMaxDepth) return arrow::Status::Invalid("it has more than ", kMaxDepth, " levels of nesting");
       } else if (c == ']' || c == '}') {
-        --depth;
+        if (--depth < 0) return arrow::Status::Invalid("it closes more brackets than it opens");
       }
     }
   }
 }
 
-arrow::Result<Table> read_json(const Source& source) {
-  ARROW_RETURN_NOT_OK(check_nesting(*source.file));
-  ARROW_ASSIGN_OR_RAISE(const auto reader,
-                        arrow::json::TableReader::Make(source.pool, source.file, arrow::json::ReadOptions::Defaults(),
-                                                       arrow::json::ParseOptions::Defaults()));
+arrow::Result<Table> read_json(const Source& source, const arrow::json::ParseOptions& options) {
+  ARROW_ASSIGN_OR_RAISE(
+      const auto reader,
+      arrow::json::TableReader::Make(source.pool, source.file, arrow::json::ReadOptions::Defaults(), options));
   return reader->Read();
+}
+
+// Only strings that look like points in time become something else. They are read again as text, because a column that
+// is given a type beforehand need not be in the file, and would then be one of missing values.
+arrow::Result<Table> read_json(const Source& source, const std::vector<std::string>& text_columns) {
+  ARROW_RETURN_NOT_OK(check_nesting(*source.file));
+  auto options = arrow::json::ParseOptions::Defaults();
+  ARROW_ASSIGN_OR_RAISE(Table table, read_json(source, options));
+  arrow::FieldVector text_fields;
+  for (const auto& field : table->schema()->fields()) {
+    const bool is_text = std::ranges::find(text_columns, field->name()) != text_columns.end();
+    if (!is_text || field->type()->id() != arrow::Type::TIMESTAMP) continue;
+    text_fields.push_back(arrow::field(field->name(), arrow::utf8()));
+  }
+  if (text_fields.empty()) return table;
+  options.explicit_schema = arrow::schema(std::move(text_fields));
+  ARROW_RETURN_NOT_OK(source.file->Seek(0));
+  return read_json(source, options);
 }
 
 // Reads one row group after the other, so that what is not decoded yet costs no memory.
@@ -199,14 +221,15 @@ arrow::Result<Table> read_ipc(const Source& source) {
   return arrow::Table::FromRecordBatches(reader->schema(), batches);
 }
 
-arrow::Result<Table> read_file(const Source& source, TableFormat format, const ReadTableOptions& options) {
+arrow::Result<Table> read_file(const Source& source, TableFormat format, const ReadTableOptions& options,
+                               const std::vector<std::string>& text_columns) {
   switch (format) {
     case TableFormat::automatic:
       break;
     case TableFormat::csv:
-      return read_csv(source, options);
+      return read_csv(source, options, text_columns);
     case TableFormat::json:
-      return read_json(source);
+      return read_json(source, text_columns);
     case TableFormat::parquet:
       return read_parquet(source);
     case TableFormat::arrow:
@@ -234,7 +257,8 @@ void ReadTableOptions::describe(FieldVisitor& visit) {
   visit({.name = "column_names", .help = "names of the columns of CSV; empty: the first line has them"}, &column_names);
 }
 
-Table read_table(const std::filesystem::path& path, const ReadTableOptions& options) {
+Table read_table(const std::filesystem::path& path, const ReadTableOptions& options,
+                 const std::vector<std::string>& text_columns) {
   check_fields("read_table", options);
   const TableFormat format = format_of(path, options.format);
   const std::string what =
@@ -247,7 +271,7 @@ Table read_table(const std::filesystem::path& path, const ReadTableOptions& opti
   source.file = value_of(arrow::io::ReadableFile::Open(path.string(), source.pool), what);
   Table table;
   try {
-    table = value_of(read_file(source, format, options), what);
+    table = value_of(read_file(source, format, options, text_columns), what);
     check_status(table->ValidateFull(), what);
   } catch (const parquet::ParquetException& error) {
     throw std::runtime_error(fmt::format("{}: {}", what, error.what()));

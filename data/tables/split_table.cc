@@ -30,9 +30,11 @@ std::vector<std::shared_ptr<arrow::Table>> split_table(const arrow::Table& table
   std::vector<std::shared_ptr<arrow::Table>> parts;
   int64_t begin = 0;
   double cumulative = 0;
-  for (const double fraction : fractions) {
-    cumulative += fraction;
-    const int64_t end = std::llround(cumulative * static_cast<double>(table.num_rows()));
+  for (size_t i = 0; i < fractions.size(); ++i) {
+    cumulative += fractions[i];
+    const bool is_last = i + 1 == fractions.size();  // the sum of all fractions is not quite 1
+    const int64_t rounded = std::llround(cumulative * static_cast<double>(table.num_rows()));
+    const int64_t end = is_last ? table.num_rows() : std::min(rounded, table.num_rows());
     const arrow::Int64Array rows(
         end - begin, arrow::Buffer::Wrap(order.const_data_ptr<int64_t>() + begin, static_cast<size_t>(end - begin)));
     const arrow::Datum whole(table.Slice(0));

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/data/data_loader.h"
@@ -44,26 +46,35 @@ TableData::TableData(Options options, uint64_t seed) : options_(std::move(option
 }
 
 void TableData::setup(EntryPoint) {
-  if (schema_) return;
+  if (!schema_) read_parts();
+}
+
+void TableData::load_state(const State& state) {
+  if (state.empty()) return;
+  const auto text_columns = schema_ ? std::optional(schema_->text_columns()) : std::nullopt;
+  schema_ = TableSchema::from_state(state);
+  if (text_columns != schema_->text_columns()) read_parts();
+}
+
+void TableData::read_parts() {
   const double val = options_.val_path.empty() ? options_.val_fraction : 0;
   const double test = options_.test_path.empty() ? options_.test_fraction : 0;
   if (!(val + test < 1)) {
     throw UsageError(fmt::format(
         "TableData: val_fraction ({}) and test_fraction ({}) leave no rows for training; lower them", val, test));
   }
-  const auto table = read_table(options_.path, options_.read);
-  const auto parts = split_table(*table, {1 - val - test, val, test}, seed_);
-  const auto part = [&](const std::filesystem::path& file, size_t index) {
-    return file.empty() ? Part{options_.path, parts[index]} : Part{file, read_table(file, options_.read)};
-  };
+  const auto parts = split_table(*read(options_.path), {1 - val - test, val, test}, seed_);
   train_ = {options_.path, parts[0]};
+  if (!schema_) schema_ = naming(train_.file, [&] { return TableSchema::fit(*train_.table, options_.schema); });
+  const auto part = [&](const std::filesystem::path& file, size_t index) {
+    return file.empty() ? Part{options_.path, parts[index]} : Part{file, read(file)};
+  };
   val_ = part(options_.val_path, 1);
   test_ = part(options_.test_path, 2);
-  schema_ = naming(train_.file, [&] { return TableSchema::fit(*train_.table, options_.schema); });
 }
 
-void TableData::load_state(const State& state) {
-  if (!state.empty()) schema_ = TableSchema::from_state(state);
+std::shared_ptr<arrow::Table> TableData::read(const std::filesystem::path& file) const {
+  return read_table(file, options_.read, schema_ ? schema_->text_columns() : std::vector<std::string>());
 }
 
 std::shared_ptr<TensorDataset> TableData::dataset(const Part& part) const {

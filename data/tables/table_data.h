@@ -30,8 +30,10 @@ struct TableDataOptions {
 //   int main(int argc, char** argv) { return cli::run<Regression, TableData>(argc, argv); }
 //   ./program --data.path=houses.csv --data.schema.target=price
 // Each part is in memory, as contiguous tensors. Checkpoints have the schema, so that test and validate, also on other
-// files, use what training has learnt. A part without rows has no loader.
-// Errors: setup throws as read_table and TableSchema do, and names the file.
+// files, use what training has learnt. Columns that were text in training are read as text from every file. A part
+// without rows has no loader.
+// Errors: setup throws as read_table and TableSchema do, and names the file; so does load_state, which reads the files
+// again if the checkpoint's schema has other columns of text.
 class TableData : public DataModule {
  public:
   using Options = TableDataOptions;
@@ -52,6 +54,8 @@ class TableData : public DataModule {
     std::shared_ptr<arrow::Table> table;
   };
 
+  void read_parts();  // and fits the schema if there is none
+  std::shared_ptr<arrow::Table> read(const std::filesystem::path& file) const;
   std::shared_ptr<TensorDataset> dataset(const Part& part) const;  // null for a part without rows
 
   Options options_;

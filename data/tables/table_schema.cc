@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -75,6 +76,20 @@ double number_of(const arrow::Result<arrow::Datum>& statistic, const std::string
   return static_cast<const arrow::DoubleScalar&>(*scalar).value;
 }
 
+// Whether all values are the same, up to the rounding of their mean; scikit-learn's StandardScaler has this bound.
+bool is_constant(double mean, double deviation, int64_t num_values) {
+  const double count_epsilon = static_cast<double>(num_values) * std::numeric_limits<double>::epsilon();
+  const double variance = deviation * deviation;
+  return variance <= count_epsilon * variance + std::pow(count_epsilon * mean, 2);
+}
+
+// The first value that is not missing; the column must have one.
+double first_value(const arrow::DoubleArray& values) {
+  int64_t row = 0;
+  while (values.IsNull(row)) ++row;
+  return values.Value(row);
+}
+
 at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column) {
   const auto numbers = numbers_of(name, column);
   if (const auto missing = missing_rows(arrow::ChunkedArray(numbers))) {
@@ -82,18 +97,17 @@ at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column)
         fmt::format("the column '{}' has no value in {}; name it in features, which fill them", name, *missing));
   }
   const arrow::DataType& type = value_type(column);
-  if (arrow::is_integer(type.id())) {  // not by way of double, which has 53 bits
+  if (arrow::is_integer(type.id()) || is_time(type)) {  // not by way of double, which has 53 bits
     at::Tensor integers = at::empty({column.length()}, at::kLong);
     auto* out = integers.mutable_data_ptr<int64_t>();
-    const auto keys = keys_of(name, column, arrow::int64());
-    for (const auto& chunk : keys->chunks()) {
+    const auto whole = is_time(type) ? seconds_of(name, column) : keys_of(name, column, arrow::int64());
+    for (const auto& chunk : whole->chunks()) {
       for (const std::optional<int64_t>& value : static_cast<const arrow::Int64Array&>(*chunk)) *out++ = *value;
     }
     return integers;
   }
   // from_blob's tensor is only read, and copied by to().
   const at::Tensor values = at::from_blob(const_cast<double*>(numbers->raw_values()), {numbers->length()}, at::kDouble);
-  if (is_time(type)) return values.floor().to(at::kLong);
   return values.to(type.id() == arrow::Type::BOOL ? at::kBool : at::kFloat);
 }
 
@@ -136,8 +150,9 @@ TableSchema TableSchema::fit(const arrow::Table& train, TableSchemaOptions optio
   schema.target_ = options.target;
   if (!schema.target_.empty()) {
     const auto target = find_column(train, schema.target_);
-    const bool is_class = options.target_type == TargetType::category ||
-                          (options.target_type == TargetType::automatic && !arrow::is_floating(target->type()->id()));
+    const bool is_class =
+        options.target_type == TargetType::category ||
+        (options.target_type == TargetType::automatic && !arrow::is_floating(value_type(*target).id()));
     if (is_class) schema.classes_ = Vocabulary::learn(schema.target_, *target);
     schema.encode_label(train);  // throws for a label that is missing
   }
@@ -160,16 +175,19 @@ TableSchema::Feature TableSchema::learn_feature(const arrow::Table& train, const
   }
   load_compute_functions();
   const arrow::Datum all(values);
-  const double mean = number_of(arrow::compute::Mean(all), column);
+  double mean = number_of(arrow::compute::Mean(all), column);
+  double deviation = number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
+  if (is_constant(mean, deviation, values->length() - values->null_count())) {
+    mean = first_value(*values);  // the mean is rounded
+    deviation = 1;
+  }
   Feature feature{.column = column, .has_indicator = missing && options.has_missing_indicators};
   if (options.missing != MissingValues::refuse) {
     feature.missing = options.missing == MissingValues::mean ? mean : options.constant;
   }
   if (options.standardize) {
-    const double deviation =
-        number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
     feature.mean = mean;
-    feature.deviation = deviation > 0 ? deviation : 1;
+    feature.deviation = deviation;
   }
   return feature;
 }
@@ -274,6 +292,15 @@ int64_t TableSchema::num_classes() const { return classes_ ? classes_->size() : 
 std::vector<std::string> TableSchema::class_names() const {
   std::vector<std::string> names;
   for (int64_t label = 0; label < num_classes(); ++label) names.push_back(classes_->text(label));
+  return names;
+}
+
+std::vector<std::string> TableSchema::text_columns() const {
+  std::vector<std::string> names;
+  for (const Category& category : categories_) {
+    if (category.vocabulary.has_text()) names.push_back(category.column);
+  }
+  if (classes_ && classes_->has_text()) names.push_back(target_);
   return names;
 }
 

@@ -45,8 +45,8 @@ struct TableSchemaOptions {
 //   "label"      int64 [N]: the class, from 0, in sorted order; or float [N] for a target that is a number
 //   others       of `tensors`: float, int64 or bool [N], by the column's type; points in time are int64 seconds
 // "features" and "category" are left out if there are no such columns.
-// Statistics are those of the values that are there, with the population's standard deviation (or 1, if that is 0), in
-// double precision, as scikit-learn's StandardScaler has them.
+// Statistics are those of the values that are there, with the population's standard deviation, in double precision, as
+// scikit-learn's StandardScaler has them. A feature that is constant, but for rounding, is divided by 1.
 // Threading: const members may be called by several threads at once.
 class TableSchema {
  public:
@@ -67,6 +67,10 @@ class TableSchema {
   std::vector<int64_t> category_sizes() const;   // one per category: number of rows that its embedding needs
   int64_t num_classes() const;                   // 0 if the target is a number, or there is none
   std::vector<std::string> class_names() const;  // by label
+
+  // The categories, and the target if it is one, that were text in training. Pass them to read_table for another CSV or
+  // JSON file: its values may all look like numbers, and 01 would be read as 1.
+  std::vector<std::string> text_columns() const;
 
  private:
   struct Feature {

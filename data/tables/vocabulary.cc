@@ -28,8 +28,6 @@ namespace {
 
 std::string learning(const std::string& name) { return fmt::format("cannot list the values of the column '{}'", name); }
 
-bool has_text(const arrow::Array& values) { return values.type_id() == arrow::Type::LARGE_STRING; }
-
 std::shared_ptr<arrow::Array> text_of(const at::Tensor& bytes, const at::Tensor& lengths) {
   arrow::LargeStringBuilder builder;
   const char* begin = static_cast<const char*>(bytes.const_data_ptr());
@@ -87,7 +85,7 @@ State Vocabulary::state() const {
   state.set("has_missing", has_missing);
   at::Tensor numbers = at::empty({count}, at::kLong);
   auto* number = numbers.mutable_data_ptr<int64_t>();
-  if (!has_text(*values_)) {
+  if (!has_text()) {
     const auto& values = static_cast<const arrow::Int64Array&>(*values_);
     for (int64_t i = 0; i < count; ++i) number[i] = values.Value(i);
     state.set("numbers", numbers);
@@ -108,16 +106,19 @@ State Vocabulary::state() const {
 
 int64_t Vocabulary::size() const { return values_->length(); }
 
+bool Vocabulary::has_text() const { return values_->type_id() == arrow::Type::LARGE_STRING; }
+
 std::string Vocabulary::text(int64_t index) const {
   if (values_->IsNull(index)) return "missing";
-  if (has_text(*values_)) return static_cast<const arrow::LargeStringArray&>(*values_).GetString(index);
+  if (has_text()) return static_cast<const arrow::LargeStringArray&>(*values_).GetString(index);
   return std::to_string(static_cast<const arrow::Int64Array&>(*values_).Value(index));
 }
 
 at::Tensor Vocabulary::indices(const std::string& name, const arrow::ChunkedArray& column) const {
   auto keys = keys_of(name, column, values_->type());
-  if (has_text(*values_) && keys->type()->id() == arrow::Type::INT64) {
-    // The values of a part of a CSV file may all look like numbers.
+  if (has_text() && keys->type()->id() == arrow::Type::INT64) {
+    // A file whose values all look like numbers was read without read_table's text_columns. Their text is not always
+    // the one in the file: 1 may have been 01.
     keys = value_of(arrow::compute::Cast(keys, arrow::large_utf8()), learning(name)).chunked_array();
   }
   if (!keys->type()->Equals(*values_->type())) {

@@ -24,6 +24,7 @@ class Vocabulary {
   State state() const;
 
   int64_t size() const;
+  bool has_text() const;  // otherwise int64
   std::string text(int64_t index) const;
 
   // int64 [rows]: the index of each row's value, and -1 for a value that is not in the vocabulary. Throws

@@ -175,6 +175,31 @@ class FilesTest(unittest.TestCase):
         self.assertTrue(kept[0].endswith(b"\n"))
         self.assertTrue(kept[1].endswith(b" "))
 
+    def test_a_text_of_one_line_is_held_out_too(self):
+        for text, held_out, expected in ((b"one two three four\n", "0.5", b"four\n"), (b"a few long\n", "0.4", b"ong\n"),
+                                         (b"one two three four\n", "0.25", b"our\n"), ("\u00e9\u00e9\u00e9\n".encode(), "0.3", b"\n"),
+                                         (b"one two three\r\n\n", "0.5", b"three\r\n\n"), (b"a b\nc d\n", "0.5", b"c d\n")):
+            self.write_texts({"a": text})
+            kept, _ = self.make_tokens("--held_out", held_out, self.folder / "texts")
+            found, _ = self.tokens("out.held_out.tokens")
+            self.assertEqual(bytes(found[:-1].astype("u1")), expected, text)
+            self.assertEqual(bytes(kept[:-1].astype("u1")) + expected, text)
+
+    def test_what_was_written_is_no_text(self):
+        self.write_texts({"a": b"one two three four\n"})
+        texts, out = self.folder / "texts", self.folder / "texts" / "out.tokens"
+        (self.folder / "link").symlink_to(texts)
+        written = []
+        for folder in (texts, texts, self.folder / "link"):
+            result = run(TOKENS, "--out", folder / "out.tokens", "--held_out", "0.5", texts)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            written.append((out.read_bytes(), (texts / "out.held_out.tokens").read_bytes()))
+        self.assertEqual(written, written[:1] * 3)
+        self.assertEqual(sorted(os.listdir(texts)), ["a", "out.held_out.tokens", "out.tokens"])
+        result = run(TOKENS, "--out", texts / "a", texts / "a")
+        self.assertIn("there is no text for", result.stderr)
+        self.assertEqual((texts / "a").read_bytes(), b"one two three four\n")
+
     def train(self, name, **options):
         sentences = [f"the {a} {b} of a {c}" for a in ("red", "old", "new") for b in ("house", "tree", "river") for c in
                      ("town", "land", "poem", "story")]

@@ -4,6 +4,7 @@
 #include <arrow/io/file.h>
 #include <arrow/ipc/writer.h>
 #include <arrow/memory_pool.h>
+#include <arrow/scalar.h>
 #include <arrow/table.h>
 #include <arrow/type.h>
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <gtest/gtest.h>
 #include <parquet/arrow/writer.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -75,6 +77,21 @@ TEST(ReadTable, ReadsCsvWithoutNamesBelowOtherLines) {
   const auto table = read_table(path, {.skip_rows = 1, .column_names = {"number", "letter"}});
   EXPECT_THAT(table->ColumnNames(), ElementsAre("number", "letter"));
   EXPECT_EQ(table->num_rows(), 2);
+}
+
+TEST(ReadTable, ColumnsOfTextStayText) {
+  const TempDir folder;
+  for (const fs::path& path :
+       {write_file(folder.path() / "a.csv", "k,x\n2020-01-01,1\n,2\n"),
+        write_file(folder.path() / "a.jsonl", "{\"k\": \"2020-01-01\", \"x\": 1}\n{\"x\": 2}\n")}) {
+    EXPECT_NE(read_table(path)->schema()->field(0)->type()->ToString(), "string");
+    const auto table = read_table(path, {}, {"k", "none"});
+    EXPECT_THAT(table->ColumnNames(), ElementsAre("k", "x"));
+    EXPECT_EQ(table->schema()->field(0)->type()->ToString(), "string");
+    EXPECT_EQ(table->schema()->field(1)->type()->ToString(), "int64");
+    EXPECT_EQ(table->column(0)->GetScalar(0).ValueOrDie()->ToString(), "2020-01-01");
+    EXPECT_EQ(table->column(0)->null_count(), 1);
+  }
 }
 
 TEST(ReadTable, AllFormatsGiveTheSameTable) {
@@ -188,7 +205,48 @@ TEST(ReadTable, DeepJsonIsRefused) {
   const std::string deep(900'000, '[');
   const auto path = write_file(folder.path() / "a.jsonl", "{\"a\": " + deep + "\n");
   EXPECT_EQ(message_of<std::runtime_error>([&] { read_table(path); }),
-            fmt::format("cannot read '{}' as json: a line has more than 64 levels of nesting", path.string()));
+            fmt::format("cannot read '{}' as json: it has more than 64 levels of nesting", path.string()));
+}
+
+std::string json_error(const std::string& text) {
+  const TempDir folder;
+  const auto path = write_file(folder.path() / "a.jsonl", text);
+  const std::string prefix = fmt::format("cannot read '{}' as json: ", path.string());
+  const std::string message = message_of<std::runtime_error>([&] { read_table(path); });
+  EXPECT_THAT(message, ::testing::StartsWith(prefix));
+  return message.substr(std::min(message.size(), prefix.size()));
+}
+
+std::string repeated(const std::string& text, int count) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text;
+  return all;
+}
+
+TEST(ReadTable, DeepJsonOverManyLinesIsRefused) {
+  const std::string open = std::string(60, '[') + "\n", close = std::string(60, ']') + "\n";
+  EXPECT_EQ(json_error("{\"a\":\n" + repeated(open, 1000) + repeated(close, 1000) + "}\n"),
+            "it has more than 64 levels of nesting");
+}
+
+TEST(ReadTable, DeepJsonBehindAnOpenStringIsRefused) {
+  for (const std::string line_end : {"\n", "\r"}) {
+    EXPECT_EQ(json_error("{\"a" + line_end + "{\"a\":" + std::string(100'000, '[') + "\n"),
+              "it has more than 64 levels of nesting");
+  }
+}
+
+TEST(ReadTable, JsonThatClosesWhatItDidNotOpenIsRefused) {
+  EXPECT_EQ(json_error("{\"a\": 1}\n" + repeated("}}}}\n", 300'000) + "{\"a\":" + std::string(900'000, '[') + "\n"),
+            "it closes more brackets than it opens");
+}
+
+TEST(ReadTable, BracketsInTextAreNoNesting) {
+  const TempDir folder;
+  const auto path = write_file(folder.path() / "a.jsonl", repeated(R"({"a": "}][[{\"[[[\\"})"
+                                                                   "\n",
+                                                                   100));
+  EXPECT_EQ(read_table(path)->num_rows(), 100);
 }
 
 TEST(ReadTable, AShortFileOfManyColumnsIsRefused) {

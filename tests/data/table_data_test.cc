@@ -73,6 +73,46 @@ TEST(TableData, ACheckpointBringsWhatTrainingHasLearnt) {
   EXPECT_GT(test->next()->operator[]("features").min().item<double>(), 5);  // far from the mean of training
 }
 
+std::filesystem::path write_file(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream(path) << text;
+  return path;
+}
+
+at::Tensor only_batch(LoaderList loaders, const std::string& name) {
+  loaders[0]->begin_epoch(0);
+  return loaders[0]->next()->operator[](name);
+}
+
+TEST(TableData, TextOfTrainingIsTextInFilesWhereItLooksLikeNumbers) {
+  const TempDir folder;
+  TableData data({.path = write_file(folder.path() / "a.csv", "k,y\n01,true\n02,false\nA,maybe\n"),
+                  .val_path = write_file(folder.path() / "b.csv", "k,y\n02,true\n01,true\n"),
+                  .test_path = write_file(folder.path() / "c.csv", "k,y\n2020-01-01,false\n01,true\n"),
+                  .schema = {.target = "y"}},
+                 1);
+  data.setup(EntryPoint::fit);
+  EXPECT_TRUE(only_batch(data.val_dataloader(), "category").equal(torch::tensor({{2}, {1}})));
+  EXPECT_TRUE(only_batch(data.val_dataloader(), "label").equal(torch::tensor({2, 2})));
+  EXPECT_TRUE(only_batch(data.test_dataloader(), "category").equal(torch::tensor({{0}, {1}})));
+}
+
+TEST(TableData, TextOfTheCheckpointIsTextInFilesWhereItLooksLikeNumbers) {
+  const TempDir folder;
+  const TableSchemaOptions schema{.categories = {"k"}, .target = "y"};
+  const auto numbers = write_file(folder.path() / "b.csv", "k,y\n02,0\n01,1\n02,0\n02,1\n");
+  TableData trained({.path = write_file(folder.path() / "a.csv", "k,y\n01,0\n02,1\nA,1\n"),
+                     .val_fraction = 0,
+                     .test_fraction = 0,
+                     .schema = schema},
+                    1);
+  trained.setup(EntryPoint::fit);
+  TableData other({.path = numbers, .test_path = numbers, .val_fraction = 0.5, .schema = schema}, 1);
+  other.setup(EntryPoint::test);
+  other.load_state(trained.state());
+  EXPECT_TRUE(only_batch(other.test_dataloader(), "category").equal(torch::tensor({{2}, {1}, {2}, {2}})));
+  EXPECT_TRUE(only_batch(other.val_dataloader(), "category").gt(0).all().item<bool>());
+}
+
 TEST(TableData, ErrorsNameTheFile) {
   const TempDir folder;
   const auto path = write_rows(folder.path() / "a.csv", 0, 20);

@@ -1,6 +1,10 @@
 #include "fulgur/data/tables/table_schema.h"
 
+#include <arrow/compute/api_vector.h>
+#include <arrow/compute/cast.h>
+#include <arrow/datum.h>
 #include <arrow/table.h>
+#include <arrow/type.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +15,7 @@
 #include <string>
 
 #include "fulgur/base/error.h"
+#include "fulgur/data/tables/column.h"
 #include "fulgur/data/tables/read_table.h"
 #include "fulgur/data/tables/split_table.h"
 #include "tests/testing/errors.h"
@@ -85,6 +90,20 @@ TEST(TableSchema, AConstantFeatureIsZeroWhenStandardized) {
   EXPECT_TRUE(TableSchema::fit(*table, {}).encode(*table)["features"].equal(torch::zeros({2, 1})));
 }
 
+TEST(TableSchema, AConstantFeatureWhoseMeanIsRoundedKeepsItsUnit) {
+  std::string csv = "x\n";
+  for (int i = 0; i < 100; ++i) csv += "0.7\n";  // the deviation is 1.1e-16
+  const auto table = table_of(csv);
+  const TableSchema schema = TableSchema::fit(*table, {});
+  EXPECT_TRUE(schema.encode(*table)["features"].equal(torch::zeros({100, 1})));
+  EXPECT_NEAR(schema.encode(*table_of("x\n0.8\n"))["features"].item<double>(), 0.1, 1e-7);
+}
+
+TEST(TableSchema, ASmallDeviationIsAScaleToo) {
+  const auto table = table_of("x\n1e-20\n3e-20\n");
+  EXPECT_TRUE(TableSchema::fit(*table, {}).encode(*table)["features"].equal(torch::tensor({{-1.F}, {1.F}})));
+}
+
 TEST(TableSchema, ColumnsCanBeTensorsOfTheirOwn) {
   const auto table = table_of("id,new,when,x\n9007199254740993,true,1970-01-02 00:00:01,0.5\n");
   const Batch batch = TableSchema::fit(*table, {.tensors = {"id", "new", "when", "x"}}).encode(*table);
@@ -92,6 +111,13 @@ TEST(TableSchema, ColumnsCanBeTensorsOfTheirOwn) {
   EXPECT_TRUE(batch["new"].equal(torch::tensor({true})));
   EXPECT_TRUE(batch["when"].equal(torch::tensor({86401})));
   EXPECT_TRUE(batch["x"].equal(torch::tensor({0.5F})));
+}
+
+TEST(TableSchema, PointsInTimeBefore1970AreWholeSecondsRoundedDown) {
+  const auto table = table_of("when,day\n1969-12-29 00:00:00.000000000,1969-12-29\n1969-12-31 23:59:59.9,1969-12-31\n");
+  const Batch batch = TableSchema::fit(*table, {.tensors = {"when", "day"}}).encode(*table);
+  EXPECT_TRUE(batch["when"].equal(torch::tensor({-259200, -1})));
+  EXPECT_TRUE(batch["day"].equal(torch::tensor({-259200, -86400})));
 }
 
 TEST(TableSchema, PointsInTimeAreSecondsIfTheyAreNamedAsFeatures) {
@@ -114,6 +140,35 @@ TEST(TableSchema, AnIntegerTargetIsANumberIfAsked) {
   const TableSchema schema = TableSchema::fit(*table, {.target = "age", .target_type = TargetType::number});
   EXPECT_EQ(schema.num_classes(), 0);
   EXPECT_TRUE(schema.encode(*table)["label"].equal(torch::tensor({30.F, 40.F})));
+}
+
+// The table with its column `name` as `column`.
+std::shared_ptr<arrow::Table> with_column(const arrow::Table& table, const std::string& name,
+                                          const arrow::Result<arrow::Datum>& column) {
+  const int index = table.schema()->GetFieldIndex(name);
+  const auto values = column.ValueOrDie().chunked_array();
+  return table.SetColumn(index, arrow::field(name, values->type()), values).ValueOrDie();
+}
+
+TEST(TableSchema, ADictionaryEncodedTargetOfFloatingPointIsANumber) {
+  const auto plain = table_of("x,y\n1,0.5\n2,1.5\n3,0.5\n");
+  load_compute_functions();
+  const auto table = with_column(*plain, "y", arrow::compute::DictionaryEncode(plain->GetColumnByName("y")));
+  const TableSchema schema = TableSchema::fit(*table, {.target = "y"});
+  EXPECT_EQ(schema.num_classes(), 0);
+  EXPECT_TRUE(schema.encode(*table)["label"].equal(torch::tensor({0.5F, 1.5F, 0.5F})));
+}
+
+TEST(TableSchema, ADecimalTargetIsANumberOnlyIfAsked) {
+  const auto plain = table_of("x,y\n1,0.5\n2,1.5\n");
+  load_compute_functions();
+  const auto table =
+      with_column(*plain, "y", arrow::compute::Cast(plain->GetColumnByName("y"), arrow::decimal128(10, 2)));
+  EXPECT_EQ(message_of<std::runtime_error>([&] { TableSchema::fit(*table, {.target = "y"}); }),
+            "the column 'y' has 0.5 in row 1: a category is text or a whole number; name the column in features, or "
+            "set target_type to number if it is the target");
+  const TableSchema schema = TableSchema::fit(*table, {.target = "y", .target_type = TargetType::number});
+  EXPECT_TRUE(schema.encode(*table)["label"].equal(torch::tensor({0.5F, 1.5F})));
 }
 
 TEST(TableSchema, InputsNeedNoLabel) {
@@ -178,7 +233,8 @@ TEST(TableSchema, TextIsNoFeature) {
 
 TEST(TableSchema, AFractionOrADateIsNoCategory) {
   EXPECT_EQ(data_error("x\n1\n1.5\n", {.categories = {"x"}}),
-            "the column 'x' has 1.5 in row 2: a category is text or a whole number; name the column in features");
+            "the column 'x' has 1.5 in row 2: a category is text or a whole number; name the column in features, or "
+            "set target_type to number if it is the target");
   EXPECT_EQ(data_error("day\n1970-01-03\n", {.categories = {"day"}}),
             "the column 'day' has the type date32[day], which is no category; leave it out");
 }
