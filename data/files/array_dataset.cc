@@ -51,6 +51,20 @@ class Arrays {
   std::map<std::string, fs::path> files_;  // by name of the array
 };
 
+// The dtype of equal width that index_select can take: on tensors of one dimension it has no unsigned one but bytes.
+at::ScalarType selectable(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kUInt16:
+      return at::kShort;
+    case at::kUInt32:
+      return at::kInt;
+    case at::kUInt64:
+      return at::kLong;
+    default:
+      return dtype;
+  }
+}
+
 }  // namespace
 
 NamedTensors read_arrays(const fs::path& file) {
@@ -74,6 +88,15 @@ ArrayDataset::ArrayDataset(const std::vector<fs::path>& files) {
   }
   samples_ = TensorDataset::make(std::move(arrays).batch());
   digest_ = hex_digest(content);
+}
+
+Batch ArrayDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
+  std::vector<Batch::Entry> batch;
+  for (const auto& [name, array] : samples()) {
+    const at::ScalarType dtype = array.scalar_type();
+    batch.emplace_back(name, array.view(selectable(dtype)).index_select(0, indices).view(dtype));
+  }
+  return Batch(std::move(batch));
 }
 
 std::shared_ptr<ArrayDataset> ArrayDataset::make(const std::vector<fs::path>& files) {

@@ -30,9 +30,7 @@ class ArrayDataset final : public Dataset {
 
   int64_t size() const override { return samples_->size(); }
   Batch get(int64_t index, Random& random) const override { return samples_->get(index, random); }
-  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override {
-    return samples_->get_batch(indices, random);
-  }
+  Batch get_batch(const at::Tensor& indices, std::span<Random> random) const override;
   std::string digest() const override { return digest_; }
 
   const Batch& samples() const { return samples_->samples(); }  // all of them
