@@ -8,6 +8,26 @@
 #include "fulgur/data/sampler.h"
 
 namespace fulgur {
+namespace {
+
+// index_select, which has no kernel for tensors of one dimension and these unsigned types.
+at::Tensor select(const at::Tensor& tensor, const at::Tensor& indices) {
+  const auto as = [&](at::ScalarType of_equal_width) {
+    return tensor.view(of_equal_width).index_select(0, indices).view(tensor.scalar_type());
+  };
+  switch (tensor.scalar_type()) {
+    case at::kUInt16:
+      return as(at::kShort);
+    case at::kUInt32:
+      return as(at::kInt);
+    case at::kUInt64:
+      return as(at::kLong);
+    default:
+      return tensor.index_select(0, indices);
+  }
+}
+
+}  // namespace
 
 TensorDataset::TensorDataset(Batch samples) : samples_(std::move(samples)), size_(samples_.batch_size()) {
   for (const auto& [name, tensor] : samples_) {
@@ -28,7 +48,7 @@ Batch TensorDataset::get(int64_t index) const {
 
 Batch TensorDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
   std::vector<Batch::Entry> entries;
-  for (const auto& [name, tensor] : samples_) entries.emplace_back(name, tensor.index_select(0, indices));
+  for (const auto& [name, tensor] : samples_) entries.emplace_back(name, select(tensor, indices));
   return Batch(std::move(entries));
 }
 

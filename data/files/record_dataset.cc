@@ -97,8 +97,9 @@ Batch RecordDataset::get_batch(const at::Tensor& indices, std::span<Random>) con
     const at::Tensor& tensor = batch.emplace_back(field.name, at::empty(shape, field.dtype)).second;
     outputs.emplace_back(static_cast<char*>(tensor.mutable_data_ptr()), static_cast<size_t>(bytes_of(field)));
   }
-  const int64_t* const index = indices.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < indices.numel(); ++i) {
+  const at::Tensor contiguous = indices.contiguous();
+  const int64_t* const index = contiguous.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < contiguous.numel(); ++i) {
     const char* from = record(index[i]);
     for (auto& [to, num_bytes] : outputs) {
       std::memcpy(to, from, num_bytes);

@@ -148,6 +148,9 @@ class Reader {
         extension_.path = content(header.num_bytes(), "a long name");
         extension_.path->resize(std::min(extension_.path->find('\0'), extension_.path->size()));
         return;
+      case 'K':  // GNU: where the next entry, a link, points to
+        content(header.num_bytes(), "a long target of a link");
+        return;
       case 'x':
         return read_pax(content(header.num_bytes(), "a pax header"), extension_);
       case 'g': {  // for all following files: comments, times
@@ -163,10 +166,10 @@ class Reader {
     constexpr std::string_view kFile("0\0007", 3);  // '7': contiguous, which is no different here
     constexpr char kFolder = '5';
     std::string path = without_dots(extension.path ? std::move(*extension.path) : header.path());
+    if (header.type() == kFolder) return;  // a size is a hint to the space that it needs: no blocks follow
     const int64_t num_bytes = extension.num_bytes ? *extension.num_bytes : header.num_bytes();
     const int64_t begin = static_cast<int64_t>(position_);
     const std::string_view bytes = content(num_bytes, shown(path));
-    if (header.type() == kFolder) return;
     if (path.ends_with('/') && bytes.empty()) return;  // a folder of tar before 1988
     if (header.type() == 'S') throw BadTar("it has a sparse file, whose holes are not stored; pack it without");
     if (kFile.find(header.type()) == std::string_view::npos) {

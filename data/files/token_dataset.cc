@@ -92,7 +92,8 @@ Batch TokenDataset::get(int64_t index, Random&) const {
 }
 
 Batch TokenDataset::get_batch(const at::Tensor& indices, std::span<Random>) const {
-  const at::ArrayRef<int64_t> index(indices.const_data_ptr<int64_t>(), static_cast<size_t>(indices.numel()));
+  const at::Tensor contiguous = indices.contiguous();
+  const at::ArrayRef<int64_t> index(contiguous.const_data_ptr<int64_t>(), static_cast<size_t>(contiguous.numel()));
   for (const int64_t i : index) TORCH_CHECK_INDEX(i >= 0 && i < size_, "sample ", i, " of ", size_);
   const at::ScalarType own = header_.token_bytes == 2 ? at::kUInt16 : at::kUInt32;
   const at::Tensor batch = at::empty({indices.numel(), length_}, keeps_width_ ? own : at::kLong);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/data/files/content_digest.h"
@@ -69,10 +70,14 @@ fs::path unpack_once(const fs::path& compressed, const fs::path& folder) {
   fs::path unpacked = folder / unpacked_name(compressed);
   if (fs::exists(unpacked)) return unpacked;
   make_folders(folder);
-  TemporaryFile file(unpacked);
-  std::vector<char> buffer(1 << 20);
-  while (const size_t num_bytes = decompressor.read(buffer)) file.writer().write(buffer.data(), num_bytes);
-  file.commit();
+  try {
+    TemporaryFile file(unpacked);
+    std::vector<char> buffer(1 << 20);
+    while (const size_t num_bytes = decompressor.read(buffer)) file.writer().write(buffer.data(), num_bytes);
+    file.commit();
+  } catch (const CheckpointError&) {
+    if (!fs::exists(unpacked)) throw;  // otherwise another process has been faster
+  }
   return unpacked;
 }
 

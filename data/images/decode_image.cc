@@ -17,10 +17,11 @@ namespace {
 
 using Bytes = std::span<const uint8_t>;
 
-// Huffman codes have at least one bit for each block of 8 x 8. Deflate makes at most 1,032 bytes of one, and a byte has
-// at most 8 pixels. Lossless WebP needs no byte at all for more pixels of one colour.
-constexpr int64_t kJpegPixelsPerByte = 64 * 8, kPngPixelsPerByte = 1032 * 8;
-constexpr int64_t kWebpPixelsPerByte = std::numeric_limits<int32_t>::max();
+// Huffman codes have at least one bit for each block of 8 x 8 samples, and there is a block for at most 128 pixels: two
+// components of 4 x 1 and 1 x 4 samples have 8 for 32 x 32 pixels. Deflate makes at most 1,032 bytes of one, and a byte
+// has at most 8 pixels. Arithmetic coding and lossless WebP need no byte at all for more pixels of one colour.
+constexpr int64_t kHuffmanPixelsPerByte = 128 * 8, kPngPixelsPerByte = 1032 * 8;
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
 bool has_at(Bytes bytes, size_t position, std::string_view text) {
   if (bytes.size() < position + text.size()) return false;
@@ -84,13 +85,13 @@ ImageHeader read_image_header(Bytes bytes, const std::string& name, int64_t max_
   ImageHeader header;
   if (has_at(bytes, 0, "\xff\xd8\xff")) {
     header = read_jpeg_header(bytes, name);
-    check_size(header, name, max_pixels, num_bytes, kJpegPixelsPerByte);
+    check_size(header, name, max_pixels, num_bytes, header.has_arithmetic_coding ? kUnlimited : kHuffmanPixelsPerByte);
   } else if (has_at(bytes, 0, "\x89PNG\r\n\x1a\n")) {
     header = read_png_header(bytes, name);
     check_size(header, name, max_pixels, num_bytes, kPngPixelsPerByte);
   } else if (has_at(bytes, 0, "RIFF") && has_at(bytes, 8, "WEBP")) {
     header = read_webp_header(bytes, name);
-    check_size(header, name, max_pixels, num_bytes, kWebpPixelsPerByte);
+    check_size(header, name, max_pixels, num_bytes, kUnlimited);
   } else if (bytes.empty()) {
     throw_image_error(name, "the file is empty");
   } else {

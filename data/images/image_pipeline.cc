@@ -66,11 +66,20 @@ class Pipeline {
   at::Tensor for_evaluation() const {
     const int64_t shorter = options_.resize.value_or(std::llround(static_cast<double>(options_.size) / 0.875));
     const auto [height, width] = size_with_shorter_side(header_.height, header_.width, shorter);
+    check_resized(height, width, shorter);
     const int64_t shrink = shrink_for(header_.height, header_.width, height, width);
     return crop_of(resize_image(decode(shrink), height, width), center_crop(height, width, options_.size));
   }
 
  private:
+  // A narrow picture becomes much larger when its shorter side does.
+  void check_resized(int64_t height, int64_t width, int64_t shorter) const {
+    if (width <= options_.max_pixels / height) return;
+    throw_image_error(name_, fmt::format("it has {} x {} pixels; with a shorter side of {} it would have {} x {}, more "
+                                         "than max_pixels, which is {}",
+                                         header_.width, header_.height, shorter, width, height, options_.max_pixels));
+  }
+
   int64_t shrink_for(int64_t height, int64_t width, int64_t asked_height, int64_t asked_width) const {
     const bool can_shrink = options_.allows_scaled_decoding && header_.format == ImageFormat::jpeg;
     return can_shrink ? largest_shrink(height, width, asked_height, asked_width) : 1;
@@ -117,7 +126,10 @@ void ImageOptions::describe(FieldVisitor& visit) {
   visit({.name = "allows_scaled_decoding",
          .help = "decode a JPEG at 1/2, 1/4 or 1/8 of its size if that is still as large as asked for"},
         &allows_scaled_decoding);
-  visit({.name = "max_pixels", .help = "a picture with more pixels is refused", .min = 1}, &max_pixels);
+  visit({.name = "max_pixels",
+         .help = "a picture that has more pixels, or would have after the resize of evaluation, is refused",
+         .min = 1},
+        &max_pixels);
 }
 
 void check_image_options(const ImageOptions& options) {

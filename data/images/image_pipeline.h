@@ -34,7 +34,8 @@ struct ImageOptions {
   // A JPEG at least twice as large as asked for is decoded at 1/2, 1/4 or 1/8 of the size of the file: this is faster,
   // and the pixels differ slightly.
   bool allows_scaled_decoding = false;
-  int64_t max_pixels = kDefaultMaxPixels;  // a larger picture is refused
+  // A picture with more is refused, in the file or after the resize of evaluation, which makes a narrow one large.
+  int64_t max_pixels = kDefaultMaxPixels;
   void describe(FieldVisitor& visit);
 };
 

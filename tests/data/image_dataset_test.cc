@@ -172,6 +172,29 @@ TEST(ImageDataset, APictureThatCannotBeReadIsNamed) {
   EXPECT_EQ(message(3), start + "': Is a directory");
 }
 
+TEST(ImageDataset, ANarrowPictureThatEvaluationWouldMakeTooLargeIsRefused) {
+  const TempDir folder;
+  write_png(folder.path() / "wide.png", 2, 3000);
+  write_png(folder.path() / "high.png", 3000, 2);
+  ImageOptions options{.size = 4, .resize = 4, .max_pixels = 24'000};
+  const auto dataset = [&] {
+    return ImageDataset({{folder.path() / "wide.png", 0}, {folder.path() / "high.png", 0}}, options);
+  };
+  EXPECT_EQ(image_of(dataset(), 0).sizes(), at::IntArrayRef({3, 4, 4}));
+  options.max_pixels = 23'999;
+  const std::string start = "cannot read the picture '" + folder.path().string();
+  for (const auto& [index, reason] : {std::pair{0,
+                                                "/wide.png': it has 3000 x 2 pixels; with a shorter side of 4 it would "
+                                                "have 6000 x 4, more than max_pixels, which is 23999"},
+                                      {1,
+                                       "/high.png': it has 2 x 3000 pixels; with a shorter side of 4 it would have "
+                                       "4 x 6000, more than max_pixels, which is 23999"}}) {
+    EXPECT_EQ(message_of<std::runtime_error>([&] { image_of(dataset(), index); }), start + reason);
+  }
+  options.augment = true;
+  EXPECT_EQ(image_of(dataset(), 0).sizes(), at::IntArrayRef({3, 4, 4}));
+}
+
 TEST(ImageDataset, OptionsThatCannotBeUsedAreRefused) {
   const auto message = [](const ImageOptions& options) {
     return message_of<UsageError>([&] { ImageDataset({}, options); });

@@ -1,4 +1,5 @@
 """Pictures as Pillow decodes and torchvision transforms them."""
+import base64
 import io
 import os
 import random
@@ -19,6 +20,9 @@ PROGRAM = "tests/data/images_program"
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 GRAY, RGB, PALETTE, GRAY_ALPHA, RGB_ALPHA = 0, 2, 3, 4, 6  # PNG's colour types
 CHANNELS = {GRAY: 1, RGB: 3, PALETTE: 1, GRAY_ALPHA: 2, RGB_ALPHA: 4}
+
+ARITHMETIC_JPEG = ("/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcpLDAxNDQ0"
+                   "Hyc5PTgyPC4zNDL/yQALCAgACAABAREA/8wABgAQEAX/2gAIAQEAAD8A0qSBTHX/2Q==")
 
 
 def photograph(height, width, channels=3):
@@ -253,10 +257,51 @@ class ImagesTest(unittest.TestCase):
                 self.assertIsInstance(message, str)
                 self.assertEqual(message, f"cannot read the picture 'picture': {reason}")
 
-    def test_bytes_that_belong_to_nothing_are_no_damage(self):
-        """Some cameras leave them between two segments; every reader accepts them."""
+    def test_bytes_that_belong_to_nothing_between_segments_are_no_damage(self):
+        """Some cameras leave them there; every reader accepts them."""
+        exif = Image.Exif()
+        exif[0x0112] = 6
         jpeg = encoded(photograph(40, 56), "JPEG")
-        self.expect_as_pillow({"extraneous": jpeg[:20] + b"\0\0\0" + jpeg[20:]}, tolerance=1, gray_tolerance=2)
+        frame = jpeg.index(b"\xff\xc0")
+        self.expect_as_pillow({
+            "before the tables": jpeg[:20] + b"\0\0\0" + jpeg[20:],
+            "stuffed": jpeg[:20] + b"\xff\0\x17\xff\xff\0" + jpeg[20:],
+            "twice": jpeg[:20] + b"abc" + jpeg[20:frame] + b"d" + jpeg[frame:],
+            "bytes that fill up": jpeg[:20] + b"\xff\xff" + jpeg[20:],
+        }, tolerance=1, gray_tolerance=2)
+        turned = encoded(photograph(40, 56), "JPEG", exif=exif)
+        self.expect_pixels({"before EXIF": turned[:20] + b"abc" + turned[20:]}, "rgb", 1,
+                           lambda _: np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(turned)))))
+
+    def test_bytes_that_belong_to_nothing_hide_no_damage(self):
+        jpeg = encoded(photograph(40, 56), "JPEG")
+        strays = jpeg[:20] + b"\0\0\0" + jpeg[20:]
+        for length, message in zip(range(0, len(strays), 97), self.run_jobs(
+                [("decode rgb 1", strays[:length]) for length in range(0, len(strays), 97)])):
+            with self.subTest(length=length):
+                self.assertIsInstance(message, str)
+        found, = self.run_jobs([("decode rgb 1", jpeg[:-2] + b"\x12" * 100 + jpeg[-2:])])
+        self.assertIn("extraneous bytes before marker 0xd9", found)
+
+    def test_changed_bytes_of_a_scan_that_leave_some_over_are_damage(self):
+        jpeg = encoded(photograph(40, 56), "JPEG")
+        scan = jpeg.index(b"\xff\xda") + 14
+        jobs = [("decode rgb 1", jpeg[:i] + bytes([jpeg[i] ^ 0x10]) + jpeg[i + 1:]) for i in range(scan, len(jpeg) - 2, 7)]
+        messages = [result for result in self.run_jobs(jobs) if isinstance(result, str)]
+        self.assertTrue(any("extraneous bytes before marker 0xd9" in message for message in messages), messages)
+
+    def test_jpeg_with_ratios_of_samples_that_have_no_name(self):
+        """The same blocks in another arrangement: four of brightness for one of each colour."""
+        jpeg = encoded(photograph(32, 32), "JPEG", subsampling=2)
+        factors = jpeg.index(b"\xff\xc0") + 11
+        self.assertEqual(jpeg[factors], 0x22)
+        self.expect_as_pillow({f"{across} x {down}": jpeg[:factors] + bytes([across << 4 | down]) + jpeg[factors + 1:]
+                               for across, down in [(1, 4), (4, 1)]}, tolerance=1, gray_tolerance=2)
+
+    def test_arithmetic_coding_needs_no_bytes_for_pixels_of_one_level(self):
+        """2048 x 2048 pixels of level 200, written by libjpeg-turbo, since Pillow writes Huffman codes only."""
+        picture = base64.b64decode(ARITHMETIC_JPEG)
+        self.expect_pixels({"arithmetic": picture}, "gray", 0, lambda _: np.full((2048, 2048), 200))
 
     def test_no_damage_crashes_a_decoder(self):
         chance = random.Random(1)

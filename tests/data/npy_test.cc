@@ -266,6 +266,36 @@ TEST_F(Npy, ADatasetJoinsTheArraysOfItsFiles) {
   EXPECT_NE(dataset->digest(), ArrayDataset::make({images})->digest());
 }
 
+TEST_F(Npy, ADatasetHandsOutEveryDtype) {
+  const at::Tensor indices = at::tensor({2, 0, 2}, at::kLong), numbers = at::tensor({1, 0, 3, 2, 5, 4}, at::kLong);
+  for (const std::string dtype :
+       {"|b1", "|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"}) {
+    const std::string data(static_cast<size_t>(6 * std::stoi(dtype.substr(2))), '\1');
+    const auto dataset = ArrayDataset::make({write("flat.npy", npy_of(dtype, "(3,)", data.substr(0, data.size() / 2))),
+                                             write("rows.npy", npy_of(dtype, "(3, 2)", data))});
+    for (const auto& [name, array] : dataset->samples()) {
+      array.copy_(numbers.narrow(0, 0, array.numel()).view(array.sizes()));  // never reaches the file
+      const at::Tensor found = dataset->get_batch(indices, {})[name];
+      EXPECT_EQ(found.scalar_type(), array.scalar_type());
+      const at::Tensor expected = array.to(at::kComplexDouble).index_select(0, indices);
+      EXPECT_TRUE(found.to(at::kComplexDouble).equal(expected)) << dtype << " " << name;
+    }
+  }
+}
+
+TEST_F(Npy, ADatasetHandsOutEveryDtypeOfSafetensors) {
+  NamedTensors tensors;
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kUInt16, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2}) {
+    tensors.emplace_back(c10::toString(dtype), at::tensor({1., 2., 4.}).to(dtype));
+  }
+  const auto file = folder_.path() / "a.safetensors";
+  write_safetensors(file, tensors);
+  for (const auto& [name, found] : ArrayDataset::make({file})->get_batch(at::tensor({2, 0}, at::kLong), {})) {
+    EXPECT_EQ(name, c10::toString(found.scalar_type()));
+    EXPECT_TRUE(found.to(at::kDouble).equal(at::tensor({4., 1.}, at::kDouble))) << name;
+  }
+}
+
 TEST_F(Npy, ADatasetRefusesArraysThatDoNotFitTogether) {
   const auto three = write("three.npy", npy_of("|u1", "(3,)", "abc"));
   const auto four = write("four.npy", npy_of("|u1", "(4,)", "abcd"));

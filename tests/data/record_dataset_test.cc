@@ -36,6 +36,8 @@ TEST_F(Records, FieldsFollowEachOtherInEachOfSeveralFiles) {
   EXPECT_TRUE(batch["label"].equal(at::tensor({3, 1, 2}, at::kByte)));
   EXPECT_TRUE(batch["image"][0].equal(at::tensor({'i', 'j', 'k', 'l'}, at::kByte).view({2, 2})));
   EXPECT_TRUE(batch["id"].equal(at::tensor({0x130, 0x10, 0x20}, at::kShort)));
+  const at::Tensor strided = at::tensor({2, 1, 0, 1}, at::kLong).view({2, 2}).select(1, 0);
+  EXPECT_TRUE(dataset->get_batch(strided, {})["label"].equal(at::tensor({3, 1}, at::kByte)));
   Random random(0);
   EXPECT_EQ(dataset->get(1, random)["image"].sum().item<int64_t>(), 'e' + 'f' + 'g' + 'h');
   EXPECT_EQ(dataset->get(1, random)["label"].dim(), 0);

@@ -9,8 +9,11 @@
 #include <zlib.h>
 
 #include <fstream>
+#include <future>
+#include <latch>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/data/files/tar_index.h"
@@ -74,6 +77,17 @@ TEST(TarIndex, FindsTheFilesAndTheirBytes) {
   EXPECT_EQ(entries[1].begin, 4 * 512);
   EXPECT_EQ(entries[2].num_bytes, 0);
   EXPECT_TRUE(read_tar_index(kEnd, "a.tar").empty());
+}
+
+TEST(TarIndex, AFolderHasNoBlocksWhateverItsSizeIs) {
+  EXPECT_THAT(paths(entry("a", "", '5', 4096) + entry("a/1.txt", "one") + kEnd), ElementsAre("a/1.txt"));
+  EXPECT_THAT(paths(entry("pax", "13 size=4096\n", 'x') + entry("a", "", '5') + entry("a/1.txt", "one") + kEnd),
+              ElementsAre("a/1.txt"));
+}
+
+TEST(TarIndex, ALongTargetOfALinkIsPassedOverAndTheLinkRefused) {
+  EXPECT_EQ(refusal(entry("././@LongLink", std::string(200, 't') + '\0', 'K') + entry("a", "", '2') + kEnd),
+            "its entry 'a' is no file but of type '2' (1 and 2 are links); pack it with --dereference");
 }
 
 TEST(TarIndex, ReadsLongPathsAndLargeSizes) {
@@ -143,6 +157,14 @@ class TarDatasetTest : public ::testing::Test {
     return file;
   }
 
+  std::filesystem::path write_gz(const std::string& name, const std::string& bytes) const {
+    const auto file = folder_.path() / name;
+    gzFile gz = ::gzopen(file.c_str(), "wb");
+    ::gzwrite(gz, bytes.data(), static_cast<unsigned>(bytes.size()));
+    ::gzclose(gz);
+    return file;
+  }
+
   testing::TempDir folder_;
   Random random_{0};
 };
@@ -180,11 +202,8 @@ TEST_F(TarDatasetTest, TheUsersDecoderMakesTheSamples) {
 }
 
 TEST_F(TarDatasetTest, ACompressedShardIsUnpackedOnce) {
-  const auto file = folder_.path() / "a.tar.gz", cache = folder_.path() / "cache";
   const std::string bytes = shard(3);
-  gzFile gz = ::gzopen(file.c_str(), "wb");
-  ::gzwrite(gz, bytes.data(), static_cast<unsigned>(bytes.size()));
-  ::gzclose(gz);
+  const auto file = write_gz("a.tar.gz", bytes), cache = folder_.path() / "cache";
   const auto dataset = TarDataset::make({file}, undecoded, {.cache = cache});
   EXPECT_EQ(dataset->get(0, random_)["cls"].item<int64_t>(), 3);
   const auto unpacked = std::filesystem::directory_iterator(cache)->path();
@@ -202,6 +221,22 @@ TEST_F(TarDatasetTest, ACompressedShardIsUnpackedOnce) {
             "'" + file.string() +
                 "' is not named .tar, so it must be a compressed archive; give `cache`, a folder into which it is "
                 "unpacked once, or unpack it yourself");
+}
+
+TEST_F(TarDatasetTest, SeveralMayUnpackAShardAtOnce) {
+  std::string bytes;
+  for (int i = 0; i < 100; ++i) bytes += entry(fmt::format("{}.bin", i), std::string(100'000, static_cast<char>(i)));
+  const auto file = write_gz("a.tar.gz", bytes + kEnd), cache = folder_.path() / "cache";
+  std::latch start(4);
+  std::vector<std::future<int64_t>> sizes;
+  for (int i = 0; i < 4; ++i) {
+    sizes.push_back(std::async(std::launch::async, [&] {
+      start.arrive_and_wait();
+      return TarDataset::make({file}, undecoded, {.cache = cache})->size();
+    }));
+  }
+  for (auto& size : sizes) EXPECT_EQ(size.get(), 100);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(cache), {}), 1);
 }
 
 TEST_F(TarDatasetTest, ErrorsNameTheShardAndTheSample) {

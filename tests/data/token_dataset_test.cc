@@ -71,6 +71,8 @@ TEST_F(TokenFile, WindowsBeginEveryStride) {
     EXPECT_EQ(batch.scalar_type(), keeps_width ? at::kUInt32 : at::kLong);
     const at::Tensor expected = at::arange(0, dataset.size(), 1999, at::kLong).unsqueeze(1).mul(5).add(at::arange(8));
     EXPECT_TRUE(batch.to(at::kLong).equal(expected));
+    const at::Tensor strided = at::arange(6, at::kLong).view({3, 2}).select(1, 0);
+    EXPECT_TRUE(dataset.get_batch(strided, {})["tokens"].equal(dataset.get_batch(strided.clone(), {})["tokens"]));
     Random random(0);
     EXPECT_TRUE(dataset.get(3, random)["tokens"].to(at::kLong).equal(at::arange(15, 23)));
   }
