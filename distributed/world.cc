@@ -26,24 +26,23 @@ void ignore_broken_pipes() {
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
-// c10d's recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
-// its lock: threads that each begin with their own group (which has a thread on the CPU) break its map. Still so in
-// torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
-void turn_flight_recorder_off() {
-  static const int done = ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
-  static_cast<void>(done);
+// Sets, unless the user has set it, what c10d reads from the environment:
+// - Its recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
+//   its lock: threads that each begin with their own group (which has a thread on the CPU) break its map. Still so in
+//   torch 2.11 (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
+// - NCCL's watchdog cleans up after an error and leaves the report to the process (2); it neither writes dumps nor ends
+//   a process whose watchdog seems to hang.
+bool set_environment_of_c10d() {
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
+  ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
+  return true;
 }
 
-// NCCL's watchdog in c10d cleans up after an error and leaves the report to the process (2); it neither writes dumps
-// nor ends a process whose watchdog seems to hang.
-void leave_errors_of_nccl_to_us() {
-  static const int done = [] {
-    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
-    ::setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0", /*overwrite=*/0);
-    return ::setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-  }();
-  static_cast<void>(done);
-}
+// Before main(), because setenv() moves the array that getenv() of another thread may be reading, and oneDNN calls
+// getenv() when ATen first sets the number of threads: ranks that are threads would crash.
+[[maybe_unused]] const bool environment_is_set = set_environment_of_c10d();
 
 }  // namespace
 
@@ -84,8 +83,6 @@ World::World(const Stores& stores, int64_t rank, int64_t world_size, std::option
              NetworkInterface network, const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
-  turn_flight_recorder_off();
-  leave_errors_of_nccl_to_us();
   parts_->heartbeat = std::make_shared<Heartbeat>(stores.for_heartbeat, rank, store_rank,
                                                   to_milliseconds(options.heartbeat_interval_s));
   parts_->ranks.resize(static_cast<size_t>(world_size));
