@@ -97,29 +97,6 @@ void write_records(PyTorchStreamWriter& archive, const std::string& pickle, cons
     const at::Tensor data = storages.tensors()[i].detach().cpu().contiguous();
     archive.writeRecord(fmt::format("data/{}", i), data.const_data_ptr(), data.nbytes());
   }
-  archive.writeEndOfFile();
-}
-
-FileDigest write_archive(const fs::path& path, const std::string& pickle, const Storages& storages) {
-  TemporaryFile file(path);
-  // A write error must not propagate through the archive's C code. After an error all further bytes are dropped but
-  // reported as written: an archive that sees a failure throws from its destructor.
-  std::exception_ptr error;
-  PyTorchStreamWriter archive([&](const void* data, size_t num_bytes) {
-    try {
-      if (error == nullptr) file.writer().write(data, num_bytes);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    return num_bytes;
-  });
-  try {
-    write_records(archive, pickle, storages);
-  } catch (const c10::Error& archive_error) {
-    if (error == nullptr) fail(path, archive_error.what_without_backtrace());
-  }
-  if (error != nullptr) std::rethrow_exception(error);
-  return file.commit();
 }
 
 void write_dict(PickleWriter& pickle, Storages& storages, const NamedTensors& tensors) {
@@ -287,7 +264,7 @@ FileDigest write_torch_file(const fs::path& path, const NamedTensors& state_dict
   PickleWriter pickle;
   Storages storages(path);
   write_dict(pickle, storages, state_dict);
-  return write_archive(path, pickle.finish(), storages);
+  return write_archive(path, [&](PyTorchStreamWriter& archive) { write_records(archive, pickle.finish(), storages); });
 }
 
 NamedTensors read_torch_file(const fs::path& path) {
@@ -321,7 +298,7 @@ FileDigest write_lightning_checkpoint(const fs::path& path, const LightningCheck
                       {"lr_schedulers", empty_list},
                       {"hparams_name", [&] { pickle.text("kwargs"); }},
                       {"hyper_parameters", [&] { write_dict(pickle, hyper_parameters); }}});
-  return write_archive(path, pickle.finish(), storages);
+  return write_archive(path, [&](PyTorchStreamWriter& archive) { write_records(archive, pickle.finish(), storages); });
 }
 
 }  // namespace fulgur

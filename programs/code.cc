@@ -1,0 +1,709 @@
+#include "fulgur/programs/code.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fnmatch.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "fulgur/base/autocast.h"
+#include "fulgur/base/error.h"
+#include "fulgur/nn/activation_checkpoint.h"
+#include "fulgur/programs/size_arithmetic.h"
+
+namespace fulgur::program {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+// ---- Arguments: where the values of a call come from ----
+
+at::Tensor to_tensor(const at::Scalar& number) {  // as Python passes a number where an operator takes a tensor
+  at::Tensor tensor = c10::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+// A list of values as the element type of a schema asks for it.
+template <class Items>
+IValue to_list(const Items& items, const c10::TypePtr& element) {
+  const auto fill = [&](auto list, const auto& convert) {
+    list.reserve(items.size());
+    for (const IValue& item : items) list.push_back(convert(item));
+    return IValue(std::move(list));
+  };
+  switch (element->kind()) {
+    case c10::TypeKind::TensorType:
+      return fill(c10::List<at::Tensor>(), [](const IValue& item) { return item.toTensor(); });
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return fill(c10::List<int64_t>(), [](const IValue& item) { return item.toInt(); });
+    case c10::TypeKind::FloatType:
+      return fill(c10::List<double>(), [](const IValue& item) { return item.toScalar().toDouble(); });
+    case c10::TypeKind::BoolType:
+      return fill(c10::List<bool>(), [](const IValue& item) { return item.toBool(); });
+    case c10::TypeKind::StringType:
+      return fill(c10::List<std::string>(), [](const IValue& item) { return item.toStringRef(); });
+    case c10::TypeKind::NumberType:
+      return fill(c10::List<at::Scalar>(), [](const IValue& item) { return item.toScalar(); });
+    case c10::TypeKind::OptionalType:
+      return fill(c10::List<std::optional<at::Tensor>>(),
+                  [](const IValue& item) { return item.toOptional<at::Tensor>(); });
+    default:
+      throw CheckpointError(fmt::format("lists of {} are not supported", element->str()));
+  }
+}
+
+// A value as the type of a schema asks for it.
+IValue convert(IValue value, const c10::TypePtr& type) {
+  switch (type->kind()) {
+    case c10::TypeKind::TensorType:
+      if (value.isScalar()) return to_tensor(value.toScalar());
+      return value;
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      if (value.isInt()) return static_cast<double>(value.toInt());
+      return value;
+    default:
+      return value;
+  }
+}
+
+// Where one argument of a call comes from: a constant, a value, or a list of both.
+class Source {
+ public:
+  explicit Source(IValue constant) : constant_(std::move(constant)) {}
+  Source(size_t slot, c10::TypePtr type) : slot_(slot), type_(std::move(type)) {}
+  Source(std::vector<Source> items, c10::TypePtr element) : items_(std::move(items)), type_(std::move(element)) {}
+
+  static constexpr size_t kNoSlot = static_cast<size_t>(-1);
+
+  IValue load(std::vector<IValue>& slots) const {
+    if (!items_.empty()) {
+      std::vector<IValue> items;
+      items.reserve(items_.size());
+      for (const Source& item : items_) items.push_back(item.load(slots));
+      return to_list(items, type_);
+    }
+    if (slot_ == kNoSlot) return constant_;
+    IValue value = is_last_use_ ? std::move(slots[slot_]) : slots[slot_];
+    return type_ ? convert(std::move(value), type_) : value;
+  }
+
+  // Calls visit(source) for each value among the argument, from the last one on.
+  template <class Visit>
+  void for_each_value(const Visit& visit) {
+    for (auto item = items_.rbegin(); item != items_.rend(); ++item) item->for_each_value(visit);
+    if (slot_ != kNoSlot) visit(*this);
+  }
+  size_t slot() const { return slot_; }
+  void set_last_use() { is_last_use_ = true; }
+
+ private:
+  IValue constant_{};
+  size_t slot_ = kNoSlot;
+  bool is_last_use_ = false;
+  std::vector<Source> items_{};
+  c10::TypePtr type_{};  // of the value, or of the list's elements; null: taken as it is
+};
+
+// ---- Calls ----
+
+// Takes its arguments from the end of the stack and leaves its results there.
+using Call = std::function<void(Stack&)>;
+
+struct Instruction {
+  std::vector<Source> arguments{};
+  Call call{};
+  std::vector<std::vector<size_t>> results{};  // per result the slots that it fills: several for a list, none if unused
+  std::vector<bool> is_list{};                 // per result
+  std::vector<size_t> unused{};                // slots that nothing reads
+  std::string place{};                         // for error messages
+};
+
+// ---- The modes of dropout and batch norm ----
+
+// Whether an argument of an operator of ATen says that the model is training.
+bool is_training_flag(const c10::Argument& argument) {
+  return argument.type()->kind() == c10::TypeKind::BoolType &&
+         (argument.name() == "train" || argument.name() == "training" || argument.name() == "use_input_stats");
+}
+
+const std::string kCounter = "num_batches_tracked";
+
+// ---- torch.cond ----
+
+// Passes `output` on. The other tensors get a gradient of zeros, which is what torch.cond of Python gives the operands
+// that only the other branch uses; without it they would have none, and an optimizer would leave them alone.
+class ZeroGradients : public torch::autograd::Function<ZeroGradients> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
+                            at::TensorList others) {
+    context->save_for_backward(others.vec());
+    return output;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    torch::autograd::variable_list all{gradients.front()};
+    for (const at::Tensor& other : context->get_saved_variables()) all.push_back(at::zeros_like(other));
+    return all;
+  }
+};
+
+// One branch of a cond.
+struct Branch {
+  std::shared_ptr<const Code> code;
+  std::vector<size_t> unused;  // operands that it does not use
+
+  std::vector<IValue> run(std::vector<IValue> operands) const {
+    std::vector<at::Tensor> others;
+    for (const size_t i : unused) {
+      if (operands[i].isTensor() && operands[i].toTensor().requires_grad()) others.push_back(operands[i].toTensor());
+    }
+    std::vector<IValue> results = code->run(std::move(operands));
+    const auto has_gradient = [](const IValue& result) {
+      return result.isTensor() && result.toTensor().is_floating_point();
+    };
+    const auto result = std::ranges::find_if(results, has_gradient);
+    if (result == results.end() || others.empty() || !c10::GradMode::is_enabled()) return results;
+    *result = ZeroGradients::apply(result->toTensor(), at::TensorList(others));
+    return results;
+  }
+};
+
+}  // namespace
+
+struct Code::Parts {
+  size_t num_slots = 0;
+  std::vector<size_t> input_slots;  // kNoSlot for an input that is a constant
+  std::vector<Instruction> instructions;
+  std::vector<Source> outputs;
+};
+
+namespace {
+
+class Compiler {
+ public:
+  Compiler(const Graph& graph, const CodeOptions& options, std::vector<std::string> buffers)
+      : graph_(graph), options_(options), buffers_(graph.values.size()) {
+    for (size_t i = 0; i < graph.inputs.size() && i < buffers.size(); ++i) {
+      if (const ValueRef* value = graph.inputs[i].value()) buffers_[value->index] = std::move(buffers[i]);
+    }
+  }
+
+  Code::Parts compile() {
+    parts_.num_slots = graph_.values.size();
+    for (const Argument& input : graph_.inputs) {
+      parts_.input_slots.push_back(input.value() == nullptr ? Source::kNoSlot : input.value()->index);
+    }
+    for (size_t i = 0; i < graph_.nodes.size();) i = add_from(i);
+    for (const Argument& output : graph_.outputs) parts_.outputs.push_back(source(output, nullptr, {}));
+    mark_last_uses();
+    return std::move(parts_);
+  }
+
+ private:
+  // Adds the instruction of the node at `i`, or of the region that begins there; returns where to go on.
+  size_t add_from(size_t i) {
+    if (const std::string call = region_of(graph_.nodes[i]); !call.empty()) {
+      size_t end = i + 1;
+      while (end < graph_.nodes.size() && region_of(graph_.nodes[end]) == call) ++end;
+      add_region(i, end);
+      return end;
+    }
+    add(graph_.nodes[i]);
+    return i + 1;
+  }
+
+  void add(const Node& node) {
+    if (node.target == "torch.ops.aten._assert_tensor_metadata.default")
+      return;                          // of the exported precision and device
+    if (counts_batches(node)) return;  // batch norm counts, if it is training
+    Instruction instruction{.place = place(node)};
+    try {
+      if (const StackFunction function = find_size_arithmetic(node.target)) {
+        for (const NamedArgument& named : node.arguments) {
+          instruction.arguments.push_back(source(named.argument, nullptr, {}));
+        }
+        instruction.call = function;
+      } else if (node.target.starts_with(kHigherOrder)) {
+        compile_higher_order(node, instruction);
+      } else {
+        compile_operator(node, instruction);
+      }
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(fmt::format("{}: {}: {}", options_.file, instruction.place, error.what()));
+    }
+    set_results(node.outputs, instruction);
+    parts_.instructions.push_back(std::move(instruction));
+  }
+
+  static constexpr std::string_view kOperator = "torch.ops.", kHigherOrder = "torch.ops.higher_order.";
+
+  static std::string place(const Node& node) {
+    const std::string module = node.modules.empty() ? "" : fmt::format(" in module '{}'", node.modules.back().path);
+    return fmt::format("node '{}' ({}){}", node.name, node.target, module);
+  }
+
+  // "torch.ops.aten.add.Tensor" -> aten::add.Tensor
+  static c10::OperatorHandle find_operator(const std::string& target) {
+    const size_t space = kOperator.size(), name = target.find('.', space), overload = target.rfind('.');
+    if (!target.starts_with(kOperator) || name == target.npos || overload <= name) {
+      throw CheckpointError("this function of Python is not supported");
+    }
+    const std::string suffix = target.substr(overload + 1);
+    const c10::OperatorName full(
+        target.substr(space, name - space) + "::" + target.substr(name + 1, overload - name - 1),
+        suffix == "default" ? "" : suffix);
+    const auto handle = c10::Dispatcher::singleton().findSchema(full);
+    if (!handle) {
+      throw CheckpointError(
+          fmt::format("there is no operator {}; if it is a custom one, link or load the library that registers it",
+                      toString(full)));
+    }
+    return *handle;
+  }
+
+  void compile_operator(const Node& node, Instruction& instruction) {
+    const c10::OperatorHandle handle = find_operator(node.target);
+    const std::vector<c10::Argument>& schema = handle.schema().arguments();
+    std::map<std::string, const Argument*> given;
+    for (const NamedArgument& named : node.arguments) {
+      if (!given.emplace(named.name, &named.argument).second) {
+        throw CheckpointError(fmt::format("argument '{}' is given twice", named.name));
+      }
+    }
+    const bool makes_tensor = makes_from_nothing(schema);
+    for (const c10::Argument& argument : schema) {
+      const auto found = given.find(argument.name());
+      if (found == given.end()) {
+        if (!argument.default_value()) {
+          throw CheckpointError(fmt::format("argument '{}' is missing", argument.name()));
+        }
+        instruction.arguments.emplace_back(*argument.default_value());
+        continue;
+      }
+      const at::ScalarType* dtype = std::get_if<at::ScalarType>(&found->second->what);
+      const bool follows = makes_tensor && dtype != nullptr && *dtype == options_.exported_dtype;
+      instruction.arguments.push_back(follows ? Source(IValue(options_.dtype))
+                                              : source(*found->second, argument.type(), argument.N()));
+      given.erase(found);
+    }
+    if (!given.empty()) throw CheckpointError(fmt::format("the operator has no argument '{}'", given.begin()->first));
+    instruction.call = [handle](Stack& stack) { handle.callBoxed(stack); };
+    if (handle.schema().name().starts_with("aten::")) follow_mode(node, schema, instruction);
+  }
+
+  static bool makes_from_nothing(const std::vector<c10::Argument>& schema) {
+    return std::ranges::none_of(schema, [](const c10::Argument& argument) {
+      return argument.type()->str().find("Tensor") != std::string::npos;
+    });
+  }
+
+  // Lets flags of training follow the mode of the module that the operator belongs to.
+  void follow_mode(const Node& node, const std::vector<c10::Argument>& schema, Instruction& instruction) const {
+    if (!options_.submodule) return;
+    const torch::nn::Module* module = options_.submodule(node.modules.empty() ? "" : node.modules.back().path);
+    if (module == nullptr) return;
+    for (size_t i = 0; i < schema.size(); ++i) {
+      const size_t from_end = schema.size() - i;
+      if (is_training_flag(schema[i]) && !lacks_statistics(node)) {
+        instruction.call = [module, from_end, call = std::move(instruction.call)](Stack& stack) {
+          stack[stack.size() - from_end] = module->is_training();
+          call(stack);
+        };
+      } else if (schema[i].name() == "dropout_p") {  // of attention: a probability, without a flag
+        instruction.call = [module, from_end, call = std::move(instruction.call)](Stack& stack) {
+          if (!module->is_training()) stack[stack.size() - from_end] = 0.0;
+          call(stack);
+        };
+      }
+    }
+    count_batches(node, *module, instruction);
+  }
+
+  static const Argument* find(const Node& node, std::string_view name) {
+    const auto found = std::ranges::find(node.arguments, name, &NamedArgument::name);
+    return found == node.arguments.end() ? nullptr : &found->argument;
+  }
+
+  // A batch or instance norm without running statistics takes those of the batch in either mode.
+  static bool lacks_statistics(const Node& node) {
+    if (!node.target.starts_with("torch.ops.aten.batch_norm.") &&
+        !node.target.starts_with("torch.ops.aten.instance_norm.")) {
+      return false;
+    }
+    const Argument* mean = find(node, "running_mean");
+    return mean == nullptr || mean->value() == nullptr;
+  }
+
+  // Whether the node does nothing but count the batches of a batch norm, which Python does outside of the operator and
+  // only in training mode.
+  bool counts_batches(const Node& node) const {
+    if (!options_.submodule || node.target != "torch.ops.aten.add_.Tensor") return false;
+    const Argument* self = find(node, "self");
+    return self != nullptr && self->value() != nullptr && buffers_[self->value()->index].ends_with(kCounter) &&
+           node.outputs.size() == 1 && node.outputs[0].value() != nullptr &&
+           !is_used(graph_, node.outputs[0].value()->index, 0);
+  }
+
+  // Counts a batch in training mode, where the graph has a counter beside the running mean.
+  void count_batches(const Node& node, const torch::nn::Module& module, Instruction& instruction) const {
+    const Argument* mean = find(node, "running_mean");
+    if (!node.target.starts_with("torch.ops.aten.batch_norm.") || mean == nullptr || mean->value() == nullptr) return;
+    constexpr std::string_view kMean = "running_mean";
+    const std::string& name = buffers_[mean->value()->index];
+    if (!name.ends_with(kMean)) return;
+    const auto counter = std::ranges::find(buffers_, name.substr(0, name.size() - kMean.size()) + kCounter);
+    if (counter == buffers_.end()) return;
+    // The counter travels as one more argument, at the front.
+    instruction.arguments.insert(instruction.arguments.begin(),
+                                 Source(static_cast<size_t>(counter - buffers_.begin()), nullptr));
+    instruction.call = [&module, num_arguments = instruction.arguments.size(),
+                        call = std::move(instruction.call)](Stack& stack) {
+      const auto front = stack.end() - static_cast<ptrdiff_t>(num_arguments);
+      if (module.is_training()) front->toTensor().add_(1);
+      stack.erase(front);
+      call(stack);
+    };
+  }
+
+  // Whether a result of the graph, or one of its nodes from `begin` on, takes the value.
+  static bool is_used(const Graph& graph, size_t value, size_t begin) {
+    const auto reads = [value](const Argument& argument) { return mentions(argument, value); };
+    return std::ranges::any_of(graph.outputs, reads) ||
+           std::any_of(graph.nodes.begin() + static_cast<ptrdiff_t>(begin), graph.nodes.end(), [&](const Node& node) {
+             return std::ranges::any_of(node.arguments, reads, &NamedArgument::argument);
+           });
+  }
+
+  static bool mentions(const Argument& argument, size_t value) {
+    if (const ValueRef* found = argument.value()) return found->index == value;
+    const auto* items = std::get_if<ArgumentList>(&argument.what);
+    return items != nullptr && std::ranges::any_of(*items, [&](const Argument& item) { return mentions(item, value); });
+  }
+
+  // ---- Operators that call graphs ----
+
+  void compile_higher_order(const Node& node, Instruction& instruction) {
+    const std::string_view name = std::string_view(node.target).substr(kHigherOrder.size());
+    if (name == "wrap_with_set_grad_enabled") {
+      const auto code = graph_of(node, 1, operands(node, 2));
+      load_operands(node, 2, instruction);
+      instruction.call = [code, is_enabled = constant<bool>(node, 0)](Stack& stack) {
+        const c10::AutoGradMode mode(is_enabled);
+        call_code(*code, stack);
+      };
+    } else if (name == "wrap_with_autocast") {
+      const auto code = graph_of(node, 4, operands(node, 5));
+      load_operands(node, 5, instruction);
+      instruction.call = [code, mode = autocast_of(node)](Stack& stack) {
+        const ScopedAutocast scope(mode);
+        call_code(*code, stack);
+      };
+    } else if (name == "cond") {
+      const auto list = std::get_if<ArgumentList>(&argument(node, 3).what);
+      if (list == nullptr) throw CheckpointError("its operands are no list");
+      const Branch if_true = branch_of(node, 1, *list), if_false = branch_of(node, 2, *list);
+      for (const Argument& operand : *list) instruction.arguments.push_back(source(operand, nullptr, {}));
+      instruction.arguments.push_back(source(argument(node, 0), nullptr, {}));
+      instruction.call = [if_true, if_false](Stack& stack) {
+        const IValue condition = torch::jit::pop(stack);
+        const bool is_true = condition.isTensor() ? condition.toTensor().item<bool>() : condition.toBool();
+        stack = (is_true ? if_true : if_false).run(std::exchange(stack, {}));
+      };
+    } else {
+      throw CheckpointError("of the higher-order operators, cond, no_grad and autocast are supported");
+    }
+  }
+
+  static const Argument& argument(const Node& node, size_t index) {
+    if (index >= node.arguments.size()) throw CheckpointError(fmt::format("argument {} is missing", index));
+    return node.arguments[index].argument;
+  }
+
+  template <class T>
+  static T constant(const Node& node, size_t index) {
+    const IValue* value = std::get_if<IValue>(&argument(node, index).what);
+    if constexpr (std::is_same_v<T, bool>) {
+      if (value != nullptr && value->isBool()) return value->toBool();
+    } else {
+      if (value != nullptr && value->isString()) return value->toStringRef();
+    }
+    throw CheckpointError(fmt::format("argument {} is not what it should be", index));
+  }
+
+  static ArgumentList operands(const Node& node, size_t first) {
+    ArgumentList list;
+    for (size_t i = first; i < node.arguments.size(); ++i) list.push_back(node.arguments[i].argument);
+    return list;
+  }
+
+  void load_operands(const Node& node, size_t first, Instruction& instruction) const {
+    for (const Argument& operand : operands(node, first)) {
+      instruction.arguments.push_back(source(operand, nullptr, {}));
+    }
+  }
+
+  std::shared_ptr<const Code> graph_of(const Node& node, size_t index, const ArgumentList& given) const {
+    const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&argument(node, index).what);
+    if (graph == nullptr) throw CheckpointError(fmt::format("argument {} is no graph", index));
+    if ((*graph)->inputs.size() != given.size()) throw CheckpointError("its graph has another number of inputs");
+    return std::make_shared<const Code>(**graph, options_, buffers_of(given));
+  }
+
+  Branch branch_of(const Node& node, size_t index, const ArgumentList& given) const {
+    Branch branch{.code = graph_of(node, index, given), .unused = {}};
+    const Graph& graph = *std::get<std::shared_ptr<const Graph>>(argument(node, index).what);
+    for (size_t i = 0; i < graph.inputs.size(); ++i) {
+      const ValueRef* value = graph.inputs[i].value();
+      if (value != nullptr && !is_used(graph, value->index, 0)) branch.unused.push_back(i);
+    }
+    return branch;
+  }
+
+  std::vector<std::string> buffers_of(const ArgumentList& arguments) const {
+    std::vector<std::string> names;
+    for (const Argument& argument : arguments) {
+      names.push_back(argument.value() == nullptr ? "" : buffers_[argument.value()->index]);
+    }
+    return names;
+  }
+
+  static void call_code(const Code& code, Stack& stack) {
+    std::vector<IValue> results = code.run(std::exchange(stack, {}));
+    stack = std::move(results);
+  }
+
+  // Autocast of the exporting device becomes that of the device where the program runs.
+  AutocastState autocast_of(const Node& node) const {
+    const c10::DeviceType device = options_.device.type();
+    const at::ScalarType* dtype = std::get_if<at::ScalarType>(&argument(node, 1).what);
+    return {.device_type = device,
+            .enabled = constant<bool>(node, 2),
+            .dtype = dtype == nullptr ? at::autocast::get_autocast_dtype(device) : *dtype};
+  }
+
+  // ---- Regions whose activations are computed again ----
+
+  // The outermost call of a module that the glob matches; empty if the node is in none.
+  std::string region_of(const Node& node) const {
+    if (options_.checkpoint.empty()) return "";
+    const auto found = std::ranges::find_if(node.modules, [&](const ModuleCall& module) {
+      return ::fnmatch(options_.checkpoint.c_str(), module.path.c_str(), 0) == 0;
+    });
+    return found == node.modules.end() ? "" : found->call;
+  }
+
+  void add_region(size_t begin, size_t end) {
+    Graph region{.values = graph_.values, .inputs = {}, .outputs = {}, .nodes = {}};
+    std::set<size_t> defined, used;
+    for (size_t i = begin; i < end; ++i) {
+      region.nodes.push_back(graph_.nodes[i]);
+      for (const NamedArgument& named : graph_.nodes[i].arguments) {
+        for_each_value(named.argument, [&](size_t value) {
+          if (!defined.contains(value)) used.insert(value);
+        });
+      }
+      for (const Argument& output : graph_.nodes[i].outputs) {
+        for_each_value(output, [&](size_t value) { defined.insert(value); });
+      }
+    }
+    for (const size_t value : counters_beside(used)) used.insert(value);
+    for (const size_t value : used) region.inputs.push_back({ValueRef{value}});
+    for (const size_t value : defined) {
+      if (is_used(graph_, value, end)) region.outputs.push_back({ValueRef{value}});
+    }
+    CodeOptions options = options_;
+    options.checkpoint.clear();
+    Instruction instruction{.place = place(graph_.nodes[begin])};
+    for (const Argument& input : region.inputs) instruction.arguments.push_back(source(input, nullptr, {}));
+    instruction.call = [code = std::make_shared<const Code>(region, options, buffers_of(region.inputs))](Stack& stack) {
+      stack = run_again_in_backward(code, std::exchange(stack, {}));
+    };
+    set_results(region.outputs, instruction);
+    parts_.instructions.push_back(std::move(instruction));
+  }
+
+  // The counters of batch norms whose running means are among the values.
+  std::vector<size_t> counters_beside(const std::set<size_t>& values) const {
+    constexpr std::string_view kMean = "running_mean";
+    std::vector<size_t> counters;
+    for (const size_t value : values) {
+      const std::string& name = buffers_[value];
+      if (!name.ends_with(kMean)) continue;
+      const auto found = std::ranges::find(buffers_, name.substr(0, name.size() - kMean.size()) + kCounter);
+      if (found != buffers_.end()) counters.push_back(static_cast<size_t>(found - buffers_.begin()));
+    }
+    return counters;
+  }
+
+  // Tensors are the inputs that checkpoint() keeps; sizes are captured.
+  static std::vector<IValue> run_again_in_backward(const std::shared_ptr<const Code>& code,
+                                                   std::vector<IValue> inputs) {
+    std::vector<at::Tensor> tensors;
+    for (IValue& input : inputs) {
+      if (!input.isTensor()) continue;
+      tensors.push_back(input.toTensor());
+      input = IValue();
+    }
+    const auto run = [code, others = std::move(inputs)](const std::vector<at::Tensor>& given) {
+      std::vector<IValue> all = others;
+      size_t next = 0;
+      for (IValue& input : all) {
+        if (input.isNone()) input = given[next++];
+      }
+      return code->run(std::move(all));
+    };
+    return checkpoint(run, std::move(tensors));
+  }
+
+  template <class Visit>
+  static void for_each_value(const Argument& argument, const Visit& visit) {
+    if (const ValueRef* value = argument.value()) visit(value->index);
+    if (const auto* items = std::get_if<ArgumentList>(&argument.what)) {
+      for (const Argument& item : *items) for_each_value(item, visit);
+    }
+  }
+
+  // ---- Values ----
+
+  // `type`: what the schema asks for; null: anything. `repeat`: a list of so many is meant by one number.
+  Source source(const Argument& argument, c10::TypePtr type, std::optional<int32_t> repeat) const {
+    if (type && type->kind() == c10::TypeKind::OptionalType)
+      type = type->expectRef<c10::OptionalType>().getElementType();
+    if (const ValueRef* value = argument.value()) return {value->index, needs_conversion(type) ? type : nullptr};
+    if (const auto* items = std::get_if<ArgumentList>(&argument.what)) return list(*items, type);
+    if (std::holds_alternative<c10::Device>(argument.what)) return Source(IValue(options_.device));
+    if (const auto* dtype = std::get_if<at::ScalarType>(&argument.what)) return Source(IValue(*dtype));
+    const auto* constant = std::get_if<IValue>(&argument.what);
+    if (constant == nullptr) throw CheckpointError("a graph is given where a value is needed");
+    if (!type || constant->isNone()) return Source(*constant);
+    if (type->kind() == c10::TypeKind::ListType && repeat) {
+      return list(ArgumentList(static_cast<size_t>(*repeat), argument), type);
+    }
+    return Source(convert(*constant, type));
+  }
+
+  static bool needs_conversion(const c10::TypePtr& type) {
+    return type && (type->kind() == c10::TypeKind::TensorType || type->kind() == c10::TypeKind::FloatType ||
+                    type->kind() == c10::TypeKind::SymFloatType);
+  }
+
+  Source list(const ArgumentList& items, const c10::TypePtr& type) const {
+    const bool is_list = type && type->kind() == c10::TypeKind::ListType;
+    if (type && !is_list) throw CheckpointError(fmt::format("a list is given where a {} is needed", type->str()));
+    const c10::TypePtr element = is_list ? type->expectRef<c10::ListType>().getElementType() : c10::TensorType::get();
+    std::vector<Source> sources;
+    for (const Argument& item : items) sources.push_back(source(item, element, {}));
+    const bool has_values = std::ranges::any_of(items, [](const Argument& item) { return item.value() != nullptr; });
+    if (has_values) return {std::move(sources), element};
+    std::vector<IValue> constants, no_slots;
+    for (const Source& each : sources) constants.push_back(each.load(no_slots));
+    return Source(to_list(constants, element));
+  }
+
+  void set_results(const ArgumentList& outputs, Instruction& instruction) const {
+    for (const Argument& output : outputs) {
+      std::vector<size_t>& slots = instruction.results.emplace_back();
+      const bool is_list = std::holds_alternative<ArgumentList>(output.what);
+      instruction.is_list.push_back(is_list);
+      if (const ValueRef* value = output.value()) slots.push_back(value->index);
+      if (!is_list) continue;
+      for (const Argument& item : std::get<ArgumentList>(output.what)) {
+        slots.push_back(item.value() == nullptr ? Source::kNoSlot : item.value()->index);
+      }
+    }
+  }
+
+  // Going backwards, the first use of a value is its last one.
+  void mark_last_uses() {
+    std::vector<bool> is_read(parts_.num_slots);
+    const auto mark = [&](std::vector<Source>& sources) {
+      for (auto source = sources.rbegin(); source != sources.rend(); ++source) {
+        source->for_each_value([&](Source& value) {
+          if (!is_read[value.slot()]) value.set_last_use();
+          is_read[value.slot()] = true;
+        });
+      }
+    };
+    mark(parts_.outputs);
+    for (auto instruction = parts_.instructions.rbegin(); instruction != parts_.instructions.rend(); ++instruction) {
+      for (const std::vector<size_t>& slots : instruction->results) {
+        for (const size_t slot : slots) {
+          if (slot != Source::kNoSlot && !is_read[slot]) instruction->unused.push_back(slot);
+        }
+      }
+      mark(instruction->arguments);
+    }
+  }
+
+  const Graph& graph_;
+  const CodeOptions& options_;
+  std::vector<std::string> buffers_;  // for each value the buffer that it is, or empty
+  Code::Parts parts_;
+};
+
+void store(const Instruction& instruction, Stack& stack, std::vector<IValue>& slots) {
+  TORCH_CHECK(stack.size() == instruction.results.size(), "the operator has ", stack.size(), " results, but the graph ",
+              instruction.results.size());
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const std::vector<size_t>& targets = instruction.results[i];
+    if (!instruction.is_list[i]) {
+      if (!targets.empty()) slots[targets.front()] = std::move(stack[i]);
+      continue;
+    }
+    const c10::ArrayRef<IValue> items = stack[i].toListRef();
+    TORCH_CHECK(items.size() == targets.size(), "the operator has a list of ", items.size(), ", but the graph one of ",
+                targets.size());
+    for (size_t k = 0; k < items.size(); ++k) {
+      if (targets[k] != Source::kNoSlot) slots[targets[k]] = items[k];
+    }
+  }
+  for (const size_t slot : instruction.unused) slots[slot] = IValue();
+}
+
+}  // namespace
+
+Code::Code(const Graph& graph, const CodeOptions& options, std::vector<std::string> buffers)
+    : parts_(std::make_unique<const Parts>(Compiler(graph, options, std::move(buffers)).compile())) {}
+
+Code::~Code() = default;
+Code::Code(Code&&) noexcept = default;
+
+std::vector<IValue> Code::run(std::vector<IValue> inputs) const {
+  std::vector<IValue> slots(parts_->num_slots);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (parts_->input_slots[i] != Source::kNoSlot) slots[parts_->input_slots[i]] = std::move(inputs[i]);
+  }
+  Stack stack;
+  for (const Instruction& instruction : parts_->instructions) {
+    stack.clear();
+    for (const Source& argument : instruction.arguments) stack.push_back(argument.load(slots));
+    try {
+      instruction.call(stack);
+      store(instruction, stack, slots);
+    } catch (c10::Error& error) {
+      error.add_context(instruction.place);
+      throw;
+    }
+  }
+  std::vector<IValue> outputs;
+  for (const Source& output : parts_->outputs) outputs.push_back(output.load(slots));
+  return outputs;
+}
+
+}  // namespace fulgur::program

@@ -1,0 +1,107 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace fulgur {
+
+// The graph of a torch.export program, as the model.json of its archive describes it: operators in the order in which
+// they run, between named values (tensors, sizes, flags). Source: torch/_export/serde/schema.py, major version 8.
+namespace program {
+
+// Refers to a value: its position in Graph::values.
+struct ValueRef {
+  size_t index;
+};
+
+struct Graph;
+struct Argument;
+using ArgumentList = std::vector<Argument>;
+
+// What an operator is called with. Data types and devices are told apart from other constants, because a program may
+// run in another precision and on another device than it was exported on.
+struct Argument {
+  std::variant<c10::IValue, at::ScalarType, c10::Device, ValueRef, ArgumentList, std::shared_ptr<const Graph>> what{};
+
+  const ValueRef* value() const { return std::get_if<ValueRef>(&what); }
+};
+
+struct NamedArgument {
+  std::string name;  // as in the operator's schema; empty for higher-order operators
+  Argument argument;
+};
+
+// A call of a module that an operator belongs to: "h.0.attn", and "h.0.attn@1" for the second call of it.
+struct ModuleCall {
+  std::string path;
+  std::string call;
+};
+
+struct Node {
+  std::string name;
+  std::string target;  // "torch.ops.aten.linear.default", "_operator.mul"
+  std::vector<NamedArgument> arguments;
+  ArgumentList outputs;               // values, lists of values, or None for a result that nobody uses
+  std::vector<ModuleCall> modules{};  // the calls that it is in, from the outermost on, without the root
+};
+
+struct Graph {
+  std::vector<std::string> values;  // their names, each once
+  ArgumentList inputs;              // values, or constants that were fixed at export
+  ArgumentList outputs;             // values, constants or lists
+  std::vector<Node> nodes;
+};
+
+// A size that is known, or the name of a symbol ("s77"), or neither where the archive has an expression of symbols.
+using Size = std::variant<std::monostate, int64_t, std::string>;
+
+struct Input {
+  enum class Kind { parameter, buffer, constant, user, fixed };
+  Kind kind;
+  std::string name;           // of the parameter, buffer or constant in the archive, or of the user's input in Python
+  bool is_persistent = true;  // for a buffer
+  std::optional<at::ScalarType> dtype{};  // null: no tensor
+  std::vector<Size> sizes{};              // of a user's tensor
+};
+
+struct Output {
+  enum class Kind { user, buffer_mutation };
+  Kind kind;
+  std::string name;  // a user's output: its key in Python ("logits"), its place ("0", "1.0"), or "output" if there is
+                     // one tensor alone; otherwise the buffer that the value is copied to
+};
+
+struct Range {
+  std::optional<int64_t> min{}, max{};  // both included; null: no limit
+};
+
+struct ExportedProgram {
+  std::string torch_version;
+  Graph graph{};
+  std::vector<Input> inputs{};            // in the order of graph.inputs
+  std::vector<Output> outputs{};          // in the order of graph.outputs
+  std::map<std::string, Range> ranges{};  // of symbols
+};
+
+// Checks everything that running the graph relies on: each value is defined once, and before it is used. Throws
+// CheckpointError that names `file` and the place for a text that torch.export would not write, a schema of another
+// major version, and what is not supported (custom objects, tokens).
+ExportedProgram parse_program(std::string_view model_json, std::string_view file);
+
+// The data type that has this number in archives, which is not its number in c10. Throws BadJson if there is none.
+at::ScalarType to_dtype(int64_t number);
+
+}  // namespace program
+}  // namespace fulgur

@@ -1,0 +1,333 @@
+#include "fulgur/programs/program.h"
+
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+#include <variant>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/base/names.h"
+#include "fulgur/programs/code.h"
+#include "fulgur/programs/graph.h"
+#include "fulgur/programs/program_archive.h"
+
+namespace fulgur::nn {
+namespace {
+
+using c10::IValue;
+using program::Argument;
+using program::Graph;
+using program::Input;
+using program::Node;
+using program::Output;
+
+// What the nodes of a program say about the mode in which it was exported.
+struct ExportedModes {
+  std::map<std::string, bool> of_modules{};  // by path: whether any of its flags says that it was training
+  std::vector<std::string> attention{};      // nodes whose dropout is a plain number
+  std::vector<std::string> random{};         // nodes that draw random numbers, whatever the mode
+  bool any_training = false;
+};
+
+bool is_flag(const std::string& name) { return name == "train" || name == "training" || name == "use_input_stats"; }
+
+bool draws_random_numbers(const std::string& target) {
+  constexpr std::string_view kNames[] = {"bernoulli", "bernoulli_", "rand",    "rand_like", "randn",      "randn_like",
+                                         "uniform_",  "normal_",    "randint", "randperm",  "multinomial"};
+  constexpr std::string_view kAten = "torch.ops.aten.";
+  if (!target.starts_with(kAten)) return false;
+  const std::string name = target.substr(kAten.size(), target.find('.', kAten.size()) - kAten.size());
+  return std::ranges::find(kNames, name) != std::end(kNames);
+}
+
+void collect(const Graph& graph, ExportedModes& modes) {
+  for (const Node& node : graph.nodes) {
+    const std::string path = node.modules.empty() ? "" : node.modules.back().path;
+    if (draws_random_numbers(node.target)) modes.random.push_back(node.name);
+    if (node.target.find(".scaled_dot_product_attention.") != std::string::npos) modes.attention.push_back(node.name);
+    for (const auto& [name, argument] : node.arguments) {
+      const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&argument.what);
+      if (inner != nullptr) collect(**inner, modes);
+      const auto* constant = std::get_if<IValue>(&argument.what);
+      if (constant == nullptr || !constant->isBool() || !is_flag(name)) continue;
+      modes.of_modules[path] |= constant->toBool();
+      modes.any_training |= constant->toBool();
+    }
+  }
+}
+
+std::string shorten(std::vector<std::string> names) {
+  constexpr size_t kMost = 3;
+  const size_t num_names = names.size();
+  names.resize(std::min(num_names, kMost));
+  return fmt::format("{}{}", fmt::join(names, ", "),
+                     num_names > kMost ? fmt::format(" and {} more", num_names - kMost) : "");
+}
+
+std::string text_of(const program::Range& range) {
+  const auto number = [](const std::optional<int64_t>& limit, const char* otherwise) {
+    return limit ? std::to_string(*limit) : otherwise;
+  };
+  return fmt::format("{} to {}", number(range.min, "0"), number(range.max, "any size"));
+}
+
+// Python lets sizes of 0 and 1 pass where a range begins at 2, which export writes for any dynamic size.
+bool is_within(int64_t size, const program::Range& range) {
+  constexpr int64_t kFromAny = 2;
+  return (!range.min || *range.min <= kFromAny || size >= *range.min) && (!range.max || size <= *range.max);
+}
+
+bool is_state(const Input& input) {
+  return input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && input.is_persistent);
+}
+
+bool is_constant(const Input& input) {
+  return input.kind == Input::Kind::constant || (input.kind == Input::Kind::buffer && !input.is_persistent);
+}
+
+at::Tensor to_tensor(const IValue& value) {
+  if (value.isTensor()) return value.toTensor();
+  if (value.isScalar()) {
+    const at::Scalar number = value.toScalar();
+    return at::full({}, number, at::TensorOptions(number.type()));
+  }
+  return {};
+}
+
+}  // namespace
+
+Program::Program(const std::filesystem::path& file, ProgramOptions options)
+    : ModuleHolder(std::make_shared<ProgramImpl>(file, std::move(options))) {}
+
+ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions options)
+    : file_(file), options_(std::move(options)), archive_(std::make_shared<const ProgramArchive>(file)) {
+  register_tensors();
+  set_modes();
+  compile();
+}
+
+ProgramImpl::~ProgramImpl() = default;
+
+// The submodule at a path, made on the way if it is not there yet.
+torch::nn::Module& ProgramImpl::submodule(std::string_view path) {
+  if (path.empty()) return *this;
+  const auto found = submodules_.find(path);
+  if (found != submodules_.end()) return *found->second;
+  const size_t dot = path.rfind('.');
+  torch::nn::Module& parent = submodule(dot == path.npos ? "" : path.substr(0, dot));
+  const std::string name(dot == path.npos ? path : path.substr(dot + 1));
+  const auto child = parent.register_module(name, std::make_shared<torch::nn::Module>(name));
+  submodules_.emplace(path, child.get());
+  return *child;
+}
+
+void ProgramImpl::register_tensors() {
+  const program::ExportedProgram& program = archive_->program();
+  std::map<std::string, at::Tensor> by_entry;  // of parameters, so that tied ones are one tensor
+  std::optional<at::ScalarType> dtype;
+  for (const Input& input : program.inputs) {
+    at::Tensor& tensor = tensors_.emplace_back();
+    constants_.emplace_back();
+    if (!is_state(input)) continue;
+    const ProgramArchive::Tensor stored = archive_->weight(input.name);
+    const size_t dot = input.name.rfind('.');
+    const std::string name = dot == input.name.npos ? input.name : input.name.substr(dot + 1);
+    try {
+      torch::nn::Module& owner = submodule(dot == input.name.npos ? "" : input.name.substr(0, dot));
+      if (input.kind == Input::Kind::buffer) {
+        tensor = owner.register_buffer(name, stored.tensor);
+        continue;
+      }
+      tensor = by_entry.try_emplace(stored.entry, stored.tensor).first->second;
+      owner.register_parameter(name, tensor, stored.requires_grad);
+    } catch (const c10::Error& error) {
+      throw CheckpointError(fmt::format("{}: tensor '{}' cannot be registered: {}", file_.string(), input.name,
+                                        error.what_without_backtrace()));
+    }
+    if (!dtype && tensor.is_floating_point()) dtype = tensor.scalar_type();
+  }
+  exported_dtype_ = dtype_ = dtype.value_or(at::kFloat);
+}
+
+void ProgramImpl::set_modes() {
+  ExportedModes modes;
+  collect(archive_->program().graph, modes);
+  for (const auto& [path, is_training] : modes.of_modules) {
+    torch::nn::Module& module = submodule(path);
+    if (modes.any_training && !is_training) module.eval();
+  }
+  if (!modes.any_training && !modes.attention.empty()) {
+    log_info(
+        "{} was exported in eval mode: dropout inside of attention ({}) stays off in training; to have it, export the "
+        "model in train mode",
+        file_.string(), shorten(modes.attention));
+  }
+  if (!modes.random.empty()) {
+    log_info("{} draws random numbers in eval mode, too, because Python has written them into the graph: {}",
+             file_.string(), shorten(modes.random));
+  }
+}
+
+at::Tensor ProgramImpl::first_parameter() const {
+  const std::vector<Input>& inputs = archive_->program().inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].kind == Input::Kind::parameter && tensors_[i].is_floating_point()) return tensors_[i];
+  }
+  return {};
+}
+
+// Compiles the graph for the device and the precision that the parameters have now.
+void ProgramImpl::compile() {
+  const program::ExportedProgram& program = archive_->program();
+  const at::Tensor parameter = first_parameter();
+  if (parameter.defined()) {
+    device_ = parameter.device();
+    dtype_ = parameter.scalar_type();
+  }
+  std::vector<std::string> buffers;
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    const Input& input = program.inputs[i];
+    buffers.push_back(input.kind == Input::Kind::buffer ? input.name : "");
+    if (!is_constant(input)) continue;
+    const at::Tensor constant = archive_->constant(input.name).tensor;
+    const bool follows = input.kind == Input::Kind::buffer && constant.scalar_type() == exported_dtype_;
+    constants_[i] =
+        constant.to(device_, follows ? dtype_ : constant.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  code_ = std::make_unique<const program::Code>(
+      program.graph,
+      program::CodeOptions{.file = file_.string(),
+                           .device = device_,
+                           .exported_dtype = exported_dtype_,
+                           .dtype = dtype_,
+                           .submodule = [this](std::string_view path) { return &submodule(path); },
+                           .checkpoint = options_.checkpoint},
+      buffers);
+}
+
+std::vector<std::string> ProgramImpl::input_names() const {
+  std::vector<std::string> names;
+  for (const Input& input : archive_->program().inputs) {
+    if (input.kind == Input::Kind::user) names.push_back(input.name);
+  }
+  return names;
+}
+
+std::vector<std::string> ProgramImpl::output_names() const {
+  std::vector<std::string> names;
+  for (const Output& output : archive_->program().outputs) {
+    if (output.kind == Output::Kind::user) names.push_back(output.name);
+  }
+  return names;
+}
+
+// Checks a user's input and returns it. `symbols`: the sizes that earlier inputs have given to symbols, and where.
+IValue ProgramImpl::value_of(const Input& input, const Batch& batch,
+                             std::map<std::string, std::pair<int64_t, std::string>>& symbols) const {
+  if (!batch.contains(input.name)) {
+    std::vector<std::string> given;
+    for (const auto& [name, tensor] : batch) given.push_back(name);
+    TORCH_CHECK_VALUE(false, fmt::format("{} needs the inputs {}: {}", file_.string(), fmt::join(input_names(), ", "),
+                                         unknown_name_message("tensor of the batch", input.name, given)));
+  }
+  const at::Tensor& tensor = batch[input.name];
+  if (!input.dtype) return tensor.item();  // a number
+  const bool both_floating = at::isFloatingType(*input.dtype) && tensor.is_floating_point();
+  TORCH_CHECK_VALUE(both_floating || tensor.scalar_type() == *input.dtype,
+                    fmt::format("input '{}' of {} is {}, but the program was exported for {}", input.name,
+                                file_.string(), toString(tensor.scalar_type()), toString(*input.dtype)));
+  TORCH_CHECK_VALUE(tensor.dim() == static_cast<int64_t>(input.sizes.size()),
+                    fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
+                                input.name, file_.string(), tensor.sizes(), input.sizes.size()));
+  for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
+    const int64_t size = tensor.sizes()[dim];
+    if (const auto* fixed = std::get_if<int64_t>(&input.sizes[dim])) {
+      TORCH_CHECK_VALUE(size == *fixed,
+                        fmt::format("input '{}' of {} has size {} in dimension {}, but the program was exported for {} "
+                                    "alone; export it with dynamic_shapes and torch.export.Dim to allow others",
+                                    input.name, file_.string(), size, dim, *fixed));
+    } else if (const auto* symbol = std::get_if<std::string>(&input.sizes[dim])) {
+      const std::string place = fmt::format("dimension {} of '{}'", dim, input.name);
+      const auto& [first_size, first_place] = symbols.try_emplace(*symbol, size, place).first->second;
+      TORCH_CHECK_VALUE(size == first_size, fmt::format("{}: {} has size {}, and {} has {}, but they must be equal",
+                                                        file_.string(), first_place, first_size, place, size));
+      const auto range = archive_->program().ranges.find(*symbol);
+      TORCH_CHECK_VALUE(range == archive_->program().ranges.end() || is_within(size, range->second),
+                        fmt::format("{} of {} has size {}, but the program was exported for {}; export it with another "
+                                    "range of torch.export.Dim",
+                                    place, file_.string(), size, text_of(range->second)));
+    }
+  }
+  return tensor;
+}
+
+Batch ProgramImpl::forward(const Batch& batch) {
+  const at::Tensor parameter = first_parameter();
+  if (parameter.defined() && (parameter.device() != device_ || parameter.scalar_type() != dtype_)) compile();
+  const program::ExportedProgram& program = archive_->program();
+  std::vector<IValue> values;
+  values.reserve(program.inputs.size());
+  std::map<std::string, std::pair<int64_t, std::string>> symbols;
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    const Input& input = program.inputs[i];
+    if (is_state(input)) {
+      values.emplace_back(tensors_[i]);
+    } else if (is_constant(input)) {
+      values.emplace_back(constants_[i]);
+    } else if (input.kind == Input::Kind::fixed) {
+      values.emplace_back();
+    } else {
+      values.push_back(value_of(input, batch, symbols));
+    }
+  }
+  std::vector<IValue> results = code_->run(std::move(values));
+  std::vector<Batch::Entry> outputs;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const Output& output = program.outputs[i];
+    const at::Tensor tensor = to_tensor(results[i]);
+    if (output.kind == Output::Kind::buffer_mutation) {
+      const c10::NoGradGuard no_gradient;
+      const auto is_buffer = [&](const Input& input) {
+        return input.kind == Input::Kind::buffer && input.name == output.name;
+      };
+      const auto buffer = std::ranges::find_if(program.inputs, is_buffer);
+      const auto index = static_cast<size_t>(buffer - program.inputs.begin());
+      (is_state(*buffer) ? tensors_ : constants_)[index].copy_(tensor);
+    } else if (tensor.defined()) {
+      outputs.emplace_back(output.name, tensor);
+    }
+  }
+  return Batch(std::move(outputs));
+}
+
+at::Tensor ProgramImpl::forward(const at::Tensor& input) {
+  const std::vector<std::string> inputs = input_names(), outputs = output_names();
+  TORCH_CHECK_VALUE(inputs.size() == 1 && outputs.size() == 1,
+                    fmt::format("{} has the inputs {} and the outputs {}: call forward() with a Batch", file_.string(),
+                                fmt::join(inputs, ", "), fmt::join(outputs, ", ")));
+  return forward(Batch{{inputs.front(), input}})[outputs.front()];
+}
+
+void ProgramImpl::export_program(const std::filesystem::path& file) const {
+  std::map<std::string, at::Tensor> weights;
+  const std::vector<Input>& inputs = archive_->program().inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!is_state(inputs[i])) continue;
+    weights[inputs[i].name] = tensors_[i].detach().to(at::kCPU, archive_->weight(inputs[i].name).tensor.scalar_type());
+  }
+  archive_->write_with(file, weights);
+}
+
+void ProgramImpl::pretty_print(std::ostream& stream) const {
+  stream << "fulgur::nn::Program(" << file_.string() << ")";
+}
+
+}  // namespace fulgur::nn

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fulgur/core/batch.h"
+
+namespace fulgur {
+class ProgramArchive;
+namespace program {
+class Code;
+struct ExportedProgram;
+struct Input;
+}  // namespace program
+}  // namespace fulgur
+
+namespace fulgur::nn {
+
+struct ProgramOptions {
+  // A glob of module paths, such as "layers.*": the activations of each call of such a module are not kept, but
+  // computed again in backward (see checkpoint()). Empty: all are kept.
+  std::string checkpoint{};
+};
+
+// A model that Python has exported by torch.export.export() and torch.export.save() (torch 2.11), as a module that can
+// be trained here: no Python in the process, the same operators in the same order, and so the same numbers.
+//   struct Finetune : Module {
+//     nn::Program net{nullptr};
+//     explicit Finetune(const std::string& file) { net = register_module("net", nn::Program(file)); }
+//     at::Tensor training_step(const Batch& batch, int64_t) override {
+//       return F::cross_entropy(net->forward(batch)["logits"], batch["targets"]);
+//     }
+//   };
+// Parameters and persistent buffers have Python's names, in a tree of submodules: "layers.0.attn.weight". Tied weights
+// are tied, and a parameter needs a gradient if it did in Python.
+//
+// Modes. train() and eval() of a submodule turn its dropout, batch norm and recurrent dropout over, whatever the mode
+// in which the program was exported. At first all submodules train, but for those that were in eval mode in a model
+// that was exported in train mode. What Python has written into the graph by itself cannot be turned over: a line of
+// the log names it when the program is loaded. Device and precision are those of the parameters: to(device), to(dtype)
+// and every strategy work as for other modules.
+//
+// Threading: forward() by one thread at a time; several programs may read the same file.
+// Source: https://docs.pytorch.org/docs/2.11/export.html
+class ProgramImpl : public torch::nn::Module {
+ public:
+  // Throws CheckpointError if the file is no such archive, or has an operator that this process does not know.
+  explicit ProgramImpl(const std::filesystem::path& file, ProgramOptions options = {});
+  ~ProgramImpl() override;
+
+  // Runs the program on its inputs, by the names of forward's arguments in Python; those of a container are "batch.ids"
+  // and the like. Other tensors of the batch are ignored. Outputs are named by their keys in Python ("logits"), by
+  // their places in a tuple ("0", "1.0"), or "output" if there is one tensor alone; a number becomes a tensor without
+  // dimensions. Throws c10::ValueError for an input that is missing, has another data type or number of dimensions than
+  // at export, or a size for which the program was not exported.
+  Batch forward(const Batch& inputs);
+
+  // The same for a program of one input and one output.
+  at::Tensor forward(const at::Tensor& input);
+
+  // The names of the inputs that forward() needs, and of its outputs.
+  std::vector<std::string> input_names() const;
+  std::vector<std::string> output_names() const;
+
+  // Writes the archive with the current parameters and buffers in it, for torch.export.load() in Python.
+  void export_program(const std::filesystem::path& file) const;
+
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  torch::nn::Module& submodule(std::string_view path);
+  void register_tensors();
+  void set_modes();
+  void compile();
+  at::Tensor first_parameter() const;
+  c10::IValue value_of(const program::Input& input, const Batch& batch,
+                       std::map<std::string, std::pair<int64_t, std::string>>& symbols) const;
+
+  std::filesystem::path file_;
+  ProgramOptions options_;
+  std::shared_ptr<const ProgramArchive> archive_;
+  std::map<std::string, torch::nn::Module*, std::less<>> submodules_;  // by path
+  std::vector<at::Tensor> tensors_;    // for each input of the graph its parameter or buffer; undefined for others
+  std::vector<at::Tensor> constants_;  // the same for what is not part of the state dict, on the device of the code
+  std::unique_ptr<const program::Code> code_;
+  c10::Device device_ = c10::kCPU;     // where the code runs
+  at::ScalarType dtype_ = at::kFloat;  // of the parameters that it runs with
+  at::ScalarType exported_dtype_ = at::kFloat;
+};
+
+class Program : public torch::nn::ModuleHolder<ProgramImpl> {
+ public:
+  using torch::nn::ModuleHolder<ProgramImpl>::ModuleHolder;
+  explicit Program(const std::filesystem::path& file, ProgramOptions options = {});
+};
+
+}  // namespace fulgur::nn

@@ -1,0 +1,88 @@
+"""Small models of each kind train in C++ as they do in Python, bit for bit."""
+import unittest
+
+import torch
+
+import architectures
+import training
+
+NUM_STEPS = 20
+
+
+def batches_of(make, sizes=(4, 4, 3, 7)):
+    """Twenty batches by make(batch_size, generator), of which some are smaller or larger."""
+    generator = torch.Generator().manual_seed(0)
+    return [make(sizes[i % len(sizes)], generator) for i in range(NUM_STEPS)]
+
+
+def points(size, generator):
+    return {"x": torch.randn(size, 10, generator=generator), "target": torch.randn(size, 2, generator=generator)}
+
+
+def pictures(size, generator):
+    return {"x": torch.randn(size, 3, 12, 12, generator=generator),
+            "target": torch.randint(4, (size,), generator=generator)}
+
+
+def sentences(size, generator):
+    return {"tokens": torch.randint(50, (size, 7), generator=generator),
+            "target": torch.randint(5, (size,), generator=generator)}
+
+
+def padded_sentences(size, generator):
+    lengths = torch.randint(1, 9, (size, 1), generator=generator)
+    return {"input_ids": torch.randint(50, (size, 8), generator=generator),
+            "attention_mask": (torch.arange(8) < lengths).long(),
+            "target": torch.randint(3, (size,), generator=generator)}
+
+
+def text(size, generator):
+    tokens = torch.randint(64, (size, 17), generator=generator)
+    return {"tokens": tokens[:, :-1].contiguous(), "target": tokens[:, 1:].contiguous()}
+
+
+class ZooTest(training.TrainingTest):
+
+    def check(self, make_model, batches, dynamic=True, exported_in_training=True, without_buffers=(), **settings):
+        torch.manual_seed(0)
+        model = make_model().train(exported_in_training)
+        self.export(model, batches[0], dynamic)
+        self.expect_same_training(model, training.Settings(batches, evaluate_every=10, **settings), without_buffers)
+
+    def test_mlp(self):
+        self.check(architectures.Mlp, batches_of(points), loss="mse")
+
+    def test_mlp_exported_in_eval_mode(self):
+        self.check(architectures.Mlp, batches_of(points), loss="mse", exported_in_training=False)
+
+    def test_mlp_by_sgd_with_momentum(self):
+        self.check(architectures.Mlp, batches_of(points), loss="mse", optimizer="sgd", lr=1e-2)
+
+    def test_cnn_with_batch_norm_and_dropout(self):
+        self.check(architectures.Cnn, batches_of(pictures))
+
+    def test_cnn_exported_in_eval_mode(self):
+        """The export of an evaluation does not count batches."""
+        self.check(architectures.Cnn, batches_of(pictures), exported_in_training=False,
+                   without_buffers=["features.1.num_batches_tracked", "features.6.num_batches_tracked"])
+
+    def test_recurrent_layers(self):
+        """torch.export fixes their batch size."""
+        for kind in ("LSTM", "GRU", "RNN"):
+            for exported_in_training in (True, False):
+                with self.subTest(kind=kind, exported_in_training=exported_in_training):
+                    self.check(lambda: architectures.Recurrent(kind), batches_of(sentences, sizes=[3]), dynamic=False,
+                               exported_in_training=exported_in_training)
+
+    def test_bert_with_a_mask(self):
+        self.check(architectures.Bert, batches_of(padded_sentences))
+
+    def test_gpt_with_a_tied_head(self):
+        self.check(architectures.Gpt, batches_of(text))
+
+    def test_gpt_with_activations_computed_again(self):
+        self.check(architectures.Gpt, batches_of(text), checkpoint="h.*")
+
+
+if __name__ == "__main__":
+    unittest.main()
