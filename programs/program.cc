@@ -116,19 +116,6 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
 
 ProgramImpl::~ProgramImpl() = default;
 
-// The submodule at a path, made on the way if it is not there yet.
-torch::nn::Module& ProgramImpl::submodule(std::string_view path) {
-  if (path.empty()) return *this;
-  const auto found = submodules_.find(path);
-  if (found != submodules_.end()) return *found->second;
-  const size_t dot = path.rfind('.');
-  torch::nn::Module& parent = submodule(dot == path.npos ? "" : path.substr(0, dot));
-  const std::string name(dot == path.npos ? path : path.substr(dot + 1));
-  const auto child = parent.register_module(name, std::make_shared<torch::nn::Module>(name));
-  submodules_.emplace(path, child.get());
-  return *child;
-}
-
 void ProgramImpl::register_tensors() {
   const program::ExportedProgram& program = archive_->program();
   std::map<std::string, at::Tensor> by_entry;  // of parameters, so that tied ones are one tensor
@@ -138,16 +125,13 @@ void ProgramImpl::register_tensors() {
     constants_.emplace_back();
     if (!is_state(input)) continue;
     const ProgramArchive::Tensor stored = archive_->weight(input.name);
-    const size_t dot = input.name.rfind('.');
-    const std::string name = dot == input.name.npos ? input.name : input.name.substr(dot + 1);
     try {
-      torch::nn::Module& owner = submodule(dot == input.name.npos ? "" : input.name.substr(0, dot));
       if (input.kind == Input::Kind::buffer) {
-        tensor = owner.register_buffer(name, stored.tensor);
+        tensor = tree_.add_buffer(input.name, stored.tensor);
         continue;
       }
-      tensor = by_entry.try_emplace(stored.entry, stored.tensor).first->second;
-      owner.register_parameter(name, tensor, stored.requires_grad);
+      const at::Tensor& shared = by_entry.try_emplace(stored.entry, stored.tensor).first->second;
+      tensor = tree_.add_parameter(input.name, shared, stored.requires_grad);
     } catch (const c10::Error& error) {
       throw CheckpointError(fmt::format("{}: tensor '{}' cannot be registered: {}", file_.string(), input.name,
                                         error.what_without_backtrace()));
@@ -161,7 +145,7 @@ void ProgramImpl::set_modes() {
   ExportedModes modes;
   collect(archive_->program().graph, modes);
   for (const auto& [path, is_training] : modes.of_modules) {
-    torch::nn::Module& module = submodule(path);
+    torch::nn::Module& module = tree_.at(path);
     if (modes.any_training && !is_training) module.eval();
   }
   if (!modes.any_training && !modes.attention.empty()) {
@@ -208,7 +192,7 @@ void ProgramImpl::compile() {
                            .device = device_,
                            .exported_dtype = exported_dtype_,
                            .dtype = dtype_,
-                           .submodule = [this](std::string_view path) { return &submodule(path); },
+                           .submodule = [this](std::string_view path) { return &tree_.at(path); },
                            .checkpoint = options_.checkpoint},
       buffers);
 }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fulgur/core/batch.h"
+#include "fulgur/programs/module_tree.h"
 
 namespace fulgur {
 class ProgramArchive;
@@ -79,7 +80,6 @@ class ProgramImpl : public torch::nn::Module {
   void pretty_print(std::ostream& stream) const override;
 
  private:
-  torch::nn::Module& submodule(std::string_view path);
   void register_tensors();
   void set_modes();
   void compile();
@@ -90,7 +90,7 @@ class ProgramImpl : public torch::nn::Module {
   std::filesystem::path file_;
   ProgramOptions options_;
   std::shared_ptr<const ProgramArchive> archive_;
-  std::map<std::string, torch::nn::Module*, std::less<>> submodules_;  // by path
+  program::ModuleTree tree_{*this};
   std::vector<at::Tensor> tensors_;    // for each input of the graph its parameter or buffer; undefined for others
   std::vector<at::Tensor> constants_;  // the same for what is not part of the state dict, on the device of the code
   std::unique_ptr<const program::Code> code_;

@@ -176,12 +176,16 @@ ProgramArchive::Tensor ProgramArchive::tensor(const Index& index, const std::str
   return {.tensor = std::move(tensor), .requires_grad = stored.requires_grad, .entry = stored.entry};
 }
 
+std::vector<std::string> ProgramArchive::weight_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, stored] : weights_) names.push_back(name);
+  return names;
+}
+
 void ProgramArchive::write_with(const std::filesystem::path& file,
                                 const std::map<std::string, at::Tensor>& weights) const {
-  std::vector<std::string> known;
-  for (const auto& [name, stored] : weights_) known.push_back(name);
   for (const auto& [name, tensor] : weights) {
-    if (!weights_.contains(name)) fail(unknown_name_message("weight", name, known));
+    if (!weights_.contains(name)) fail(unknown_name_message("weight", name, weight_names()));
   }
   std::map<std::string, at::Tensor> storages;  // by entry
   for (const auto& [name, stored] : weights_) {

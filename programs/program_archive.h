@@ -35,6 +35,8 @@ class ProgramArchive {
   Tensor weight(const std::string& name) const { return tensor(weights_, name); }
   Tensor constant(const std::string& name) const { return tensor(constants_, name); }
 
+  std::vector<std::string> weight_names() const;
+
   // Writes a copy of the archive that has other values: `weights` by the names of weight(), in the shapes and data
   // types of the archive. torch.export.load opens it. Throws if one is missing, unknown, or does not fit.
   void write_with(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& weights) const;

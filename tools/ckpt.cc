@@ -21,6 +21,7 @@
 #include "fulgur/checkpoint/formats/torch_archive.h"
 #include "fulgur/checkpoint/manifest.h"
 #include "fulgur/cli/command_line.h"
+#include "fulgur/programs/program_archive.h"
 
 namespace fulgur {
 namespace {
@@ -222,7 +223,43 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
   fmt::print("{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
 }
 
-void convert(const fs::path& folder, const fs::path& file) {
+// What stands before every name of the program's weights in the checkpoint: "net." for a nn::Program that a Module has
+// registered as "net". Throws if the checkpoint has no such weights, or has them under several prefixes.
+std::string prefix_of(const std::vector<std::string>& names, const std::map<std::string, at::Tensor>& weights,
+                      const std::string& program) {
+  std::vector<std::string> prefixes;
+  for (const auto& [name, tensor] : weights) {
+    if (names.empty() || !name.ends_with(names.front())) continue;
+    const std::string prefix = name.substr(0, name.size() - names.front().size());
+    if (!prefix.empty() && !prefix.ends_with('.')) continue;
+    const auto is_there = [&](const std::string& own) { return weights.contains(prefix + own); };
+    if (std::ranges::all_of(names, is_there)) prefixes.push_back(prefix);
+  }
+  if (prefixes.size() == 1) return prefixes.front();
+  throw UsageError(prefixes.empty() ? fmt::format("the checkpoint does not have the weights of {} ({}, ...)", program,
+                                                  names.empty() ? "none" : names.front())
+                                    : fmt::format("the checkpoint has the weights of {} several times, below {}",
+                                                  program, fmt::join(prefixes, ", ")));
+}
+
+void write_program(const CheckpointReader& checkpoint, const fs::path& file, const std::string& program) {
+  if (program.empty()) {
+    throw UsageError(
+        fmt::format("'{}': give the archive that the weights belong to, --program=<file>.pt2", file.string()));
+  }
+  const ProgramArchive archive(program);
+  const NamedTensors tensors = weights_by_every_name(checkpoint);
+  const std::map<std::string, at::Tensor> weights(tensors.begin(), tensors.end());
+  const std::vector<std::string> names = archive.weight_names();
+  const std::string prefix = prefix_of(names, weights, program);
+  std::map<std::string, at::Tensor> values;
+  for (const std::string& name : names) {
+    values[name] = weights.at(prefix + name).to(archive.weight(name).tensor.scalar_type());
+  }
+  archive.write_with(file, values);
+}
+
+void convert(const fs::path& folder, const fs::path& file, const std::string& program) {
   const CheckpointReader checkpoint(folder);
   ProgressLine progress;
   progress.show(fmt::format("writing {}", file.string()));
@@ -240,10 +277,12 @@ void convert(const fs::path& folder, const fs::path& file) {
                                       .hyper_parameters = run.child("hyper_parameters")});
   } else if (file.extension() == ".safetensors") {
     write_safetensors(file, checkpoint.finished_weights(), metadata_of(checkpoint));
+  } else if (file.extension() == ".pt2") {
+    write_program(checkpoint, file, program);
   } else {
     throw UsageError(
-        fmt::format("'{}': the name says the format; end it with .pt (torch.load), .ckpt (Lightning) or "
-                    ".safetensors",
+        fmt::format("'{}': the name says the format; end it with .pt (torch.load), .ckpt (Lightning), .safetensors or "
+                    ".pt2 (torch.export.load)",
                     file.string()));
   }
   progress.clear();
@@ -253,7 +292,7 @@ void convert(const fs::path& folder, const fs::path& file) {
 int run(int argc, char** argv) {
   CLI::App app("Looks at checkpoints and makes files of them that others read.");
   app.require_subcommand(1);
-  std::string folder, other;
+  std::string folder, other, program;
   bool optimizer = false;
   const auto command = [&](const char* name, const char* help) {
     CLI::App* added = app.add_subcommand(name, help);
@@ -269,7 +308,8 @@ int run(int argc, char** argv) {
   consolidating->add_flag("--optimizer", optimizer,
                           "with the optimizer's state, as <parameter>:<tensor>, 1-d in the order of memory");
   CLI::App* const converting = command("convert", "its weights for others");
-  converting->add_option("file", other, "a new file: .pt, .ckpt (Lightning) or .safetensors")->required();
+  converting->add_option("file", other, "a new file: .pt, .ckpt (Lightning), .safetensors or .pt2")->required();
+  converting->add_option("--program", program, "for .pt2: the torch.export archive that the weights were trained from");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -282,7 +322,7 @@ int run(int argc, char** argv) {
     if (*verifying) check(folder);
     if (*differing) exit_code = differ(folder, other) ? 1 : 0;
     if (*consolidating) consolidate(folder, other, optimizer);
-    if (*converting) convert(folder, other);
+    if (*converting) convert(folder, other, program);
   });
   return failure != 0 ? failure : exit_code;
 }

@@ -7,9 +7,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
-#include <fstream>
 #include <functional>
+#include <fstream>
 #include <map>
 #include <string_view>
 #include <tuple>
@@ -18,8 +17,8 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
-#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/formats/pickle.h"
+#include "fulgur/checkpoint/formats/write_archive.h"
 #include "fulgur/checkpoint/formats/zip_directory.h"
 
 namespace fulgur {

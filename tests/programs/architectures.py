@@ -91,3 +91,17 @@ class Cnn(nn.Module):
 
     def forward(self, x):
         return self.classifier(self.features(x))
+
+
+class Recursive(nn.Module):
+    """One layer, called three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(10, 10), nn.Tanh(), nn.Dropout(0.1))
+        self.head = nn.Linear(10, 2)
+
+    def forward(self, x):
+        for _ in range(3):
+            x = self.layer(x)
+        return self.head(x)

@@ -19,6 +19,38 @@ class Branches(nn.Module):
         return torch.cond(scaled.mean() > -0.6, lambda a: self.first(a), lambda a: self.second(a).relu(), (scaled,))
 
 
+class DropoutInBranches(nn.Module):
+    """In Python torch.cond draws again in backward, so that its gradient is that of another mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(4, 4), nn.Dropout(0.3)
+
+    def forward(self, x):
+        is_large = x.sum() > 0
+        if torch.compiler.is_exporting():
+            return torch.cond(is_large, self.first, self.second, (x,))
+        return self.first(x) if is_large else self.second(x)
+
+    def first(self, x):
+        return self.dropout(self.linear(x))
+
+    def second(self, x):
+        return self.linear(self.dropout(x))
+
+
+class BranchesInBranches(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        def outer(a):
+            return torch.cond(a.mean() > 0.2, lambda b: self.linear(b) * 2, lambda b: self.linear(b).relu(), (a,))
+        return torch.cond(x.sum() > 0, outer, lambda a: self.linear(a) - 1, (x,))
+
+
 class GradModes(nn.Module):
 
     def __init__(self):
@@ -26,6 +58,9 @@ class GradModes(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x):
+        """The other order, no_grad in autocast, is lost in torch.export."""
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            x = x + self.linear(x)
         with torch.no_grad():
             mean = self.linear(x).mean(0)
             with torch.enable_grad():
@@ -56,14 +91,71 @@ class Constants(nn.Module):
         self.linear = nn.Linear(4, 4)
         self.register_buffer("offset", torch.ones(4))
         self.register_buffer("num_calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("average", torch.zeros(4))
         self.register_buffer("positions", torch.arange(4.0), persistent=False)
+        self.register_buffer("distance", torch.zeros(4), persistent=False)
         self.unregistered = torch.tensor([0.5, 1.0, 0.5, 1.0])
 
     def forward(self, x, scale: float = 2.0):
         self.num_calls += 1
         self.offset.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(0)
+        self.distance.add_(0.5)
         literal = torch.tensor([1.0, 2.0, 3.0, 4.0])
-        return self.linear(x) * scale * self.unregistered + self.offset + self.positions + literal
+        constant = self.offset * self.average + self.positions * self.distance + literal
+        return self.linear(x) * scale * self.unregistered + constant
+
+
+class Parameters(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.unused = nn.Parameter(torch.tensor(2.0)), nn.Linear(2, 2)
+        self.list = nn.ParameterList([torch.randn(4) for _ in range(11)])
+        self.dict = nn.ParameterDict({"b": torch.randn(4), "a": torch.randn(4)})
+        self.transposed = nn.Parameter(torch.randn(4, 6).t())
+
+    def forward(self, x):
+        x = x @ self.transposed.t() @ self.transposed
+        return x * self.scale + sum(self.list) * self.dict["a"] - self.dict["b"]
+
+
+class SharedLayers(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(4, 4)
+        self.decoder = self.encoder
+        self.layers = nn.ModuleList([self.encoder, nn.Linear(4, 4)])
+        self.layers[1].bias = self.encoder.bias
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x).relu()) + self.layers[0](self.layers[1](x))
+
+
+class Pair(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, pair):
+        return self.linear(x * pair["left"]) - pair["inner"]["right"]
+
+
+class DataDependentSizes(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        number = (x[:, 1] > 0).sum().item()
+        torch._check(number >= 0)
+        torch._check(number <= x.shape[0])
+        return hidden.index_select(0, rows).sum(), hidden[:number].sum() + hidden.mean() * number, hidden[x > 0]
 
 
 class Outputs(nn.Module):
@@ -117,6 +209,25 @@ class ControlTest(training.TrainingTest):
 
     def test_branches(self):
         self.check(Branches)
+
+    def test_dropout_in_branches(self):
+        self.check(DropoutInBranches)
+
+    def test_branches_in_branches(self):
+        self.check(BranchesInBranches)
+
+    def test_parameters_of_every_kind(self):
+        self.check(Parameters)
+
+    def test_shared_layers(self):
+        self.check(SharedLayers)
+
+    def test_inputs_in_dicts(self):
+        self.check(Pair, lambda size, generator: {"pair.left": torch.rand(size, 4, generator=generator),
+                                                  "pair.inner.right": torch.rand(size, 4, generator=generator)})
+
+    def test_sizes_that_depend_on_data(self):
+        self.check(DataDependentSizes)
 
     def test_grad_modes(self):
         self.check(GradModes)

@@ -148,7 +148,6 @@ class Training {
       const auto options = torch::optim::SGDOptions(lr).momentum(0.9).weight_decay(1e-4);
       sgd_ = std::make_unique<torch::optim::SGD>(distinct_parameters(*net_), options);
     }
-    net_->train();
   }
 
   Json take_step(const Step& step) {

@@ -43,11 +43,16 @@ def text(size, generator):
 
 class ZooTest(training.TrainingTest):
 
-    def check(self, make_model, batches, dynamic=True, exported_in_training=True, without_buffers=(), **settings):
+    def check(self, make_model, batches, dims=1, strict=False, exported_in_training=True, ignored=(), **settings):
         torch.manual_seed(0)
-        model = make_model().train(exported_in_training)
-        self.export(model, batches[0], dynamic)
-        self.expect_same_training(model, training.Settings(batches, evaluate_every=10, **settings), without_buffers)
+        model = make_model()
+        if not exported_in_training:
+            model.eval()
+        self.export(model, batches[0], dims, strict)
+        if not exported_in_training:
+            model.train()
+        self.expect_same_training(model, training.Settings(batches, evaluate_every=10, **settings), ignored,
+                                  in_order=not strict)
 
     def test_mlp(self):
         self.check(architectures.Mlp, batches_of(points), loss="mse")
@@ -61,17 +66,36 @@ class ZooTest(training.TrainingTest):
     def test_cnn_with_batch_norm_and_dropout(self):
         self.check(architectures.Cnn, batches_of(pictures))
 
+    def test_mlp_in_other_precisions(self):
+        for dtype in (torch.double, torch.bfloat16):
+            with self.subTest(dtype=dtype):
+                self.check(lambda: architectures.Mlp().to(dtype),
+                           [{name: tensor.to(dtype) for name, tensor in batch.items()} for batch in batches_of(points)],
+                           loss="mse")
+
+    def test_cnn_with_a_frozen_part(self):
+        """What is in eval mode at export stays so until train() is called."""
+        def make():
+            model = architectures.Cnn()
+            model.features[1].eval()
+            model.features[0].requires_grad_(False)
+            return model
+        self.check(make, batches_of(pictures))
+
+    def test_cnn_with_channels_last(self):
+        self.check(lambda: architectures.Cnn().to(memory_format=torch.channels_last), batches_of(pictures))
+
     def test_cnn_exported_in_eval_mode(self):
         """The export of an evaluation does not count batches."""
         self.check(architectures.Cnn, batches_of(pictures), exported_in_training=False,
-                   without_buffers=["features.1.num_batches_tracked", "features.6.num_batches_tracked"])
+                   ignored=["features.1.num_batches_tracked", "features.6.num_batches_tracked"])
 
     def test_recurrent_layers(self):
         """torch.export fixes their batch size."""
         for kind in ("LSTM", "GRU", "RNN"):
             for exported_in_training in (True, False):
                 with self.subTest(kind=kind, exported_in_training=exported_in_training):
-                    self.check(lambda: architectures.Recurrent(kind), batches_of(sentences, sizes=[3]), dynamic=False,
+                    self.check(lambda: architectures.Recurrent(kind), batches_of(sentences, sizes=[3]), dims=0,
                                exported_in_training=exported_in_training)
 
     def test_bert_with_a_mask(self):
@@ -79,6 +103,23 @@ class ZooTest(training.TrainingTest):
 
     def test_gpt_with_a_tied_head(self):
         self.check(architectures.Gpt, batches_of(text))
+
+    def test_gpt_on_texts_of_any_length(self):
+        lengths = [{name: tensor[:, :length].contiguous() for name, tensor in batch.items()}
+                   for batch, length in zip(batches_of(text), [16, 9, 5, 12] * 5)]
+        self.check(architectures.Gpt, lengths, dims=2)
+
+    def test_one_block_of_many_calls(self):
+        for checkpoint in ("", "layer"):
+            with self.subTest(checkpoint=checkpoint):
+                self.check(architectures.Recursive, batches_of(points), loss="mse", checkpoint=checkpoint)
+
+    def test_strict_exports(self):
+        """They have parameters in the order of their use, and tied ones once."""
+        for make_model, batches in ((architectures.Cnn, pictures), (architectures.Bert, padded_sentences),
+                                    (architectures.Gpt, text)):
+            with self.subTest(model=make_model.__name__):
+                self.check(make_model, batches_of(batches), strict=True, ignored=["head.weight"] * (batches is text))
 
     def test_gpt_with_activations_computed_again(self):
         self.check(architectures.Gpt, batches_of(text), checkpoint="h.*")
