@@ -9,26 +9,11 @@
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/seed.h"
 #include "fulgur/base/trace.h"
+#include "fulgur/core/scoped_modes.h"
 #include "fulgur/loops/limited_batches.h"
 
 namespace fulgur {
 namespace {
-
-// Restores the train or eval mode of every submodule: parents first, because train() also sets the children.
-class ScopedModes {
- public:
-  explicit ScopedModes(Module& module) {
-    for (const auto& part : module.modules()) modes_.emplace_back(part, part->is_training());
-  }
-  ~ScopedModes() {
-    for (const auto& [part, was_training] : modes_) part->train(was_training);
-  }
-  ScopedModes(const ScopedModes&) = delete;
-  ScopedModes& operator=(const ScopedModes&) = delete;
-
- private:
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
-};
 
 // Restores the stage of the run, with its batch and loader indices.
 class ScopedStage {

@@ -50,6 +50,7 @@ IValue to_list(const Items& items, const c10::TypePtr& element) {
       return fill(c10::List<at::Tensor>(), [](const IValue& item) { return item.toTensor(); });
     case c10::TypeKind::IntType:
     case c10::TypeKind::SymIntType:
+    case c10::TypeKind::ScalarTypeType:
       return fill(c10::List<int64_t>(), [](const IValue& item) { return item.toInt(); });
     case c10::TypeKind::FloatType:
       return fill(c10::List<double>(), [](const IValue& item) { return item.toScalar().toDouble(); });
@@ -60,11 +61,13 @@ IValue to_list(const Items& items, const c10::TypePtr& element) {
     case c10::TypeKind::NumberType:
       return fill(c10::List<at::Scalar>(), [](const IValue& item) { return item.toScalar(); });
     case c10::TypeKind::OptionalType:
+      if (element->expectRef<c10::OptionalType>().getElementType()->kind() != c10::TypeKind::TensorType) break;
       return fill(c10::List<std::optional<at::Tensor>>(),
                   [](const IValue& item) { return item.toOptional<at::Tensor>(); });
     default:
-      throw CheckpointError(fmt::format("lists of {} are not supported", element->str()));
+      break;
   }
+  throw CheckpointError(fmt::format("lists of {} are not supported", element->str()));
 }
 
 // A value as the type of a schema asks for it.
@@ -80,6 +83,45 @@ IValue convert(IValue value, const c10::TypePtr& type) {
     default:
       return value;
   }
+}
+
+// Whether a constant may be passed to an argument of a type that is no list. Values are checked when they are known.
+bool fits(const IValue& constant, const c10::Type& type) {
+  switch (type.kind()) {
+    case c10::TypeKind::AnyType:
+      return true;
+    case c10::TypeKind::TensorType:
+    case c10::TypeKind::NumberType:
+      return constant.isScalar();
+    case c10::TypeKind::FloatType:
+    case c10::TypeKind::SymFloatType:
+      return constant.isDouble() || constant.isInt();
+    case c10::TypeKind::IntType:
+    case c10::TypeKind::SymIntType:
+      return constant.isInt();
+    case c10::TypeKind::BoolType:
+    case c10::TypeKind::SymBoolType:
+      return constant.isBool();
+    case c10::TypeKind::StringType:
+      return constant.isString();
+    case c10::TypeKind::LayoutType:
+      return constant.isInt() && constant.toInt() == static_cast<int64_t>(at::kStrided);
+    case c10::TypeKind::MemoryFormatType:
+      return constant.isInt() && constant.toInt() >= 0 &&
+             constant.toInt() < static_cast<int64_t>(at::MemoryFormat::NumOptions);
+    default:
+      return false;
+  }
+}
+
+[[noreturn]] void refuse(std::string_view given, const c10::Type& type) {
+  throw CheckpointError(fmt::format("{} is given where {} is needed", given, type.str()));
+}
+
+// A constant in a message: "None", "0.5 (float)".
+std::string describe(const IValue& constant) {
+  if (constant.isNone()) return "None";
+  return fmt::format("{} ({})", constant.isString() ? constant.toStringRef() : c10::str(constant), constant.tagKind());
 }
 
 // Where one argument of a call comes from: a constant, a value, or a list of both.
@@ -187,6 +229,7 @@ struct Branch {
 }  // namespace
 
 struct Code::Parts {
+  std::string file;  // for error messages; empty in a graph that another one calls
   size_t num_slots = 0;
   std::vector<size_t> input_slots;  // kNoSlot for an input that is a constant
   std::vector<Instruction> instructions;
@@ -205,12 +248,15 @@ class Compiler {
   }
 
   Code::Parts compile() {
+    parts_.file = options_.file;
     parts_.num_slots = graph_.values.size();
     for (const Argument& input : graph_.inputs) {
       parts_.input_slots.push_back(input.value() == nullptr ? Source::kNoSlot : input.value()->index);
     }
     for (size_t i = 0; i < graph_.nodes.size();) i = add_from(i);
-    for (const Argument& output : graph_.outputs) parts_.outputs.push_back(source(output, nullptr, {}));
+    explaining("the results of the graph", [&] {
+      for (const Argument& output : graph_.outputs) parts_.outputs.push_back(source(output, nullptr, {}));
+    });
     mark_last_uses();
     return std::move(parts_);
   }
@@ -233,25 +279,40 @@ class Compiler {
       return;                          // of the exported precision and device
     if (counts_batches(node)) return;  // batch norm counts, if it is training
     Instruction instruction{.place = place(node)};
-    try {
-      if (const StackFunction function = find_size_arithmetic(node.target)) {
-        for (const NamedArgument& named : node.arguments) {
-          instruction.arguments.push_back(source(named.argument, nullptr, {}));
-        }
-        instruction.call = function;
+    explaining(instruction.place, [&] {
+      if (const SizeFunction* function = find_size_arithmetic(node.target)) {
+        compile_size_arithmetic(node, *function, instruction);
       } else if (node.target.starts_with(kHigherOrder)) {
         compile_higher_order(node, instruction);
       } else {
         compile_operator(node, instruction);
       }
-    } catch (const CheckpointError& error) {
-      throw CheckpointError(fmt::format("{}: {}: {}", options_.file, instruction.place, error.what()));
-    }
+    });
     set_results(node.outputs, instruction);
     parts_.instructions.push_back(std::move(instruction));
   }
 
   static constexpr std::string_view kOperator = "torch.ops.", kHigherOrder = "torch.ops.higher_order.";
+
+  // Errors of `body` get the file and the place in front.
+  template <class Body>
+  void explaining(std::string_view place, const Body& body) const {
+    const std::string prefix = options_.file.empty() ? "" : options_.file + ": ";
+    try {
+      body();
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(fmt::format("{}{}: {}", prefix, place, error.what()));
+    } catch (const c10::Error& error) {
+      throw CheckpointError(fmt::format("{}{}: {}", prefix, place, error.what_without_backtrace()));
+    }
+  }
+
+  // The options for a graph that this one calls.
+  CodeOptions inner_options() const {
+    CodeOptions options = options_;
+    options.file.clear();
+    return options;
+  }
 
   static std::string place(const Node& node) {
     const std::string module = node.modules.empty() ? "" : fmt::format(" in module '{}'", node.modules.back().path);
@@ -268,6 +329,7 @@ class Compiler {
     const c10::OperatorName full(
         target.substr(space, name - space) + "::" + target.substr(name + 1, overload - name - 1),
         suffix == "default" ? "" : suffix);
+    if (full.name == "aten::from_file") throw CheckpointError("a program must not open files");
     const auto handle = c10::Dispatcher::singleton().findSchema(full);
     if (!handle) {
       throw CheckpointError(
@@ -275,6 +337,22 @@ class Compiler {
                       toString(full)));
     }
     return *handle;
+  }
+
+  static void compile_size_arithmetic(const Node& node, const SizeFunction& function, Instruction& instruction) {
+    if (node.arguments.size() != function.num_arguments) {
+      throw CheckpointError(fmt::format("the function has {} arguments, but {} are given", function.num_arguments,
+                                        node.arguments.size()));
+    }
+    for (const NamedArgument& named : node.arguments) {
+      const IValue* constant = std::get_if<IValue>(&named.argument.what);
+      const bool is_number = constant != nullptr && (constant->isInt() || constant->isDouble() || constant->isBool());
+      if (!is_number && named.argument.value() == nullptr) {
+        throw CheckpointError(fmt::format("argument '{}' is no number", named.name));
+      }
+      instruction.arguments.push_back(is_number ? Source(*constant) : Source(named.argument.value()->index, nullptr));
+    }
+    instruction.call = function.call;
   }
 
   void compile_operator(const Node& node, Instruction& instruction) {
@@ -298,8 +376,12 @@ class Compiler {
       }
       const at::ScalarType* dtype = std::get_if<at::ScalarType>(&found->second->what);
       const bool follows = makes_tensor && dtype != nullptr && *dtype == options_.exported_dtype;
-      instruction.arguments.push_back(follows ? Source(IValue(options_.dtype))
-                                              : source(*found->second, argument.type(), argument.N()));
+      try {
+        instruction.arguments.push_back(follows ? Source(IValue(options_.dtype))
+                                                : source(*found->second, argument.real_type(), argument.N()));
+      } catch (const CheckpointError& error) {
+        throw CheckpointError(fmt::format("argument '{}': {}", argument.name(), error.what()));
+      }
       given.erase(found);
     }
     if (!given.empty()) throw CheckpointError(fmt::format("the operator has no argument '{}'", given.begin()->first));
@@ -403,7 +485,7 @@ class Compiler {
     if (name == "wrap_with_set_grad_enabled") {
       const auto code = graph_of(node, 1, operands(node, 2));
       load_operands(node, 2, instruction);
-      instruction.call = [code, is_enabled = constant<bool>(node, 0)](Stack& stack) {
+      instruction.call = [code, is_enabled = flag(node, 0)](Stack& stack) {
         const c10::AutoGradMode mode(is_enabled);
         call_code(*code, stack);
       };
@@ -435,15 +517,12 @@ class Compiler {
     return node.arguments[index].argument;
   }
 
-  template <class T>
-  static T constant(const Node& node, size_t index) {
+  static bool flag(const Node& node, size_t index) {
     const IValue* value = std::get_if<IValue>(&argument(node, index).what);
-    if constexpr (std::is_same_v<T, bool>) {
-      if (value != nullptr && value->isBool()) return value->toBool();
-    } else {
-      if (value != nullptr && value->isString()) return value->toStringRef();
+    if (value == nullptr || !value->isBool()) {
+      throw CheckpointError(fmt::format("argument {} is neither true nor false", index));
     }
-    throw CheckpointError(fmt::format("argument {} is not what it should be", index));
+    return value->toBool();
   }
 
   static ArgumentList operands(const Node& node, size_t first) {
@@ -462,7 +541,7 @@ class Compiler {
     const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&argument(node, index).what);
     if (graph == nullptr) throw CheckpointError(fmt::format("argument {} is no graph", index));
     if ((*graph)->inputs.size() != given.size()) throw CheckpointError("its graph has another number of inputs");
-    return std::make_shared<const Code>(**graph, options_, buffers_of(given));
+    return std::make_shared<const Code>(**graph, inner_options(), buffers_of(given));
   }
 
   Branch branch_of(const Node& node, size_t index, const ArgumentList& given) const {
@@ -492,8 +571,11 @@ class Compiler {
   AutocastState autocast_of(const Node& node) const {
     const c10::DeviceType device = options_.device.type();
     const at::ScalarType* dtype = std::get_if<at::ScalarType>(&argument(node, 1).what);
+    if (dtype != nullptr && !at::isFloatingType(*dtype)) {
+      throw CheckpointError(fmt::format("autocast to {} is not possible", toString(*dtype)));
+    }
     return {.device_type = device,
-            .enabled = constant<bool>(node, 2),
+            .enabled = flag(node, 2),
             .dtype = dtype == nullptr ? at::autocast::get_autocast_dtype(device) : *dtype};
   }
 
@@ -527,13 +609,18 @@ class Compiler {
     for (const size_t value : defined) {
       if (is_used(graph_, value, end)) region.outputs.push_back({ValueRef{value}});
     }
-    CodeOptions options = options_;
+    CodeOptions options = inner_options();
     options.checkpoint.clear();
     Instruction instruction{.place = place(graph_.nodes[begin])};
     for (const Argument& input : region.inputs) instruction.arguments.push_back(source(input, nullptr, {}));
-    instruction.call = [code = std::make_shared<const Code>(region, options, buffers_of(region.inputs))](Stack& stack) {
-      stack = run_again_in_backward(code, std::exchange(stack, {}));
-    };
+    explaining(fmt::format("the part from {} on", instruction.place), [&] {
+      const std::vector<std::string> buffers = buffers_of(region.inputs);
+      std::vector<bool> is_buffer;
+      for (const std::string& name : buffers) is_buffer.push_back(!name.empty());
+      instruction.call = [code = std::make_shared<const Code>(region, options, buffers), is_buffer](Stack& stack) {
+        stack = run_again_in_backward(code, is_buffer, std::exchange(stack, {}));
+      };
+    });
     set_results(region.outputs, instruction);
     parts_.instructions.push_back(std::move(instruction));
   }
@@ -551,20 +638,24 @@ class Compiler {
     return counters;
   }
 
-  // Tensors are the inputs that checkpoint() keeps; sizes are captured.
+  // The inputs that checkpoint() keeps are the tensors; sizes and buffers are captured. The second time a region runs
+  // on copies of its buffers, so that batch norm moves its running statistics once.
   static std::vector<IValue> run_again_in_backward(const std::shared_ptr<const Code>& code,
-                                                   std::vector<IValue> inputs) {
+                                                   const std::vector<bool>& is_buffer, std::vector<IValue> inputs) {
+    std::vector<size_t> kept;
     std::vector<at::Tensor> tensors;
-    for (IValue& input : inputs) {
-      if (!input.isTensor()) continue;
-      tensors.push_back(input.toTensor());
-      input = IValue();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].isTensor() || is_buffer[i]) continue;
+      kept.push_back(i);
+      tensors.push_back(std::exchange(inputs[i], IValue()).toTensor());
     }
-    const auto run = [code, others = std::move(inputs)](const std::vector<at::Tensor>& given) {
+    const auto run = [code, is_buffer, kept, others = std::move(inputs),
+                      runs = std::make_shared<int>(0)](const std::vector<at::Tensor>& given) {
       std::vector<IValue> all = others;
-      size_t next = 0;
-      for (IValue& input : all) {
-        if (input.isNone()) input = given[next++];
+      for (size_t i = 0; i < kept.size(); ++i) all[kept[i]] = given[i];
+      const bool is_replay = (*runs)++ > 0;
+      for (size_t i = 0; is_replay && i < all.size(); ++i) {
+        if (is_buffer[i]) all[i] = all[i].toTensor().clone();
       }
       return code->run(std::move(all));
     };
@@ -583,18 +674,27 @@ class Compiler {
 
   // `type`: what the schema asks for; null: anything. `repeat`: a list of so many is meant by one number.
   Source source(const Argument& argument, c10::TypePtr type, std::optional<int32_t> repeat) const {
-    if (type && type->kind() == c10::TypeKind::OptionalType)
-      type = type->expectRef<c10::OptionalType>().getElementType();
+    const bool may_be_none = !type || type->kind() == c10::TypeKind::OptionalType;
+    if (type && may_be_none) type = type->expectRef<c10::OptionalType>().getElementType();
     if (const ValueRef* value = argument.value()) return {value->index, needs_conversion(type) ? type : nullptr};
     if (const auto* items = std::get_if<ArgumentList>(&argument.what)) return list(*items, type);
-    if (std::holds_alternative<c10::Device>(argument.what)) return Source(IValue(options_.device));
-    if (const auto* dtype = std::get_if<at::ScalarType>(&argument.what)) return Source(IValue(*dtype));
+    if (std::holds_alternative<c10::Device>(argument.what)) {
+      if (type && type->kind() != c10::TypeKind::DeviceObjType) refuse("a device", *type);
+      return Source(IValue(options_.device));
+    }
+    if (const auto* dtype = std::get_if<at::ScalarType>(&argument.what)) {
+      const bool is_asked =
+          !type || type->kind() == c10::TypeKind::ScalarTypeType || type->kind() == c10::TypeKind::IntType;
+      if (!is_asked) refuse("a data type", *type);
+      return Source(IValue(*dtype));
+    }
     const auto* constant = std::get_if<IValue>(&argument.what);
     if (constant == nullptr) throw CheckpointError("a graph is given where a value is needed");
-    if (!type || constant->isNone()) return Source(*constant);
+    if (!type || (constant->isNone() && may_be_none)) return Source(*constant);
     if (type->kind() == c10::TypeKind::ListType && repeat) {
       return list(ArgumentList(static_cast<size_t>(*repeat), argument), type);
     }
+    if (!fits(*constant, *type)) refuse(describe(*constant), *type);
     return Source(convert(*constant, type));
   }
 
@@ -605,13 +705,16 @@ class Compiler {
 
   Source list(const ArgumentList& items, const c10::TypePtr& type) const {
     const bool is_list = type && type->kind() == c10::TypeKind::ListType;
-    if (type && !is_list) throw CheckpointError(fmt::format("a list is given where a {} is needed", type->str()));
+    if (type && !is_list) refuse("a list", *type);
     const c10::TypePtr element = is_list ? type->expectRef<c10::ListType>().getElementType() : c10::TensorType::get();
     std::vector<Source> sources;
     for (const Argument& item : items) sources.push_back(source(item, element, {}));
     const bool has_values = std::ranges::any_of(items, [](const Argument& item) { return item.value() != nullptr; });
-    if (has_values) return {std::move(sources), element};
     std::vector<IValue> constants, no_slots;
+    if (has_values) {
+      to_list(constants, element);  // throws if there are no such lists
+      return {std::move(sources), element};
+    }
     for (const Source& each : sources) constants.push_back(each.load(no_slots));
     return Source(to_list(constants, element));
   }
@@ -691,13 +794,14 @@ std::vector<IValue> Code::run(std::vector<IValue> inputs) const {
   }
   Stack stack;
   for (const Instruction& instruction : parts_->instructions) {
-    stack.clear();
-    for (const Source& argument : instruction.arguments) stack.push_back(argument.load(slots));
     try {
+      stack.clear();
+      for (const Source& argument : instruction.arguments) stack.push_back(argument.load(slots));
       instruction.call(stack);
       store(instruction, stack, slots);
     } catch (c10::Error& error) {
-      error.add_context(instruction.place);
+      const std::string& file = parts_->file;
+      error.add_context(file.empty() ? instruction.place : fmt::format("{} of {}", instruction.place, file));
       throw;
     }
   }

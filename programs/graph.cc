@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 constexpr int64_t kSchemaMajor = 8;
 constexpr JsonLimits kJsonLimits{.max_depth = 128, .max_values = 20'000'000};
 constexpr int kMaxGraphDepth = 16;  // graphs of higher-order operators within each other
+constexpr int64_t kMaxModuleDepth = 64;
 
 // Reads a member of an object, or says what is missing.
 const Json& member(const Json& object, const char* name) {
@@ -104,16 +105,29 @@ c10::Device to_device(const Json& json) {
   }
 }
 
+// A path of modules, such as "layers.0", or the name of a tensor in one. Each part becomes a module within the last.
+void check_path(const std::string& path) {
+  if (path.starts_with('.') || path.ends_with('.') || path.find("..") != path.npos) {
+    throw BadJson(fmt::format("{} is no path of modules: a part is empty", quote(path)));
+  }
+  if (std::ranges::count(path, '.') >= kMaxModuleDepth) {
+    throw BadJson(fmt::format("{} is a module more than {} deep", quote(path), kMaxModuleDepth));
+  }
+}
+
 // "L__self__,,M;L__self__h.0@1,h.0,Block" as the calls of modules after the root's.
-std::vector<ModuleCall> to_modules(const Node& node, const std::string& stack) {
+std::vector<ModuleCall> to_modules(const std::string& stack) {
   std::vector<ModuleCall> modules;
   for (size_t begin = 0; begin < stack.size();) {
     const size_t end = std::min(stack.find(';', begin), stack.size());
     const std::string entry = stack.substr(begin, end - begin);
     const size_t first = entry.find(','), second = first == entry.npos ? first : entry.find(',', first + 1);
-    if (second == entry.npos) throw BadJson(fmt::format("node {} has an unreadable module stack", quote(node.name)));
+    if (second == entry.npos) throw BadJson(fmt::format("{} is no call of a module", quote(entry)));
     const std::string key = entry.substr(0, first), path = entry.substr(first + 1, second - first - 1);
-    if (!path.empty() && path != key) modules.push_back({.path = path, .call = key});
+    if (!path.empty() && path != key) {
+      check_path(path);
+      modules.push_back({.path = path, .call = key});
+    }
     begin = end + 1;
   }
   return modules;
@@ -156,21 +170,18 @@ class GraphParser {
   }
 
   Node node_of(const Json& json) {
-    Node node{.name = json.value("name", Json()).is_string() ? text(json, "name") : "",
-              .target = text(json, "target"),
-              .arguments = {},
-              .outputs = {}};
+    Node node{.name = "", .target = text(json, "target"), .arguments = {}, .outputs = {}};
+    if (const auto name = json.find("name"); name != json.end() && name->is_string()) node.name = to_text(*name);
     try {
       for (const Json& input : array(json, "inputs")) {
         node.arguments.push_back({.name = text(input, "name"), .argument = argument(member(input, "arg"))});
       }
       for (const Json& output : array(json, "outputs")) node.outputs.push_back(output_of(output));
+      const Json& metadata = object(json, "metadata");
+      const auto stack = metadata.find("nn_module_stack");
+      if (stack != metadata.end()) node.modules = to_modules(to_text(*stack));
     } catch (const BadJson& error) {
       throw BadJson(fmt::format("node {} ({}): {}", quote(node.name), quote(node.target), error.what()));
-    }
-    const Json& metadata = object(json, "metadata");
-    if (const auto stack = metadata.find("nn_module_stack"); stack != metadata.end()) {
-      node.modules = to_modules(node, to_text(*stack));
     }
     return node;
   }
@@ -272,9 +283,18 @@ void add_leaf_names(const Json& spec, const std::string& prefix, std::vector<std
   }
 }
 
+// JSON in a text of JSON.
+Json parse_inner(const std::string& text, const char* name) {
+  try {
+    return parse_json(text, name, kJsonLimits);
+  } catch (const CheckpointError& error) {
+    throw BadJson(error.what());
+  }
+}
+
 // The tree of a "[1, {...}]" in the signature of the root module.
 Json to_spec(const Json& signature, const char* name) {
-  const Json spec = parse_json(text(signature, name), name, kJsonLimits);
+  const Json spec = parse_inner(text(signature, name), name);
   if (!spec.is_array() || spec.size() != 2) throw BadJson(fmt::format("'{}' is unreadable", name));
   return spec[1];
 }
@@ -326,15 +346,24 @@ class NamesInOrder {
   size_t next_ = 0;
 };
 
-void describe_tensor(Input& input, const std::string& value, const Json& tensors) {
-  const auto found = tensors.find(value);
-  if (found == tensors.end()) return;
-  input.dtype = to_dtype(to_int(member(*found, "dtype")));
-  for (const Json& size : array(*found, "sizes")) input.sizes.push_back(to_size(size));
+// The type of a user's input, and the sizes of a tensor, or the one of a number that is a size.
+void describe(Input& input, const Json& graph_input, const Json& graph) {
+  const auto [kind, value] = the_member(graph_input);
+  const auto described = [&](const char* where, const std::string& name) -> const Json& {
+    return member(object(graph, where), name.c_str());
+  };
+  if (kind == "as_tensor") {
+    const Json& tensor = described("tensor_values", text(*value, "name"));
+    input.dtype = to_dtype(to_int(member(tensor, "dtype")));
+    for (const Json& size : array(tensor, "sizes")) input.sizes.push_back(to_size(size));
+  } else if (kind == "as_sym_int") {
+    input.sizes.push_back(to_size(described("sym_int_values", text(*value, "as_name"))));
+  }
 }
 
 std::vector<Input> parse_inputs(const Json& module, const Graph& graph) {
   const Json& specs = array(object(module, "signature"), "input_specs");
+  const Json& json = object(module, "graph");
   if (specs.size() != graph.inputs.size()) throw BadJson("the signature has other inputs than the graph");
   const auto is_leaf = [](const Json& spec) { return spec.contains("user_input") || spec.contains("constant_input"); };
   NamesInOrder names(input_names(module), static_cast<size_t>(std::count_if(specs.begin(), specs.end(), is_leaf)));
@@ -360,10 +389,11 @@ std::vector<Input> parse_inputs(const Json& module, const Graph& graph) {
     } else if (kind == "user_input") {
       input.name = names.next(of_graph);
       if (value == nullptr) input.kind = Input::Kind::fixed;
-      if (value != nullptr) describe_tensor(input, of_graph, object(object(module, "graph"), "tensor_values"));
+      if (value != nullptr) describe(input, array(json, "inputs")[inputs.size()], json);
     } else {
       throw BadJson(fmt::format("inputs of kind '{}' are not supported", kind));
     }
+    if (input.kind == Input::Kind::parameter || input.kind == Input::Kind::buffer) check_path(input.name);
     if (value == nullptr && input.kind != Input::Kind::fixed) {
       throw BadJson(fmt::format("input {} of the graph is no value", quote(input.name)));
     }
@@ -410,12 +440,18 @@ void check_buffer(const Output& output, const std::vector<Input>& inputs) {
   throw BadJson(fmt::format("a result goes to buffer {}, which is no input", quote(output.name)));
 }
 
+// Parameters and buffers share their names, as in a module of Python.
+Input::Kind namespace_of(const Input& input) {
+  return input.kind == Input::Kind::buffer ? Input::Kind::parameter : input.kind;
+}
+Output::Kind namespace_of(const Output& output) { return output.kind; }
+
 // No name of two user's inputs, of two outputs, is the same.
 template <class Items>
 void check_names(const Items& items, std::string_view what) {
-  std::set<std::string> names;
+  std::set<std::pair<int, std::string>> names;
   for (const auto& item : items) {
-    if (!names.insert(fmt::format("{}/{}", static_cast<int>(item.kind), item.name)).second) {
+    if (!names.emplace(static_cast<int>(namespace_of(item)), item.name).second) {
       throw BadJson(fmt::format("two {} are called {}", what, quote(item.name)));
     }
   }

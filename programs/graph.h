@@ -72,8 +72,8 @@ struct Input {
   Kind kind;
   std::string name;           // of the parameter, buffer or constant in the archive, or of the user's input in Python
   bool is_persistent = true;  // for a buffer
-  std::optional<at::ScalarType> dtype{};  // null: no tensor
-  std::vector<Size> sizes{};              // of a user's tensor
+  std::optional<at::ScalarType> dtype{};  // of a user's tensor; null for a number
+  std::vector<Size> sizes{};              // of a user's tensor; for a number that is a size, this size alone
 };
 
 struct Output {

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <optional>
@@ -64,6 +65,17 @@ void collect(const Graph& graph, ExportedModes& modes) {
   }
 }
 
+void check_that_a_module_matches(const std::string& glob, const Graph& graph) {
+  std::set<std::string> paths;
+  for (const Node& node : graph.nodes) {
+    for (const program::ModuleCall& module : node.modules) paths.insert(module.path);
+  }
+  const auto matches = [&](const std::string& path) { return ::fnmatch(glob.c_str(), path.c_str(), 0) == 0; };
+  if (std::ranges::any_of(paths, matches)) return;
+  throw UsageError(unknown_name_message("module in ProgramOptions::checkpoint", glob,
+                                        std::vector<std::string>(paths.begin(), paths.end())));
+}
+
 std::string shorten(std::vector<std::string> names) {
   constexpr size_t kMost = 3;
   const size_t num_names = names.size();
@@ -85,6 +97,15 @@ bool is_within(int64_t size, const program::Range& range) {
   return (!range.min || *range.min <= kFromAny || size >= *range.min) && (!range.max || size <= *range.max);
 }
 
+template <class Items, class Kind>
+std::vector<std::string> names_of(const Items& items, Kind kind) {
+  std::vector<std::string> names;
+  for (const auto& item : items) {
+    if (item.kind == kind) names.push_back(item.name);
+  }
+  return names;
+}
+
 bool is_state(const Input& input) {
   return input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && input.is_persistent);
 }
@@ -102,6 +123,74 @@ at::Tensor to_tensor(const IValue& value) {
   return {};
 }
 
+// Checks the inputs of one call against those that the program was exported for.
+class InputChecker {
+ public:
+  InputChecker(const program::ExportedProgram& program, const std::filesystem::path& file)
+      : program_(program), file_(file.string()) {}
+
+  // The tensor or number that the batch has for a user's input.
+  IValue value_of(const Input& input, const Batch& batch) {
+    if (!batch.contains(input.name)) fail_by_missing(input, batch);
+    const at::Tensor& tensor = batch[input.name];
+    if (!input.dtype) return number_of(input, tensor);
+    const bool both_floating = at::isFloatingType(*input.dtype) && tensor.is_floating_point();
+    TORCH_CHECK_VALUE(both_floating || tensor.scalar_type() == *input.dtype,
+                      fmt::format("input '{}' of {} is {}, but the program was exported for {}; convert it by to()",
+                                  input.name, file_, toString(tensor.scalar_type()), toString(*input.dtype)));
+    TORCH_CHECK_VALUE(tensor.dim() == static_cast<int64_t>(input.sizes.size()),
+                      fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
+                                  input.name, file_, tensor.sizes(), input.sizes.size()));
+    for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
+      check_size(tensor.sizes()[dim], input.sizes[dim], fmt::format("dimension {} of '{}'", dim, input.name));
+    }
+    return tensor;
+  }
+
+ private:
+  [[noreturn]] void fail_by_missing(const Input& input, const Batch& batch) const {
+    std::vector<std::string> given;
+    for (const auto& [name, tensor] : batch) given.push_back(name);
+    C10_THROW_ERROR(ValueError, fmt::format("{} needs the inputs {}: {}", file_,
+                                            fmt::join(names_of(program_.inputs, Input::Kind::user), ", "),
+                                            unknown_name_message("tensor of the batch", input.name, given)));
+  }
+
+  IValue number_of(const Input& input, const at::Tensor& tensor) {
+    const bool is_size = !input.sizes.empty();
+    const bool is_whole = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+    TORCH_CHECK_VALUE(
+        tensor.numel() == 1 && (is_whole || !is_size),
+        fmt::format("input '{}' of {} is {} of sizes {}, but the program was exported for a {}number", input.name,
+                    file_, toString(tensor.scalar_type()), tensor.sizes(), is_size ? "whole " : ""));
+    if (is_size) check_size(tensor.item<int64_t>(), input.sizes.front(), fmt::format("'{}'", input.name));
+    return tensor.item();
+  }
+
+  void check_size(int64_t size, const program::Size& exported, const std::string& place) {
+    if (const auto* fixed = std::get_if<int64_t>(&exported)) {
+      TORCH_CHECK_VALUE(size == *fixed,
+                        fmt::format("{} of {} is {}, but the program was exported for {} alone; export it with "
+                                    "dynamic_shapes and torch.export.Dim to allow others",
+                                    place, file_, size, *fixed));
+    }
+    const auto* symbol = std::get_if<std::string>(&exported);
+    if (symbol == nullptr) return;
+    const auto& [first_size, first_place] = known_.try_emplace(*symbol, size, place).first->second;
+    TORCH_CHECK_VALUE(size == first_size, fmt::format("{} of {} is {}, and {} is {}, but they must be equal",
+                                                      first_place, file_, first_size, place, size));
+    const auto range = program_.ranges.find(*symbol);
+    TORCH_CHECK_VALUE(range == program_.ranges.end() || is_within(size, range->second),
+                      fmt::format("{} of {} is {}, but the program was exported for {}; export it with another range "
+                                  "of torch.export.Dim",
+                                  place, file_, size, text_of(range->second)));
+  }
+
+  const program::ExportedProgram& program_;
+  const std::string file_;
+  std::map<std::string, std::pair<int64_t, std::string>> known_;  // by symbol: the size, and where it is
+};
+
 }  // namespace
 
 Program::Program(const std::filesystem::path& file, ProgramOptions options)
@@ -111,6 +200,7 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
     : file_(file), options_(std::move(options)), archive_(std::make_shared<const ProgramArchive>(file)) {
   register_tensors();
   set_modes();
+  if (!options_.checkpoint.empty()) check_that_a_module_matches(options_.checkpoint, archive_->program().graph);
   compile();
 }
 
@@ -198,59 +288,11 @@ void ProgramImpl::compile() {
 }
 
 std::vector<std::string> ProgramImpl::input_names() const {
-  std::vector<std::string> names;
-  for (const Input& input : archive_->program().inputs) {
-    if (input.kind == Input::Kind::user) names.push_back(input.name);
-  }
-  return names;
+  return names_of(archive_->program().inputs, Input::Kind::user);
 }
 
 std::vector<std::string> ProgramImpl::output_names() const {
-  std::vector<std::string> names;
-  for (const Output& output : archive_->program().outputs) {
-    if (output.kind == Output::Kind::user) names.push_back(output.name);
-  }
-  return names;
-}
-
-// Checks a user's input and returns it. `symbols`: the sizes that earlier inputs have given to symbols, and where.
-IValue ProgramImpl::value_of(const Input& input, const Batch& batch,
-                             std::map<std::string, std::pair<int64_t, std::string>>& symbols) const {
-  if (!batch.contains(input.name)) {
-    std::vector<std::string> given;
-    for (const auto& [name, tensor] : batch) given.push_back(name);
-    TORCH_CHECK_VALUE(false, fmt::format("{} needs the inputs {}: {}", file_.string(), fmt::join(input_names(), ", "),
-                                         unknown_name_message("tensor of the batch", input.name, given)));
-  }
-  const at::Tensor& tensor = batch[input.name];
-  if (!input.dtype) return tensor.item();  // a number
-  const bool both_floating = at::isFloatingType(*input.dtype) && tensor.is_floating_point();
-  TORCH_CHECK_VALUE(both_floating || tensor.scalar_type() == *input.dtype,
-                    fmt::format("input '{}' of {} is {}, but the program was exported for {}", input.name,
-                                file_.string(), toString(tensor.scalar_type()), toString(*input.dtype)));
-  TORCH_CHECK_VALUE(tensor.dim() == static_cast<int64_t>(input.sizes.size()),
-                    fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
-                                input.name, file_.string(), tensor.sizes(), input.sizes.size()));
-  for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
-    const int64_t size = tensor.sizes()[dim];
-    if (const auto* fixed = std::get_if<int64_t>(&input.sizes[dim])) {
-      TORCH_CHECK_VALUE(size == *fixed,
-                        fmt::format("input '{}' of {} has size {} in dimension {}, but the program was exported for {} "
-                                    "alone; export it with dynamic_shapes and torch.export.Dim to allow others",
-                                    input.name, file_.string(), size, dim, *fixed));
-    } else if (const auto* symbol = std::get_if<std::string>(&input.sizes[dim])) {
-      const std::string place = fmt::format("dimension {} of '{}'", dim, input.name);
-      const auto& [first_size, first_place] = symbols.try_emplace(*symbol, size, place).first->second;
-      TORCH_CHECK_VALUE(size == first_size, fmt::format("{}: {} has size {}, and {} has {}, but they must be equal",
-                                                        file_.string(), first_place, first_size, place, size));
-      const auto range = archive_->program().ranges.find(*symbol);
-      TORCH_CHECK_VALUE(range == archive_->program().ranges.end() || is_within(size, range->second),
-                        fmt::format("{} of {} has size {}, but the program was exported for {}; export it with another "
-                                    "range of torch.export.Dim",
-                                    place, file_.string(), size, text_of(range->second)));
-    }
-  }
-  return tensor;
+  return names_of(archive_->program().outputs, Output::Kind::user);
 }
 
 Batch ProgramImpl::forward(const Batch& batch) {
@@ -259,7 +301,7 @@ Batch ProgramImpl::forward(const Batch& batch) {
   const program::ExportedProgram& program = archive_->program();
   std::vector<IValue> values;
   values.reserve(program.inputs.size());
-  std::map<std::string, std::pair<int64_t, std::string>> symbols;
+  InputChecker checker(program, file_);
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const Input& input = program.inputs[i];
     if (is_state(input)) {
@@ -269,7 +311,7 @@ Batch ProgramImpl::forward(const Batch& batch) {
     } else if (input.kind == Input::Kind::fixed) {
       values.emplace_back();
     } else {
-      values.push_back(value_of(input, batch, symbols));
+      values.push_back(checker.value_of(input, batch));
     }
   }
   std::vector<IValue> results = code_->run(std::move(values));

@@ -11,7 +11,6 @@
 #include <ostream>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "fulgur/core/batch.h"
@@ -21,8 +20,6 @@ namespace fulgur {
 class ProgramArchive;
 namespace program {
 class Code;
-struct ExportedProgram;
-struct Input;
 }  // namespace program
 }  // namespace fulgur
 
@@ -30,7 +27,7 @@ namespace fulgur::nn {
 
 struct ProgramOptions {
   // A glob of module paths, such as "layers.*": the activations of each call of such a module are not kept, but
-  // computed again in backward (see checkpoint()). Empty: all are kept.
+  // computed again in backward (see checkpoint()), on copies of the buffers. Empty: all are kept.
   std::string checkpoint{};
 };
 
@@ -56,7 +53,8 @@ struct ProgramOptions {
 // Source: https://docs.pytorch.org/docs/2.11/export.html
 class ProgramImpl : public torch::nn::Module {
  public:
-  // Throws CheckpointError if the file is no such archive, or has an operator that this process does not know.
+  // Throws CheckpointError if the file is no such archive, or has an operator that this process does not know, and
+  // UsageError if no module that the program calls matches options.checkpoint.
   explicit ProgramImpl(const std::filesystem::path& file, ProgramOptions options = {});
   ~ProgramImpl() override;
 
@@ -84,8 +82,6 @@ class ProgramImpl : public torch::nn::Module {
   void set_modes();
   void compile();
   at::Tensor first_parameter() const;
-  c10::IValue value_of(const program::Input& input, const Batch& batch,
-                       std::map<std::string, std::pair<int64_t, std::string>>& symbols) const;
 
   std::filesystem::path file_;
   ProgramOptions options_;

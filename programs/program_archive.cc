@@ -22,26 +22,46 @@ using program::Input;
 
 constexpr std::string_view kModelsFolder = "models/", kJsonEnding = ".json";
 
-// The entries of a zip file, all stored as they are, by their names below the folder that they are in.
+// An entry's bytes, and its name below the folder that all are in.
+struct Entry {
+  std::string name;
+  std::string_view bytes;
+};
+
+void check_apart(std::vector<Entry> entries, std::string_view file) {
+  std::ranges::sort(entries, {}, [](const Entry& entry) { return entry.bytes.data(); });
+  const Entry* before = nullptr;
+  for (const Entry& entry : entries) {
+    if (entry.bytes.empty()) continue;
+    if (before != nullptr && before->bytes.data() + before->bytes.size() > entry.bytes.data()) {
+      throw CheckpointError(
+          fmt::format("{}: its entries {} and {} overlap", file, quote(before->name), quote(entry.name)));
+    }
+    before = &entry;
+  }
+}
+
+// The entries of a zip file, all stored as they are.
 std::map<std::string, std::string_view> read_entries(const MemoryMap& map, std::string_view file) {
   const std::string_view bytes(map.bytes().data(), map.bytes().size());
   const ReadBytes read = [&](uint64_t begin, uint64_t num_bytes) {
     return std::string(bytes.substr(begin, num_bytes));
   };
-  std::map<std::string, std::string_view> entries;
+  std::vector<Entry> all;
+  std::map<std::string, std::string_view> by_name;
   for (const ZipEntry& entry : read_zip_directory(read, bytes.size(), file)) {
     if (entry.method != 0 || entry.is_encrypted || entry.stored_bytes != entry.num_bytes) {
       throw CheckpointError(
           fmt::format("{}: its entry {} is compressed, which torch.export.save() never does", file, quote(entry.name)));
     }
-    const size_t slash = entry.name.find('/');
-    const std::string name = slash == entry.name.npos ? entry.name : entry.name.substr(slash + 1);
     const uint64_t begin = zip_entry_begin(entry, read, bytes.size(), file);
-    if (!entries.emplace(name, bytes.substr(begin, entry.num_bytes)).second) {
-      throw CheckpointError(fmt::format("{}: two of its entries are called {}", file, quote(name)));
+    all.push_back({entry.name.substr(entry.name.find('/') + 1), bytes.substr(begin, entry.num_bytes)});
+    if (!by_name.emplace(all.back().name, all.back().bytes).second) {
+      throw CheckpointError(fmt::format("{}: two of its entries are called {}", file, quote(all.back().name)));
     }
   }
-  return entries;
+  check_apart(std::move(all), file);
+  return by_name;
 }
 
 // The names of the programs in the archive.
@@ -56,33 +76,50 @@ std::vector<std::string> program_names(const std::map<std::string, std::string_v
 
 int64_t whole_number(const Json& json) {
   const Json value = json.is_object() && json.size() == 1 ? json.value("as_int", Json()) : json;
-  if (!value.is_number_integer()) throw BadJson(fmt::format("{} is no known size", quote(json.dump())));
-  const auto number = value.get<int64_t>();
-  if (number < 0) throw BadJson(fmt::format("{} is no size", number));
-  return number;
+  const bool is_size =
+      value.is_number_unsigned() && value.get<uint64_t>() <= uint64_t{std::numeric_limits<int64_t>::max()};
+  if (!is_size) throw BadJson(fmt::format("{} is no size, stride or offset", quote(json.dump())));
+  return value.get<int64_t>();
 }
 
 std::vector<int64_t> whole_numbers(const Json& json) {
+  if (!json.is_array()) throw BadJson(fmt::format("{} is no list of sizes", quote(json.dump())));
   std::vector<int64_t> numbers;
   for (const Json& item : json) numbers.push_back(whole_number(item));
   return numbers;
 }
 
-// How many elements of the storage a layout reaches, from its start on; null if that is beyond 64 bits.
+bool is_weight(const Input& input) {
+  return input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && input.is_persistent);
+}
+
+// How many elements of the storage a layout reaches, from its start on; null if they, or the bytes of a contiguous
+// copy, are beyond 64 bits.
 std::optional<int64_t> reach(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
-  int64_t last = offset;
+  constexpr int64_t kMaxElementBytes = 16;
+  int64_t last = offset, num_bytes = kMaxElementBytes;
+  bool is_empty = false;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) return 0;
+    is_empty |= sizes[i] == 0;
     int64_t step = 0;
-    if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) || __builtin_add_overflow(last, step, &last)) return {};
+    if (__builtin_mul_overflow(num_bytes, std::max<int64_t>(sizes[i], 1), &num_bytes) ||
+        __builtin_mul_overflow(std::max<int64_t>(sizes[i], 1) - 1, strides[i], &step) ||
+        __builtin_add_overflow(last, step, &last)) {
+      return {};
+    }
   }
+  if (is_empty) return offset;
   return last == std::numeric_limits<int64_t>::max() ? std::nullopt : std::optional(last + 1);
 }
 
 }  // namespace
 
 ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryMap::open(file)) {
-  entries_ = read_entries(*map_, file.string());
+  try {
+    entries_ = read_entries(*map_, file.string());
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("{}; an archive of torch.export.save() is needed", error.what()));
+  }
   const std::vector<std::string> names = program_names(entries_);
   if (names.size() != 1) {
     fail(names.empty() ? "holds no program of torch.export.save(); torch 2.11 writes one as models/model.json"
@@ -100,23 +137,18 @@ ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryM
 
 ProgramArchive::Index ProgramArchive::read_index(const std::string& folder, const std::string& kind) const {
   const std::string name = fmt::format("{}{}_{}_config.json", folder, model_, kind);
-  const Json json = parse_json(bytes_of(name), map_->path().string(), {.max_depth = 16, .max_values = 20'000'000});
+  const Json json = parse_json(bytes_of(name), fmt::format("{}: {}", map_->path().string(), name),
+                               {.max_depth = 16, .max_values = 20'000'000});
   Index index;
+  std::map<std::string, at::ScalarType> dtypes;  // by entry
   try {
-    for (const auto& [tensor, entry] : json.at("config").items()) {
-      if (entry.at("use_pickle").get<bool>()) {
-        throw BadJson(fmt::format("tensor {} is pickled, and nothing is unpickled: only plain strided tensors are read",
-                                  quote(tensor)));
+    for (const auto& [tensor, meta] : json.at("config").items()) {
+      const Stored stored = read_stored(folder, tensor, meta);
+      if (dtypes.emplace(stored.entry, stored.dtype).first->second != stored.dtype) {
+        throw BadJson(fmt::format("tensor {} has another data type than others of its entry {}", quote(tensor),
+                                  quote(stored.entry)));
       }
-      const Json& meta = entry.at("tensor_meta");
-      Stored stored{.entry = folder + entry.at("path_name").get<std::string>(),
-                    .dtype = program::to_dtype(meta.at("dtype").get<int64_t>()),
-                    .sizes = whole_numbers(meta.at("sizes")),
-                    .strides = whole_numbers(meta.at("strides")),
-                    .storage_offset = whole_number(meta.at("storage_offset")),
-                    .requires_grad = meta.at("requires_grad").get<bool>()};
-      check_inside(tensor, stored);
-      index.emplace(tensor, std::move(stored));
+      index.emplace(tensor, stored);
     }
   } catch (const BadJson& error) {
     fail(fmt::format("{}: {}", name, error.what()));
@@ -126,34 +158,62 @@ ProgramArchive::Index ProgramArchive::read_index(const std::string& folder, cons
   return index;
 }
 
-void ProgramArchive::check_inside(const std::string& name, const Stored& stored) const {
-  if (stored.sizes.size() != stored.strides.size()) {
-    throw BadJson(
-        fmt::format("tensor {} has {} sizes and {} strides", quote(name), stored.sizes.size(), stored.strides.size()));
+ProgramArchive::Stored ProgramArchive::read_stored(const std::string& folder, const std::string& name,
+                                                   const Json& json) const {
+  try {
+    if (json.at("use_pickle").get<bool>()) {
+      throw BadJson("it is pickled, and nothing is unpickled: only plain strided tensors are read");
+    }
+    const Json& meta = json.at("tensor_meta");
+    Stored stored{.entry = folder + json.at("path_name").get<std::string>(),
+                  .dtype = program::to_dtype(meta.at("dtype").get<int64_t>()),
+                  .sizes = whole_numbers(meta.at("sizes")),
+                  .strides = whole_numbers(meta.at("strides")),
+                  .storage_offset = whole_number(meta.at("storage_offset")),
+                  .requires_grad = meta.at("requires_grad").get<bool>()};
+    check_inside(stored);
+    return stored;
+  } catch (const BadJson& error) {
+    throw BadJson(fmt::format("tensor {}: {}", quote(name), error.what()));
+  } catch (const Json::exception& error) {
+    throw BadJson(fmt::format("tensor {}: {}", quote(name), error.what()));
   }
-  const auto num_elements = static_cast<int64_t>(bytes_of(stored.entry).size() / c10::elementSize(stored.dtype));
+}
+
+void ProgramArchive::check_inside(const Stored& stored) const {
+  constexpr size_t kMaxDimensions = 64;  // most that libtorch's operators take
+  if (stored.sizes.size() != stored.strides.size() || stored.sizes.size() > kMaxDimensions) {
+    throw BadJson(fmt::format("it has {} sizes and {} strides", stored.sizes.size(), stored.strides.size()));
+  }
+  const size_t num_bytes = bytes_of(stored.entry).size(), element_bytes = c10::elementSize(stored.dtype);
+  if (num_bytes % element_bytes != 0) {
+    throw BadJson(fmt::format("its entry {} has {} bytes, no multiple of the {} of an element", quote(stored.entry),
+                              num_bytes, element_bytes));
+  }
   const std::optional<int64_t> needed = reach(stored.sizes, stored.strides, stored.storage_offset);
-  if (!needed || *needed > num_elements) {
-    throw BadJson(fmt::format("tensor {} of sizes {} lies outside its entry {}, which has {} elements", quote(name),
-                              stored.sizes, quote(stored.entry), num_elements));
+  if (!needed || *needed > static_cast<int64_t>(num_bytes / element_bytes)) {
+    throw BadJson(fmt::format("it lies outside its entry {} of {} elements, with sizes {}, strides {} and offset {}",
+                              quote(stored.entry), num_bytes / element_bytes, stored.sizes, stored.strides,
+                              stored.storage_offset));
   }
 }
 
 void ProgramArchive::check_all_there() const {
-  std::map<std::string, const Stored*> owners;  // of the entries of parameters
+  std::map<std::string, std::pair<std::string, const Stored*>> owners;  // the first parameter in each entry
   for (const Input& input : program_.inputs) {
     const bool is_constant =
         input.kind == Input::Kind::constant || (input.kind == Input::Kind::buffer && !input.is_persistent);
-    const bool is_weight = input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && !is_constant);
-    if (!is_constant && !is_weight) continue;
-    const Index& index = is_weight ? weights_ : constants_;
+    if (!is_constant && !is_weight(input)) continue;
+    const Index& index = is_constant ? constants_ : weights_;
     const auto found = index.find(input.name);
     if (found == index.end()) fail(fmt::format("has no tensor {}, which its graph uses", quote(input.name)));
     if (input.kind != Input::Kind::parameter) continue;
     const Stored& own = found->second;
-    const Stored& owner = *owners.emplace(own.entry, &own).first->second;
-    if (owner.sizes != own.sizes || owner.strides != own.strides || owner.storage_offset != own.storage_offset) {
-      fail(fmt::format("parameter {} overlaps another one without being the same", quote(input.name)));
+    const auto& [owner, same] = owners.emplace(own.entry, std::pair(input.name, &own)).first->second;
+    if (same->sizes != own.sizes || same->strides != own.strides || same->storage_offset != own.storage_offset ||
+        same->requires_grad != own.requires_grad) {
+      fail(fmt::format("parameters {} and {} share memory without being the same; clone one of them before the export",
+                       quote(owner), quote(input.name)));
     }
   }
 }
@@ -164,13 +224,18 @@ std::string_view ProgramArchive::bytes_of(const std::string& entry) const {
   return found->second;
 }
 
+// All elements of the entry that a tensor is in.
+at::Tensor ProgramArchive::storage_of(const Stored& stored) const {
+  const std::string_view bytes = bytes_of(stored.entry);
+  const auto num_elements = static_cast<int64_t>(bytes.size() / c10::elementSize(stored.dtype));
+  return map_->tensor(bytes.data() - map_->bytes().data(), {num_elements}, stored.dtype);
+}
+
 ProgramArchive::Tensor ProgramArchive::tensor(const Index& index, const std::string& name) const {
   const auto found = index.find(name);
   if (found == index.end()) fail(fmt::format("has no tensor {}", quote(name)));
   const Stored& stored = found->second;
-  const std::string_view bytes = bytes_of(stored.entry);
-  const auto num_elements = static_cast<int64_t>(bytes.size() / c10::elementSize(stored.dtype));
-  const at::Tensor storage = map_->tensor(bytes.data() - map_->bytes().data(), {num_elements}, stored.dtype);
+  const at::Tensor storage = storage_of(stored);
   at::Tensor tensor = at::empty({0}, storage.options());
   tensor.set_(storage.storage(), stored.storage_offset, stored.sizes, stored.strides);
   return {.tensor = std::move(tensor), .requires_grad = stored.requires_grad, .entry = stored.entry};
@@ -178,31 +243,29 @@ ProgramArchive::Tensor ProgramArchive::tensor(const Index& index, const std::str
 
 std::vector<std::string> ProgramArchive::weight_names() const {
   std::vector<std::string> names;
-  for (const auto& [name, stored] : weights_) names.push_back(name);
+  for (const Input& input : program_.inputs) {
+    if (is_weight(input)) names.push_back(input.name);
+  }
   return names;
 }
 
 void ProgramArchive::write_with(const std::filesystem::path& file,
                                 const std::map<std::string, at::Tensor>& weights) const {
-  for (const auto& [name, tensor] : weights) {
-    if (!weights_.contains(name)) fail(unknown_name_message("weight", name, weight_names()));
-  }
   std::map<std::string, at::Tensor> storages;  // by entry
-  for (const auto& [name, stored] : weights_) {
-    const auto found = weights.find(name);
-    if (found == weights.end()) fail(fmt::format("no values were given for {}", quote(name)));
-    const at::Tensor& values = found->second;
+  for (const auto& [name, values] : weights) {
+    const auto found = weights_.find(name);
+    if (found == weights_.end()) fail(unknown_name_message("weight", name, weight_names()));
+    const Stored& stored = found->second;
     if (values.sizes() != stored.sizes || values.scalar_type() != stored.dtype) {
       fail(fmt::format("{} has {} of sizes {} in the archive, but the values are {} of sizes {}", quote(name),
                        toString(stored.dtype), stored.sizes, toString(values.scalar_type()), values.sizes()));
     }
     at::Tensor& storage = storages[stored.entry];
-    const std::string_view bytes = bytes_of(stored.entry);
-    if (!storage.defined()) {
-      const auto num_elements = static_cast<int64_t>(bytes.size() / c10::elementSize(stored.dtype));
-      storage = map_->tensor(bytes.data() - map_->bytes().data(), {num_elements}, stored.dtype).clone();
-    }
+    if (!storage.defined()) storage = storage_of(stored).clone();
     storage.as_strided(stored.sizes, stored.strides, stored.storage_offset).copy_(values.detach());
+  }
+  for (const auto& [name, stored] : weights_) {
+    if (!storages.contains(stored.entry)) fail(fmt::format("no values were given for {}", quote(name)));
   }
   write_archive(file, [&](caffe2::serialize::PyTorchStreamWriter& archive) {
     constexpr uint64_t kVersion = 6;  // of the zip format, as torch.export.save() sets it

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,10 +36,11 @@ class ProgramArchive {
   Tensor weight(const std::string& name) const { return tensor(weights_, name); }
   Tensor constant(const std::string& name) const { return tensor(constants_, name); }
 
-  std::vector<std::string> weight_names() const;
+  std::vector<std::string> weight_names() const;  // parameters and persistent buffers that the graph uses
 
   // Writes a copy of the archive that has other values: `weights` by the names of weight(), in the shapes and data
-  // types of the archive. torch.export.load opens it. Throws if one is missing, unknown, or does not fit.
+  // types of the archive. torch.export.load opens it. Of tied weights one name is enough. Throws if a weight is
+  // missing, unknown, or does not fit.
   void write_with(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& weights) const;
 
  private:
@@ -53,8 +55,10 @@ class ProgramArchive {
 
   std::string_view bytes_of(const std::string& entry) const;
   Index read_index(const std::string& folder, const std::string& kind) const;
-  void check_inside(const std::string& name, const Stored& stored) const;
+  Stored read_stored(const std::string& folder, const std::string& name, const nlohmann::json& json) const;
+  void check_inside(const Stored& stored) const;
   void check_all_there() const;
+  at::Tensor storage_of(const Stored& stored) const;
   Tensor tensor(const Index& index, const std::string& name) const;
   [[noreturn]] void fail(std::string_view reason) const;
 

@@ -18,17 +18,23 @@ using torch::jit::Stack;
 
 bool is_fraction(const IValue& value) { return value.isDouble(); }
 
-double to_double(const IValue& value) {
-  if (value.isDouble()) return value.toDouble();
-  return value.isBool() ? static_cast<double>(value.toBool()) : static_cast<double>(value.toInt());
+int64_t to_int(const IValue& value) {
+  TORCH_CHECK_VALUE(value.isBool() || value.isInt(), "the program computes a size from a ", value.tagKind());
+  return value.isBool() ? static_cast<int64_t>(value.toBool()) : value.toInt();
 }
 
-int64_t to_int(const IValue& value) { return value.isBool() ? static_cast<int64_t>(value.toBool()) : value.toInt(); }
+double to_double(const IValue& value) {
+  return is_fraction(value) ? value.toDouble() : static_cast<double>(to_int(value));
+}
 
 bool is_true(const IValue& value) { return is_fraction(value) ? value.toDouble() != 0 : to_int(value) != 0; }
 
+void check_fits(bool fits) { TORCH_CHECK_VALUE(fits, "a size that the program computes does not fit into 64 bits"); }
+
+void check_divisor(bool is_zero) { TORCH_CHECK_VALUE(!is_zero, "the program divides a size by zero"); }
+
 int64_t checked(bool overflows, int64_t result) {
-  TORCH_CHECK_VALUE(!overflows, "a size computed by the program does not fit into 64 bits");
+  check_fits(!overflows);
   return result;
 }
 
@@ -50,16 +56,34 @@ int64_t product(int64_t a, int64_t b) {
   return checked(overflows, result);
 }
 
+bool have_other_signs(auto a, auto b) { return (a < 0) != (b < 0); }
+
 int64_t floor_division(int64_t a, int64_t b) {
-  TORCH_CHECK_VALUE(b != 0, "the program divides a size by zero");
-  const bool overflows = b == -1 && a == std::numeric_limits<int64_t>::min();
-  if (overflows) checked(true, 0);
-  return a / b - static_cast<int64_t>(a % b != 0 && (a < 0) != (b < 0));
+  check_divisor(b == 0);
+  if (b == -1) return difference(0, a);
+  return a / b - static_cast<int64_t>(a % b != 0 && have_other_signs(a, b));
+}
+
+int64_t modulo(int64_t a, int64_t b) {
+  check_divisor(b == 0);
+  const int64_t rest = b == -1 ? 0 : a % b;
+  return rest != 0 && have_other_signs(rest, b) ? rest + b : rest;
+}
+
+// A fraction's remainder is exact, and the quotient follows from it: 1.0 // 0.1 is 9, although 1.0 / 0.1 is 10.
+double modulo(double a, double b) {
+  check_divisor(b == 0);
+  const double rest = std::fmod(a, b);
+  if (rest == 0) return std::copysign(0.0, b);
+  return have_other_signs(rest, b) ? rest + b : rest;
 }
 
 double floor_division(double a, double b) {
-  TORCH_CHECK_VALUE(b != 0, "the program divides a size by zero");
-  return std::floor(a / b);
+  check_divisor(b == 0);
+  const double rest = std::fmod(a, b);
+  const double quotient = (a - rest) / b - static_cast<double>(rest != 0 && have_other_signs(rest, b));
+  if (quotient == 0) return std::copysign(0.0, a / b);
+  return std::floor(quotient) + static_cast<double>(quotient - std::floor(quotient) > 0.5);
 }
 
 int64_t power(int64_t base, int64_t exponent) {
@@ -70,6 +94,27 @@ int64_t power(int64_t base, int64_t exponent) {
     if (base == -1) return exponent % 2 == 0 ? 1 : -1;
   }
   return result;
+}
+
+double power(double base, double exponent) {
+  check_divisor(base == 0 && exponent < 0);
+  const double result = std::pow(base, exponent);
+  TORCH_CHECK_VALUE(!std::isnan(result) || std::isnan(base) || std::isnan(exponent), "the program takes the root of ",
+                    base, ", whose result is a complex number");
+  check_fits(std::isfinite(result) || !std::isfinite(base) || !std::isfinite(exponent));
+  return result;
+}
+
+int64_t shifted_left(int64_t a, int64_t b) {
+  TORCH_CHECK_VALUE(b >= 0, "the program shifts a size by ", b, " bits");
+  if (a == 0) return 0;
+  check_fits(b <= 62);
+  return product(a, int64_t{1} << b);
+}
+
+int64_t shifted_right(int64_t a, int64_t b) {
+  TORCH_CHECK_VALUE(b >= 0, "the program shifts a size by ", b, " bits");
+  return a >> std::min<int64_t>(b, 63);
 }
 
 // A function of two numbers: whole numbers, unless one of them is a fraction.
@@ -96,25 +141,17 @@ void compare(Stack& stack) {
 
 void true_division(Stack& stack) {
   const IValue b = pop(stack), a = pop(stack);
-  TORCH_CHECK_VALUE(to_double(b) != 0, "the program divides a size by zero");
+  check_divisor(!is_true(b));
   stack.emplace_back(to_double(a) / to_double(b));
 }
 
 void to_the_power(Stack& stack) {
   const IValue b = pop(stack), a = pop(stack);
   if (is_fraction(a) || is_fraction(b) || to_int(b) < 0) {
-    stack.emplace_back(std::pow(to_double(a), to_double(b)));
+    stack.emplace_back(power(to_double(a), to_double(b)));
   } else {
     stack.emplace_back(power(to_int(a), to_int(b)));
   }
-}
-
-// Of several numbers; the result keeps the type of the argument that it is.
-template <bool kGreatest>
-void extreme(Stack& stack) {
-  const IValue b = pop(stack), a = pop(stack);
-  const bool takes_b = kGreatest ? to_double(b) > to_double(a) : to_double(b) < to_double(a);
-  stack.push_back(takes_b ? b : a);
 }
 
 void choose(Stack& stack) {  // sym_ite(condition, if_true, if_false)
@@ -122,12 +159,12 @@ void choose(Stack& stack) {  // sym_ite(condition, if_true, if_false)
   stack.push_back(is_true(condition) ? then : otherwise);
 }
 
-// Python's `and` on flags, and bit by bit on whole numbers.
-template <auto kFunction>
+// Works on whole numbers bit by bit. The result of two flags is one.
+template <auto kFunction, bool kKeepsFlags = true>
 void bitwise(Stack& stack) {
   const IValue b = pop(stack), a = pop(stack);
   const int64_t result = kFunction(to_int(a), to_int(b));
-  if (a.isBool() && b.isBool()) {
+  if (kKeepsFlags && a.isBool() && b.isBool()) {
     stack.emplace_back(result != 0);
   } else {
     stack.emplace_back(result);
@@ -141,48 +178,62 @@ IValue negative(const IValue& a) {
 
 IValue truncated(const IValue& a) {
   if (!is_fraction(a)) return to_int(a);
+  constexpr double kBeyond = 9223372036854775808.0;  // 2^63
   const double whole = std::trunc(a.toDouble());
-  TORCH_CHECK_VALUE(std::abs(whole) < 9.2e18, "a size computed by the program does not fit into 64 bits");
+  check_fits(whole >= -kBeyond && whole < kBeyond);
   return static_cast<int64_t>(whole);
 }
 
-const std::unordered_map<std::string_view, StackFunction>& functions() {
-  static const std::unordered_map<std::string_view, StackFunction> all{
-      {"_operator.add", binary<sum, [](double a, double b) { return a + b; }>},
-      {"_operator.sub", binary<difference, [](double a, double b) { return a - b; }>},
-      {"_operator.mul", binary<product, [](double a, double b) { return a * b; }>},
-      {"_operator.floordiv", binary<[](int64_t a, int64_t b) { return floor_division(a, b); },
-                                    [](double a, double b) { return floor_division(a, b); }>},
-      {"_operator.mod", binary<[](int64_t a, int64_t b) { return a - floor_division(a, b) * b; },
-                               [](double a, double b) { return a - floor_division(a, b) * b; }>},
-      {"_operator.truediv", true_division},
-      {"_operator.pow", to_the_power},
-      {"_operator.eq", compare<std::equal_to<>>},
-      {"_operator.ne", compare<std::not_equal_to<>>},
-      {"_operator.lt", compare<std::less<>>},
-      {"_operator.le", compare<std::less_equal<>>},
-      {"_operator.gt", compare<std::greater<>>},
-      {"_operator.ge", compare<std::greater_equal<>>},
-      {"_operator.and_", bitwise<[](int64_t a, int64_t b) { return a & b; }>},
-      {"_operator.or_", bitwise<[](int64_t a, int64_t b) { return a | b; }>},
-      {"_operator.neg", unary<negative>},
-      {"_operator.pos", unary<[](const IValue& a) { return a; }>},
-      {"math.trunc", unary<truncated>},
-      {"torch.sym_int", unary<truncated>},
-      {"torch.sym_float", unary<[](const IValue& a) { return IValue(to_double(a)); }>},
-      {"torch.sym_not", unary<[](const IValue& a) { return IValue(!is_true(a)); }>},
-      {"torch.sym_max", extreme<true>},
-      {"torch.sym_min", extreme<false>},
-      {"torch.sym_ite", choose},
-      {"torch._sym_sqrt", unary<[](const IValue& a) { return IValue(std::sqrt(to_double(a))); }>}};
+IValue square_root(const IValue& a) {
+  const double number = to_double(a);
+  TORCH_CHECK_VALUE(!(number < 0), "the program takes the root of ", number);
+  return std::sqrt(number);
+}
+
+const std::unordered_map<std::string_view, SizeFunction>& functions() {
+  static const std::unordered_map<std::string_view, SizeFunction> all{
+      {"_operator.add", {2, binary<sum, [](double a, double b) { return a + b; }>}},
+      {"_operator.sub", {2, binary<difference, [](double a, double b) { return a - b; }>}},
+      {"_operator.mul", {2, binary<product, [](double a, double b) { return a * b; }>}},
+      {"_operator.floordiv",
+       {2, binary<[](int64_t a, int64_t b) { return floor_division(a, b); },
+                  [](double a, double b) { return floor_division(a, b); }>}},
+      {"_operator.mod",
+       {2, binary<[](int64_t a, int64_t b) { return modulo(a, b); }, [](double a, double b) { return modulo(a, b); }>}},
+      {"_operator.truediv", {2, true_division}},
+      {"_operator.pow", {2, to_the_power}},
+      {"_operator.lshift", {2, bitwise<shifted_left, false>}},
+      {"_operator.rshift", {2, bitwise<shifted_right, false>}},
+      {"_operator.eq", {2, compare<std::equal_to<>>}},
+      {"_operator.ne", {2, compare<std::not_equal_to<>>}},
+      {"_operator.lt", {2, compare<std::less<>>}},
+      {"_operator.le", {2, compare<std::less_equal<>>}},
+      {"_operator.gt", {2, compare<std::greater<>>}},
+      {"_operator.ge", {2, compare<std::greater_equal<>>}},
+      {"_operator.and_", {2, bitwise<[](int64_t a, int64_t b) { return a & b; }>}},
+      {"_operator.or_", {2, bitwise<[](int64_t a, int64_t b) { return a | b; }>}},
+      {"_operator.neg", {1, unary<negative>}},
+      {"_operator.pos", {1, unary<[](const IValue& a) { return is_fraction(a) ? a : IValue(to_int(a)); }>}},
+      {"math.trunc", {1, unary<truncated>}},
+      {"torch.sym_int", {1, unary<truncated>}},
+      {"torch.sym_float", {1, unary<[](const IValue& a) { return IValue(to_double(a)); }>}},
+      {"torch.sym_not", {1, unary<[](const IValue& a) { return IValue(!is_true(a)); }>}},
+      {"torch.sym_max",
+       {2, binary<[](int64_t a, int64_t b) { return std::max(a, b); },
+                  [](double a, double b) { return std::max(a, b); }>}},
+      {"torch.sym_min",
+       {2, binary<[](int64_t a, int64_t b) { return std::min(a, b); },
+                  [](double a, double b) { return std::min(a, b); }>}},
+      {"torch.sym_ite", {3, choose}},
+      {"torch._sym_sqrt", {1, unary<square_root>}}};
   return all;
 }
 
 }  // namespace
 
-StackFunction find_size_arithmetic(std::string_view target) {
+const SizeFunction* find_size_arithmetic(std::string_view target) {
   const auto found = functions().find(target);
-  return found == functions().end() ? nullptr : found->second;
+  return found == functions().end() ? nullptr : &found->second;
 }
 
 }  // namespace fulgur::program

@@ -225,14 +225,18 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
 
 // What stands before every name of the program's weights in the checkpoint: "net." for a nn::Program that a Module has
 // registered as "net". Throws if the checkpoint has no such weights, or has them under several prefixes.
-std::string prefix_of(const std::vector<std::string>& names, const std::map<std::string, at::Tensor>& weights,
+std::string prefix_of(const ProgramArchive& archive, const std::map<std::string, at::Tensor>& weights,
                       const std::string& program) {
+  const std::vector<std::string> names = archive.weight_names();
   std::vector<std::string> prefixes;
   for (const auto& [name, tensor] : weights) {
     if (names.empty() || !name.ends_with(names.front())) continue;
     const std::string prefix = name.substr(0, name.size() - names.front().size());
     if (!prefix.empty() && !prefix.ends_with('.')) continue;
-    const auto is_there = [&](const std::string& own) { return weights.contains(prefix + own); };
+    const auto is_there = [&](const std::string& own) {
+      const auto found = weights.find(prefix + own);
+      return found != weights.end() && found->second.sizes() == archive.weight(own).tensor.sizes();
+    };
     if (std::ranges::all_of(names, is_there)) prefixes.push_back(prefix);
   }
   if (prefixes.size() == 1) return prefixes.front();
@@ -250,10 +254,9 @@ void write_program(const CheckpointReader& checkpoint, const fs::path& file, con
   const ProgramArchive archive(program);
   const NamedTensors tensors = weights_by_every_name(checkpoint);
   const std::map<std::string, at::Tensor> weights(tensors.begin(), tensors.end());
-  const std::vector<std::string> names = archive.weight_names();
-  const std::string prefix = prefix_of(names, weights, program);
+  const std::string prefix = prefix_of(archive, weights, program);
   std::map<std::string, at::Tensor> values;
-  for (const std::string& name : names) {
+  for (const std::string& name : archive.weight_names()) {
     values[name] = weights.at(prefix + name).to(archive.weight(name).tensor.scalar_type());
   }
   archive.write_with(file, values);
