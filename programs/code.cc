@@ -20,6 +20,7 @@
 
 #include "fulgur/base/autocast.h"
 #include "fulgur/base/error.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/nn/activation_checkpoint.h"
 #include "fulgur/programs/size_arithmetic.h"
 
@@ -118,10 +119,11 @@ bool fits(const IValue& constant, const c10::Type& type) {
   throw CheckpointError(fmt::format("{} is given where {} is needed", given, type.str()));
 }
 
-// A constant in a message: "None", "0.5 (float)".
+// A constant in a message: "None", "0.5 (Double)".
 std::string describe(const IValue& constant) {
   if (constant.isNone()) return "None";
-  return fmt::format("{} ({})", constant.isString() ? constant.toStringRef() : c10::str(constant), constant.tagKind());
+  return fmt::format("{} ({})", constant.isString() ? quote(constant.toStringRef()) : c10::str(constant),
+                     constant.tagKind());
 }
 
 // Where one argument of a call comes from: a constant, a value, or a list of both.
@@ -315,8 +317,8 @@ class Compiler {
   }
 
   static std::string place(const Node& node) {
-    const std::string module = node.modules.empty() ? "" : fmt::format(" in module '{}'", node.modules.back().path);
-    return fmt::format("node '{}' ({}){}", node.name, node.target, module);
+    const std::string module = node.modules.empty() ? "" : " in module " + quote(node.modules.back().path);
+    return fmt::format("node {} ({}){}", quote(node.name), quote(node.target), module);
   }
 
   // "torch.ops.aten.add.Tensor" -> aten::add.Tensor

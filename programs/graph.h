@@ -92,7 +92,7 @@ struct ExportedProgram {
   Graph graph{};
   std::vector<Input> inputs{};            // in the order of graph.inputs
   std::vector<Output> outputs{};          // in the order of graph.outputs
-  std::map<std::string, Range> ranges{};  // of symbols
+  std::map<std::string, Range> ranges{};  // the sizes that each symbol may have
 };
 
 // Checks everything that running the graph relies on: each value is defined once, and before it is used. Throws

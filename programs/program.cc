@@ -208,7 +208,7 @@ ProgramImpl::~ProgramImpl() = default;
 
 void ProgramImpl::register_tensors() {
   const program::ExportedProgram& program = archive_->program();
-  std::map<std::string, at::Tensor> by_entry;  // of parameters, so that tied ones are one tensor
+  std::map<std::string, at::Tensor> by_entry;  // parameters by entry, so that tied ones are one tensor
   std::optional<at::ScalarType> dtype;
   for (const Input& input : program.inputs) {
     at::Tensor& tensor = tensors_.emplace_back();
@@ -340,6 +340,19 @@ at::Tensor ProgramImpl::forward(const at::Tensor& input) {
                     fmt::format("{} has the inputs {} and the outputs {}: call forward() with a Batch", file_.string(),
                                 fmt::join(inputs, ", "), fmt::join(outputs, ", ")));
   return forward(Batch{{inputs.front(), input}})[outputs.front()];
+}
+
+void ProgramImpl::to(torch::Dtype dtype, bool non_blocking) {
+  for (const std::vector<at::Tensor>& tensors : {parameters(), buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.is_floating_point()) tensor.set_data(tensor.to(dtype, non_blocking));
+    }
+  }
+}
+
+void ProgramImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  to(device, non_blocking);
+  to(dtype, non_blocking);
 }
 
 void ProgramImpl::export_program(const std::filesystem::path& file) const {

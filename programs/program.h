@@ -72,6 +72,12 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<std::string> input_names() const;
   std::vector<std::string> output_names() const;
 
+  // Other than in torch::nn::Module, and as in Python, a data type is that of the fractions: counters and positions
+  // stay whole numbers.
+  using torch::nn::Module::to;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+
   // Writes the archive with the current parameters and buffers in it, for torch.export.load() in Python.
   void export_program(const std::filesystem::path& file) const;
 
@@ -91,7 +97,7 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<at::Tensor> constants_;  // the same for what is not part of the state dict, on the device of the code
   std::unique_ptr<const program::Code> code_;
   c10::Device device_ = c10::kCPU;     // where the code runs
-  at::ScalarType dtype_ = at::kFloat;  // of the parameters that it runs with
+  at::ScalarType dtype_ = at::kFloat;  // the data type of the parameters that it runs with
   at::ScalarType exported_dtype_ = at::kFloat;
 };
 

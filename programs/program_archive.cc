@@ -262,13 +262,17 @@ void ProgramArchive::write_with(const std::filesystem::path& file,
     }
     at::Tensor& storage = storages[stored.entry];
     if (!storage.defined()) storage = storage_of(stored).clone();
-    storage.as_strided(stored.sizes, stored.strides, stored.storage_offset).copy_(values.detach());
+    try {
+      storage.as_strided(stored.sizes, stored.strides, stored.storage_offset).copy_(values.detach());
+    } catch (const c10::Error& error) {
+      fail(fmt::format("{} cannot be written: {}", quote(name), error.what_without_backtrace()));
+    }
   }
   for (const auto& [name, stored] : weights_) {
     if (!storages.contains(stored.entry)) fail(fmt::format("no values were given for {}", quote(name)));
   }
   write_archive(file, [&](caffe2::serialize::PyTorchStreamWriter& archive) {
-    constexpr uint64_t kVersion = 6;  // of the zip format, as torch.export.save() sets it
+    constexpr uint64_t kVersion = 6;  // the version of the zip format that torch.export.save() sets
     archive.setMinVersion(kVersion);
     for (const auto& [name, bytes] : entries_) {
       if (name.starts_with(".data/")) continue;  // the writer's own

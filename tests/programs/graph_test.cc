@@ -17,9 +17,9 @@ namespace {
 using Json = nlohmann::json;
 using testing::ArchiveFile;
 using testing::argument_of;
-using testing::node_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using testing::node_of;
 
 ExportedProgram read(ArchiveFile file) { return parse_program(file.entries.at("models/model.json"), "file"); }
 
@@ -116,14 +116,14 @@ TEST(Graph, RefusesAFileWithoutOneOfItsMembers) {
   }
   for (const std::string name : {"inputs", "outputs", "metadata"}) {
     EXPECT_EQ(refusal("tiny", [&](Json& program) { node_of(program, "tanh").erase(name); }),
-              "node 'tanh' (torch.ops.aten.tanh.default): '" + name + "' is missing");
+              "node 'tanh' ('torch.ops.aten.tanh.default'): '" + name + "' is missing");
   }
   EXPECT_EQ(refusal("tiny", [](Json& program) { graph_of(program)["nodes"][1] = 5; }), "'target' is missing");
   EXPECT_EQ(refusal("tiny", [](Json& program) { graph_of(program)["tensor_values"].erase("x"); }), "'x' is missing");
 }
 
 TEST(Graph, RefusesValuesThatAreDefinedTwiceOrNotYet) {
-  const std::string node = "node 'tanh' (torch.ops.aten.tanh.default): ";
+  const std::string node = "node 'tanh' ('torch.ops.aten.tanh.default'): ";
   EXPECT_EQ(refusal("tiny", [](Json& p) { node_of(p, "tanh")["outputs"][0]["as_tensor"]["name"] = "linear"; }),
             node + "value 'linear' is defined twice");
   EXPECT_EQ(refusal("tiny", [](Json& p) { argument_of(p, "tanh", "self")["as_tensor"]["name"] = "linear_1"; }),
@@ -139,7 +139,7 @@ TEST(Graph, RefusesValuesThatAreDefinedTwiceOrNotYet) {
                         Json& branch = node_of(p, "cond")["inputs"][1]["arg"]["as_graph"]["graph"];
                         branch["outputs"][0]["as_tensor"]["name"] = "x";
                       }),
-              HasSubstr("node 'cond' (torch.ops.higher_order.cond): value 'x' is used before it is defined"));
+              HasSubstr("node 'cond' ('torch.ops.higher_order.cond'): value 'x' is used before it is defined"));
 }
 
 TEST(Graph, RefusesNamesThatAreThereTwice) {
@@ -191,7 +191,7 @@ TEST(Graph, RefusesPathsOfModulesThatLibtorchCannotHave) {
   const auto in_module = [](const std::string& path) {
     return [path](Json& p) { node_of(p, "tanh")["metadata"]["nn_module_stack"] = "key," + path + ",Type"; };
   };
-  const std::string node = "node 'tanh' (torch.ops.aten.tanh.default): ";
+  const std::string node = "node 'tanh' ('torch.ops.aten.tanh.default'): ";
   for (const std::string path : {".a", "a.", "a..b"}) {
     EXPECT_EQ(refusal("tiny", in_module(path)), node + "'" + path + "' is no path of modules: a part is empty");
   }
@@ -201,16 +201,16 @@ TEST(Graph, RefusesPathsOfModulesThatLibtorchCannotHave) {
   EXPECT_NO_THROW(read(ArchiveFile("tiny").change_program(in_module(deep.substr(2)))));
   EXPECT_EQ(refusal("tiny", [](Json& p) { node_of(p, "tanh")["metadata"]["nn_module_stack"] = "a,b"; }),
             node + "'a,b' is no call of a module");
-  EXPECT_THAT(refusal("tiny",
-                      [&](Json& p) { signature_of(p)["input_specs"][0]["parameter"]["parameter_name"] = deep; }),
-              HasSubstr("is a module more than 64 deep"));
+  EXPECT_THAT(
+      refusal("tiny", [&](Json& p) { signature_of(p)["input_specs"][0]["parameter"]["parameter_name"] = deep; }),
+      HasSubstr("is a module more than 64 deep"));
 }
 
 TEST(Graph, RefusesKindsThatItDoesNotSupport) {
   const auto with = [](const Json& argument) {
     return [argument](Json& p) { argument_of(p, "tanh", "self") = argument; };
   };
-  const std::string node = "node 'tanh' (torch.ops.aten.tanh.default): ";
+  const std::string node = "node 'tanh' ('torch.ops.aten.tanh.default'): ";
   EXPECT_EQ(refusal("tiny", with({{"as_custom_obj", {{"name", "a"}}}})),
             node + "arguments of kind 'as_custom_obj' are not supported");
   EXPECT_EQ(refusal("tiny", with({{"as_scalar_type", 99}})), node + "data type 99 is unknown");
@@ -240,17 +240,20 @@ TEST(Graph, RefusesASignatureThatDoesNotFit) {
             "the signature has other inputs than the graph");
   EXPECT_EQ(refusal("tiny", [](Json& p) { signature_of(p)["output_specs"].clear(); }),
             "the signature has other outputs than the graph");
-  EXPECT_EQ(refusal("tiny", [](Json& p) { graph_of(p)["inputs"].push_back({{"as_int", 3}}),
-                                              signature_of(p)["input_specs"].push_back(signature_of(p)["input_specs"][0]); }),
+  EXPECT_EQ(refusal("tiny",
+                    [](Json& p) {
+                      graph_of(p)["inputs"].push_back({{"as_int", 3}}),
+                          signature_of(p)["input_specs"].push_back(signature_of(p)["input_specs"][0]);
+                    }),
             "input 'hidden.weight' of the graph is no value");
   EXPECT_EQ(refusal("tiny",
                     [](Json& p) {
                       signature_of(p)["output_specs"][0] = {{"buffer_mutation", {{"buffer_name", "hidden.weight"}}}};
                     }),
             "a result goes to buffer 'hidden.weight', which is no input");
-  EXPECT_THAT(refusal("tiny",
-                      [](Json& p) { p["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = "[1, {"; }),
-              ::testing::StartsWith("in_spec: "));
+  EXPECT_THAT(
+      refusal("tiny", [](Json& p) { p["graph_module"]["module_call_graph"][0]["signature"]["in_spec"] = "[1, {"; }),
+      ::testing::StartsWith("in_spec: "));
   EXPECT_EQ(refusal("tiny", [](Json& p) { p["range_constraints"]["s77"] = 3; }), "'min_val' is missing");
 }
 

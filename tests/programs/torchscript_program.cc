@@ -80,7 +80,7 @@ void write(const std::string& file) {
   torch::manual_seed(1);
   const auto net = make_module<Net>();
   net->norm->running_mean.normal_();
-  net->norm->eval();  // its mode is restored
+  net->norm->eval();  // export_torchscript must restore this mode
   const Batch batch = example();
   export_torchscript(*net, batch, file);
   if (!net->is_training() || net->norm->is_training()) std::exit(3);
