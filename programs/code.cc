@@ -161,7 +161,7 @@ class Source {
   size_t slot_ = kNoSlot;
   bool is_last_use_ = false;
   std::vector<Source> items_{};
-  c10::TypePtr type_{};  // of the value, or of the list's elements; null: taken as it is
+  c10::TypePtr type_{};  // what the value, or each element of the list, must be; null: anything
 };
 
 // ---- Calls ----
@@ -180,13 +180,19 @@ struct Instruction {
 
 // ---- The modes of dropout and batch norm ----
 
-// Whether an argument of an operator of ATen says that the model is training.
-bool is_training_flag(const c10::Argument& argument) {
-  return argument.type()->kind() == c10::TypeKind::BoolType &&
-         (argument.name() == "train" || argument.name() == "training" || argument.name() == "use_input_stats");
+constexpr std::string_view kMean = "running_mean", kCounter = "num_batches_tracked";
+
+const Argument* find(const Node& node, std::string_view name) {
+  const auto found = std::ranges::find(node.arguments, name, &NamedArgument::name);
+  return found == node.arguments.end() ? nullptr : &found->argument;
 }
 
-const std::string kCounter = "num_batches_tracked";
+bool is_batch_norm(const Node& node) { return node.target.starts_with("torch.ops.aten.batch_norm."); }
+
+// The counter beside a running mean: "bn.num_batches_tracked" for "bn.running_mean"; empty for another name.
+std::string counter_beside(const std::string& mean) {
+  return mean.ends_with(kMean) ? mean.substr(0, mean.size() - kMean.size()) + std::string(kCounter) : "";
+}
 
 // ---- torch.cond ----
 
@@ -255,6 +261,7 @@ class Compiler {
     for (const Argument& input : graph_.inputs) {
       parts_.input_slots.push_back(input.value() == nullptr ? Source::kNoSlot : input.value()->index);
     }
+    find_counters();
     for (size_t i = 0; i < graph_.nodes.size();) i = add_from(i);
     explaining("the results of the graph", [&] {
       for (const Argument& output : graph_.outputs) parts_.outputs.push_back(source(output, nullptr, {}));
@@ -277,9 +284,8 @@ class Compiler {
   }
 
   void add(const Node& node) {
-    if (node.target == "torch.ops.aten._assert_tensor_metadata.default")
-      return;                          // of the exported precision and device
-    if (counts_batches(node)) return;  // batch norm counts, if it is training
+    // It checks the precision and the device of the export, which may differ here.
+    if (node.target == "torch.ops.aten._assert_tensor_metadata.default") return;
     Instruction instruction{.place = place(node)};
     explaining(instruction.place, [&] {
       if (const SizeFunction* function = find_size_arithmetic(node.target)) {
@@ -404,12 +410,12 @@ class Compiler {
     if (module == nullptr) return;
     for (size_t i = 0; i < schema.size(); ++i) {
       const size_t from_end = schema.size() - i;
-      if (is_training_flag(schema[i]) && !lacks_statistics(node)) {
+      if (schema[i].type()->kind() == c10::TypeKind::BoolType && follows_mode(node, schema[i].name())) {
         instruction.call = [module, from_end, call = std::move(instruction.call)](Stack& stack) {
           stack[stack.size() - from_end] = module->is_training();
           call(stack);
         };
-      } else if (schema[i].name() == "dropout_p") {  // of attention: a probability, without a flag
+      } else if (schema[i].name() == "dropout_p") {  // attention has no flag, but a probability
         instruction.call = [module, from_end, call = std::move(instruction.call)](Stack& stack) {
           if (!module->is_training()) stack[stack.size() - from_end] = 0.0;
           call(stack);
@@ -419,40 +425,43 @@ class Compiler {
     count_batches(node, *module, instruction);
   }
 
-  static const Argument* find(const Node& node, std::string_view name) {
-    const auto found = std::ranges::find(node.arguments, name, &NamedArgument::name);
-    return found == node.arguments.end() ? nullptr : &found->argument;
-  }
-
-  // A batch or instance norm without running statistics takes those of the batch in either mode.
-  static bool lacks_statistics(const Node& node) {
-    if (!node.target.starts_with("torch.ops.aten.batch_norm.") &&
-        !node.target.starts_with("torch.ops.aten.instance_norm.")) {
-      return false;
+  // Finds the nodes by which Python counts the batches of a batch norm, outside of its operator and in training mode
+  // only. Such a node gives its counter back, which a second call of the module counts further.
+  void find_counters() {
+    if (!options_.submodule) return;
+    std::set<std::string> of_batch_norms;
+    for (const Node& node : graph_.nodes) {
+      const Argument* mean = is_batch_norm(node) ? find(node, kMean) : nullptr;
+      if (mean != nullptr && mean->value() != nullptr) {
+        of_batch_norms.insert(counter_beside(buffers_[mean->value()->index]));
+      }
     }
-    const Argument* mean = find(node, "running_mean");
-    return mean == nullptr || mean->value() == nullptr;
+    for (const Node& node : graph_.nodes) {
+      const Argument* self = node.target == "torch.ops.aten.add_.Tensor" ? find(node, "self") : nullptr;
+      if (self == nullptr || self->value() == nullptr || node.outputs.size() != 1) continue;
+      const std::string& name = buffers_[self->value()->index];
+      if (!name.ends_with(kCounter) || !of_batch_norms.contains(name) || node.outputs[0].value() == nullptr) continue;
+      counted_.insert(name);
+      buffers_[node.outputs[0].value()->index] = name;
+    }
   }
 
-  // Whether the node does nothing but count the batches of a batch norm, which Python does outside of the operator and
-  // only in training mode.
-  bool counts_batches(const Node& node) const {
-    if (!options_.submodule || node.target != "torch.ops.aten.add_.Tensor") return false;
-    const Argument* self = find(node, "self");
-    return self != nullptr && self->value() != nullptr && buffers_[self->value()->index].ends_with(kCounter) &&
-           node.outputs.size() == 1 && node.outputs[0].value() != nullptr &&
-           !is_used(graph_, node.outputs[0].value()->index, 0);
-  }
-
-  // Counts a batch in training mode, where the graph has a counter beside the running mean.
+  // Lets a batch norm count, in training mode, where the graph has a counter beside the running mean: by the graph's
+  // own node, or, in a program that was exported in eval mode, here.
   void count_batches(const Node& node, const torch::nn::Module& module, Instruction& instruction) const {
-    const Argument* mean = find(node, "running_mean");
-    if (!node.target.starts_with("torch.ops.aten.batch_norm.") || mean == nullptr || mean->value() == nullptr) return;
-    constexpr std::string_view kMean = "running_mean";
-    const std::string& name = buffers_[mean->value()->index];
-    if (!name.ends_with(kMean)) return;
-    const auto counter = std::ranges::find(buffers_, name.substr(0, name.size() - kMean.size()) + kCounter);
-    if (counter == buffers_.end()) return;
+    const Argument* self = find(node, "self");
+    if (node.target == "torch.ops.aten.add_.Tensor" && self != nullptr && self->value() != nullptr &&
+        counted_.contains(buffers_[self->value()->index])) {
+      instruction.call = [&module, call = std::move(instruction.call)](Stack& stack) {
+        module.is_training() ? call(stack) : stack.resize(1);
+      };
+      return;
+    }
+    const Argument* mean = is_batch_norm(node) ? find(node, kMean) : nullptr;
+    if (mean == nullptr || mean->value() == nullptr) return;
+    const std::string name = counter_beside(buffers_[mean->value()->index]);
+    const auto counter = std::ranges::find(buffers_, name);
+    if (name.empty() || counter == buffers_.end() || counted_.contains(name)) return;
     // The counter travels as one more argument, at the front.
     instruction.arguments.insert(instruction.arguments.begin(),
                                  Source(static_cast<size_t>(counter - buffers_.begin()), nullptr));
@@ -629,35 +638,38 @@ class Compiler {
 
   // The counters of batch norms whose running means are among the values.
   std::vector<size_t> counters_beside(const std::set<size_t>& values) const {
-    constexpr std::string_view kMean = "running_mean";
     std::vector<size_t> counters;
     for (const size_t value : values) {
-      const std::string& name = buffers_[value];
-      if (!name.ends_with(kMean)) continue;
-      const auto found = std::ranges::find(buffers_, name.substr(0, name.size() - kMean.size()) + kCounter);
-      if (found != buffers_.end()) counters.push_back(static_cast<size_t>(found - buffers_.begin()));
+      const std::string name = counter_beside(buffers_[value]);
+      const auto found = std::ranges::find(buffers_, name);
+      if (!name.empty() && found != buffers_.end()) counters.push_back(static_cast<size_t>(found - buffers_.begin()));
     }
     return counters;
   }
 
   // The inputs that checkpoint() keeps are the tensors; sizes and buffers are captured. The second time a region runs
-  // on copies of its buffers, so that batch norm moves its running statistics once.
+  // on copies of its buffers as they were before the first, so that it computes the same and moves no statistics again.
   static std::vector<IValue> run_again_in_backward(const std::shared_ptr<const Code>& code,
                                                    const std::vector<bool>& is_buffer, std::vector<IValue> inputs) {
+    if (!c10::GradMode::is_enabled()) return code->run(std::move(inputs));
     std::vector<size_t> kept;
-    std::vector<at::Tensor> tensors;
+    std::vector<at::Tensor> tensors, buffers_before(inputs.size());
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!inputs[i].isTensor() || is_buffer[i]) continue;
+      if (!inputs[i].isTensor()) continue;
+      if (is_buffer[i]) {
+        buffers_before[i] = inputs[i].toTensor().clone();
+        continue;
+      }
       kept.push_back(i);
       tensors.push_back(std::exchange(inputs[i], IValue()).toTensor());
     }
-    const auto run = [code, is_buffer, kept, others = std::move(inputs),
+    const auto run = [code, kept, buffers_before, others = std::move(inputs),
                       runs = std::make_shared<int>(0)](const std::vector<at::Tensor>& given) {
       std::vector<IValue> all = others;
       for (size_t i = 0; i < kept.size(); ++i) all[kept[i]] = given[i];
       const bool is_replay = (*runs)++ > 0;
       for (size_t i = 0; is_replay && i < all.size(); ++i) {
-        if (is_buffer[i]) all[i] = all[i].toTensor().clone();
+        if (buffers_before[i].defined()) all[i] = buffers_before[i].clone();
       }
       return code->run(std::move(all));
     };
@@ -759,6 +771,7 @@ class Compiler {
   const Graph& graph_;
   const CodeOptions& options_;
   std::vector<std::string> buffers_;  // for each value the buffer that it is, or empty
+  std::set<std::string> counted_{};   // counters of batch norms that nodes of the graph count
   Code::Parts parts_;
 };
 
@@ -782,6 +795,14 @@ void store(const Instruction& instruction, Stack& stack, std::vector<IValue>& sl
 }
 
 }  // namespace
+
+bool follows_mode(const Node& node, std::string_view argument) {
+  if (!node.target.starts_with("torch.ops.aten.")) return false;
+  if (argument != "train" && argument != "training" && argument != "use_input_stats") return false;
+  const bool has_statistics = is_batch_norm(node) || node.target.starts_with("torch.ops.aten.instance_norm.");
+  const Argument* mean = find(node, kMean);
+  return !has_statistics || (mean != nullptr && mean->value() != nullptr);
+}
 
 Code::Code(const Graph& graph, const CodeOptions& options, std::vector<std::string> buffers)
     : parts_(std::make_unique<const Parts>(Compiler(graph, options, std::move(buffers)).compile())) {}

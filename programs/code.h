@@ -33,6 +33,11 @@ struct CodeOptions {
   std::string checkpoint{};
 };
 
+// Whether a flag of the node says that the model is training, and so follows the train or eval mode of the module that
+// the node belongs to: "train" of dropout, "training" of batch norm. A batch or instance norm without running
+// statistics has such a flag, too, but takes the statistics of the batch in either mode.
+bool follows_mode(const Node& node, std::string_view argument);
+
 // A graph that can be run: every operator is looked up, every argument converted to what its schema asks for, and every
 // value is freed after its last use. Runs through the dispatcher, so that autograd, autocast and each device work as
 // for operators that C++ code calls. Threading: run() may be called from several threads.

@@ -62,7 +62,6 @@ torch::jit::Module trace(torch::nn::Module& module, const std::function<Batch(co
                          const Batch& example) {
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
   torch::jit::Module scripted = mirror(module, "__torch__.Exported", unit);
-  scripted.eval();
   std::vector<std::string> names;
   for (const auto& [name, tensor] : example) names.push_back(name);
   const auto traced = [&](const Stack& inputs) -> Stack { return {to_result(predict(with_tensors(example, inputs)))}; };
@@ -124,6 +123,8 @@ void expect_same(const Batch& expected, const c10::IValue& result, const std::fi
 
 void export_torchscript(torch::nn::Module& module, const std::function<Batch(const Batch&)>& predict,
                         const Batch& example, const std::filesystem::path& file) {
+  if (example.batch_size() < 2)
+    throw SetupError("export_torchscript() needs a batch of at least 2 samples, to try half of it");
   const ScopedModes modes(module);
   module.eval();
   const c10::NoGradGuard no_gradient;

@@ -70,10 +70,10 @@ using Size = std::variant<std::monostate, int64_t, std::string>;
 struct Input {
   enum class Kind { parameter, buffer, constant, user, fixed };
   Kind kind;
-  std::string name;           // of the parameter, buffer or constant in the archive, or of the user's input in Python
-  bool is_persistent = true;  // for a buffer
-  std::optional<at::ScalarType> dtype{};  // of a user's tensor; null for a number
-  std::vector<Size> sizes{};              // of a user's tensor; for a number that is a size, this size alone
+  std::string name;                       // Python's name
+  bool is_persistent = true;              // for a buffer
+  std::optional<at::ScalarType> dtype{};  // what a user's tensor must be; null: a number
+  std::vector<Size> sizes{};              // what a user's tensor must have; a size alone: what a number must be
 };
 
 struct Output {

@@ -38,11 +38,11 @@ struct ExportedModes {
   bool any_training = false;
 };
 
-bool is_flag(const std::string& name) { return name == "train" || name == "training" || name == "use_input_stats"; }
-
 bool draws_random_numbers(const std::string& target) {
-  constexpr std::string_view kNames[] = {"bernoulli", "bernoulli_", "rand",    "rand_like", "randn",      "randn_like",
-                                         "uniform_",  "normal_",    "randint", "randperm",  "multinomial"};
+  constexpr std::string_view kNames[] = {"bernoulli",   "bernoulli_",  "cauchy_",  "exponential_", "geometric_",
+                                         "log_normal_", "multinomial", "normal",   "normal_",      "poisson",
+                                         "rand",        "rand_like",   "randint",  "randint_like", "randn",
+                                         "randn_like",  "random_",     "randperm", "uniform_"};
   constexpr std::string_view kAten = "torch.ops.aten.";
   if (!target.starts_with(kAten)) return false;
   const std::string name = target.substr(kAten.size(), target.find('.', kAten.size()) - kAten.size());
@@ -53,23 +53,37 @@ void collect(const Graph& graph, ExportedModes& modes) {
   for (const Node& node : graph.nodes) {
     const std::string path = node.modules.empty() ? "" : node.modules.back().path;
     if (draws_random_numbers(node.target)) modes.random.push_back(node.name);
-    if (node.target.find(".scaled_dot_product_attention.") != std::string::npos) modes.attention.push_back(node.name);
+    const bool is_attention = node.target.find(".scaled_dot_product_attention.") != std::string::npos;
+    if (is_attention) modes.attention.push_back(node.name);
     for (const auto& [name, argument] : node.arguments) {
       const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&argument.what);
       if (inner != nullptr) collect(**inner, modes);
       const auto* constant = std::get_if<IValue>(&argument.what);
-      if (constant == nullptr || !constant->isBool() || !is_flag(name)) continue;
+      if (constant == nullptr) continue;
+      if (is_attention && name == "dropout_p" && constant->isDouble()) {
+        modes.any_training |= constant->toDouble() > 0;
+      }
+      if (!constant->isBool() || !program::follows_mode(node, name)) continue;
       modes.of_modules[path] |= constant->toBool();
       modes.any_training |= constant->toBool();
     }
   }
 }
 
-void check_that_a_module_matches(const std::string& glob, const Graph& graph) {
-  std::set<std::string> paths;
+// The paths of all modules that the program calls.
+void collect_modules(const Graph& graph, std::set<std::string>& paths) {
   for (const Node& node : graph.nodes) {
     for (const program::ModuleCall& module : node.modules) paths.insert(module.path);
+    for (const auto& [name, argument] : node.arguments) {
+      const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&argument.what);
+      if (inner != nullptr) collect_modules(**inner, paths);
+    }
   }
+}
+
+void check_that_a_module_matches(const std::string& glob, const Graph& graph) {
+  std::set<std::string> paths;
+  collect_modules(graph, paths);
   const auto matches = [&](const std::string& path) { return ::fnmatch(glob.c_str(), path.c_str(), 0) == 0; };
   if (std::ranges::any_of(paths, matches)) return;
   throw UsageError(unknown_name_message("module in ProgramOptions::checkpoint", glob,
@@ -208,7 +222,7 @@ ProgramImpl::~ProgramImpl() = default;
 
 void ProgramImpl::register_tensors() {
   const program::ExportedProgram& program = archive_->program();
-  std::map<std::string, at::Tensor> by_entry;  // parameters by entry, so that tied ones are one tensor
+  std::map<std::string, at::Tensor> by_place;  // so that tied tensors are one
   std::optional<at::ScalarType> dtype;
   for (const Input& input : program.inputs) {
     at::Tensor& tensor = tensors_.emplace_back();
@@ -216,11 +230,13 @@ void ProgramImpl::register_tensors() {
     if (!is_state(input)) continue;
     const ProgramArchive::Tensor stored = archive_->weight(input.name);
     try {
+      const std::string place = fmt::format("{} {} {} {}", stored.entry, stored.tensor.sizes(), stored.tensor.strides(),
+                                            stored.tensor.storage_offset());
+      const at::Tensor& shared = by_place.try_emplace(place, stored.tensor).first->second;
       if (input.kind == Input::Kind::buffer) {
-        tensor = tree_.add_buffer(input.name, stored.tensor);
+        tensor = tree_.add_buffer(input.name, shared);
         continue;
       }
-      const at::Tensor& shared = by_entry.try_emplace(stored.entry, stored.tensor).first->second;
       tensor = tree_.add_parameter(input.name, shared, stored.requires_grad);
     } catch (const c10::Error& error) {
       throw CheckpointError(fmt::format("{}: tensor '{}' cannot be registered: {}", file_.string(), input.name,
@@ -236,7 +252,7 @@ void ProgramImpl::set_modes() {
   collect(archive_->program().graph, modes);
   for (const auto& [path, is_training] : modes.of_modules) {
     torch::nn::Module& module = tree_.at(path);
-    if (modes.any_training && !is_training) module.eval();
+    if (modes.any_training) module.train(is_training);  // parents come first: it sets the children, too
   }
   if (!modes.any_training && !modes.attention.empty()) {
     log_info(
@@ -272,7 +288,7 @@ void ProgramImpl::compile() {
     buffers.push_back(input.kind == Input::Kind::buffer ? input.name : "");
     if (!is_constant(input)) continue;
     const at::Tensor constant = archive_->constant(input.name).tensor;
-    const bool follows = input.kind == Input::Kind::buffer && constant.scalar_type() == exported_dtype_;
+    const bool follows = input.kind == Input::Kind::buffer && dtype_ != exported_dtype_ && constant.is_floating_point();
     constants_[i] =
         constant.to(device_, follows ? dtype_ : constant.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }

@@ -27,7 +27,8 @@ namespace fulgur::nn {
 
 struct ProgramOptions {
   // A glob of module paths, such as "layers.*": the activations of each call of such a module are not kept, but
-  // computed again in backward (see checkpoint()), on copies of the buffers. Empty: all are kept.
+  // computed again in backward (see checkpoint()), on copies of the buffers. The program must
+  // live until backward is done. Empty: all are kept.
   std::string checkpoint{};
 };
 

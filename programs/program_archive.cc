@@ -268,8 +268,8 @@ void ProgramArchive::write_with(const std::filesystem::path& file,
       fail(fmt::format("{} cannot be written: {}", quote(name), error.what_without_backtrace()));
     }
   }
-  for (const auto& [name, stored] : weights_) {
-    if (!storages.contains(stored.entry)) fail(fmt::format("no values were given for {}", quote(name)));
+  for (const std::string& name : weight_names()) {
+    if (!storages.contains(weights_.at(name).entry)) fail(fmt::format("no values were given for {}", quote(name)));
   }
   write_archive(file, [&](caffe2::serialize::PyTorchStreamWriter& archive) {
     constexpr uint64_t kVersion = 6;  // the version of the zip format that torch.export.save() sets

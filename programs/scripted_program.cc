@@ -45,6 +45,7 @@ ScriptedProgramImpl::ScriptedProgramImpl(const std::filesystem::path& file) : fi
     tree_.add_parameter(name, tensor, tensor.requires_grad());
   }
   for (const auto& [name, tensor] : module_.named_buffers()) tree_.add_buffer(name, tensor);
+  train();
 }
 
 Batch ScriptedProgramImpl::forward(const Batch& inputs) {
@@ -77,7 +78,7 @@ at::Tensor ScriptedProgramImpl::forward(const at::Tensor& input) {
 
 void ScriptedProgramImpl::train(bool on) {
   torch::nn::Module::train(on);
-  module_.train(on);
+  if (module_.is_training() != on) module_.train(on);
 }
 
 void ScriptedProgramImpl::pretty_print(std::ostream& stream) const {

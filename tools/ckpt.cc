@@ -242,7 +242,8 @@ std::string prefix_of(const ProgramArchive& archive, const std::map<std::string,
   if (prefixes.size() == 1) return prefixes.front();
   throw UsageError(prefixes.empty() ? fmt::format("the checkpoint does not have the weights of {} ({}, ...)", program,
                                                   names.empty() ? "none" : names.front())
-                                    : fmt::format("the checkpoint has the weights of {} several times, below {}",
+                                    : fmt::format("the checkpoint has the weights of {} several times, below {}: write "
+                                                  "one of them in C++, by export_program()",
                                                   program, fmt::join(prefixes, ", ")));
 }
 

@@ -105,3 +105,23 @@ class Recursive(nn.Module):
         for _ in range(3):
             x = self.layer(x)
         return self.head(x)
+
+
+class Norms(nn.Module):
+    """A batch norm that is called twice, one under two names, and instance norms with and without running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.twice = nn.BatchNorm2d(8)
+        self.shared = nn.BatchNorm2d(8)
+        self.again = self.shared
+        self.plain = nn.InstanceNorm2d(8)
+        self.tracking = nn.InstanceNorm2d(8, affine=True, track_running_stats=True)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.twice(self.twice(self.first(x)).relu())
+        x = self.plain(self.again(self.shared(x)).tanh()) + self.tracking(x)
+        return self.head(self.drop(x.square().mean((2, 3))))

@@ -84,7 +84,8 @@ def figures_of(tensors):
 def buffers_of(model):
     """Buffers that the state dict has."""
     persistent = model.state_dict()
-    return figures_of((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+    return figures_of((name, buffer) for name, buffer in model.named_buffers(remove_duplicate=False)
+                      if name in persistent)
 
 
 def outputs_of(model, batch):

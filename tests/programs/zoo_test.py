@@ -88,6 +88,13 @@ class ZooTest(training.TrainingTest):
     def test_cnn_exported_in_eval_mode(self):
         self.check(architectures.Cnn, batches_of(pictures), exported_in_training=False)
 
+    def test_norms_that_are_shared_or_without_statistics(self):
+        for exported_in_training in (True, False):
+            for checkpoint in ("", "shared"):
+                with self.subTest(exported_in_training=exported_in_training, checkpoint=checkpoint):
+                    self.check(architectures.Norms, batches_of(pictures), exported_in_training=exported_in_training,
+                               checkpoint=checkpoint)
+
     def test_recurrent_layers(self):
         """torch.export fixes their batch size."""
         for kind in ("LSTM", "GRU", "RNN"):

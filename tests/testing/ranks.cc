@@ -1,7 +1,6 @@
 #include "tests/testing/ranks.h"
 
 #include <ATen/Parallel.h>
-#include <c10/util/signal_handler.h>
 
 #include <barrier>
 #include <exception>
@@ -18,7 +17,6 @@ void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {
 }
 
 void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body) {
-  c10::FatalSignalHandler::getInstance().setPrintStackTracesOnFatalSignal(true);  // a crash says where
   const auto store = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex;
   std::exception_ptr first;
