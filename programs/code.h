@@ -21,7 +21,7 @@ struct CodeOptions {
   std::string file;  // for error messages
 
   // Where the program runs, and in which precision. A device that is written in the graph becomes this one; tensors
-  // that the graph makes from nothing (zeros, arange) in the data type of the exported parameters get that of `dtype`.
+  // that the graph makes from nothing (zeros, arange), with the data type of the exported parameters, get `dtype`.
   c10::Device device = c10::kCPU;
   at::ScalarType exported_dtype = at::kFloat, dtype = at::kFloat;
 

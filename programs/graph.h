@@ -74,6 +74,9 @@ struct Input {
   bool is_persistent = true;              // for a buffer
   std::optional<at::ScalarType> dtype{};  // what a user's tensor must be; null: a number
   std::vector<Size> sizes{};              // what a user's tensor must have; a size alone: what a number must be
+
+  bool is_weight() const { return kind == Kind::parameter || (kind == Kind::buffer && is_persistent); }
+  bool is_constant() const { return kind == Kind::constant || (kind == Kind::buffer && !is_persistent); }
 };
 
 struct Output {

@@ -120,14 +120,6 @@ std::vector<std::string> names_of(const Items& items, Kind kind) {
   return names;
 }
 
-bool is_state(const Input& input) {
-  return input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && input.is_persistent);
-}
-
-bool is_constant(const Input& input) {
-  return input.kind == Input::Kind::constant || (input.kind == Input::Kind::buffer && !input.is_persistent);
-}
-
 at::Tensor to_tensor(const IValue& value) {
   if (value.isTensor()) return value.toTensor();
   if (value.isScalar()) {
@@ -227,7 +219,7 @@ void ProgramImpl::register_tensors() {
   for (const Input& input : program.inputs) {
     at::Tensor& tensor = tensors_.emplace_back();
     constants_.emplace_back();
-    if (!is_state(input)) continue;
+    if (!input.is_weight()) continue;
     const ProgramArchive::Tensor stored = archive_->weight(input.name);
     try {
       const std::string place = fmt::format("{} {} {} {}", stored.entry, stored.tensor.sizes(), stored.tensor.strides(),
@@ -286,7 +278,7 @@ void ProgramImpl::compile() {
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const Input& input = program.inputs[i];
     buffers.push_back(input.kind == Input::Kind::buffer ? input.name : "");
-    if (!is_constant(input)) continue;
+    if (!input.is_constant()) continue;
     const at::Tensor constant = archive_->constant(input.name).tensor;
     const bool follows = input.kind == Input::Kind::buffer && dtype_ != exported_dtype_ && constant.is_floating_point();
     constants_[i] =
@@ -320,9 +312,9 @@ Batch ProgramImpl::forward(const Batch& batch) {
   InputChecker checker(program, file_);
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const Input& input = program.inputs[i];
-    if (is_state(input)) {
+    if (input.is_weight()) {
       values.emplace_back(tensors_[i]);
-    } else if (is_constant(input)) {
+    } else if (input.is_constant()) {
       values.emplace_back(constants_[i]);
     } else if (input.kind == Input::Kind::fixed) {
       values.emplace_back();
@@ -342,7 +334,7 @@ Batch ProgramImpl::forward(const Batch& batch) {
       };
       const auto buffer = std::ranges::find_if(program.inputs, is_buffer);
       const auto index = static_cast<size_t>(buffer - program.inputs.begin());
-      (is_state(*buffer) ? tensors_ : constants_)[index].copy_(tensor);
+      (buffer->is_weight() ? tensors_ : constants_)[index].copy_(tensor);
     } else if (tensor.defined()) {
       outputs.emplace_back(output.name, tensor);
     }
@@ -375,7 +367,7 @@ void ProgramImpl::export_program(const std::filesystem::path& file) const {
   std::map<std::string, at::Tensor> weights;
   const std::vector<Input>& inputs = archive_->program().inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!is_state(inputs[i])) continue;
+    if (!inputs[i].is_weight()) continue;
     weights[inputs[i].name] = tensors_[i].detach().to(at::kCPU, archive_->weight(inputs[i].name).tensor.scalar_type());
   }
   archive_->write_with(file, weights);

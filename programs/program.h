@@ -62,8 +62,8 @@ class ProgramImpl : public torch::nn::Module {
   // Runs the program on its inputs, by the names of forward's arguments in Python; those of a container are "batch.ids"
   // and the like. Other tensors of the batch are ignored. Outputs are named by their keys in Python ("logits"), by
   // their places in a tuple ("0", "1.0"), or "output" if there is one tensor alone; a number becomes a tensor without
-  // dimensions. Throws c10::ValueError for an input that is missing, has another data type or number of dimensions than
-  // at export, or a size for which the program was not exported.
+  // dimensions. Throws c10::ValueError for an input that is missing, has another data type (floating-point types count
+  // as one) or number of dimensions than at export, or a size for which the program was not exported.
   Batch forward(const Batch& inputs);
 
   // The same for a program of one input and one output.

@@ -89,10 +89,6 @@ std::vector<int64_t> whole_numbers(const Json& json) {
   return numbers;
 }
 
-bool is_weight(const Input& input) {
-  return input.kind == Input::Kind::parameter || (input.kind == Input::Kind::buffer && input.is_persistent);
-}
-
 // How many elements of the storage a layout reaches, from its start on; null if they, or the bytes of a contiguous
 // copy, are beyond 64 bits.
 std::optional<int64_t> reach(at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
@@ -201,10 +197,8 @@ void ProgramArchive::check_inside(const Stored& stored) const {
 void ProgramArchive::check_all_there() const {
   std::map<std::string, std::pair<std::string, const Stored*>> owners;  // the first parameter in each entry
   for (const Input& input : program_.inputs) {
-    const bool is_constant =
-        input.kind == Input::Kind::constant || (input.kind == Input::Kind::buffer && !input.is_persistent);
-    if (!is_constant && !is_weight(input)) continue;
-    const Index& index = is_constant ? constants_ : weights_;
+    if (!input.is_constant() && !input.is_weight()) continue;
+    const Index& index = input.is_constant() ? constants_ : weights_;
     const auto found = index.find(input.name);
     if (found == index.end()) fail(fmt::format("has no tensor {}, which its graph uses", quote(input.name)));
     if (input.kind != Input::Kind::parameter) continue;
@@ -244,7 +238,7 @@ ProgramArchive::Tensor ProgramArchive::tensor(const Index& index, const std::str
 std::vector<std::string> ProgramArchive::weight_names() const {
   std::vector<std::string> names;
   for (const Input& input : program_.inputs) {
-    if (is_weight(input)) names.push_back(input.name);
+    if (input.is_weight()) names.push_back(input.name);
   }
   return names;
 }
