@@ -64,8 +64,15 @@ struct Graph {
   std::vector<Node> nodes;
 };
 
-// A size that is known, or the name of a symbol ("s77"), or neither where the archive has an expression of symbols.
-using Size = std::variant<std::monostate, int64_t, std::string>;
+// factor * symbol + offset: the size of a dimension that was exported as Dim("n") has the factor 1 and the offset 0,
+// and of one that was exported as 2 * Dim("n") + 1 it has 2 and 1.
+struct SymbolicSize {
+  std::string symbol;  // "s77"
+  int64_t factor = 1, offset = 0;
+};
+
+// A size that is known, or depends on one symbol, or neither where the archive has another expression.
+using Size = std::variant<std::monostate, int64_t, SymbolicSize>;
 
 struct Input {
   enum class Kind { parameter, buffer, constant, user, fixed };

@@ -18,6 +18,7 @@
 #include "fulgur/base/names.h"
 #include "fulgur/programs/code.h"
 #include "fulgur/programs/graph.h"
+#include "fulgur/programs/input_checker.h"
 #include "fulgur/programs/program_archive.h"
 
 namespace fulgur::nn {
@@ -98,19 +99,6 @@ std::string shorten(std::vector<std::string> names) {
                      num_names > kMost ? fmt::format(" and {} more", num_names - kMost) : "");
 }
 
-std::string text_of(const program::Range& range) {
-  const auto number = [](const std::optional<int64_t>& limit, const char* otherwise) {
-    return limit ? std::to_string(*limit) : otherwise;
-  };
-  return fmt::format("{} to {}", number(range.min, "0"), number(range.max, "any size"));
-}
-
-// Python lets sizes of 0 and 1 pass where a range begins at 2, which export writes for any dynamic size.
-bool is_within(int64_t size, const program::Range& range) {
-  constexpr int64_t kFromAny = 2;
-  return (!range.min || *range.min <= kFromAny || size >= *range.min) && (!range.max || size <= *range.max);
-}
-
 template <class Items, class Kind>
 std::vector<std::string> names_of(const Items& items, Kind kind) {
   std::vector<std::string> names;
@@ -128,74 +116,6 @@ at::Tensor to_tensor(const IValue& value) {
   }
   return {};
 }
-
-// Checks the inputs of one call against those that the program was exported for.
-class InputChecker {
- public:
-  InputChecker(const program::ExportedProgram& program, const std::filesystem::path& file)
-      : program_(program), file_(file.string()) {}
-
-  // The tensor or number that the batch has for a user's input.
-  IValue value_of(const Input& input, const Batch& batch) {
-    if (!batch.contains(input.name)) fail_by_missing(input, batch);
-    const at::Tensor& tensor = batch[input.name];
-    if (!input.dtype) return number_of(input, tensor);
-    const bool both_floating = at::isFloatingType(*input.dtype) && tensor.is_floating_point();
-    TORCH_CHECK_VALUE(both_floating || tensor.scalar_type() == *input.dtype,
-                      fmt::format("input '{}' of {} is {}, but the program was exported for {}; convert it by to()",
-                                  input.name, file_, toString(tensor.scalar_type()), toString(*input.dtype)));
-    TORCH_CHECK_VALUE(tensor.dim() == static_cast<int64_t>(input.sizes.size()),
-                      fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
-                                  input.name, file_, tensor.sizes(), input.sizes.size()));
-    for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
-      check_size(tensor.sizes()[dim], input.sizes[dim], fmt::format("dimension {} of '{}'", dim, input.name));
-    }
-    return tensor;
-  }
-
- private:
-  [[noreturn]] void fail_by_missing(const Input& input, const Batch& batch) const {
-    std::vector<std::string> given;
-    for (const auto& [name, tensor] : batch) given.push_back(name);
-    C10_THROW_ERROR(ValueError, fmt::format("{} needs the inputs {}: {}", file_,
-                                            fmt::join(names_of(program_.inputs, Input::Kind::user), ", "),
-                                            unknown_name_message("tensor of the batch", input.name, given)));
-  }
-
-  IValue number_of(const Input& input, const at::Tensor& tensor) {
-    const bool is_size = !input.sizes.empty();
-    const bool is_whole = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
-    TORCH_CHECK_VALUE(
-        tensor.numel() == 1 && (is_whole || !is_size),
-        fmt::format("input '{}' of {} is {} of sizes {}, but the program was exported for a {}number", input.name,
-                    file_, toString(tensor.scalar_type()), tensor.sizes(), is_size ? "whole " : ""));
-    if (is_size) check_size(tensor.item<int64_t>(), input.sizes.front(), fmt::format("'{}'", input.name));
-    return tensor.item();
-  }
-
-  void check_size(int64_t size, const program::Size& exported, const std::string& place) {
-    if (const auto* fixed = std::get_if<int64_t>(&exported)) {
-      TORCH_CHECK_VALUE(size == *fixed,
-                        fmt::format("{} of {} is {}, but the program was exported for {} alone; export it with "
-                                    "dynamic_shapes and torch.export.Dim to allow others",
-                                    place, file_, size, *fixed));
-    }
-    const auto* symbol = std::get_if<std::string>(&exported);
-    if (symbol == nullptr) return;
-    const auto& [first_size, first_place] = known_.try_emplace(*symbol, size, place).first->second;
-    TORCH_CHECK_VALUE(size == first_size, fmt::format("{} of {} is {}, and {} is {}, but they must be equal",
-                                                      first_place, file_, first_size, place, size));
-    const auto range = program_.ranges.find(*symbol);
-    TORCH_CHECK_VALUE(range == program_.ranges.end() || is_within(size, range->second),
-                      fmt::format("{} of {} is {}, but the program was exported for {}; export it with another range "
-                                  "of torch.export.Dim",
-                                  place, file_, size, text_of(range->second)));
-  }
-
-  const program::ExportedProgram& program_;
-  const std::string file_;
-  std::map<std::string, std::pair<int64_t, std::string>> known_;  // by symbol: the size, and where it is
-};
 
 }  // namespace
 
@@ -309,7 +229,7 @@ Batch ProgramImpl::forward(const Batch& batch) {
   const program::ExportedProgram& program = archive_->program();
   std::vector<IValue> values;
   values.reserve(program.inputs.size());
-  InputChecker checker(program, file_);
+  program::InputChecker checker(program, file_.string());
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const Input& input = program.inputs[i];
     if (input.is_weight()) {

@@ -12,7 +12,7 @@
 #include "fulgur/base/names.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/checkpoint/formats/write_archive.h"
-#include "fulgur/checkpoint/formats/zip_directory.h"
+#include "fulgur/programs/archive_entries.h"
 
 namespace fulgur {
 namespace {
@@ -22,50 +22,8 @@ using program::Input;
 
 constexpr std::string_view kModelsFolder = "models/", kJsonEnding = ".json";
 
-// An entry's bytes, and its name below the folder that all are in.
-struct Entry {
-  std::string name;
-  std::string_view bytes;
-};
-
-void check_apart(std::vector<Entry> entries, std::string_view file) {
-  std::ranges::sort(entries, {}, [](const Entry& entry) { return entry.bytes.data(); });
-  const Entry* before = nullptr;
-  for (const Entry& entry : entries) {
-    if (entry.bytes.empty()) continue;
-    if (before != nullptr && before->bytes.data() + before->bytes.size() > entry.bytes.data()) {
-      throw CheckpointError(
-          fmt::format("{}: its entries {} and {} overlap", file, quote(before->name), quote(entry.name)));
-    }
-    before = &entry;
-  }
-}
-
-// The entries of a zip file, all stored as they are.
-std::map<std::string, std::string_view> read_entries(const MemoryMap& map, std::string_view file) {
-  const std::string_view bytes(map.bytes().data(), map.bytes().size());
-  const ReadBytes read = [&](uint64_t begin, uint64_t num_bytes) {
-    return std::string(bytes.substr(begin, num_bytes));
-  };
-  std::vector<Entry> all;
-  std::map<std::string, std::string_view> by_name;
-  for (const ZipEntry& entry : read_zip_directory(read, bytes.size(), file)) {
-    if (entry.method != 0 || entry.is_encrypted || entry.stored_bytes != entry.num_bytes) {
-      throw CheckpointError(
-          fmt::format("{}: its entry {} is compressed, which torch.export.save() never does", file, quote(entry.name)));
-    }
-    const uint64_t begin = zip_entry_begin(entry, read, bytes.size(), file);
-    all.push_back({entry.name.substr(entry.name.find('/') + 1), bytes.substr(begin, entry.num_bytes)});
-    if (!by_name.emplace(all.back().name, all.back().bytes).second) {
-      throw CheckpointError(fmt::format("{}: two of its entries are called {}", file, quote(all.back().name)));
-    }
-  }
-  check_apart(std::move(all), file);
-  return by_name;
-}
-
 // The names of the programs in the archive.
-std::vector<std::string> program_names(const std::map<std::string, std::string_view>& entries) {
+std::vector<std::string> program_names(const ArchiveEntries& entries) {
   std::vector<std::string> names;
   for (const auto& [name, bytes] : entries) {
     if (!name.starts_with(kModelsFolder) || !name.ends_with(kJsonEnding)) continue;
@@ -112,14 +70,18 @@ std::optional<int64_t> reach(at::IntArrayRef sizes, at::IntArrayRef strides, int
 
 ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryMap::open(file)) {
   try {
-    entries_ = read_entries(*map_, file.string());
+    entries_ = read_archive_entries(*map_);
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}; an archive of torch.export.save() is needed", error.what()));
   }
   const std::vector<std::string> names = program_names(entries_);
   if (names.size() != 1) {
-    fail(names.empty() ? "holds no program of torch.export.save(); torch 2.11 writes one as models/model.json"
-                       : fmt::format("holds several programs ({}); one is read", fmt::join(names, ", ")));
+    const auto is_code = [](const auto& entry) { return entry.first.starts_with(kCompiledFolder); };
+    fail(!names.empty() ? fmt::format("holds several programs ({}); one is read", fmt::join(names, ", "))
+         : std::ranges::any_of(entries_, is_code)
+             ? "is a package of AOTInductor, which has no backward: a Predictor runs it, and what torch.export.save() "
+               "has written can be trained"
+             : "holds no program of torch.export.save(); torch 2.11 writes one as models/model.json");
   }
   model_ = names.front();
   if (const auto order = entries_.find("byteorder"); order != entries_.end() && order->second != "little") {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "fulgur/checkpoint/memory_map.h"
+#include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/graph.h"
 
 namespace fulgur {
@@ -63,8 +64,8 @@ class ProgramArchive {
   [[noreturn]] void fail(std::string_view reason) const;
 
   std::shared_ptr<const MemoryMap> map_;
-  std::map<std::string, std::string_view> entries_;  // the bytes by name, below the one folder that all are in
-  std::string model_;                                // the program's name in the archive
+  ArchiveEntries entries_;
+  std::string model_;  // the program's name in the archive
   program::ExportedProgram program_;
   Index weights_, constants_;
 };

@@ -58,7 +58,7 @@ TEST(Graph, HasTheValuesAndNodesInOrder) {
   EXPECT_EQ(program.graph.outputs.at(0).value()->index, 7u);
   EXPECT_EQ(program.inputs.back().kind, Input::Kind::user);
   EXPECT_EQ(program.inputs.back().dtype, at::kFloat);
-  const std::string symbol = std::get<std::string>(program.inputs.back().sizes.at(0));
+  const std::string symbol = std::get<program::SymbolicSize>(program.inputs.back().sizes.at(0)).symbol;
   EXPECT_EQ(std::get<int64_t>(program.inputs.back().sizes.at(1)), 4);
   EXPECT_EQ(program.ranges.at(symbol).max, std::nullopt);
 }
@@ -83,7 +83,7 @@ TEST(Graph, ANumberMayBeAnInput) {
   EXPECT_EQ(input.name, "n");
   EXPECT_EQ(input.dtype, std::nullopt);
   ASSERT_EQ(input.sizes.size(), 1u);
-  EXPECT_EQ(std::get<std::string>(input.sizes[0]), "s86");
+  EXPECT_EQ(std::get<program::SymbolicSize>(input.sizes[0]).symbol, "s86");
 }
 
 TEST(Graph, RefusesOtherVersionsOfTheSchema) {

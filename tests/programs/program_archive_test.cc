@@ -198,7 +198,7 @@ TEST_F(Archive, RefusesEntriesThatAreCompressedOrTwice) {
     return refusal(other);
   };
   const std::string entry = "tiny/models/model.json",
-                    reason = "its entry '" + entry + "' is compressed, which torch.export.save() never does";
+                    reason = "its entry '" + entry + "' is compressed, which torch never does";
   EXPECT_EQ(changed(central(entry) + 10, uint16_t{8}), reason + kNeeded);
   EXPECT_EQ(changed(central(entry) + 8, uint16_t{1}), reason + kNeeded);  // encrypted
   EXPECT_EQ(changed(central(entry) + 24, uint32_t{0x7fffffff}), reason + kNeeded);

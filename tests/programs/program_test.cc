@@ -351,8 +351,28 @@ TEST(Program, RefusesSizesThatTheProgramWasNotExportedFor) {
                 " is 3, but the program was exported for 4 to 32; export it with "
                 "another range of torch.export.Dim");
   EXPECT_EQ(refusal(load("sizes"), {{"left", torch::ones({6, 3})}, {"right", torch::ones({7, 5})}}),
-            "dimension 0 of 'left' of " + sizes + " is 6, and dimension 0 of 'right' is 7, but they must be equal");
+            "dimension 0 of 'right' of " + sizes + " is 7, but it must be 6 to go with dimension 0 of 'left'");
   load("sizes")->forward({{"left", torch::ones({4, 3})}, {"right", torch::ones({4, 0})}});  // as Python lets it pass
+}
+
+TEST(Program, ChecksASizeThatIsAMultipleOfAnother) {
+  const testing::TempDir folder;
+  ArchiveFile file("sizes");
+  file.change_program([](Json& program) {
+    Json& values = program["graph_module"]["graph"]["tensor_values"];
+    const std::string symbol = values["left"]["sizes"][0]["as_expr"]["expr_str"];
+    values["right"]["sizes"][0]["as_expr"]["expr_str"] = "Add(Mul(Integer(2), " + symbol + "), Integer(1))";
+  });
+  nn::Program net(file.write(folder.path() / "sizes.pt2"));
+  const std::string name = (folder.path() / "sizes.pt2").string();
+  const auto of = [](int64_t left, int64_t right) {
+    return Batch{{"left", torch::ones({left, 3})}, {"right", torch::ones({right, 5})}};
+  };
+  net->forward(of(4, 9));
+  EXPECT_THAT(refusal(net, of(4, 10)),
+              StartsWith("dimension 0 of 'right' of " + name + " is 10, but the program was exported for 2 * s"));
+  EXPECT_EQ(refusal(net, of(4, 11)),
+            "dimension 0 of 'right' of " + name + " is 11, but it must be 9 to go with dimension 0 of 'left'");
 }
 
 TEST(Program, ChecksANumber) {

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "fulgur/checkpoint/memory_map.h"
+
+namespace fulgur {
+
+// The bytes of each entry of a `.pt2` archive, views of the map, by its name below the one folder that all are in:
+// "models/model.json".
+using ArchiveEntries = std::map<std::string, std::string_view>;
+
+// Where AOTInductor's code is.
+inline constexpr std::string_view kCompiledFolder = "data/aotinductor/";
+
+// Throws CheckpointError if the file is no zip file, if two entries overlap or have the same name, or if one is
+// compressed, which torch never does.
+ArchiveEntries read_archive_entries(const MemoryMap& map);
+
+}  // namespace fulgur

@@ -1,0 +1,110 @@
+#include "fulgur/programs/input_checker.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdlib>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "fulgur/base/names.h"
+
+namespace fulgur::program {
+namespace {
+
+using c10::IValue;
+
+std::string text_of(const Range& range) {
+  const auto number = [](const std::optional<int64_t>& limit, const char* otherwise) {
+    return limit ? std::to_string(*limit) : otherwise;
+  };
+  return fmt::format("{} to {}", number(range.min, "0"), number(range.max, "any size"));
+}
+
+// "2 * s77 + 1"
+std::string text_of(const SymbolicSize& size) {
+  std::string text = size.symbol;
+  if (size.factor != 1) text = fmt::format("{} * {}", size.factor, text);
+  if (size.offset != 0) text += fmt::format(" {} {}", size.offset < 0 ? '-' : '+', std::abs(size.offset));
+  return text;
+}
+
+// Python lets sizes of 0 and 1 pass where a range begins at 2, which export writes for any dynamic size.
+bool is_within(int64_t size, const Range& range) {
+  constexpr int64_t kFromAny = 2;
+  return (!range.min || *range.min <= kFromAny || size >= *range.min) && (!range.max || size <= *range.max);
+}
+
+}  // namespace
+
+IValue InputChecker::value_of(const Input& input, const Batch& batch) {
+  if (!batch.contains(input.name)) fail_by_missing(input, batch);
+  const at::Tensor& tensor = batch[input.name];
+  if (!input.dtype) return number_of(input, tensor);
+  const bool both_floating = at::isFloatingType(*input.dtype) && tensor.is_floating_point();
+  TORCH_CHECK_VALUE(both_floating || tensor.scalar_type() == *input.dtype,
+                    fmt::format("input '{}' of {} is {}, but the program was exported for {}; convert it by to()",
+                                input.name, file_, toString(tensor.scalar_type()), toString(*input.dtype)));
+  TORCH_CHECK_VALUE(tensor.dim() == static_cast<int64_t>(input.sizes.size()),
+                    fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
+                                input.name, file_, tensor.sizes(), input.sizes.size()));
+  for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
+    check_size(tensor.sizes()[dim], input.sizes[dim], fmt::format("dimension {} of '{}'", dim, input.name));
+  }
+  return tensor;
+}
+
+void InputChecker::fail_by_missing(const Input& input, const Batch& batch) const {
+  std::vector<std::string> needed, given;
+  for (const Input& other : program_.inputs) {
+    if (other.kind == Input::Kind::user) needed.push_back(other.name);
+  }
+  for (const auto& [name, tensor] : batch) given.push_back(name);
+  C10_THROW_ERROR(ValueError, fmt::format("{} needs the inputs {}: {}", file_, fmt::join(needed, ", "),
+                                          unknown_name_message("tensor of the batch", input.name, given)));
+}
+
+IValue InputChecker::number_of(const Input& input, const at::Tensor& tensor) {
+  const bool is_size = !input.sizes.empty();
+  const bool is_whole = at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+  TORCH_CHECK_VALUE(
+      tensor.numel() == 1 && (is_whole || !is_size),
+      fmt::format("input '{}' of {} is {} of sizes {}, but the program was exported for a {}number", input.name, file_,
+                  toString(tensor.scalar_type()), tensor.sizes(), is_size ? "whole " : ""));
+  if (is_size) check_size(tensor.item<int64_t>(), input.sizes.front(), fmt::format("'{}'", input.name));
+  return tensor.item();
+}
+
+void InputChecker::check_size(int64_t size, const Size& exported, const std::string& place) {
+  if (const auto* fixed = std::get_if<int64_t>(&exported)) {
+    TORCH_CHECK_VALUE(size == *fixed,
+                      fmt::format("{} of {} is {}, but the program was exported for {} alone; export it with "
+                                  "dynamic_shapes and torch.export.Dim to allow others",
+                                  place, file_, size, *fixed));
+  }
+  if (const auto* symbolic = std::get_if<SymbolicSize>(&exported)) check_symbol(size, *symbolic, place);
+}
+
+void InputChecker::check_symbol(int64_t size, const SymbolicSize& exported, const std::string& place) {
+  TORCH_CHECK_VALUE(
+      (size - exported.offset) % exported.factor == 0,
+      fmt::format("{} of {} is {}, but the program was exported for {}", place, file_, size, text_of(exported)));
+  const int64_t value = (size - exported.offset) / exported.factor;
+  const auto& [first_value, first_place] = known_.try_emplace(exported.symbol, value, place).first->second;
+  if (value != first_value) {
+    const int64_t needed = exported.factor * first_value + exported.offset;
+    C10_THROW_ERROR(ValueError, fmt::format("{} of {} is {}, but it must be {} to go with {}", place, file_, size,
+                                            needed, first_place));
+  }
+  const auto range = program_.ranges.find(exported.symbol);
+  if (range == program_.ranges.end() || is_within(value, range->second)) return;
+  const std::string expression = text_of(exported);
+  const std::string where = expression == exported.symbol ? "" : fmt::format(" in {}", expression);
+  C10_THROW_ERROR(ValueError, fmt::format("{} of {} is {}, but the program was exported for {}{}; export it with "
+                                          "another range of torch.export.Dim",
+                                          place, file_, size, text_of(range->second), where));
+}
+
+}  // namespace fulgur::program

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "fulgur/core/batch.h"
+#include "fulgur/programs/graph.h"
+
+namespace fulgur::program {
+
+// Checks the inputs of one call against those for which the program was exported. Borrows the program.
+class InputChecker {
+ public:
+  // `file` is where the program is from, for messages.
+  InputChecker(const ExportedProgram& program, std::string file) : program_(program), file_(std::move(file)) {}
+
+  // The tensor or number that the batch has for a user's input. Throws c10::ValueError that names the input if it is
+  // missing, has another data type (floating-point types count as one) or number of dimensions than at export, or a
+  // size that was not exported or does not go with that of an input before.
+  c10::IValue value_of(const Input& input, const Batch& batch);
+
+ private:
+  [[noreturn]] void fail_by_missing(const Input& input, const Batch& batch) const;
+  c10::IValue number_of(const Input& input, const at::Tensor& tensor);
+  void check_size(int64_t size, const Size& exported, const std::string& place);
+  void check_symbol(int64_t size, const SymbolicSize& exported, const std::string& place);
+
+  const ExportedProgram& program_;
+  const std::string file_;
+  std::map<std::string, std::pair<int64_t, std::string>> known_;  // by symbol: its value, and where that is from
+};
+
+}  // namespace fulgur::program
