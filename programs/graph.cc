@@ -372,8 +372,8 @@ Json parse_inner(const std::string& text, const char* name) {
 }
 
 // The tree of a "[1, {...}]" in the signature of the root module.
-Json to_spec(const Json& signature, const char* name) {
-  const Json spec = parse_inner(text(signature, name), name);
+Json to_spec(const std::string& text, const char* name) {
+  const Json spec = parse_inner(text, name);
   if (!spec.is_array() || spec.size() != 2) throw BadJson(fmt::format("'{}' is unreadable", name));
   return spec[1];
 }
@@ -386,28 +386,23 @@ const Json* root_signature(const Json& module) {
 }
 
 // The user's inputs in the order of the graph: positional ones by the names of forward's arguments, then keywords.
-std::vector<std::string> input_names(const Json& module) {
-  const Json* signature = root_signature(module);
-  if (signature == nullptr) return {};
-  const Json spec = to_spec(*signature, "in_spec");
+std::vector<std::string> input_names(const std::string& in_spec, const Json& argument_names) {
+  const Json spec = to_spec(in_spec, "in_spec");
   const Json& children = array(spec, "children_spec");
   if (children.size() != 2) return {};
-  const Json arguments = signature->value("forward_arg_names", Json());
   std::vector<std::string> names;
   const Json& positional = array(children[0], "children_spec");
   for (size_t i = 0; i < positional.size(); ++i) {
-    const bool is_named = arguments.is_array() && i < arguments.size() && arguments[i].is_string();
-    add_leaf_names(positional[i], is_named ? arguments[i].get<std::string>() : std::to_string(i), names);
+    const bool is_named = argument_names.is_array() && i < argument_names.size() && argument_names[i].is_string();
+    add_leaf_names(positional[i], is_named ? argument_names[i].get<std::string>() : std::to_string(i), names);
   }
   add_leaf_names(children[1], "", names);
   return names;
 }
 
-std::vector<std::string> output_names(const Json& module) {
-  const Json* signature = root_signature(module);
-  if (signature == nullptr) return {};
+std::vector<std::string> output_names(const std::string& out_spec) {
   std::vector<std::string> names;
-  add_leaf_names(to_spec(*signature, "out_spec"), "", names);
+  add_leaf_names(to_spec(out_spec, "out_spec"), "", names);
   if (names.size() == 1 && names.front().empty()) names.front() = "output";
   return names;
 }
@@ -445,7 +440,12 @@ std::vector<Input> parse_inputs(const Json& module, const Graph& graph) {
   const Json& json = object(module, "graph");
   if (specs.size() != graph.inputs.size()) throw BadJson("the signature has other inputs than the graph");
   const auto is_leaf = [](const Json& spec) { return spec.contains("user_input") || spec.contains("constant_input"); };
-  NamesInOrder names(input_names(module), static_cast<size_t>(std::count_if(specs.begin(), specs.end(), is_leaf)));
+  const Json* signature = root_signature(module);
+  std::vector<std::string> of_call;
+  if (signature != nullptr) {
+    of_call = input_names(text(*signature, "in_spec"), signature->value("forward_arg_names", Json()));
+  }
+  NamesInOrder names(std::move(of_call), static_cast<size_t>(std::count_if(specs.begin(), specs.end(), is_leaf)));
   std::vector<Input> inputs;
   for (const Json& choice : specs) {
     const auto [kind, spec] = the_member(choice);
@@ -486,7 +486,9 @@ std::vector<Output> parse_outputs(const Json& module, const Graph& graph) {
   if (specs.size() != graph.outputs.size()) throw BadJson("the signature has other outputs than the graph");
   const auto is_leaf = [](const Json& spec) { return spec.contains("user_output"); };
   const auto num_leaves = static_cast<size_t>(std::count_if(specs.begin(), specs.end(), is_leaf));
-  NamesInOrder names(output_names(module), num_leaves);
+  const Json* signature = root_signature(module);
+  NamesInOrder names(signature == nullptr ? std::vector<std::string>() : output_names(text(*signature, "out_spec")),
+                     num_leaves);
   std::vector<Output> outputs;
   for (const Json& choice : specs) {
     const auto [kind, spec] = the_member(choice);
@@ -578,6 +580,14 @@ at::ScalarType to_dtype(int64_t number) {
       return at::kFloat8_e5m2fnuz;
     default:
       throw BadJson(fmt::format("data type {} is unknown", number));
+  }
+}
+
+CallNames parse_call_names(std::string_view in_spec, std::string_view out_spec, std::string_view file) {
+  try {
+    return {.inputs = input_names(std::string(in_spec), Json()), .outputs = output_names(std::string(out_spec))};
+  } catch (const BadJson& error) {
+    throw CheckpointError(fmt::format("{}: {}", file, error.what()));
   }
 }
 

@@ -110,6 +110,14 @@ struct ExportedProgram {
 // major version, and what is not supported (custom objects, tokens).
 ExportedProgram parse_program(std::string_view model_json, std::string_view file);
 
+// The names of the inputs and outputs in the specification of a call (pytree's JSON) that a package of AOTInductor has:
+// keywords by their names, and positional arguments, whose names it lacks, by their places. Throws CheckpointError that
+// names `file`.
+struct CallNames {
+  std::vector<std::string> inputs, outputs;
+};
+CallNames parse_call_names(std::string_view in_spec, std::string_view out_spec, std::string_view file);
+
 // The data type that has this number in archives, which is not its number in c10. Throws BadJson if there is none.
 at::ScalarType to_dtype(int64_t number);
 

@@ -21,6 +21,7 @@
 #include "fulgur/checkpoint/formats/torch_archive.h"
 #include "fulgur/checkpoint/manifest.h"
 #include "fulgur/cli/command_line.h"
+#include "fulgur/programs/checkpoint_weights.h"
 #include "fulgur/programs/program_archive.h"
 
 namespace fulgur {
@@ -185,16 +186,6 @@ bool differ(const fs::path& first, const fs::path& second) {
   return difference.any();
 }
 
-// Python's load_state_dict expects every name of tied weights.
-NamedTensors weights_by_every_name(const CheckpointReader& checkpoint) {
-  NamedTensors weights = checkpoint.finished_weights();
-  const std::map<std::string, at::Tensor> by_name(weights.begin(), weights.end());
-  for (const auto& parameter : checkpoint.manifest().parameters) {
-    if (!parameter.alias_of.empty()) weights.emplace_back(parameter.name, by_name.at(parameter.alias_of));
-  }
-  return weights;
-}
-
 // Maps each further name of tied weights to the name that has the tensor, as safetensors.torch.save_model() does.
 std::map<std::string, std::string> metadata_of(const CheckpointReader& checkpoint) {
   std::map<std::string, std::string> metadata;
@@ -223,43 +214,16 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
   fmt::print("{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
 }
 
-// What stands before every name of the program's weights in the checkpoint: "net." for a nn::Program that a Module has
-// registered as "net". Throws if the checkpoint has no such weights, or has them under several prefixes.
-std::string prefix_of(const ProgramArchive& archive, const std::map<std::string, at::Tensor>& weights,
-                      const std::string& program) {
-  const std::vector<std::string> names = archive.weight_names();
-  std::vector<std::string> prefixes;
-  for (const auto& [name, tensor] : weights) {
-    if (names.empty() || !name.ends_with(names.front())) continue;
-    const std::string prefix = name.substr(0, name.size() - names.front().size());
-    if (!prefix.empty() && !prefix.ends_with('.')) continue;
-    const auto is_there = [&](const std::string& own) {
-      const auto found = weights.find(prefix + own);
-      return found != weights.end() && found->second.sizes() == archive.weight(own).tensor.sizes();
-    };
-    if (std::ranges::all_of(names, is_there)) prefixes.push_back(prefix);
-  }
-  if (prefixes.size() == 1) return prefixes.front();
-  throw UsageError(prefixes.empty() ? fmt::format("the checkpoint does not have the weights of {} ({}, ...)", program,
-                                                  names.empty() ? "none" : names.front())
-                                    : fmt::format("the checkpoint has the weights of {} several times, below {}: write "
-                                                  "one of them in C++, by export_program()",
-                                                  program, fmt::join(prefixes, ", ")));
-}
-
 void write_program(const CheckpointReader& checkpoint, const fs::path& file, const std::string& program) {
   if (program.empty()) {
     throw UsageError(
         fmt::format("'{}': give the archive that the weights belong to, --program=<file>.pt2", file.string()));
   }
   const ProgramArchive archive(program);
-  const NamedTensors tensors = weights_by_every_name(checkpoint);
-  const std::map<std::string, at::Tensor> weights(tensors.begin(), tensors.end());
-  const std::string prefix = prefix_of(archive, weights, program);
-  std::map<std::string, at::Tensor> values;
-  for (const std::string& name : archive.weight_names()) {
-    values[name] = weights.at(prefix + name).to(archive.weight(name).tensor.scalar_type());
-  }
+  std::map<std::string, std::vector<int64_t>> sizes;
+  for (const std::string& name : archive.weight_names()) sizes[name] = archive.weight(name).tensor.sizes().vec();
+  std::map<std::string, at::Tensor> values = weights_of_program(checkpoint, sizes, program);
+  for (auto& [name, value] : values) value = value.to(archive.weight(name).tensor.scalar_type());
   archive.write_with(file, values);
 }
 

@@ -1,0 +1,213 @@
+#include "fulgur/programs/compiled_package.h"
+
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
+#include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/memory_map.h"
+#include "fulgur/programs/checkpoint_weights.h"
+#include "fulgur/programs/input_checker.h"
+
+namespace fulgur {
+namespace {
+
+using program::Input;
+using program::Output;
+using torch::inductor::AOTIModelPackageLoader;
+
+// Where //tools:export puts the program's model.json.
+constexpr std::string_view kProgramEntry = "extra/program.json";
+
+std::set<std::string> model_names(const ArchiveEntries& entries) {
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : entries) {
+    if (!name.starts_with(kCompiledFolder)) continue;
+    const std::string rest = name.substr(kCompiledFolder.size());
+    names.insert(rest.substr(0, rest.find('/')));
+  }
+  return names;
+}
+
+// Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
+bool has_instructions([[maybe_unused]] std::string_view name) {
+#if defined(__x86_64__)
+  if (name == "AVX2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (name == "AVX512") {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+  if (name == "AVX512_VNNI") return __builtin_cpu_supports("avx512vnni");
+#endif
+  return true;
+}
+
+std::string machine() {
+#if defined(__x86_64__)
+  return "x86_64";
+#elif defined(__aarch64__)
+  return "aarch64";
+#else
+  return "another processor";
+#endif
+}
+
+template <class Items>
+std::vector<std::string> names_of_users(const Items& items) {
+  std::vector<std::string> names;
+  for (const auto& item : items) {
+    if (item.kind == std::decay_t<decltype(item)>::Kind::user) names.push_back(item.name);
+  }
+  return names;
+}
+
+}  // namespace
+
+bool is_compiled_package(const ArchiveEntries& entries) {
+  return std::ranges::any_of(entries, [](const auto& entry) { return entry.first.starts_with(kCompiledFolder); });
+}
+
+CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device device) : file_(file), device_(device) {
+  const auto map = MemoryMap::open(file);
+  const ArchiveEntries entries = read_archive_entries(*map);
+  const std::set<std::string> models = model_names(entries);
+  if (models.size() != 1) {
+    fail(fmt::format("holds {} compiled models ({}); one is run", models.size(), fmt::join(models, ", ")));
+  }
+  if (const auto json = entries.find(std::string(kProgramEntry)); json != entries.end()) {
+    program_ = program::parse_program(json->second, file.string());
+    names_ = {.inputs = names_of_users(program_->inputs), .outputs = names_of_users(program_->outputs)};
+    for (const Input& input : program_->inputs) {
+      if (input.kind == Input::Kind::user && !input.dtype) {
+        fail(fmt::format("takes a number, '{}', which compiled code does not", input.name));
+      }
+    }
+  }
+  check_machine(*models.begin());
+  try {
+    const unsigned num_threads = std::max(1U, std::thread::hardware_concurrency());  // that run at the same time
+    loader_ = std::make_unique<AOTIModelPackageLoader>(file.string(), *models.begin(), /*run_single_threaded=*/false,
+                                                       num_threads, device_.index());
+    if (program_) return;
+    const std::vector<std::string> specs = loader_->get_call_spec();
+    if (specs.size() == 2) names_ = program::parse_call_names(specs[0], specs[1], file.string());
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const std::exception& error) {  // the loader throws types of its own
+    fail(fmt::format("cannot be loaded: {}", error.what()));
+  }
+}
+
+CompiledPackage::~CompiledPackage() = default;
+
+void CompiledPackage::check_machine(const std::string& model) const {
+  std::unordered_map<std::string, std::string> metadata;
+  try {
+    metadata = AOTIModelPackageLoader::load_metadata_from_package(file_.string(), model);
+  } catch (const std::exception& error) {
+    fail(fmt::format("cannot be loaded: {}", error.what()));
+  }
+  const std::string needed_device = metadata["AOTI_DEVICE_KEY"];
+  if (needed_device != c10::DeviceTypeName(device_.type(), /*lower_case=*/true)) {
+    fail(fmt::format("was compiled for {}, but is to run on {}", needed_device, device_.str()));
+  }
+  if (const std::string& other = metadata["AOTI_MACHINE"]; !other.empty() && other != machine()) {
+    fail(fmt::format("was compiled for {}, but this machine is {}: compile it here, by //tools:export", other,
+                     machine()));
+  }
+  const std::string instructions = metadata["AOTI_CPU_ISA"];
+  for (size_t begin = 0; begin < instructions.size();) {
+    const size_t end = std::min(instructions.find(' ', begin), instructions.size());
+    const std::string name = instructions.substr(begin, end - begin);
+    if (!has_instructions(name)) {
+      fail(
+          fmt::format("was compiled for processors with {}, which this one does not have: compile it here, by "
+                      "//tools:export",
+                      name));
+    }
+    begin = end + 1;
+  }
+}
+
+std::vector<std::string> CompiledPackage::output_names() const { return names_.outputs; }
+
+// The tensors as the code reads them: in the order of the call, contiguous, on its device.
+std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
+  std::vector<at::Tensor> tensors;
+  if (!program_) {
+    for (const std::string& name : names_.inputs) tensors.push_back(batch[name].to(device_).contiguous());
+    return tensors;
+  }
+  program::InputChecker checker(*program_, file_.string());
+  for (const Input& input : program_->inputs) {
+    if (input.kind != Input::Kind::user) continue;
+    const at::Tensor tensor = checker.value_of(input, batch).toTensor();
+    TORCH_CHECK_VALUE(tensor.scalar_type() == *input.dtype,
+                      fmt::format("input '{}' of {} is {}, but it was compiled for {}; convert it by to()", input.name,
+                                  file_.string(), toString(tensor.scalar_type()), toString(*input.dtype)));
+    tensors.push_back(tensor.to(device_).contiguous());
+  }
+  return tensors;
+}
+
+Batch CompiledPackage::run(const Batch& inputs) {
+  const c10::NoGradGuard no_gradient;
+  std::vector<at::Tensor> tensors = arguments(inputs);
+  {
+    const std::lock_guard passing(gate_);
+  }
+  const std::vector<at::Tensor> results = loader_->boxed_run(std::move(tensors));
+  if (results.size() != names_.outputs.size()) {
+    fail(fmt::format("gives {} outputs, but its program has {}", results.size(), names_.outputs.size()));
+  }
+  std::vector<Batch::Entry> outputs;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].defined()) outputs.emplace_back(names_.outputs[i], results[i]);
+  }
+  return Batch(std::move(outputs));
+}
+
+void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
+  if (!program_) {
+    throw UsageError(
+        fmt::format("{} cannot take other weights: AOTInductor writes small ones into the code; compile the program by "
+                    "//tools:export, which keeps all of them apart",
+                    file_.string()));
+  }
+  const std::lock_guard setting(setting_);
+  const std::unordered_map<std::string, at::Tensor> current =
+      loader_->get_runner()->extract_constants_map(/*use_inactive=*/false);
+  std::map<std::string, std::vector<int64_t>> sizes;
+  for (const Input& input : program_->inputs) {
+    const auto found = current.find(input.name);  // missing: the code does not use it
+    if (input.is_weight() && found != current.end()) sizes[input.name] = found->second.sizes().vec();
+  }
+  const CheckpointReader reader(checkpoint);
+  std::unordered_map<std::string, at::Tensor> values;
+  for (const auto& [name, weight] : weights_of_program(reader, sizes, file_.string())) {
+    // The loader copies the whole storage, so that it has to be laid out as the code's own.
+    values[name] = at::empty_like(current.at(name)).copy_(weight);
+  }
+  loader_->load_constants(values, /*use_inactive=*/true, /*check_full_update=*/false);
+  const std::lock_guard exchanging(gate_);
+  loader_->get_runner()->swap_constant_buffer();
+}
+
+void CompiledPackage::fail(std::string_view reason) const {
+  throw CheckpointError(fmt::format("{}: {}", file_.string(), reason));
+}
+
+}  // namespace fulgur

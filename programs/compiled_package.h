@@ -1,0 +1,60 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "fulgur/core/batch.h"
+#include "fulgur/programs/archive_entries.h"
+#include "fulgur/programs/graph.h"
+
+namespace torch::inductor {
+class AOTIModelPackageLoader;
+}  // namespace torch::inductor
+
+namespace fulgur {
+
+// A program that AOTInductor (torch 2.11) has compiled to native code, which loading it runs. //tools:export makes such
+// packages with what is needed to check inputs and to change weights; of a package that Python alone has made, data
+// types and sizes are not recorded, and the code relies on them.
+// Threading: run() may be called from several threads.
+class CompiledPackage {
+ public:
+  // `device` says which GPU; the package says whether it is for the CPU or for GPUs. Throws CheckpointError if the file
+  // is no such package, or was compiled for a device or for instructions that this machine does not have.
+  CompiledPackage(const std::filesystem::path& file, c10::Device device);
+  ~CompiledPackage();
+
+  // Names as of nn::Program; of a package that Python alone has made, positional inputs are called "0", "1".
+  Batch run(const Batch& inputs);
+
+  // Runs that have begun finish with the weights that they began with. Throws UsageError for a package that Python
+  // alone has made: it may have weights within its code.
+  void set_weights(const std::filesystem::path& checkpoint);
+
+  std::vector<std::string> output_names() const;
+
+ private:
+  void check_machine(const std::string& model) const;
+  std::vector<at::Tensor> arguments(const Batch& batch) const;
+  [[noreturn]] void fail(std::string_view reason) const;
+
+  const std::filesystem::path file_;
+  c10::Device device_;
+  std::optional<program::ExportedProgram> program_;  // what was compiled
+  program::CallNames names_;
+  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+  std::mutex gate_;     // to pass before each run: held while weights are exchanged, so that runs cannot put that off
+  std::mutex setting_;  // held by set_weights()
+};
+
+// Whether the archive is such a package.
+bool is_compiled_package(const ArchiveEntries& entries);
+
+}  // namespace fulgur

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "fulgur/core/batch.h"
+#include "fulgur/core/module_fwd.h"
+
+namespace fulgur {
+
+struct PredictorOptions {
+  std::filesystem::path weights{};  // a checkpoint; empty: those of the file
+  c10::Device device = c10::kCPU;
+};
+
+// Answers with a trained model, also while it is given other weights:
+//   Predictor predictor("net.pt2", {.weights = "runs/version_0/checkpoints/best"});
+//   at::Tensor logits = predictor.run({{"input_ids", ids}})["logits"];
+//   predictor.set_weights("runs/version_1/checkpoints/best");
+// The model is in eval mode, and no gradients are kept.
+// Threading: any, if predict_step of a Module changes nothing. A program that changes a buffer of its own in eval mode
+// (a cache) is for one thread at a time.
+class Predictor {
+ public:
+  // A program of torch.export.save(), or a package of AOTInductor, which is native code that loading it runs. Inputs
+  // and outputs are named as by nn::Program. Throws CheckpointError for any other file, or for a package that was
+  // compiled for another machine, and UsageError if the checkpoint does not have the program's weights.
+  explicit Predictor(const std::filesystem::path& file, PredictorOptions options = {});
+
+  // What predict_step does of a Module that make_module has made, with the weights of a checkpoint; the module itself
+  // is not changed. Throws UsageError without options.weights, and as load_weights() does.
+  explicit Predictor(std::shared_ptr<const Module> module, PredictorOptions options);
+  ~Predictor();
+  Predictor(const Predictor&) = delete;
+  Predictor& operator=(const Predictor&) = delete;
+
+  // Outputs are on options.device. Throws c10::ValueError for inputs that the program was not exported for.
+  Batch run(const Batch& inputs) const;
+
+  // Calls of run() that have begun finish with the weights that they began with; every later one has the new ones. If
+  // this throws, the weights are what they were.
+  void set_weights(const std::filesystem::path& checkpoint);
+
+  class Model;  // defined in predictor.cc
+
+ private:
+  std::unique_ptr<Model> model_;
+};
+
+}  // namespace fulgur
