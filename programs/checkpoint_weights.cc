@@ -42,9 +42,9 @@ std::map<std::string, at::Tensor> weights_of_program(const CheckpointReader& che
   }
   if (prefixes.size() > 1) {
     throw UsageError(
-        fmt::format("{} has the weights of {} several times, below {}: write one of them in C++, by "
+        fmt::format("{} has the weights of {} several times, below '{}': write one of them in C++, by "
                     "export_program()",
-                    checkpoint.folder().string(), program, fmt::join(prefixes, ", ")));
+                    checkpoint.folder().string(), program, fmt::join(prefixes, "', '")));
   }
   std::map<std::string, at::Tensor> weights;
   for (const auto& [name, shape] : sizes) weights.emplace(name, all.at(prefixes.front() + name));

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
@@ -55,6 +56,8 @@ bool has_instructions([[maybe_unused]] std::string_view name) {
   return true;
 }
 
+int most_at_once() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
+
 std::string machine() {
 #if defined(__x86_64__)
   return "x86_64";
@@ -98,9 +101,8 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
   }
   check_machine(*models.begin());
   try {
-    const unsigned num_threads = std::max(1U, std::thread::hardware_concurrency());  // that run at the same time
     loader_ = std::make_unique<AOTIModelPackageLoader>(file.string(), *models.begin(), /*run_single_threaded=*/false,
-                                                       num_threads, device_.index());
+                                                       /*num_runners=*/most_at_once(), device_.index());
     if (program_) return;
     const std::vector<std::string> specs = loader_->get_call_spec();
     if (specs.size() == 2) names_ = program::parse_call_names(specs[0], specs[1], file.string());
@@ -163,13 +165,32 @@ std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
   return tensors;
 }
 
+class CompiledPackage::Turn {
+ public:
+  explicit Turn(CompiledPackage& package) : package_(package) {
+    std::unique_lock lock(package_.mutex_);
+    package_.changed_.wait(lock, [&] { return !package_.is_exchanging_ && package_.num_running_ < most_at_once(); });
+    ++package_.num_running_;
+  }
+  ~Turn() {
+    const std::lock_guard lock(package_.mutex_);
+    --package_.num_running_;
+    package_.changed_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  CompiledPackage& package_;
+};
+
 Batch CompiledPackage::run(const Batch& inputs) {
   const c10::NoGradGuard no_gradient;
-  std::vector<at::Tensor> tensors = arguments(inputs);
+  std::vector<at::Tensor> tensors = arguments(inputs), results;
   {
-    const std::lock_guard passing(gate_);
+    const Turn turn(*this);
+    results = loader_->boxed_run(std::move(tensors));
   }
-  const std::vector<at::Tensor> results = loader_->boxed_run(std::move(tensors));
   if (results.size() != names_.outputs.size()) {
     fail(fmt::format("gives {} outputs, but its program has {}", results.size(), names_.outputs.size()));
   }
@@ -202,7 +223,13 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
     values[name] = at::empty_like(current.at(name)).copy_(weight);
   }
   loader_->load_constants(values, /*use_inactive=*/true, /*check_full_update=*/false);
-  const std::lock_guard exchanging(gate_);
+  std::unique_lock lock(mutex_);
+  is_exchanging_ = true;
+  const auto end = c10::make_scope_exit([this] {
+    is_exchanging_ = false;
+    changed_.notify_all();
+  });
+  changed_.wait(lock, [this] { return num_running_ == 0; });
   loader_->get_runner()->swap_constant_buffer();
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -41,6 +42,8 @@ class CompiledPackage {
   std::vector<std::string> output_names() const;
 
  private:
+  class Turn;  // in which one thread runs the code
+
   void check_machine(const std::string& model) const;
   std::vector<at::Tensor> arguments(const Batch& batch) const;
   [[noreturn]] void fail(std::string_view reason) const;
@@ -50,8 +53,13 @@ class CompiledPackage {
   std::optional<program::ExportedProgram> program_;  // what was compiled
   program::CallNames names_;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
-  std::mutex gate_;     // to pass before each run: held while weights are exchanged, so that runs cannot put that off
   std::mutex setting_;  // held by set_weights()
+
+  // AOTInductor's container waits forever if more threads run it than it has runners when its weights are exchanged.
+  std::mutex mutex_;
+  std::condition_variable changed_;  // of what follows
+  int num_running_ = 0;
+  bool is_exchanging_ = false;  // no run begins
 };
 
 // Whether the archive is such a package.

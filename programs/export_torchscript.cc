@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/serialization/import.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
 #include <memory>
@@ -74,6 +75,22 @@ torch::jit::Module trace(torch::nn::Module& module, const std::function<Batch(co
   return scripted;
 }
 
+// The batch and the answer to it, as torch.load() of Python reads them: a tuple of names and tensors in turn, such as
+// ("inputs/image", image, "outputs/logits", logits).
+std::string pickled(const Batch& batch, const Batch& answer) {
+  Stack items;
+  const auto add = [&](const std::string& folder, const Batch& tensors) {
+    for (const auto& [name, tensor] : tensors) {
+      items.emplace_back(folder + name);
+      items.emplace_back(tensor.detach().cpu());
+    }
+  };
+  add("inputs/", batch);
+  add("outputs/", answer);
+  const std::vector<char> bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(std::move(items)));
+  return {bytes.begin(), bytes.end()};
+}
+
 // The reason in a message of the TorchScript interpreter, which has the code before it.
 std::string last_line(std::string text) {
   text.erase(text.find_last_not_of('\n') + 1);
@@ -129,7 +146,7 @@ void export_torchscript(torch::nn::Module& module, const std::function<Batch(con
   module.eval();
   const c10::NoGradGuard no_gradient;
   std::stringstream bytes;
-  trace(module, predict, example).save(bytes);
+  trace(module, predict, example).save(bytes, {{"example.pt", pickled(example, predict(example))}});
   torch::jit::Module scripted = torch::jit::load(bytes);
   for (const Batch& batch : {example, example.split(2).front()}) {
     expect_same(predict(batch), run(scripted, batch, file), file, batch.batch_size());

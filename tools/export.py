@@ -26,6 +26,7 @@ import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
 
+import onnxruntime
 import safetensors.torch
 import torch
 from torch._export.converter import TS2EPConverter
@@ -52,7 +53,8 @@ def read_torchscript(file):
     if not extra[EXAMPLE]:
         raise UsageError(f"{file} has no example inputs: write it by export_torchscript(), or export the model in Python "
                          "by torch.export")
-    example = torch.load(io.BytesIO(extra[EXAMPLE]), weights_only=True)
+    items = torch.load(io.BytesIO(extra[EXAMPLE]), weights_only=True)
+    example = dict(zip(items[::2], items[1::2]))
     of = {kind: {name.removeprefix(f"{kind}/"): tensor for name, tensor in example.items() if name.startswith(f"{kind}/")}
           for kind in ("inputs", "outputs")}
     program = TS2EPConverter(module.eval(), tuple(of["inputs"].values())).convert()
@@ -187,7 +189,7 @@ def run_cpp(file, inputs, folder):
 
 
 def run_onnx(file, inputs, _):
-    import onnxruntime
+    onnxruntime.disable_telemetry_events()
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     used = {item.name for item in session.get_inputs()}
     results = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in used})

@@ -1,8 +1,9 @@
-// round_trip_program <program.pt2> <folder>: trains an exported program for a few epochs, with a checkpoint in
-// <folder>/runs/trip, and writes <folder>/expected.safetensors: a batch "x" and what the trained program makes of it in
-// eval mode, "y".
+// round_trip_program <program.pt2> <folder> [epochs]: trains an exported program, for 3 epochs by default, with a
+// checkpoint in <folder>/runs/trip, and writes <folder>/expected.safetensors: a batch "x" and what the trained program
+// makes of it in eval mode, "y".
 #include <c10/core/GradMode.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "fulgur/checkpoint/formats/safetensors.h"
@@ -29,10 +30,10 @@ struct Net : Module {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 3 && argc != 4) return 2;
   const std::string folder = argv[2];
   const auto module = make_module<Net>(std::string(argv[1]));
-  TrainerOptions options = testing::quiet({.max_epochs = 3});
+  TrainerOptions options = testing::quiet({.max_epochs = argc == 4 ? std::atoi(argv[3]) : 3});
   options.enable_checkpointing = true;
   options.default_root_dir = folder;
   options.name = "trip";

@@ -1,0 +1,194 @@
+"""//tools:export and a Predictor of what it writes. Each result is compared with Python's eager model."""
+import pathlib
+import subprocess
+import tempfile
+import unittest
+import zipfile
+
+import onnxruntime
+import safetensors.torch
+import torch
+
+EXPORT = pathlib.Path("tools/export").absolute()
+ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/export.py", "tools/predict")]
+PREDICT = ARGUMENTS[-1]
+CKPT = pathlib.Path("tools/ckpt").absolute()
+TRAIN = pathlib.Path("tests/programs/round_trip_program").absolute()
+PREDICTOR = pathlib.Path("tests/programs/predictor_program").absolute()
+TORCHSCRIPT = pathlib.Path("tests/programs/torchscript_program").absolute()
+
+
+class Net(torch.nn.Module):
+    """Dropout, batch norm, a tied weight, an output that is None, and weights so small that Inductor would inline them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(4, 8, bias=False)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.drop = torch.nn.Dropout(0.1)
+        self.again = torch.nn.Linear(4, 8, bias=False)
+        self.again.weight = self.embed.weight
+        self.out = torch.nn.Linear(8, 1)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return {"y": self.out(self.drop(self.norm(self.embed(x)).tanh() + self.again(x))), "nothing": None}
+
+
+def save_program(net, file):
+    dynamic = {"x": {0: torch.export.Dim("batch", max=64)}}
+    torch.export.save(torch.export.export(net, (torch.randn(6, 4),), strict=False, dynamic_shapes=dynamic), file)
+
+
+class ExportTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        save_program(Net().train(), cls.folder / "net.pt2")
+        for epochs, name in ((3, "a"), (5, "b")):
+            subprocess.run([TRAIN, cls.folder / "net.pt2", cls.folder / name, str(epochs)], check=True, capture_output=True)
+        cls.checkpoints = [cls.folder / name / "runs/trip/checkpoints/last" for name in ("a", "b")]
+        subprocess.run([CKPT, "convert", cls.checkpoints[0], cls.folder / "trained.pt2",
+                        f"--program={cls.folder / 'net.pt2'}"], check=True, capture_output=True)
+        cls.x = torch.randn(7, 4)
+        safetensors.torch.save_file({"x": cls.x}, cls.folder / "x")
+        cls.expected = [cls.eager(checkpoint, f"{i}.pt") for i, checkpoint in enumerate(cls.checkpoints)]
+        result = cls.export(cls.folder / "trained.pt2", cls.folder / "net.aoti.pt2")
+        assert result.returncode == 0, result.stderr
+        cls.said = result.stdout
+
+    @classmethod
+    def eager(cls, checkpoint, name):
+        """What Python's model answers with the weights of a checkpoint."""
+        subprocess.run([CKPT, "convert", checkpoint, cls.folder / name], check=True, capture_output=True)
+        weights = {key.removeprefix("net."): value for key, value in torch.load(cls.folder / name).items()}
+        net = Net().eval()
+        net.load_state_dict(weights)
+        with torch.no_grad():
+            return net(cls.x)["y"]
+
+    @classmethod
+    def export(cls, *arguments):
+        return subprocess.run([EXPORT, *ARGUMENTS, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+    def predict(self, program, *arguments):
+        with tempfile.TemporaryDirectory() as folder:
+            outputs = pathlib.Path(folder) / "y"
+            result = subprocess.run([PREDICT, program, self.folder / "x", outputs, *arguments], capture_output=True,
+                                    text=True, check=False)
+            return result, safetensors.torch.load_file(outputs).get("y") if result.returncode == 0 else None
+
+    def check(self, y, expected, most=1e-5):
+        self.assertLessEqual((y - expected).abs().max().item(), most)
+
+    def test_compiled_code_answers_as_python(self):
+        self.assertIn("as in C++ within", self.said)
+        self.assertIn("for batches of 6 and 3", self.said)
+        result, y = self.predict(self.folder / "net.aoti.pt2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.check(y, self.expected[0])
+        module = torch._inductor.aoti_load_package(str(self.folder / "net.aoti.pt2"))  # Python runs it, too
+        self.check(module(self.x)["y"], self.expected[0])
+
+    def test_compiled_code_takes_the_weights_of_a_checkpoint(self):
+        for checkpoint, expected in zip(self.checkpoints, self.expected):
+            result, y = self.predict(self.folder / "net.aoti.pt2", f"--weights={checkpoint}")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.check(y, expected)
+        self.assertGreater((self.expected[0] - self.expected[1]).abs().max().item(), 1e-2)
+
+    def test_weights_are_exchanged_while_threads_run(self):
+        for program in ("net.aoti.pt2", "net.pt2"):
+            with self.subTest(program=program):
+                result = subprocess.run([PREDICTOR, self.folder / program, *self.checkpoints], capture_output=True,
+                                        text=True, check=False)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                self.assertRegex(result.stdout, "^[1-9][0-9]* answers, 0 wrong")
+
+    def test_compiled_code_checks_its_inputs(self):
+        for x, message in ((torch.randn(65, 4), "65, but the program was exported for"),
+                           (torch.randn(7, 5), "5, but the program was exported for 4 alone"),
+                           (torch.randn(7, 4).double(), "is Double, but it was compiled for Float"),
+                           (torch.randn(7), "2 dimensions")):
+            safetensors.torch.save_file({"x": x}, self.folder / "bad")
+            result = subprocess.run([PREDICT, self.folder / "net.aoti.pt2", self.folder / "bad", self.folder / "none"],
+                                    capture_output=True, text=True, check=False)
+            self.assertEqual(result.returncode, 1)
+            self.assertIn(message, result.stderr)
+
+    def test_a_package_for_another_processor_is_refused(self):
+        def changed(text):
+            return text.replace(b'"x86_64"', b'"riscv64"').replace(b'"aarch64"', b'"riscv64"')
+        self.rewrite("net.aoti.pt2", "other.aoti.pt2", lambda name, data: changed(data) if name.endswith(".json") else data)
+        result, _ = self.predict(self.folder / "other.aoti.pt2")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("was compiled for riscv64, but this machine is ", result.stderr)
+
+    def test_what_was_not_made_by_the_tool(self):
+        """Without the program its inputs have places for names, and it may have weights within the code."""
+        self.rewrite("net.aoti.pt2", "bare.aoti.pt2", lambda name, data: None if name.endswith("program.json") else data)
+        safetensors.torch.save_file({"0": self.x}, self.folder / "0")
+        command = [PREDICT, self.folder / "bare.aoti.pt2", self.folder / "0", self.folder / "bare_outputs"]
+        subprocess.run(command, check=True, capture_output=True)
+        self.check(safetensors.torch.load_file(self.folder / "bare_outputs")["y"], self.expected[0])
+        result, _ = self.predict(self.folder / "bare.aoti.pt2", f"--weights={self.checkpoints[0]}")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("cannot take other weights", result.stderr)
+        result = self.export(self.folder / "bare.aoti.pt2", self.folder / "bare.onnx")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("neither a .pt2 of torch.export.save() nor a TorchScript file", result.stderr)
+
+    def rewrite(self, source, target, change):
+        with zipfile.ZipFile(self.folder / source) as old, zipfile.ZipFile(self.folder / target, "w") as new:
+            for info in old.infolist():
+                data = change(info.filename, old.read(info))
+                if data is not None:
+                    new.writestr(info.filename, data)
+
+    def test_onnx_answers_as_python(self):
+        result = self.export(self.folder / "trained.pt2", self.folder / "net.onnx")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        session = onnxruntime.InferenceSession(self.folder / "net.onnx")
+        (y,) = session.run(["y"], {"x": self.x.numpy()})
+        self.check(torch.from_numpy(y), self.expected[0])
+
+    def test_a_module_of_cpp_becomes_a_program(self):
+        subprocess.run([TORCHSCRIPT, "export", "module.pt"], cwd=self.folder, check=True)
+        tensors = safetensors.torch.load_file(self.folder / "module.pt.safetensors")
+        for name in ("module.pt2", "module.onnx"):
+            result = self.export(self.folder / "module.pt", self.folder / name)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("for batches of 6 and 3", result.stdout)
+        program = torch.export.load(self.folder / "module.pt2")
+        self.assertIn("hidden.weight", program.state_dict)
+        logits, features = program.module()(tensors["x"][:4], tensors["scale"][:4])
+        self.check(logits, tensors["logits"][:4], 1e-6)
+        self.check(features, tensors["features"][:4], 1e-6)
+
+    def test_a_result_that_differs_is_not_written(self):
+        result = self.export(self.folder / "trained.pt2", self.folder / "differs.onnx", "--tolerance=-1")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("more than --tolerance=-1", result.stderr)
+        self.assertFalse((self.folder / "differs.onnx").exists())
+
+    def test_says_what_is_wrong(self):
+        (self.folder / "text").write_text("no archive")
+        torch.jit.script(torch.nn.Linear(4, 2)).save(str(self.folder / "scripted.pt"))
+        for source, target, message in (
+                ("text", "a.pt2", "a .pt2 of torch.export.save() or a TorchScript file is needed"),
+                ("missing.pt2", "a.onnx", "missing.pt2"),
+                ("scripted.pt", "a.pt2", "has no example inputs: write it by export_torchscript()"),
+                ("trained.pt2", "a.tflite", "end it with .pt2 (torch.export), .onnx or .aoti.pt2")):
+            with self.subTest(source=source, target=target):
+                result = self.export(self.folder / source, self.folder / target)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(message, result.stderr)
+                self.assertNotIn("Traceback", result.stderr)
+                self.assertFalse((self.folder / target).exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
