@@ -144,8 +144,6 @@ void CompiledPackage::check_machine(const std::string& model) const {
   }
 }
 
-std::vector<std::string> CompiledPackage::output_names() const { return names_.outputs; }
-
 // The tensors as the code reads them: in the order of the call, contiguous, on its device.
 std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
   std::vector<at::Tensor> tensors;

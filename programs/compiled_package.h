@@ -39,10 +39,8 @@ class CompiledPackage {
   // alone has made: it may have weights within its code.
   void set_weights(const std::filesystem::path& checkpoint);
 
-  std::vector<std::string> output_names() const;
-
  private:
-  class Turn;  // in which one thread runs the code
+  class Turn;  // a scope in which a thread runs the code
 
   void check_machine(const std::string& model) const;
   std::vector<at::Tensor> arguments(const Batch& batch) const;
@@ -57,7 +55,7 @@ class CompiledPackage {
 
   // AOTInductor's container waits forever if more threads run it than it has runners when its weights are exchanged.
   std::mutex mutex_;
-  std::condition_variable changed_;  // of what follows
+  std::condition_variable changed_;  // notified when one of the two below changes
   int num_running_ = 0;
   bool is_exchanging_ = false;  // no run begins
 };

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace fulgur::program {
 namespace {
@@ -33,6 +34,14 @@ at::Tensor ModuleTree::add_parameter(const std::string& name, const at::Tensor& 
 at::Tensor ModuleTree::add_buffer(const std::string& name, const at::Tensor& tensor) {
   const auto [path, own] = split(name);
   return at(path).register_buffer(own, tensor);
+}
+
+void set_floating_dtype(torch::nn::Module& module, torch::Dtype dtype, bool non_blocking) {
+  for (const std::vector<at::Tensor>& tensors : {module.parameters(), module.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.is_floating_point()) tensor.set_data(tensor.to(dtype, non_blocking));
+    }
+  }
 }
 
 }  // namespace fulgur::program

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <map>
 #include <string>
@@ -27,5 +28,9 @@ class ModuleTree {
   torch::nn::Module& root_;
   std::map<std::string, torch::nn::Module*, std::less<>> modules_;  // by path
 };
+
+// Gives the floating-point parameters and buffers of the module another data type; other than torch::nn::Module::to(),
+// and as in Python, counters and positions stay whole numbers.
+void set_floating_dtype(torch::nn::Module& module, torch::Dtype dtype, bool non_blocking);
 
 }  // namespace fulgur::program

@@ -270,13 +270,7 @@ at::Tensor ProgramImpl::forward(const at::Tensor& input) {
   return forward(Batch{{inputs.front(), input}})[outputs.front()];
 }
 
-void ProgramImpl::to(torch::Dtype dtype, bool non_blocking) {
-  for (const std::vector<at::Tensor>& tensors : {parameters(), buffers()}) {
-    for (const at::Tensor& tensor : tensors) {
-      if (tensor.is_floating_point()) tensor.set_data(tensor.to(dtype, non_blocking));
-    }
-  }
-}
+void ProgramImpl::to(torch::Dtype dtype, bool non_blocking) { program::set_floating_dtype(*this, dtype, non_blocking); }
 
 void ProgramImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   to(device, non_blocking);

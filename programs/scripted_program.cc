@@ -76,6 +76,15 @@ at::Tensor ScriptedProgramImpl::forward(const at::Tensor& input) {
   return outputs.front().second;
 }
 
+void ScriptedProgramImpl::to(torch::Dtype dtype, bool non_blocking) {
+  program::set_floating_dtype(*this, dtype, non_blocking);
+}
+
+void ScriptedProgramImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  to(device, non_blocking);
+  to(dtype, non_blocking);
+}
+
 void ScriptedProgramImpl::train(bool on) {
   torch::nn::Module::train(on);
   if (module_.is_training() != on) module_.train(on);

@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <ostream>
@@ -33,6 +34,11 @@ class ScriptedProgramImpl : public torch::nn::Module {
 
   // The same for a program of one input and one output.
   at::Tensor forward(const at::Tensor& input);
+
+  // As of Program: a data type is that of the fractions.
+  using torch::nn::Module::to;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
 
   void train(bool on = true) override;
   void pretty_print(std::ostream& stream) const override;

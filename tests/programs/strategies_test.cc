@@ -1,9 +1,15 @@
 // An exported program under each strategy: the weights must be, bit for bit, those of the module written by hand in
 // C++ that has the same operators. archives/tiny.pt2 is TinyModule in Python.
 #include <gtest/gtest.h>
+#include <torch/nn/functional/linear.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fulgur/programs/program.h"
@@ -82,6 +88,97 @@ std::vector<Setting> settings() {
 
 INSTANTIATE_TEST_SUITE_P(, ImportedProgram, ::testing::ValuesIn(settings()),
                          [](const ::testing::TestParamInfo<Setting>& test) { return test.param.name; });
+
+// The model of archives/mlp.pt2 as someone would write it here: a tied weight, a frozen bias, batch norms of which one
+// is in eval mode.
+struct Decoder : torch::nn::Module {
+  at::Tensor weight, bias;
+  explicit Decoder(const at::Tensor& tied)
+      : weight(register_parameter("weight", tied)), bias(register_parameter("bias", torch::zeros({4}), false)) {}
+};
+
+struct MlpByHand : torch::nn::Module {
+  torch::nn::Linear encode{4, 4};
+  torch::nn::Sequential block{torch::nn::BatchNorm1d(4), torch::nn::ReLU(), torch::nn::Dropout(0.5)};
+  torch::nn::Sequential frozen{torch::nn::BatchNorm1d(4), torch::nn::Dropout(0.5)};
+  std::shared_ptr<Decoder> decode;
+  MlpByHand() {
+    register_module("encode", encode);
+    register_module("block", block);
+    register_module("frozen", frozen);
+    decode = register_module("decode", std::make_shared<Decoder>(encode->weight));
+    frozen->eval();  // as at export
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor features = frozen->forward(block->forward(encode->forward(x)));
+    return torch::nn::functional::linear(features, decode->weight, decode->bias) * torch::ones({1});
+  }
+};
+
+// Ranks that are threads share one generator, so that dropout is off.
+struct TrainedMlp : Module {
+  virtual at::Tensor logits(const at::Tensor& x) = 0;
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return torch::nn::functional::mse_loss(logits(batch["x"]).sum(1, /*keepdim=*/true), batch["y"]);
+  }
+  void on_train_epoch_start() override {
+    const auto parts = named_modules();
+    for (const char* dropout : {"net.block.2", "net.frozen.1"}) parts[dropout]->eval();
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-2}); }
+};
+
+struct TrainedMlpByHand : TrainedMlp {
+  std::shared_ptr<MlpByHand> net;
+  TrainedMlpByHand() {
+    net = register_module("net", std::make_shared<MlpByHand>());
+    testing::draw_weights(*this);
+  }
+  at::Tensor logits(const at::Tensor& x) override { return net->forward(x); }
+};
+
+struct TrainedMlpOfPython : TrainedMlp {
+  nn::Program net{nullptr};
+  TrainedMlpOfPython() {
+    net = register_module("net", nn::Program("tests/programs/archives/mlp.pt2"));
+    testing::draw_weights(*this);
+  }
+  at::Tensor logits(const at::Tensor& x) override {
+    return net->forward({{"x", x}, {"scale", torch::ones({1})}})["logits"];
+  }
+};
+
+// Every parameter and buffer after three epochs, on the first rank, by name.
+template <class M>
+std::vector<std::pair<std::string, at::Tensor>> trained_state(const Setting& setting, const std::string& precision) {
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  run_ranks(setting.world_size, [&](World& world) {
+    const auto module = make_module<M>();
+    Trainer(testing::quiet({.strategy = setting.strategy,
+                            .devices = world.world_size(),
+                            .max_epochs = 3,
+                            .precision = precision,
+                            .accumulate_grad_batches = 2,
+                            .gradient_clip_val = 0.05}))
+        .fit(module, {.train = testing::tiny_loader(48, 4)});
+    if (world.rank() != 0) return;
+    for (const auto& item : module->named_parameters()) state.emplace_back(item.key(), item.value().detach());
+    for (const auto& item : module->named_buffers()) state.emplace_back(item.key(), item.value());
+  });
+  return state;
+}
+
+TEST_P(ImportedProgram, TrainsTiedWeightsAndBatchNormsAsTheModuleWrittenByHand) {
+  for (const char* precision : {"32", "bf16-mixed"}) {
+    const auto expected = trained_state<TrainedMlpByHand>(GetParam(), precision);
+    const auto found = trained_state<TrainedMlpOfPython>(GetParam(), precision);
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) {
+      EXPECT_EQ(found[i].first, expected[i].first);
+      EXPECT_TRUE(found[i].second.equal(expected[i].second)) << found[i].first << ", " << precision;
+    }
+  }
+}
 
 // dp makes a replica of the module, and so of the program, for each device.
 TEST(ImportedProgramUnderDp, TrainsAsTheModuleWrittenByHand) {

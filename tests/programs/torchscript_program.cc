@@ -1,8 +1,8 @@
 // TorchScript in and out, for torchscript_test.py:
-//   torchscript_program train <file.pt> <batch.safetensors>   prints the losses of 5 steps of SGD on the batch
-//   torchscript_program export <file.pt>                      writes a module of C++ and, beside it, what it gives for
-//   a batch torchscript_program refuse                                prints why modules are refused that cannot be
-//   traced
+// - torchscript_program train <file.pt> <batch.safetensors> prints the losses of 5 steps of SGD on the batch, the names
+//   of the parameters, and the types of the buffers after to(bf16);
+// - torchscript_program export <file.pt> writes a module of C++ and, beside it, a batch and the answer to it;
+// - torchscript_program refuse prints why modules are refused that cannot be traced.
 #include <ATen/ops/mse_loss.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -42,6 +42,10 @@ void train(const std::string& program, const std::string& batch) {
     }
   }
   for (const auto& parameter : net->named_parameters()) fmt::print("{}\n", parameter.key());
+  net->to(torch::kBFloat16);
+  for (const auto& buffer : net->named_buffers()) {
+    fmt::print("{} is {}\n", buffer.key(), c10::toString(buffer.value().scalar_type()));
+  }
 }
 
 struct Net : Module {

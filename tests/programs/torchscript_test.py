@@ -55,7 +55,9 @@ class TorchScriptTest(unittest.TestCase):
         printed = self.run_program("train", "net.pt", "batch")
         for one, other in zip(losses, printed):
             self.assertAlmostEqual(one, float(other), delta=1e-6 * abs(one))
-        self.assertEqual(printed[5:], [name for name, _ in net.named_parameters()])
+        self.assertEqual(printed[5:11], [name for name, _ in net.named_parameters()])
+        self.assertEqual(printed[11:], ["norm.running_mean is BFloat16", "norm.running_var is BFloat16",
+                                        "norm.num_batches_tracked is Long"])
 
     def test_python_runs_what_was_written(self):
         self.run_program("export", "net.pt")
