@@ -279,8 +279,11 @@ class SizeExpression {
     if (depth_ == kMaxDepth) return {};
     ++depth_;
     std::optional<SymbolicSize> result;
-    if (take("Add(")) result = operands(add);
-    if (take("Mul(")) result = operands(multiply);
+    if (take("Add(")) {
+      result = operands(add);
+    } else if (take("Mul(")) {
+      result = operands(multiply);
+    }
     --depth_;
     return result;
   }

@@ -89,7 +89,7 @@ void InputChecker::check_size(int64_t size, const Size& exported, const std::str
 
 void InputChecker::check_symbol(int64_t size, const SymbolicSize& exported, const std::string& place) {
   TORCH_CHECK_VALUE(
-      (size - exported.offset) % exported.factor == 0,
+      size >= exported.offset && (size - exported.offset) % exported.factor == 0,
       fmt::format("{} of {} is {}, but the program was exported for {}", place, file_, size, text_of(exported)));
   const int64_t value = (size - exported.offset) / exported.factor;
   const auto& [first_value, first_place] = known_.try_emplace(exported.symbol, value, place).first->second;

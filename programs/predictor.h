@@ -26,7 +26,7 @@ class Predictor {
  public:
   // A program of torch.export.save(), or a package of AOTInductor, which is native code that loading it runs. Inputs
   // and outputs are named as by nn::Program. Throws CheckpointError for any other file, or for a package that was
-  // compiled for another machine, and UsageError if the checkpoint does not have the program's weights.
+  // compiled for another kind of machine, and UsageError if the checkpoint does not have the program's weights.
   explicit Predictor(const std::filesystem::path& file, PredictorOptions options = {});
 
   // What predict_step does of a Module that make_module has made, with the weights of a checkpoint; the module itself

@@ -361,18 +361,20 @@ TEST(Program, ChecksASizeThatIsAMultipleOfAnother) {
   file.change_program([](Json& program) {
     Json& values = program["graph_module"]["graph"]["tensor_values"];
     const std::string symbol = values["left"]["sizes"][0]["as_expr"]["expr_str"];
-    values["right"]["sizes"][0]["as_expr"]["expr_str"] = "Add(Mul(Integer(2), " + symbol + "), Integer(1))";
+    values["right"]["sizes"][0]["as_expr"]["expr_str"] = "Add(Mul(Integer(2), " + symbol + "), Integer(3))";
   });
   nn::Program net(file.write(folder.path() / "sizes.pt2"));
   const std::string name = (folder.path() / "sizes.pt2").string();
   const auto of = [](int64_t left, int64_t right) {
     return Batch{{"left", torch::ones({left, 3})}, {"right", torch::ones({right, 5})}};
   };
-  net->forward(of(4, 9));
-  EXPECT_THAT(refusal(net, of(4, 10)),
-              StartsWith("dimension 0 of 'right' of " + name + " is 10, but the program was exported for 2 * s"));
-  EXPECT_EQ(refusal(net, of(4, 11)),
-            "dimension 0 of 'right' of " + name + " is 11, but it must be 9 to go with dimension 0 of 'left'");
+  net->forward(of(4, 11));
+  EXPECT_THAT(refusal(net, of(4, 12)),
+              StartsWith("dimension 0 of 'right' of " + name + " is 12, but the program was exported for 2 * s"));
+  EXPECT_THAT(refusal(net, of(4, 1)),
+              StartsWith("dimension 0 of 'right' of " + name + " is 1, but the program was exported for 2 * s"));
+  EXPECT_EQ(refusal(net, of(4, 13)),
+            "dimension 0 of 'right' of " + name + " is 13, but it must be 11 to go with dimension 0 of 'left'");
 }
 
 TEST(Program, ChecksANumber) {
