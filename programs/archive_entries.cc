@@ -35,6 +35,17 @@ void check_apart(std::vector<Entry> entries, std::string_view file) {
 
 }  // namespace
 
+std::set<std::string> compiled_models(const ArchiveEntries& entries) {
+  constexpr std::string_view kFolder = "data/aotinductor/";
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : entries) {
+    if (!name.starts_with(kFolder)) continue;
+    const std::string rest = name.substr(kFolder.size());
+    names.insert(rest.substr(0, rest.find('/')));
+  }
+  return names;
+}
+
 ArchiveEntries read_archive_entries(const MemoryMap& map) {
   const std::string file = map.path().string();
   const std::string_view bytes(map.bytes().data(), map.bytes().size());

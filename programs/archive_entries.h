@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -12,8 +13,8 @@ namespace fulgur {
 // "models/model.json".
 using ArchiveEntries = std::map<std::string, std::string_view>;
 
-// Where AOTInductor's code is.
-inline constexpr std::string_view kCompiledFolder = "data/aotinductor/";
+// The names of the models that AOTInductor has compiled; their code is in the archive.
+std::set<std::string> compiled_models(const ArchiveEntries& entries);
 
 // Throws CheckpointError if the file is no zip file, if two entries overlap or have the same name, or if one is
 // compressed, which torch never does.

@@ -1,6 +1,6 @@
 #include "fulgur/programs/compiled_package.h"
 
-#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
@@ -12,14 +12,13 @@
 #include <map>
 #include <set>
 #include <string_view>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
 #include "fulgur/base/error.h"
-#include "fulgur/base/names.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/memory_map.h"
+#include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/checkpoint_weights.h"
 #include "fulgur/programs/input_checker.h"
 
@@ -27,21 +26,10 @@ namespace fulgur {
 namespace {
 
 using program::Input;
-using program::Output;
 using torch::inductor::AOTIModelPackageLoader;
 
 // Where //tools:export puts the program's model.json.
 constexpr std::string_view kProgramEntry = "extra/program.json";
-
-std::set<std::string> model_names(const ArchiveEntries& entries) {
-  std::set<std::string> names;
-  for (const auto& [name, bytes] : entries) {
-    if (!name.starts_with(kCompiledFolder)) continue;
-    const std::string rest = name.substr(kCompiledFolder.size());
-    names.insert(rest.substr(0, rest.find('/')));
-  }
-  return names;
-}
 
 // Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
 bool has_instructions([[maybe_unused]] std::string_view name) {
@@ -52,11 +40,12 @@ bool has_instructions([[maybe_unused]] std::string_view name) {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   }
   if (name == "AVX512_VNNI") return __builtin_cpu_supports("avx512vnni");
-#endif
+  if (name == "AMX_TILE") return __builtin_cpu_supports("amx-tile");
+  return name == "INVALID_VEC_ISA";  // Inductor found none that it knows
+#else
   return true;
+#endif
 }
-
-int most_at_once() { return static_cast<int>(std::max(1U, std::thread::hardware_concurrency())); }
 
 std::string machine() {
 #if defined(__x86_64__)
@@ -68,31 +57,18 @@ std::string machine() {
 #endif
 }
 
-template <class Items>
-std::vector<std::string> names_of_users(const Items& items) {
-  std::vector<std::string> names;
-  for (const auto& item : items) {
-    if (item.kind == std::decay_t<decltype(item)>::Kind::user) names.push_back(item.name);
-  }
-  return names;
-}
-
 }  // namespace
-
-bool is_compiled_package(const ArchiveEntries& entries) {
-  return std::ranges::any_of(entries, [](const auto& entry) { return entry.first.starts_with(kCompiledFolder); });
-}
 
 CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device device) : file_(file), device_(device) {
   const auto map = MemoryMap::open(file);
   const ArchiveEntries entries = read_archive_entries(*map);
-  const std::set<std::string> models = model_names(entries);
+  const std::set<std::string> models = compiled_models(entries);
   if (models.size() != 1) {
     fail(fmt::format("holds {} compiled models ({}); one is run", models.size(), fmt::join(models, ", ")));
   }
   if (const auto json = entries.find(std::string(kProgramEntry)); json != entries.end()) {
     program_ = program::parse_program(json->second, file.string());
-    names_ = {.inputs = names_of_users(program_->inputs), .outputs = names_of_users(program_->outputs)};
+    names_ = {.inputs = program_->input_names(), .outputs = program_->output_names()};
     for (const Input& input : program_->inputs) {
       if (input.kind == Input::Kind::user && !input.dtype) {
         fail(fmt::format("takes a number, '{}', which compiled code does not", input.name));
@@ -102,15 +78,14 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
   check_machine(*models.begin());
   try {
     loader_ = std::make_unique<AOTIModelPackageLoader>(file.string(), *models.begin(), /*run_single_threaded=*/false,
-                                                       /*num_runners=*/most_at_once(), device_.index());
-    if (program_) return;
-    const std::vector<std::string> specs = loader_->get_call_spec();
-    if (specs.size() == 2) names_ = program::parse_call_names(specs[0], specs[1], file.string());
-  } catch (const CheckpointError&) {
-    throw;
+                                                       /*num_runners=*/max_concurrent_runs_, device_.index());
   } catch (const std::exception& error) {  // the loader throws types of its own
     fail(fmt::format("cannot be loaded: {}", error.what()));
   }
+  if (program_) return;
+  const std::vector<std::string> specs = loader_->get_call_spec();
+  if (specs.size() != 2) fail("has no record of its inputs and outputs");
+  names_ = program::parse_call_names(specs[0], specs[1], file.string());
 }
 
 CompiledPackage::~CompiledPackage() = default;
@@ -167,7 +142,8 @@ class CompiledPackage::Turn {
  public:
   explicit Turn(CompiledPackage& package) : package_(package) {
     std::unique_lock lock(package_.mutex_);
-    package_.changed_.wait(lock, [&] { return !package_.is_exchanging_ && package_.num_running_ < most_at_once(); });
+    package_.changed_.wait(
+        lock, [&] { return !package_.is_exchanging_ && package_.num_running_ < package_.max_concurrent_runs_; });
     ++package_.num_running_;
   }
   ~Turn() {
@@ -218,7 +194,8 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
   std::unordered_map<std::string, at::Tensor> values;
   for (const auto& [name, weight] : weights_of_program(reader, sizes, file_.string())) {
     // The loader copies the whole storage, so that it has to be laid out as the code's own.
-    values[name] = at::empty_like(current.at(name)).copy_(weight);
+    const at::Tensor& own = current.at(name);
+    values[name] = at::empty_strided(own.sizes(), own.strides(), own.options()).copy_(weight);
   }
   loader_->load_constants(values, /*use_inactive=*/true, /*check_full_update=*/false);
   std::unique_lock lock(mutex_);

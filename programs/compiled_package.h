@@ -3,16 +3,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include "fulgur/core/batch.h"
-#include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/graph.h"
 
 namespace torch::inductor {
@@ -24,7 +26,7 @@ namespace fulgur {
 // A program that AOTInductor (torch 2.11) has compiled to native code, which loading it runs. //tools:export makes such
 // packages with what is needed to check inputs and to change weights; of a package that Python alone has made, data
 // types and sizes are not recorded, and the code relies on them.
-// Threading: run() may be called from several threads.
+// Threading: run() may be called from several threads, unless the program changes a buffer of its own.
 class CompiledPackage {
  public:
   // `device` says which GPU; the package says whether it is for the CPU or for GPUs. Throws CheckpointError if the file
@@ -48,19 +50,17 @@ class CompiledPackage {
 
   const std::filesystem::path file_;
   c10::Device device_;
-  std::optional<program::ExportedProgram> program_;  // what was compiled
+  std::optional<program::ExportedProgram> program_;  // what was compiled; null if Python alone has made it
   program::CallNames names_;
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
   std::mutex setting_;  // held by set_weights()
 
   // AOTInductor's container waits forever if more threads run it than it has runners when its weights are exchanged.
+  const int max_concurrent_runs_ = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   std::mutex mutex_;
   std::condition_variable changed_;  // notified when one of the two below changes
   int num_running_ = 0;
   bool is_exchanging_ = false;  // no run begins
 };
-
-// Whether the archive is such a package.
-bool is_compiled_package(const ArchiveEntries& entries);
 
 }  // namespace fulgur

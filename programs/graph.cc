@@ -530,6 +530,15 @@ Input::Kind namespace_of(const Input& input) {
 }
 Output::Kind namespace_of(const Output& output) { return output.kind; }
 
+template <class Items, class Kind>
+std::vector<std::string> names_of(const Items& items, Kind kind) {
+  std::vector<std::string> names;
+  for (const auto& item : items) {
+    if (item.kind == kind) names.push_back(item.name);
+  }
+  return names;
+}
+
 // No name of two user's inputs, of two outputs, is the same.
 template <class Items>
 void check_names(const Items& items, std::string_view what) {
@@ -585,6 +594,10 @@ at::ScalarType to_dtype(int64_t number) {
       throw BadJson(fmt::format("data type {} is unknown", number));
   }
 }
+
+std::vector<std::string> ExportedProgram::input_names() const { return names_of(inputs, Input::Kind::user); }
+
+std::vector<std::string> ExportedProgram::output_names() const { return names_of(outputs, Output::Kind::user); }
 
 CallNames parse_call_names(std::string_view in_spec, std::string_view out_spec, std::string_view file) {
   try {

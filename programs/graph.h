@@ -103,6 +103,10 @@ struct ExportedProgram {
   std::vector<Input> inputs{};            // in the order of graph.inputs
   std::vector<Output> outputs{};          // in the order of graph.outputs
   std::map<std::string, Range> ranges{};  // the sizes that each symbol may have
+
+  // The names of the user's tensors and numbers, without those that were fixed at export.
+  std::vector<std::string> input_names() const;
+  std::vector<std::string> output_names() const;
 };
 
 // Checks everything that running the graph relies on: each value is defined once, and before it is used. Throws

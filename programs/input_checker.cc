@@ -57,12 +57,9 @@ IValue InputChecker::value_of(const Input& input, const Batch& batch) {
 }
 
 void InputChecker::fail_by_missing(const Input& input, const Batch& batch) const {
-  std::vector<std::string> needed, given;
-  for (const Input& other : program_.inputs) {
-    if (other.kind == Input::Kind::user) needed.push_back(other.name);
-  }
+  std::vector<std::string> given;
   for (const auto& [name, tensor] : batch) given.push_back(name);
-  C10_THROW_ERROR(ValueError, fmt::format("{} needs the inputs {}: {}", file_, fmt::join(needed, ", "),
+  C10_THROW_ERROR(ValueError, fmt::format("{} needs the inputs {}: {}", file_, fmt::join(program_.input_names(), ", "),
                                           unknown_name_message("tensor of the batch", input.name, given)));
 }
 

@@ -99,7 +99,7 @@ Run run_of_module(const Module& like, c10::Device device, const std::filesystem:
 }
 
 std::unique_ptr<Predictor::Model> open(const std::filesystem::path& file, const PredictorOptions& options) {
-  if (is_compiled_package(read_archive_entries(*MemoryMap::open(file)))) {
+  if (!compiled_models(read_archive_entries(*MemoryMap::open(file))).empty()) {
     return std::make_unique<CompiledModel>(file, options);
   }
   const auto make = [file, device = options.device](const std::filesystem::path& checkpoint) {

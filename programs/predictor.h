@@ -39,8 +39,8 @@ class Predictor {
   // Outputs are on options.device. Throws c10::ValueError for inputs that the program was not exported for.
   Batch run(const Batch& inputs) const;
 
-  // Calls of run() that have begun finish with the weights that they began with; every later one has the new ones. If
-  // this throws, the weights are what they were.
+  // Of a program, its file is read again. Calls of run() that have begun finish with the weights that they began with;
+  // every later one has the new ones. If this throws, the weights are what they were.
   void set_weights(const std::filesystem::path& checkpoint);
 
   class Model;  // defined in predictor.cc

@@ -99,15 +99,6 @@ std::string shorten(std::vector<std::string> names) {
                      num_names > kMost ? fmt::format(" and {} more", num_names - kMost) : "");
 }
 
-template <class Items, class Kind>
-std::vector<std::string> names_of(const Items& items, Kind kind) {
-  std::vector<std::string> names;
-  for (const auto& item : items) {
-    if (item.kind == kind) names.push_back(item.name);
-  }
-  return names;
-}
-
 at::Tensor to_tensor(const IValue& value) {
   if (value.isTensor()) return value.toTensor();
   if (value.isScalar()) {
@@ -215,13 +206,9 @@ void ProgramImpl::compile() {
       buffers);
 }
 
-std::vector<std::string> ProgramImpl::input_names() const {
-  return names_of(archive_->program().inputs, Input::Kind::user);
-}
+std::vector<std::string> ProgramImpl::input_names() const { return archive_->program().input_names(); }
 
-std::vector<std::string> ProgramImpl::output_names() const {
-  return names_of(archive_->program().outputs, Output::Kind::user);
-}
+std::vector<std::string> ProgramImpl::output_names() const { return archive_->program().output_names(); }
 
 Batch ProgramImpl::forward(const Batch& batch) {
   const at::Tensor parameter = first_parameter();

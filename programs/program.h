@@ -45,8 +45,8 @@ struct ProgramOptions {
 // are tied, and a parameter needs a gradient if it did in Python.
 //
 // Modes. train() and eval() of a submodule turn its dropout, batch norm and recurrent dropout over, whatever the mode
-// in which the program was exported. At first all submodules train, but for those that were in eval mode in a model
-// that was exported in train mode. What Python has written into the graph by itself cannot be turned over: a line of
+// at export. At first all submodules train, but for those that were in eval mode in a model that was exported in train
+// mode. What Python has written into the graph by itself cannot be turned over: a line of
 // the log names it when the program is loaded. Device and precision are those of the parameters: to(device), to(dtype)
 // and every strategy work as for other modules.
 //

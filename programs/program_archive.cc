@@ -76,9 +76,8 @@ ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryM
   }
   const std::vector<std::string> names = program_names(entries_);
   if (names.size() != 1) {
-    const auto is_code = [](const auto& entry) { return entry.first.starts_with(kCompiledFolder); };
     fail(!names.empty() ? fmt::format("holds several programs ({}); one is read", fmt::join(names, ", "))
-         : std::ranges::any_of(entries_, is_code)
+         : !compiled_models(entries_).empty()
              ? "is a package of AOTInductor, which has no backward: a Predictor runs it, and what torch.export.save() "
                "has written can be trained"
              : "holds no program of torch.export.save(); torch 2.11 writes one as models/model.json");

@@ -17,8 +17,8 @@
 
 namespace fulgur {
 
-// An archive of torch.export.save() (torch 2.11), mapped into memory: a zip file with the graph as JSON and the bytes
-// of each tensor in an entry of its own. Nothing in it is executed; entries that are pickled are refused.
+// An archive of torch.export.save() (torch 2.11), mapped into memory: a zip file with the graph as JSON and, in an
+// entry for each tensor, its bytes. Nothing in it is executed; entries that are pickled are refused.
 // The file must not be changed while this object or one of its tensors lives; renaming or deleting it is fine.
 // Errors: CheckpointError that names the file and the reason.
 class ProgramArchive {

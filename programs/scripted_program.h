@@ -19,9 +19,8 @@ namespace fulgur::nn {
 // A model of a TorchScript file, of torch.jit.save() in Python or of export_torchscript(), as a module to train. For
 // files that exist: TorchScript is deprecated since torch 2.11, and new exports are better read by Program. Parameters
 // and buffers have Python's names; the TorchScript interpreter runs it. It starts in train mode, and train() and eval()
-// of the whole turn every part of it over.
-// A graph that records the device of its export runs on that device alone.
-// Threading: forward() by one thread at a time.
+// turn every part of it over. A graph that records the device of its export runs on that device alone. Threading:
+// forward() by one thread at a time.
 class ScriptedProgramImpl : public torch::nn::Module {
  public:
   // Throws CheckpointError if the file is no TorchScript module.

@@ -8,13 +8,12 @@
 The first file is a program of torch.export.save(), such as `//tools:ckpt -- convert` writes with the weights of a
 checkpoint, or a TorchScript file. The model is exported in eval mode, with dynamic sizes as they are in the first file.
 The result is run on the example inputs that the first file has, and on half of them if their number may vary, and
-compared with what C++ computes; it is not written if they differ by more than --tolerance of the largest output.
-AOTInductor compiles for the processor of this machine and needs a C++ compiler.
+compared with what C++ computes; it is not written if an output differs by more than --tolerance of its largest value, or
+of 1 if all are smaller. AOTInductor compiles for the processor of this machine and needs a C++ compiler.
 """
 import argparse
 import contextlib
 import io
-import json
 import logging
 import os
 import pathlib
@@ -26,13 +25,10 @@ import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
 
-import onnxruntime
 import safetensors.torch
 import torch
 from torch._export.converter import TS2EPConverter
 from torch._export.serde.serialize import serialize
-from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument
 from torch.utils import _pytree as pytree
 
 EXAMPLE = "example.pt"  # the entry of a TorchScript file that export_torchscript() has written
@@ -47,7 +43,8 @@ class UsageError(Exception):
 
 
 def read_torchscript(file):
-    """The program, and what C++ has computed for its example inputs, by the names of the outputs."""
+    """The program, and a function that answers as C++ does, with what is recorded of the example or by TorchScript, which
+    export_torchscript() has compared with C++."""
     extra = {EXAMPLE: ""}
     module = torch.jit.load(file, _extra_files=extra)
     if not extra[EXAMPLE]:
@@ -57,11 +54,23 @@ def read_torchscript(file):
     example = dict(zip(items[::2], items[1::2]))
     of = {kind: {name.removeprefix(f"{kind}/"): tensor for name, tensor in example.items() if name.startswith(f"{kind}/")}
           for kind in ("inputs", "outputs")}
-    program = TS2EPConverter(module.eval(), tuple(of["inputs"].values())).convert()
-    return program, of["outputs"]
+    converter = TS2EPConverter(module.eval(), tuple(of["inputs"].values()))
+    for value in converter.ts_graph.inputs():
+        name = value.debugName().split(".")[0]  # TorchScript calls an input "x.1"
+        if name in of["inputs"]:
+            value.setDebugName(name)
+    program = converter.convert()
+    names = output_names(program)  # places: the names are lost in TorchScript
+
+    def answer(inputs, _):
+        is_example = all(value.equal(of["inputs"][name]) for name, value in inputs.items())
+        outputs = list(of["outputs"].values()) if is_example else module(*inputs.values())
+        return dict(zip(names, [outputs] if isinstance(outputs, torch.Tensor) else outputs, strict=True))
+    return program, answer
 
 
 def read(file):
+    """The program, and a function that answers a batch as C++ does, with a folder for its files."""
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
@@ -74,7 +83,7 @@ def read(file):
     program = torch.export.load(file)
     if program.example_inputs is None:
         raise UsageError(f"{file} has no example inputs, which torch.export.save() keeps unless they are taken out")
-    return program, None
+    return program, lambda inputs, folder: run_cpp(file, inputs, folder)
 
 
 def graphs_of(module):
@@ -133,7 +142,7 @@ def output_names(program):
 
 
 def examples(program):
-    """Inputs by name: the example, and half of it if the first size of every input may vary."""
+    """Inputs by name: the example, and half of it if the first size of every input may be that."""
     values = pytree.tree_leaves(program.example_inputs)
     named = dict(zip(input_names(program), values, strict=True))
     whole = {name: value.contiguous() for name, value in named.items() if isinstance(value, torch.Tensor)}
@@ -142,14 +151,20 @@ def examples(program):
         raise UsageError(f"the program takes what is no tensor: {', '.join(strangers)}")
     tensors = [node.meta["val"] for node in program.graph.nodes
                if node.name in program.graph_signature.user_inputs and isinstance(node.meta.get("val"), torch.Tensor)]
-    may_vary = all(tensor.dim() > 0 and isinstance(tensor.shape[0], torch.SymInt) for tensor in tensors)
-    sizes = {value.shape[0] for value in whole.values()} if whole and may_vary else set()
-    half = sizes.pop() // 2 if len(sizes) == 1 else 0
-    return [whole] + ([{name: value[:half] for name, value in whole.items()}] if half >= 2 else [])
+    if not whole:
+        raise UsageError("the program takes no tensor")
+    sizes = {value.shape[:1] for value in whole.values()}
+    half = sizes.pop().numel() // 2 if len(sizes) == 1 else 0
 
-
-def model_json(program):
-    return serialize(program).exported_program
+    def may_be_half(tensor):
+        if tensor.dim() == 0 or not isinstance(tensor.shape[0], torch.SymInt):
+            return False
+        size = tensor.shape[0].node.expr
+        limits = program.range_constraints.get(size)
+        return size.is_Symbol and (limits is None or limits.lower <= half <= limits.upper)
+    if half < 2 or not all(map(may_be_half, tensors)):
+        return [whole]
+    return [whole, {name: value[:half] for name, value in whole.items()}]
 
 
 def write_program(program, file):
@@ -171,7 +186,7 @@ def write_compiled(program, file):
     torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(INDUCTOR))
     with zipfile.ZipFile(file, "a") as archive:
         folder = archive.namelist()[0].split("/")[0]
-        archive.writestr(f"{folder}/extra/program.json", model_json(program))
+        archive.writestr(f"{folder}/extra/program.json", serialize(program).exported_program)
 
 
 WRITERS = {".pt2": write_program, ".onnx": write_onnx, ".aoti.pt2": write_compiled}
@@ -189,6 +204,7 @@ def run_cpp(file, inputs, folder):
 
 
 def run_onnx(file, inputs, _):
+    import onnxruntime  # says something as it is imported
     onnxruntime.disable_telemetry_events()
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     used = {item.name for item in session.get_inputs()}
@@ -197,7 +213,7 @@ def run_onnx(file, inputs, _):
 
 
 def compare(expected, found, tolerance, size):
-    """The largest difference, as a part of the largest output."""
+    """The largest difference, as a part of the output's largest value, or of 1 if all are smaller."""
     if sorted(expected) != sorted(found):
         raise UsageError(f"it has the outputs {', '.join(found)}, but those in C++ are {', '.join(expected)}")
     worst = 0.0
@@ -206,6 +222,8 @@ def compare(expected, found, tolerance, size):
         if value.shape != other.shape:
             raise UsageError(f"its output '{name}' for a batch of {size} has sizes {list(other.shape)}, but that in C++ has "
                              f"{list(value.shape)}")
+        if value.dtype != other.dtype:
+            raise UsageError(f"its output '{name}' is {other.dtype}, but that in C++ is {value.dtype}")
         if value.numel() == 0:
             continue
         difference = (value.double() - other.double()).abs().max().item() / max(1.0, value.double().abs().max().item())
@@ -227,29 +245,23 @@ def kind_of(file):
 def export(source, target, tolerance):
     kind = kind_of(target)
     tolerance = TOLERANCES[kind] if tolerance is None else tolerance
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.absolute().parent}")
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name:
         folder = pathlib.Path(name)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        program, outputs = read(source)
+        program, answer = read(source)
         batches = examples(program)
-        if outputs is None:
-            expected = [run_cpp(source, batch, folder) for batch in batches]
-        else:  # the program of a TorchScript file calls its outputs by their places
-            names = dict(zip(output_names(program), outputs, strict=True))
-            as_program = folder / "program.pt2"
-            turn_to_eval(program)
-            torch.export.save(program, as_program)
-            expected = [{name: outputs[names[name]] for name in names},
-                        *(run_cpp(as_program, batch, folder) for batch in batches[1:])]
+        expected = [answer(batch, folder) for batch in batches]
         turn_to_eval(program)
         made = folder / f"made{kind}"
         WRITERS[kind](program, made)
         run = run_onnx if kind == ".onnx" else run_cpp
-        worst = max(compare(values, run(made, batch, folder), tolerance, next(iter(batch.values())).shape[:1])
-                    for values, batch in zip(expected, batches))
+        sizes = ["x".join(map(str, next(iter(batch.values())).shape[:1])) or "one" for batch in batches]
+        worst = max(compare(values, run(made, batch, folder), tolerance, size)
+                    for values, batch, size in zip(expected, batches, sizes))
         os.replace(made, target)
-    sizes = " and ".join(str(next(iter(batch.values())).shape[0]) for batch in batches)
-    print(f"{target}: as in C++ within {worst:.2g}, for batches of {sizes}")
+    print(f"{target}: as in C++ within {worst:.2g}, for batches of {' and '.join(sizes)}")
 
 
 def main():

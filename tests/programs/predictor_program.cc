@@ -1,6 +1,6 @@
 // predictor_program <program.pt2> <checkpoint> <another checkpoint>: three threads ask a Predictor while its weights
-// are exchanged 40 times. Every answer must be, bit for bit, that of one of the checkpoints, and after an exchange that
-// of the new one. Prints how many answers there were.
+// are exchanged 40 times. Every answer must be, bit for bit, that of one of the checkpoints, and after an exchange the
+// new one's. Prints how many answers there were.
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/types.h>

@@ -1,6 +1,7 @@
-// Packages of AOTInductor are in tests/tools/export_test.py.
+// Packages of AOTInductor are in tests/programs/export_test.py.
 #include "fulgur/programs/predictor.h"
 
+#include <c10/util/ScopeExit.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -90,23 +91,27 @@ TEST_F(PredictorTest, EveryAnswerIsOfOneSetOfWeights) {
   ASSERT_FALSE(answers[0].equal(answers[1]));
   Predictor predictor(first, {.weights = checkpoints[0]});
   std::atomic<bool> done = false;
-  std::atomic<int> num_wrong = 0;
-  std::vector<std::thread> threads;
+  std::atomic<int> num_answers = 0, num_wrong = 0;
+  std::vector<std::jthread> threads;
+  const auto end = c10::make_scope_exit([&] { done = true; });
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&] {
       while (!done) {
         const at::Tensor y = predictor.run(batch_)["y"];
         if (!y.equal(answers[0]) && !y.equal(answers[1])) ++num_wrong;
+        ++num_answers;
       }
     });
   }
+  while (num_answers == 0) std::this_thread::yield();
   for (size_t i = 0; i < 20; ++i) {
     predictor.set_weights(checkpoints[i % 2]);
     EXPECT_TRUE(predictor.run(batch_)["y"].equal(answers[i % 2]));
   }
   done = true;
-  for (std::thread& thread : threads) thread.join();
+  threads.clear();  // joins them
   EXPECT_EQ(num_wrong, 0);
+  EXPECT_GT(num_answers, 0);
 }
 
 TEST_F(PredictorTest, KeepsItsWeightsIfOthersDoNotFit) {

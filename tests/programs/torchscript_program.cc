@@ -1,6 +1,6 @@
 // TorchScript in and out, for torchscript_test.py:
-// - torchscript_program train <file.pt> <batch.safetensors> prints the losses of 5 steps of SGD on the batch, the names
-//   of the parameters, and the types of the buffers after to(bf16);
+// - torchscript_program train <file.pt> <batch.safetensors> prints the losses of 5 steps of SGD on the batch, the
+//   parameters' names, and the types of the buffers after to(bf16);
 // - torchscript_program export <file.pt> writes a module of C++ and, beside it, a batch and the answer to it;
 // - torchscript_program refuse prints why modules are refused that cannot be traced.
 #include <ATen/ops/mse_loss.h>

@@ -1,4 +1,5 @@
 """//tools:export and a Predictor of what it writes. Each result is compared with Python's eager model."""
+import json
 import pathlib
 import subprocess
 import tempfile
@@ -9,35 +10,13 @@ import onnxruntime
 import safetensors.torch
 import torch
 
+import round_trip
+
 EXPORT = pathlib.Path("tools/export").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/export.py", "tools/predict")]
 PREDICT = ARGUMENTS[-1]
-CKPT = pathlib.Path("tools/ckpt").absolute()
-TRAIN = pathlib.Path("tests/programs/round_trip_program").absolute()
 PREDICTOR = pathlib.Path("tests/programs/predictor_program").absolute()
 TORCHSCRIPT = pathlib.Path("tests/programs/torchscript_program").absolute()
-
-
-class Net(torch.nn.Module):
-    """Dropout, batch norm, a tied weight, an output that is None, and weights so small that Inductor would inline them."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Linear(4, 8, bias=False)
-        self.norm = torch.nn.BatchNorm1d(8)
-        self.drop = torch.nn.Dropout(0.1)
-        self.again = torch.nn.Linear(4, 8, bias=False)
-        self.again.weight = self.embed.weight
-        self.out = torch.nn.Linear(8, 1)
-        self.unused = torch.nn.Linear(2, 2)
-
-    def forward(self, x):
-        return {"y": self.out(self.drop(self.norm(self.embed(x)).tanh() + self.again(x))), "nothing": None}
-
-
-def save_program(net, file):
-    dynamic = {"x": {0: torch.export.Dim("batch", max=64)}}
-    torch.export.save(torch.export.export(net, (torch.randn(6, 4),), strict=False, dynamic_shapes=dynamic), file)
 
 
 class ExportTest(unittest.TestCase):
@@ -47,28 +26,19 @@ class ExportTest(unittest.TestCase):
         torch.set_num_threads(1)
         torch.manual_seed(0)
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
-        save_program(Net().train(), cls.folder / "net.pt2")
-        for epochs, name in ((3, "a"), (5, "b")):
-            subprocess.run([TRAIN, cls.folder / "net.pt2", cls.folder / name, str(epochs)], check=True, capture_output=True)
-        cls.checkpoints = [cls.folder / name / "runs/trip/checkpoints/last" for name in ("a", "b")]
-        subprocess.run([CKPT, "convert", cls.checkpoints[0], cls.folder / "trained.pt2",
-                        f"--program={cls.folder / 'net.pt2'}"], check=True, capture_output=True)
+        round_trip.save_program(round_trip.Net().train(), cls.folder / "net.pt2")
+        cls.checkpoints = [round_trip.train(cls.folder / "net.pt2", cls.folder / name, epochs)
+                           for epochs, name in ((3, "a"), (5, "b"))]
+        result = round_trip.convert(cls.checkpoints[0], cls.folder / "trained.pt2", f"--program={cls.folder / 'net.pt2'}")
+        assert result.returncode == 0, result.stderr
         cls.x = torch.randn(7, 4)
         safetensors.torch.save_file({"x": cls.x}, cls.folder / "x")
-        cls.expected = [cls.eager(checkpoint, f"{i}.pt") for i, checkpoint in enumerate(cls.checkpoints)]
+        with torch.no_grad():
+            cls.expected = [round_trip.eager(checkpoint, cls.folder / f"{i}.pt")(cls.x)["y"]
+                            for i, checkpoint in enumerate(cls.checkpoints)]
         result = cls.export(cls.folder / "trained.pt2", cls.folder / "net.aoti.pt2")
         assert result.returncode == 0, result.stderr
         cls.said = result.stdout
-
-    @classmethod
-    def eager(cls, checkpoint, name):
-        """What Python's model answers with the weights of a checkpoint."""
-        subprocess.run([CKPT, "convert", checkpoint, cls.folder / name], check=True, capture_output=True)
-        weights = {key.removeprefix("net."): value for key, value in torch.load(cls.folder / name).items()}
-        net = Net().eval()
-        net.load_state_dict(weights)
-        with torch.no_grad():
-            return net(cls.x)["y"]
 
     @classmethod
     def export(cls, *arguments):
@@ -120,12 +90,30 @@ class ExportTest(unittest.TestCase):
             self.assertIn(message, result.stderr)
 
     def test_a_package_for_another_processor_is_refused(self):
-        def changed(text):
-            return text.replace(b'"x86_64"', b'"riscv64"').replace(b'"aarch64"', b'"riscv64"')
-        self.rewrite("net.aoti.pt2", "other.aoti.pt2", lambda name, data: changed(data) if name.endswith(".json") else data)
-        result, _ = self.predict(self.folder / "other.aoti.pt2")
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("was compiled for riscv64, but this machine is ", result.stderr)
+        metadata = next(self.metadata())
+        for key, value, message in (("AOTI_MACHINE", "riscv64", "was compiled for riscv64, but this machine is "),
+                                    ("AOTI_DEVICE_KEY", "cuda", "was compiled for cuda, but is to run on cpu"),
+                                    ("AOTI_CPU_ISA", "AVX9000", "was compiled for processors with AVX9000")):
+            if key == "AOTI_CPU_ISA" and metadata["AOTI_MACHINE"] != "x86_64":
+                continue  # names of instructions are known for x86-64 alone
+            with self.subTest(key=key):
+                self.rewrite("net.aoti.pt2", "other.aoti.pt2", lambda name, data, changed={**metadata, key: value}: (
+                    json.dumps(changed).encode() if name.endswith("_metadata.json") else data))
+                result, _ = self.predict(self.folder / "other.aoti.pt2")
+                self.assertEqual(result.returncode, 1)
+                self.assertIn(message, result.stderr)
+
+    def metadata(self):
+        with zipfile.ZipFile(self.folder / "net.aoti.pt2") as archive:
+            for name in archive.namelist():
+                if name.endswith("_metadata.json"):
+                    yield json.loads(archive.read(name))
+
+    def test_a_range_that_excludes_half_of_the_example(self):
+        round_trip.save_program(round_trip.Net().eval(), self.folder / "large.pt2", smallest_batch=4)
+        result = self.export(self.folder / "large.pt2", self.folder / "large.onnx")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("for batches of 6\n", result.stdout)
 
     def test_what_was_not_made_by_the_tool(self):
         """Without the program its inputs have places for names, and it may have weights within the code."""
@@ -162,6 +150,12 @@ class ExportTest(unittest.TestCase):
             result = self.export(self.folder / "module.pt", self.folder / name)
             self.assertEqual(result.returncode, 0, result.stderr)
             self.assertIn("for batches of 6 and 3", result.stdout)
+        session = onnxruntime.InferenceSession(self.folder / "module.onnx")
+        self.assertEqual([item.name for item in session.get_inputs()], ["x", "scale"])
+        safetensors.torch.save_file({name: tensors[name][:3] for name in ("x", "scale")}, self.folder / "three")
+        command = [PREDICT, self.folder / "module.pt2", self.folder / "three", self.folder / "answer"]
+        subprocess.run(command, check=True, capture_output=True)
+        self.check(safetensors.torch.load_file(self.folder / "answer")["0"], tensors["logits"][:3], 1e-6)
         program = torch.export.load(self.folder / "module.pt2")
         self.assertIn("hidden.weight", program.state_dict)
         logits, features = program.module()(tensors["x"][:4], tensors["scale"][:4])
@@ -181,6 +175,7 @@ class ExportTest(unittest.TestCase):
                 ("text", "a.pt2", "a .pt2 of torch.export.save() or a TorchScript file is needed"),
                 ("missing.pt2", "a.onnx", "missing.pt2"),
                 ("scripted.pt", "a.pt2", "has no example inputs: write it by export_torchscript()"),
+                ("trained.pt2", "nowhere/a.onnx", "there is no folder "),
                 ("trained.pt2", "a.tflite", "end it with .pt2 (torch.export), .onnx or .aoti.pt2")):
             with self.subTest(source=source, target=target):
                 result = self.export(self.folder / source, self.folder / target)
