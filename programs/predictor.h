@@ -39,7 +39,7 @@ class Predictor {
   // Outputs are on options.device. Throws c10::ValueError for inputs that the program was not exported for.
   Batch run(const Batch& inputs) const;
 
-  // Of a program, its file is read again. Calls of run() that have begun finish with the weights that they began with;
+  // The file of a program is read again. Calls of run() that have begun finish with the weights that they began with;
   // every later one has the new ones. If this throws, the weights are what they were.
   void set_weights(const std::filesystem::path& checkpoint);
 
