@@ -1,6 +1,5 @@
 #include "fulgur/programs/code.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/jit_type.h>
@@ -22,6 +21,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/nn/activation_checkpoint.h"
+#include "fulgur/programs/call_arguments.h"
 #include "fulgur/programs/size_arithmetic.h"
 
 namespace fulgur::program {
@@ -29,142 +29,6 @@ namespace {
 
 using c10::IValue;
 using torch::jit::Stack;
-
-// ---- Arguments: where the values of a call come from ----
-
-at::Tensor to_tensor(const at::Scalar& number) {  // as Python passes a number where an operator takes a tensor
-  at::Tensor tensor = c10::scalar_to_tensor(number);
-  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return tensor;
-}
-
-// A list of values as the element type of a schema asks for it.
-template <class Items>
-IValue to_list(const Items& items, const c10::TypePtr& element) {
-  const auto fill = [&](auto list, const auto& convert) {
-    list.reserve(items.size());
-    for (const IValue& item : items) list.push_back(convert(item));
-    return IValue(std::move(list));
-  };
-  switch (element->kind()) {
-    case c10::TypeKind::TensorType:
-      return fill(c10::List<at::Tensor>(), [](const IValue& item) { return item.toTensor(); });
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::SymIntType:
-    case c10::TypeKind::ScalarTypeType:
-      return fill(c10::List<int64_t>(), [](const IValue& item) { return item.toInt(); });
-    case c10::TypeKind::FloatType:
-      return fill(c10::List<double>(), [](const IValue& item) { return item.toScalar().toDouble(); });
-    case c10::TypeKind::BoolType:
-      return fill(c10::List<bool>(), [](const IValue& item) { return item.toBool(); });
-    case c10::TypeKind::StringType:
-      return fill(c10::List<std::string>(), [](const IValue& item) { return item.toStringRef(); });
-    case c10::TypeKind::NumberType:
-      return fill(c10::List<at::Scalar>(), [](const IValue& item) { return item.toScalar(); });
-    case c10::TypeKind::OptionalType:
-      if (element->expectRef<c10::OptionalType>().getElementType()->kind() != c10::TypeKind::TensorType) break;
-      return fill(c10::List<std::optional<at::Tensor>>(),
-                  [](const IValue& item) { return item.toOptional<at::Tensor>(); });
-    default:
-      break;
-  }
-  throw CheckpointError(fmt::format("lists of {} are not supported", element->str()));
-}
-
-// A value as the type of a schema asks for it.
-IValue convert(IValue value, const c10::TypePtr& type) {
-  switch (type->kind()) {
-    case c10::TypeKind::TensorType:
-      if (value.isScalar()) return to_tensor(value.toScalar());
-      return value;
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::SymFloatType:
-      if (value.isInt()) return static_cast<double>(value.toInt());
-      return value;
-    default:
-      return value;
-  }
-}
-
-// Whether a constant may be passed to an argument of a type that is no list. Values are checked when they are known.
-bool fits(const IValue& constant, const c10::Type& type) {
-  switch (type.kind()) {
-    case c10::TypeKind::AnyType:
-      return true;
-    case c10::TypeKind::TensorType:
-    case c10::TypeKind::NumberType:
-      return constant.isScalar();
-    case c10::TypeKind::FloatType:
-    case c10::TypeKind::SymFloatType:
-      return constant.isDouble() || constant.isInt();
-    case c10::TypeKind::IntType:
-    case c10::TypeKind::SymIntType:
-      return constant.isInt();
-    case c10::TypeKind::BoolType:
-    case c10::TypeKind::SymBoolType:
-      return constant.isBool();
-    case c10::TypeKind::StringType:
-      return constant.isString();
-    case c10::TypeKind::LayoutType:
-      return constant.isInt() && constant.toInt() == static_cast<int64_t>(at::kStrided);
-    case c10::TypeKind::MemoryFormatType:
-      return constant.isInt() && constant.toInt() >= 0 &&
-             constant.toInt() < static_cast<int64_t>(at::MemoryFormat::NumOptions);
-    default:
-      return false;
-  }
-}
-
-[[noreturn]] void refuse(std::string_view given, const c10::Type& type) {
-  throw CheckpointError(fmt::format("{} is given where {} is needed", given, type.str()));
-}
-
-// A constant in a message: "None", "0.5 (Double)".
-std::string describe(const IValue& constant) {
-  if (constant.isNone()) return "None";
-  return fmt::format("{} ({})", constant.isString() ? quote(constant.toStringRef()) : c10::str(constant),
-                     constant.tagKind());
-}
-
-// Where one argument of a call comes from: a constant, a value, or a list of both.
-class Source {
- public:
-  explicit Source(IValue constant) : constant_(std::move(constant)) {}
-  Source(size_t slot, c10::TypePtr type) : slot_(slot), type_(std::move(type)) {}
-  Source(std::vector<Source> items, c10::TypePtr element) : items_(std::move(items)), type_(std::move(element)) {}
-
-  static constexpr size_t kNoSlot = static_cast<size_t>(-1);
-
-  IValue load(std::vector<IValue>& slots) const {
-    if (!items_.empty()) {
-      std::vector<IValue> items;
-      items.reserve(items_.size());
-      for (const Source& item : items_) items.push_back(item.load(slots));
-      return to_list(items, type_);
-    }
-    if (slot_ == kNoSlot) return constant_;
-    IValue value = is_last_use_ ? std::move(slots[slot_]) : slots[slot_];
-    return type_ ? convert(std::move(value), type_) : value;
-  }
-
-  // Calls visit(source) for each value among the argument, from the last one on.
-  template <class Visit>
-  void for_each_value(const Visit& visit) {
-    for (auto item = items_.rbegin(); item != items_.rend(); ++item) item->for_each_value(visit);
-    if (slot_ != kNoSlot) visit(*this);
-  }
-  size_t slot() const { return slot_; }
-  void set_last_use() { is_last_use_ = true; }
-
- private:
-  IValue constant_{};
-  size_t slot_ = kNoSlot;
-  bool is_last_use_ = false;
-  std::vector<Source> items_{};
-  c10::TypePtr type_{};  // what the value, or each element of the list, must be; null: anything
-};
-
-// ---- Calls ----
 
 // Takes its arguments from the end of the stack and leaves its results there.
 using Call = std::function<void(Stack&)>;
@@ -264,7 +128,7 @@ class Compiler {
     find_counters();
     for (size_t i = 0; i < graph_.nodes.size();) i = add_from(i);
     explaining("the results of the graph", [&] {
-      for (const Argument& output : graph_.outputs) parts_.outputs.push_back(source(output, nullptr, {}));
+      for (const Argument& output : graph_.outputs) parts_.outputs.push_back(value_of(output));
     });
     mark_last_uses();
     return std::move(parts_);
@@ -385,8 +249,9 @@ class Compiler {
       const at::ScalarType* dtype = std::get_if<at::ScalarType>(&found->second->what);
       const bool follows = makes_tensor && dtype != nullptr && *dtype == options_.exported_dtype;
       try {
-        instruction.arguments.push_back(follows ? Source(IValue(options_.dtype))
-                                                : source(*found->second, argument.real_type(), argument.N()));
+        instruction.arguments.push_back(
+            follows ? Source(IValue(options_.dtype))
+                    : to_source(*found->second, argument.real_type(), argument.N(), options_.device));
       } catch (const CheckpointError& error) {
         throw CheckpointError(fmt::format("argument '{}': {}", argument.name(), error.what()));
       }
@@ -474,6 +339,9 @@ class Compiler {
     };
   }
 
+  // A value, or a constant, as it is.
+  Source value_of(const Argument& argument) const { return to_source(argument, nullptr, {}, options_.device); }
+
   // Whether a result of the graph, or one of its nodes from `begin` on, takes the value.
   static bool is_used(const Graph& graph, size_t value, size_t begin) {
     const auto reads = [value](const Argument& argument) { return mentions(argument, value); };
@@ -511,8 +379,8 @@ class Compiler {
       const auto list = std::get_if<ArgumentList>(&argument(node, 3).what);
       if (list == nullptr) throw CheckpointError("its operands are no list");
       const Branch if_true = branch_of(node, 1, *list), if_false = branch_of(node, 2, *list);
-      for (const Argument& operand : *list) instruction.arguments.push_back(source(operand, nullptr, {}));
-      instruction.arguments.push_back(source(argument(node, 0), nullptr, {}));
+      for (const Argument& operand : *list) instruction.arguments.push_back(value_of(operand));
+      instruction.arguments.push_back(value_of(argument(node, 0)));
       instruction.call = [if_true, if_false](Stack& stack) {
         const IValue condition = torch::jit::pop(stack);
         const bool is_true = condition.isTensor() ? condition.toTensor().item<bool>() : condition.toBool();
@@ -544,7 +412,7 @@ class Compiler {
 
   void load_operands(const Node& node, size_t first, Instruction& instruction) const {
     for (const Argument& operand : operands(node, first)) {
-      instruction.arguments.push_back(source(operand, nullptr, {}));
+      instruction.arguments.push_back(value_of(operand));
     }
   }
 
@@ -623,7 +491,7 @@ class Compiler {
     CodeOptions options = inner_options();
     options.checkpoint.clear();
     Instruction instruction{.place = place(graph_.nodes[begin])};
-    for (const Argument& input : region.inputs) instruction.arguments.push_back(source(input, nullptr, {}));
+    for (const Argument& input : region.inputs) instruction.arguments.push_back(value_of(input));
     explaining(fmt::format("the part from {} on", instruction.place), [&] {
       const std::vector<std::string> buffers = buffers_of(region.inputs);
       std::vector<bool> is_buffer;
@@ -682,55 +550,6 @@ class Compiler {
     if (const auto* items = std::get_if<ArgumentList>(&argument.what)) {
       for (const Argument& item : *items) for_each_value(item, visit);
     }
-  }
-
-  // ---- Values ----
-
-  // `type`: what the schema asks for; null: anything. `repeat`: a list of so many is meant by one number.
-  Source source(const Argument& argument, c10::TypePtr type, std::optional<int32_t> repeat) const {
-    const bool may_be_none = !type || type->kind() == c10::TypeKind::OptionalType;
-    if (type && may_be_none) type = type->expectRef<c10::OptionalType>().getElementType();
-    if (const ValueRef* value = argument.value()) return {value->index, needs_conversion(type) ? type : nullptr};
-    if (const auto* items = std::get_if<ArgumentList>(&argument.what)) return list(*items, type);
-    if (std::holds_alternative<c10::Device>(argument.what)) {
-      if (type && type->kind() != c10::TypeKind::DeviceObjType) refuse("a device", *type);
-      return Source(IValue(options_.device));
-    }
-    if (const auto* dtype = std::get_if<at::ScalarType>(&argument.what)) {
-      const bool is_asked =
-          !type || type->kind() == c10::TypeKind::ScalarTypeType || type->kind() == c10::TypeKind::IntType;
-      if (!is_asked) refuse("a data type", *type);
-      return Source(IValue(*dtype));
-    }
-    const auto* constant = std::get_if<IValue>(&argument.what);
-    if (constant == nullptr) throw CheckpointError("a graph is given where a value is needed");
-    if (!type || (constant->isNone() && may_be_none)) return Source(*constant);
-    if (type->kind() == c10::TypeKind::ListType && repeat) {
-      return list(ArgumentList(static_cast<size_t>(*repeat), argument), type);
-    }
-    if (!fits(*constant, *type)) refuse(describe(*constant), *type);
-    return Source(convert(*constant, type));
-  }
-
-  static bool needs_conversion(const c10::TypePtr& type) {
-    return type && (type->kind() == c10::TypeKind::TensorType || type->kind() == c10::TypeKind::FloatType ||
-                    type->kind() == c10::TypeKind::SymFloatType);
-  }
-
-  Source list(const ArgumentList& items, const c10::TypePtr& type) const {
-    const bool is_list = type && type->kind() == c10::TypeKind::ListType;
-    if (type && !is_list) refuse("a list", *type);
-    const c10::TypePtr element = is_list ? type->expectRef<c10::ListType>().getElementType() : c10::TensorType::get();
-    std::vector<Source> sources;
-    for (const Argument& item : items) sources.push_back(source(item, element, {}));
-    const bool has_values = std::ranges::any_of(items, [](const Argument& item) { return item.value() != nullptr; });
-    std::vector<IValue> constants, no_slots;
-    if (has_values) {
-      to_list(constants, element);  // throws if there are no such lists
-      return {std::move(sources), element};
-    }
-    for (const Source& each : sources) constants.push_back(each.load(no_slots));
-    return Source(to_list(constants, element));
   }
 
   void set_results(const ArgumentList& outputs, Instruction& instruction) const {

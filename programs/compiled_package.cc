@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
@@ -57,9 +58,21 @@ std::string machine() {
 #endif
 }
 
+// "cuda" is the current GPU.
+c10::Device with_index(c10::Device device) {
+  if (device.is_cpu() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+// A GPU goes on with a run after the function that began it has returned.
+void wait_for(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+}
+
 }  // namespace
 
-CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device device) : file_(file), device_(device) {
+CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device device)
+    : file_(file), device_(with_index(device)) {
   const auto map = MemoryMap::open(file);
   const ArchiveEntries entries = read_archive_entries(*map);
   const std::set<std::string> models = compiled_models(entries);
@@ -187,16 +200,18 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
       loader_->get_runner()->extract_constants_map(/*use_inactive=*/false);
   std::map<std::string, std::vector<int64_t>> sizes;
   for (const Input& input : program_->inputs) {
-    const auto found = current.find(input.name);  // missing: the code does not use it
-    if (input.is_weight() && found != current.end()) sizes[input.name] = found->second.sizes().vec();
+    if (input.is_weight()) sizes[input.name] = input.fixed_sizes();
   }
   const CheckpointReader reader(checkpoint);
   std::unordered_map<std::string, at::Tensor> values;
   for (const auto& [name, weight] : weights_of_program(reader, sizes, file_.string())) {
+    const auto found = current.find(name);
+    if (found == current.end()) continue;  // the code does not use it
     // The loader copies the whole storage, so that it has to be laid out as the code's own.
-    const at::Tensor& own = current.at(name);
+    const at::Tensor& own = found->second;
     values[name] = at::empty_strided(own.sizes(), own.strides(), own.options()).copy_(weight);
   }
+  wait_for(device_);  // runs from before the last exchange may still read what is overwritten now
   loader_->load_constants(values, /*use_inactive=*/true, /*check_full_update=*/false);
   std::unique_lock lock(mutex_);
   is_exchanging_ = true;

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "fulgur/core/batch.h"
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 
 namespace torch::inductor {
 class AOTIModelPackageLoader;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "fulgur/core/batch.h"
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 
 namespace fulgur::program {
 

@@ -17,7 +17,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/programs/code.h"
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 #include "fulgur/programs/input_checker.h"
 #include "fulgur/programs/program_archive.h"
 
@@ -206,13 +206,18 @@ void ProgramImpl::compile() {
       buffers);
 }
 
+// The parameters may be elsewhere, or in another precision, than at the last run: to() of a parent moves them, too.
+void ProgramImpl::compile_if_moved() {
+  const at::Tensor parameter = first_parameter();
+  if (parameter.defined() && (parameter.device() != device_ || parameter.scalar_type() != dtype_)) compile();
+}
+
 std::vector<std::string> ProgramImpl::input_names() const { return archive_->program().input_names(); }
 
 std::vector<std::string> ProgramImpl::output_names() const { return archive_->program().output_names(); }
 
 Batch ProgramImpl::forward(const Batch& batch) {
-  const at::Tensor parameter = first_parameter();
-  if (parameter.defined() && (parameter.device() != device_ || parameter.scalar_type() != dtype_)) compile();
+  compile_if_moved();
   const program::ExportedProgram& program = archive_->program();
   std::vector<IValue> values;
   values.reserve(program.inputs.size());
@@ -257,7 +262,15 @@ at::Tensor ProgramImpl::forward(const at::Tensor& input) {
   return forward(Batch{{inputs.front(), input}})[outputs.front()];
 }
 
-void ProgramImpl::to(torch::Dtype dtype, bool non_blocking) { program::set_floating_dtype(*this, dtype, non_blocking); }
+void ProgramImpl::to(torch::Device device, bool non_blocking) {
+  torch::nn::Module::to(device, non_blocking);
+  compile_if_moved();
+}
+
+void ProgramImpl::to(torch::Dtype dtype, bool non_blocking) {
+  program::set_floating_dtype(*this, dtype, non_blocking);
+  compile_if_moved();
+}
 
 void ProgramImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   to(device, non_blocking);

@@ -75,7 +75,7 @@ class ProgramImpl : public torch::nn::Module {
 
   // Other than in torch::nn::Module, and as in Python, a data type is that of the fractions: counters and positions
   // stay whole numbers.
-  using torch::nn::Module::to;
+  void to(torch::Device device, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
 
@@ -88,6 +88,7 @@ class ProgramImpl : public torch::nn::Module {
   void register_tensors();
   void set_modes();
   void compile();
+  void compile_if_moved();
   at::Tensor first_parameter() const;
 
   std::filesystem::path file_;

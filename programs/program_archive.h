@@ -13,7 +13,7 @@
 
 #include "fulgur/checkpoint/memory_map.h"
 #include "fulgur/programs/archive_entries.h"
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 
 namespace fulgur {
 

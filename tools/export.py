@@ -60,12 +60,15 @@ def read_torchscript(file):
         if name in of["inputs"]:
             value.setDebugName(name)
     program = converter.convert()
-    names = output_names(program)  # places: the names are lost in TorchScript
+    # TorchScript returns a tuple, or a tensor alone; the program returns a dict, as predict_step does.
+    _, program.module_call_graph[0].signature.out_spec = pytree.tree_flatten(dict.fromkeys(of["outputs"], 0))
 
     def answer(inputs, _):
         is_example = all(value.equal(of["inputs"][name]) for name, value in inputs.items())
-        outputs = list(of["outputs"].values()) if is_example else module(*inputs.values())
-        return dict(zip(names, [outputs] if isinstance(outputs, torch.Tensor) else outputs, strict=True))
+        if is_example:
+            return of["outputs"]
+        outputs = module(*inputs.values())
+        return dict(zip(of["outputs"], [outputs] if isinstance(outputs, torch.Tensor) else outputs, strict=True))
     return program, answer
 
 

@@ -45,7 +45,7 @@ class Block(nn.Module):
         qkv = self.qkv(self.l1(x)).view(batch_size, length, 3, self.num_heads, width // self.num_heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True,
-                                                           dropout_p=0.1 if self.training else 0.0)
+                                                           dropout_p=self.dropout.p if self.training else 0.0)
         x = x + self.dropout(self.out(attended.transpose(1, 2).reshape(batch_size, length, width)))
         return x + self.dropout(self.down(functional.gelu(self.up(self.l2(x)))))
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 #include "tests/programs/archive_file.h"
 #include "tests/testing/errors.h"
 

@@ -152,15 +152,16 @@ class ExportTest(unittest.TestCase):
             self.assertIn("for batches of 6 and 3", result.stdout)
         session = onnxruntime.InferenceSession(self.folder / "module.onnx")
         self.assertEqual([item.name for item in session.get_inputs()], ["x", "scale"])
+        self.assertEqual([item.name for item in session.get_outputs()], ["logits", "features"])
         safetensors.torch.save_file({name: tensors[name][:3] for name in ("x", "scale")}, self.folder / "three")
         command = [PREDICT, self.folder / "module.pt2", self.folder / "three", self.folder / "answer"]
         subprocess.run(command, check=True, capture_output=True)
-        self.check(safetensors.torch.load_file(self.folder / "answer")["0"], tensors["logits"][:3], 1e-6)
+        self.check(safetensors.torch.load_file(self.folder / "answer")["logits"], tensors["logits"][:3], 1e-6)
         program = torch.export.load(self.folder / "module.pt2")
         self.assertIn("hidden.weight", program.state_dict)
-        logits, features = program.module()(tensors["x"][:4], tensors["scale"][:4])
-        self.check(logits, tensors["logits"][:4], 1e-6)
-        self.check(features, tensors["features"][:4], 1e-6)
+        outputs = program.module()(tensors["x"][:4], tensors["scale"][:4])
+        for name in ("logits", "features"):
+            self.check(outputs[name], tensors[name][:4], 1e-6)
 
     def test_a_result_that_differs_is_not_written(self):
         result = self.export(self.folder / "trained.pt2", self.folder / "differs.onnx", "--tolerance=-1")

@@ -126,6 +126,18 @@ TEST_F(PredictorTest, KeepsItsWeightsIfOthersDoNotFit) {
   EXPECT_TRUE(predictor.run(batch)["logits"].equal(before));
 }
 
+// A weight of which the program knows nothing, where the program's own are.
+struct Larger : Imported {
+  Larger() { net->register_parameter("more", torch::zeros({2})); }
+};
+
+TEST_F(PredictorTest, RefusesACheckpointOfALargerModel) {
+  const fs::path checkpoint = train(make_module<Larger>(), "larger");
+  const std::string tiny = archive_path("tiny").string();
+  EXPECT_EQ(message_of<UsageError>([&] { Predictor(archive_path("tiny"), {.weights = checkpoint}); }),
+            checkpoint.string() + " is of a larger model than " + tiny + ": it has 'net.more', too");
+}
+
 TEST_F(PredictorTest, SaysWhatIsWrong) {
   EXPECT_EQ(message_of<UsageError>([] { Predictor(make_module<TinyModule>(), {}); }),
             "a Predictor of a Module needs its weights: set PredictorOptions::weights to a checkpoint");

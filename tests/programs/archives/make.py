@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-SEEDS = FOLDER.parent / "seeds/graph"
+SEEDS = FOLDER.parent / "seeds/exported_program"
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
 

@@ -1,4 +1,4 @@
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 
 #include <string>
 #include <vector>

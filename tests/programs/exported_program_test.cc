@@ -1,4 +1,4 @@
-#include "fulgur/programs/graph.h"
+#include "fulgur/programs/exported_program.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
