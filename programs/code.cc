@@ -287,7 +287,7 @@ class Compiler {
         };
       }
     }
-    count_batches(node, *module, instruction);
+    count_batches(node, schema, *module, instruction);
   }
 
   // Finds the nodes by which Python counts the batches of a batch norm, outside of its operator and in training mode
@@ -313,7 +313,8 @@ class Compiler {
 
   // Lets a batch norm count, in training mode, where the graph has a counter beside the running mean: by the graph's
   // own node, or, in a program that was exported in eval mode, here.
-  void count_batches(const Node& node, const torch::nn::Module& module, Instruction& instruction) const {
+  void count_batches(const Node& node, const std::vector<c10::Argument>& schema, const torch::nn::Module& module,
+                     Instruction& instruction) const {
     const Argument* self = find(node, "self");
     if (node.target == "torch.ops.aten.add_.Tensor" && self != nullptr && self->value() != nullptr &&
         counted_.contains(buffers_[self->value()->index])) {
@@ -327,13 +328,21 @@ class Compiler {
     const std::string name = counter_beside(buffers_[mean->value()->index]);
     const auto counter = std::ranges::find(buffers_, name);
     if (name.empty() || counter == buffers_.end() || counted_.contains(name)) return;
+    // BatchNorm(momentum=None), whose statistics are averages over all batches, has a momentum of 0 in eval mode.
+    const Argument* momentum = find(node, "momentum");
+    const IValue* number = momentum == nullptr ? nullptr : std::get_if<IValue>(&momentum->what);
+    const bool averages_all = number != nullptr && number->isDouble() && number->toDouble() == 0;
+    const auto place = std::ranges::find(schema, "momentum", &c10::Argument::name) - schema.begin();
     // The counter travels as one more argument, at the front.
     instruction.arguments.insert(instruction.arguments.begin(),
                                  Source(static_cast<size_t>(counter - buffers_.begin()), nullptr));
-    instruction.call = [&module, num_arguments = instruction.arguments.size(),
+    instruction.call = [&module, num_arguments = instruction.arguments.size(), averages_all, place,
                         call = std::move(instruction.call)](Stack& stack) {
       const auto front = stack.end() - static_cast<ptrdiff_t>(num_arguments);
-      if (module.is_training()) front->toTensor().add_(1);
+      if (module.is_training()) {
+        const at::Tensor& count = front->toTensor().add_(1);
+        if (averages_all) *(front + 1 + place) = 1.0 / static_cast<double>(count.item<int64_t>());
+      }
       stack.erase(front);
       call(stack);
     };

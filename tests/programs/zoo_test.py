@@ -88,6 +88,14 @@ class ZooTest(training.TrainingTest):
     def test_cnn_exported_in_eval_mode(self):
         self.check(architectures.Cnn, batches_of(pictures), exported_in_training=False)
 
+    def test_cnn_with_statistics_over_all_batches(self):
+        """Python exports such a norm in eval mode alone."""
+        def make():
+            model = architectures.Cnn()
+            model.features[1].momentum = None
+            return model
+        self.check(make, batches_of(pictures), exported_in_training=False)
+
     def test_norms_that_are_shared_or_without_statistics(self):
         for exported_in_training in (True, False):
             for checkpoint in ("", "shared"):
