@@ -9,6 +9,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/type_name.h"
+#include "fulgur/core/ready_gradients.h"
 
 namespace fulgur {
 namespace {
@@ -127,6 +128,8 @@ ManualOptimizer Module::optimizer(size_t index) {
                     "returned ", manual.optimizers().size());
   return {manual, index};
 }
+
+void Module::backward(const at::Tensor& loss) { run_backward(loss); }
 
 void Module::manual_backward(const at::Tensor& loss) {
   ManualOptimization& manual = manual_optimization("manual_backward()");

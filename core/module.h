@@ -88,8 +88,8 @@ class Module : public torch::nn::Module {
 
   virtual void on_before_zero_grad() {}
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
-  virtual void backward(const at::Tensor& loss) { loss.backward(); }
-  virtual void on_after_backward() {}  // gradients of this rank only
+  virtual void backward(const at::Tensor& loss);  // loss.backward()
+  virtual void on_after_backward() {}             // gradients of this rank only
 
   // The gradients are those of the mean loss over the micro-batches, not yet clipped.
   virtual void on_before_optimizer_step(Optimizer&) {}
