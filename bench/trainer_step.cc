@@ -1,6 +1,7 @@
 // What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel; what a
-// logged value costs; and what the default callbacks cost, which write to a temporary folder.
-//   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step [-- rounds]
+// logged value costs; and what the default callbacks cost, which write to a temporary folder. With a program of the
+// same network and its compiled step, as bench/compiled_step.py makes it, a step of that, too.
+//   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step [-- rounds [program.pt2]]
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 
 #include "bench/side_by_side.h"
 #include "fulgur.h"
+#include "fulgur/programs/program.h"
 
 namespace {
 
@@ -33,6 +35,17 @@ struct Mlp : Module {
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
     const at::Tensor value = loss(batch["x"], batch["y"]);
+    log("train_loss", value, {.prog_bar = true});
+    return value;
+  }
+  Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = kLr}); }
+};
+
+struct CompiledMlp : Module {
+  nn::Program net{nullptr};
+  explicit CompiledMlp(const std::string& file) { net = register_module("net", nn::Program(file)); }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor value = net->forward(batch)["loss"];
     log("train_loss", value, {.prog_bar = true});
     return value;
   }
@@ -125,10 +138,15 @@ int main(int argc, char** argv) {
     options.callbacks = {ProgressBar::make({.out = &nowhere}), ModelSummary::make({.out = &nowhere})};
     trained<Mlp>(pool, options);
   };
-  const std::vector<bench::Contender> loops{{"hand-written loop", [&] { hand_written(pool); }},
-                                            {"Trainer, barebones", [&] { trained<Mlp>(pool, barebones); }},
-                                            {"Trainer, without callbacks", [&] { trained<Mlp>(pool, quiet); }},
-                                            {"Trainer, default callbacks", with_defaults}};
+  std::vector<bench::Contender> loops{{"hand-written loop", [&] { hand_written(pool); }},
+                                      {"Trainer, barebones", [&] { trained<Mlp>(pool, barebones); }},
+                                      {"Trainer, without callbacks", [&] { trained<Mlp>(pool, quiet); }},
+                                      {"Trainer, default callbacks", with_defaults}};
+  if (argc > 2) {
+    const std::string file = argv[2];
+    loops.push_back({"compiled, barebones", [&pool, barebones, file] { trained<CompiledMlp>(pool, barebones, file); }});
+    loops.push_back({"compiled, without callbacks", [&pool, quiet, file] { trained<CompiledMlp>(pool, quiet, file); }});
+  }
   bench::side_by_side("step", kSteps, loops, rounds);
   std::filesystem::remove_all(folder);
   const std::vector<bench::Contender> logging{

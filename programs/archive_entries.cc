@@ -35,6 +35,16 @@ void check_apart(std::vector<Entry> entries, std::string_view file) {
 
 }  // namespace
 
+std::set<std::string> exported_programs(const ArchiveEntries& entries) {
+  constexpr std::string_view kFolder = "models/", kEnding = ".json";
+  std::set<std::string> names;
+  for (const auto& [name, bytes] : entries) {
+    if (!name.starts_with(kFolder) || !name.ends_with(kEnding)) continue;
+    names.insert(name.substr(kFolder.size(), name.size() - kFolder.size() - kEnding.size()));
+  }
+  return names;
+}
+
 std::set<std::string> compiled_models(const ArchiveEntries& entries) {
   constexpr std::string_view kFolder = "data/aotinductor/";
   std::set<std::string> names;

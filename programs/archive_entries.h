@@ -13,6 +13,9 @@ namespace fulgur {
 // "models/model.json".
 using ArchiveEntries = std::map<std::string, std::string_view>;
 
+// The names of the programs of torch.export.save().
+std::set<std::string> exported_programs(const ArchiveEntries& entries);
+
 // The names of the models that AOTInductor has compiled; their code is in the archive.
 std::set<std::string> compiled_models(const ArchiveEntries& entries);
 

@@ -9,7 +9,6 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <string_view>
@@ -17,10 +16,12 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/memory_map.h"
 #include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/checkpoint_weights.h"
+#include "fulgur/programs/compiled_code.h"
 #include "fulgur/programs/input_checker.h"
 
 namespace fulgur {
@@ -31,32 +32,6 @@ using torch::inductor::AOTIModelPackageLoader;
 
 // Where //tools:export puts the program's model.json.
 constexpr std::string_view kProgramEntry = "extra/program.json";
-
-// Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
-bool has_instructions([[maybe_unused]] std::string_view name) {
-#if defined(__x86_64__)
-  if (name == "AVX2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (name == "AVX512") {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
-  if (name == "AVX512_VNNI") return __builtin_cpu_supports("avx512vnni");
-  if (name == "AMX_TILE") return __builtin_cpu_supports("amx-tile");
-  return name == "INVALID_VEC_ISA";  // Inductor found none that it knows
-#else
-  return true;
-#endif
-}
-
-std::string machine() {
-#if defined(__x86_64__)
-  return "x86_64";
-#elif defined(__aarch64__)
-  return "aarch64";
-#else
-  return "another processor";
-#endif
-}
 
 // "cuda" is the current GPU.
 c10::Device with_index(c10::Device device) {
@@ -88,12 +63,12 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
       }
     }
   }
-  check_machine(*models.begin());
+  if (const std::string reason = why_code_does_not_run(file, *models.begin(), device_); !reason.empty()) fail(reason);
   try {
     loader_ = std::make_unique<AOTIModelPackageLoader>(file.string(), *models.begin(), /*run_single_threaded=*/false,
                                                        /*num_runners=*/max_concurrent_runs_, device_.index());
-  } catch (const std::exception& error) {  // the loader throws types of its own
-    fail(fmt::format("cannot be loaded: {}", error.what()));
+  } catch (const std::exception&) {  // the loader throws types of its own
+    fail(fmt::format("cannot be loaded: {}", text_of(std::current_exception())));
   }
   if (program_) return;
   const std::vector<std::string> specs = loader_->get_call_spec();
@@ -102,35 +77,6 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
 }
 
 CompiledPackage::~CompiledPackage() = default;
-
-void CompiledPackage::check_machine(const std::string& model) const {
-  std::unordered_map<std::string, std::string> metadata;
-  try {
-    metadata = AOTIModelPackageLoader::load_metadata_from_package(file_.string(), model);
-  } catch (const std::exception& error) {
-    fail(fmt::format("cannot be loaded: {}", error.what()));
-  }
-  const std::string needed_device = metadata["AOTI_DEVICE_KEY"];
-  if (needed_device != c10::DeviceTypeName(device_.type(), /*lower_case=*/true)) {
-    fail(fmt::format("was compiled for {}, but is to run on {}", needed_device, device_.str()));
-  }
-  if (const std::string& other = metadata["AOTI_MACHINE"]; !other.empty() && other != machine()) {
-    fail(fmt::format("was compiled for {}, but this machine is {}: compile it here, by //tools:export", other,
-                     machine()));
-  }
-  const std::string instructions = metadata["AOTI_CPU_ISA"];
-  for (size_t begin = 0; begin < instructions.size();) {
-    const size_t end = std::min(instructions.find(' ', begin), instructions.size());
-    const std::string name = instructions.substr(begin, end - begin);
-    if (!has_instructions(name)) {
-      fail(
-          fmt::format("was compiled for processors with {}, which this one does not have: compile it here, by "
-                      "//tools:export",
-                      name));
-    }
-    begin = end + 1;
-  }
-}
 
 // The tensors as the code reads them: in the order of the call, contiguous, on its device.
 std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {

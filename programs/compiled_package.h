@@ -44,7 +44,6 @@ class CompiledPackage {
  private:
   class Turn;  // a scope in which a thread runs the code
 
-  void check_machine(const std::string& model) const;
   std::vector<at::Tensor> arguments(const Batch& batch) const;
   [[noreturn]] void fail(std::string_view reason) const;
 

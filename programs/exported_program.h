@@ -23,10 +23,10 @@ struct Input {
   Kind kind;
   std::string name;                       // Python's name
   bool is_persistent = true;              // for a buffer
-  std::optional<at::ScalarType> dtype{};  // of a tensor; null: a number
-  std::vector<Size> sizes{};              // of a tensor; a size alone: what a number must be
+  std::optional<at::ScalarType> dtype{};  // what a tensor has; null: a number
+  std::vector<Size> sizes{};              // what a tensor has, or must have; one alone: what a number must be
 
-  std::vector<int64_t> fixed_sizes() const;  // of a weight, whose sizes are all known
+  std::vector<int64_t> fixed_sizes() const;  // for a weight, whose sizes are all known
   bool is_weight() const { return kind == Kind::parameter || (kind == Kind::buffer && is_persistent); }
   bool is_constant() const { return kind == Kind::constant || (kind == Kind::buffer && !is_persistent); }
 };

@@ -61,6 +61,13 @@ struct Graph {
   std::vector<Node> nodes;
 };
 
+// A graph without what depends on some of its inputs.
+struct GraphPart {
+  Graph graph;                  // all inputs are there, but nothing reads those
+  std::vector<size_t> outputs;  // the places that the outputs have in the whole graph
+};
+GraphPart without_inputs(const Graph& graph, const std::vector<size_t>& places);
+
 // Reads "graph" of a model.json: each value must be defined once, and before it is used. Throws BadJson.
 Graph parse_graph(const nlohmann::json& json);
 

@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <cstdlib>
-#include <optional>
 #include <variant>
 #include <vector>
 
@@ -39,6 +38,10 @@ bool is_within(int64_t size, const Range& range) {
 
 }  // namespace
 
+std::string InputChecker::Place::text() const {
+  return dim ? fmt::format("dimension {} of '{}'", *dim, input->name) : fmt::format("'{}'", input->name);
+}
+
 IValue InputChecker::value_of(const Input& input, const Batch& batch) {
   if (!batch.contains(input.name)) fail_by_missing(input, batch);
   const at::Tensor& tensor = batch[input.name];
@@ -51,7 +54,7 @@ IValue InputChecker::value_of(const Input& input, const Batch& batch) {
                     fmt::format("input '{}' of {} has sizes {}, but the program was exported for {} dimensions",
                                 input.name, file_, tensor.sizes(), input.sizes.size()));
   for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
-    check_size(tensor.sizes()[dim], input.sizes[dim], fmt::format("dimension {} of '{}'", dim, input.name));
+    check_size(tensor.sizes()[dim], input.sizes[dim], {.input = &input, .dim = dim});
   }
   return tensor;
 }
@@ -70,30 +73,30 @@ IValue InputChecker::number_of(const Input& input, const at::Tensor& tensor) {
       tensor.numel() == 1 && (is_whole || !is_size),
       fmt::format("input '{}' of {} is {} of sizes {}, but the program was exported for a {}number", input.name, file_,
                   toString(tensor.scalar_type()), tensor.sizes(), is_size ? "whole " : ""));
-  if (is_size) check_size(tensor.item<int64_t>(), input.sizes.front(), fmt::format("'{}'", input.name));
+  if (is_size) check_size(tensor.item<int64_t>(), input.sizes.front(), {.input = &input, .dim = {}});
   return tensor.item();
 }
 
-void InputChecker::check_size(int64_t size, const Size& exported, const std::string& place) {
+void InputChecker::check_size(int64_t size, const Size& exported, Place place) {
   if (const auto* fixed = std::get_if<int64_t>(&exported)) {
     TORCH_CHECK_VALUE(size == *fixed,
                       fmt::format("{} of {} is {}, but the program was exported for {} alone; export it with "
                                   "dynamic_shapes and torch.export.Dim to allow others",
-                                  place, file_, size, *fixed));
+                                  place.text(), file_, size, *fixed));
   }
   if (const auto* symbolic = std::get_if<SymbolicSize>(&exported)) check_symbol(size, *symbolic, place);
 }
 
-void InputChecker::check_symbol(int64_t size, const SymbolicSize& exported, const std::string& place) {
+void InputChecker::check_symbol(int64_t size, const SymbolicSize& exported, Place place) {
   TORCH_CHECK_VALUE(
       size >= exported.offset && (size - exported.offset) % exported.factor == 0,
-      fmt::format("{} of {} is {}, but the program was exported for {}", place, file_, size, text_of(exported)));
+      fmt::format("{} of {} is {}, but the program was exported for {}", place.text(), file_, size, text_of(exported)));
   const int64_t value = (size - exported.offset) / exported.factor;
   const auto& [first_value, first_place] = known_.try_emplace(exported.symbol, value, place).first->second;
   if (value != first_value) {
     const int64_t needed = exported.factor * first_value + exported.offset;
-    C10_THROW_ERROR(ValueError, fmt::format("{} of {} is {}, but it must be {} to go with {}", place, file_, size,
-                                            needed, first_place));
+    C10_THROW_ERROR(ValueError, fmt::format("{} of {} is {}, but it must be {} to go with {}", place.text(), file_,
+                                            size, needed, first_place.text()));
   }
   const auto range = program_.ranges.find(exported.symbol);
   if (range == program_.ranges.end() || is_within(value, range->second)) return;
@@ -101,7 +104,7 @@ void InputChecker::check_symbol(int64_t size, const SymbolicSize& exported, cons
   const std::string where = expression == exported.symbol ? "" : fmt::format(" in {}", expression);
   C10_THROW_ERROR(ValueError, fmt::format("{} of {} is {}, but the program was exported for {}{}; export it with "
                                           "another range of torch.export.Dim",
-                                          place, file_, size, text_of(range->second), where));
+                                          place.text(), file_, size, text_of(range->second), where));
 }
 
 }  // namespace fulgur::program

@@ -2,8 +2,10 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -24,14 +26,21 @@ class InputChecker {
   c10::IValue value_of(const Input& input, const Batch& batch);
 
  private:
+  struct Place {  // a size of an input
+    const Input* input;
+    std::optional<size_t> dim;  // null: the input is a number
+
+    std::string text() const;
+  };
+
   [[noreturn]] void fail_by_missing(const Input& input, const Batch& batch) const;
   c10::IValue number_of(const Input& input, const at::Tensor& tensor);
-  void check_size(int64_t size, const Size& exported, const std::string& place);
-  void check_symbol(int64_t size, const SymbolicSize& exported, const std::string& place);
+  void check_size(int64_t size, const Size& exported, Place place);
+  void check_symbol(int64_t size, const SymbolicSize& exported, Place place);
 
   const ExportedProgram& program_;
   const std::string file_;
-  std::map<std::string, std::pair<int64_t, std::string>> known_;  // by symbol: its value, and where that is from
+  std::map<std::string, std::pair<int64_t, Place>> known_;  // by symbol: its value, and where that is from
 };
 
 }  // namespace fulgur::program

@@ -99,7 +99,9 @@ Run run_of_module(const Module& like, c10::Device device, const std::filesystem:
 }
 
 std::unique_ptr<Predictor::Model> open(const std::filesystem::path& file, const PredictorOptions& options) {
-  if (!compiled_models(read_archive_entries(*MemoryMap::open(file))).empty()) {
+  const auto map = MemoryMap::open(file);
+  const ArchiveEntries entries = read_archive_entries(*map);
+  if (exported_programs(entries).empty() && !compiled_models(entries).empty()) {
     return std::make_unique<CompiledModel>(file, options);
   }
   const auto make = [file, device = options.device](const std::filesystem::path& checkpoint) {

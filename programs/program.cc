@@ -17,6 +17,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/programs/code.h"
+#include "fulgur/programs/compiled_step.h"
 #include "fulgur/programs/exported_program.h"
 #include "fulgur/programs/input_checker.h"
 #include "fulgur/programs/program_archive.h"
@@ -118,7 +119,9 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
   register_tensors();
   set_modes();
   if (!options_.checkpoint.empty()) check_that_a_module_matches(options_.checkpoint, archive_->program().graph);
+  find_inputs_of_loss();
   compile();
+  if (options_.compiled && program::CompiledStep::is_in(*archive_)) load_compiled_step();
 }
 
 ProgramImpl::~ProgramImpl() = default;
@@ -195,15 +198,45 @@ void ProgramImpl::compile() {
     constants_[i] =
         constant.to(device_, follows ? dtype_ : constant.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
-  code_ = std::make_unique<const program::Code>(
-      program.graph,
-      program::CodeOptions{.file = file_.string(),
-                           .device = device_,
-                           .exported_dtype = exported_dtype_,
-                           .dtype = dtype_,
-                           .submodule = [this](std::string_view path) { return &tree_.at(path); },
-                           .checkpoint = options_.checkpoint},
-      buffers);
+  const program::CodeOptions options{.file = file_.string(),
+                                     .device = device_,
+                                     .exported_dtype = exported_dtype_,
+                                     .dtype = dtype_,
+                                     .submodule = [this](std::string_view path) { return &tree_.at(path); },
+                                     .checkpoint = options_.checkpoint};
+  code_ = std::make_unique<const program::Code>(program.graph, options, buffers);
+  if (inputs_of_loss_.empty()) return;
+  const program::GraphPart part = program::without_inputs(program.graph, inputs_of_loss_);
+  code_without_loss_ = std::make_unique<const program::Code>(part.graph, options, buffers);
+}
+
+// The inputs that the output "loss" depends on, and nothing else does.
+void ProgramImpl::find_inputs_of_loss() {
+  const program::ExportedProgram& program = archive_->program();
+  const auto is_loss = [](const Output& output) { return output.kind == Output::Kind::user && output.name == "loss"; };
+  const auto loss = static_cast<size_t>(std::ranges::find_if(program.outputs, is_loss) - program.outputs.begin());
+  if (loss == program.outputs.size() || program.output_names().size() == 1) return;
+  for (size_t i = 0; i < program.inputs.size(); ++i) {
+    if (program.inputs[i].kind != Input::Kind::user) continue;
+    const std::vector<size_t> left = program::without_inputs(program.graph, {i}).outputs;
+    const bool has_loss = std::ranges::find(left, loss) != left.end();
+    if (!has_loss && left.size() + 1 == program.outputs.size()) inputs_of_loss_.push_back(i);
+  }
+  if (!inputs_of_loss_.empty()) {
+    outputs_without_loss_ = program::without_inputs(program.graph, inputs_of_loss_).outputs;
+  }
+}
+
+void ProgramImpl::load_compiled_step() {
+  const std::string reason = options_.checkpoint.empty()
+                                 ? program::CompiledStep::why_not_here(file_, *archive_, device_)
+                                 : "activations are to be computed again (ProgramOptions::checkpoint)";
+  if (!reason.empty()) {
+    log_info("the compiled step of {} is not used: {}", file_.string(), reason);
+    return;
+  }
+  step_ = std::make_unique<program::CompiledStep>(file_, *archive_, device_,
+                                                  [this](std::string_view path) { return &tree_.at(path); });
 }
 
 // The parameters may be elsewhere, or in another precision, than at the last run: to() of a parent moves them, too.
@@ -216,28 +249,60 @@ std::vector<std::string> ProgramImpl::input_names() const { return archive_->pro
 
 std::vector<std::string> ProgramImpl::output_names() const { return archive_->program().output_names(); }
 
-Batch ProgramImpl::forward(const Batch& batch) {
-  compile_if_moved();
+bool ProgramImpl::lacks_inputs_of_loss(const Batch& batch) const {
+  const auto is_missing = [&](size_t place) { return !batch.contains(archive_->program().inputs[place].name); };
+  return !inputs_of_loss_.empty() && std::ranges::all_of(inputs_of_loss_, is_missing);
+}
+
+// One value per input of the graph.
+std::vector<IValue> ProgramImpl::inputs_of(const Batch& batch, bool without_loss) const {
   const program::ExportedProgram& program = archive_->program();
   std::vector<IValue> values;
   values.reserve(program.inputs.size());
   program::InputChecker checker(program, file_.string());
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     const Input& input = program.inputs[i];
+    const bool is_left_out = without_loss && std::ranges::find(inputs_of_loss_, i) != inputs_of_loss_.end();
     if (input.is_weight()) {
       values.emplace_back(tensors_[i]);
     } else if (input.is_constant()) {
       values.emplace_back(constants_[i]);
-    } else if (input.kind == Input::Kind::fixed) {
+    } else if (input.kind == Input::Kind::fixed || is_left_out) {
       values.emplace_back();
     } else {
       values.push_back(checker.value_of(input, batch));
     }
   }
-  std::vector<IValue> results = code_->run(std::move(values));
+  return values;
+}
+
+// Whether there is compiled code for this call; says once why not where one would expect it.
+bool ProgramImpl::runs_compiled(const std::vector<IValue>& inputs) {
+  if (step_ == nullptr || !c10::GradMode::is_enabled() || !is_training()) return false;
+  const std::string reason = step_->why_not(inputs);
+  if (!reason.empty() && !std::exchange(has_said_why_not_compiled_, true)) {
+    log_info("{} runs without its compiled step where that does not apply: {}", file_.string(), reason);
+  }
+  return reason.empty();
+}
+
+Batch ProgramImpl::forward(const Batch& batch) {
+  compile_if_moved();
+  const program::ExportedProgram& program = archive_->program();
+  const bool without_loss = lacks_inputs_of_loss(batch);
+  std::vector<IValue> values = inputs_of(batch, without_loss);
+  if (!without_loss && runs_compiled(values)) {
+    std::vector<at::Tensor> results = step_->run(values);
+    std::vector<Batch::Entry> outputs;
+    for (const std::string& name : output_names()) {
+      outputs.emplace_back(name, std::move(results[outputs.size()]));
+    }
+    return Batch(std::move(outputs));
+  }
+  const std::vector<IValue> results = (without_loss ? code_without_loss_ : code_)->run(std::move(values));
   std::vector<Batch::Entry> outputs;
   for (size_t i = 0; i < results.size(); ++i) {
-    const Output& output = program.outputs[i];
+    const Output& output = program.outputs[without_loss ? outputs_without_loss_[i] : i];
     const at::Tensor tensor = to_tensor(results[i]);
     if (output.kind == Output::Kind::buffer_mutation) {
       const c10::NoGradGuard no_gradient;

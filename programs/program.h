@@ -20,6 +20,7 @@ namespace fulgur {
 class ProgramArchive;
 namespace program {
 class Code;
+class CompiledStep;
 }  // namespace program
 }  // namespace fulgur
 
@@ -30,10 +31,15 @@ struct ProgramOptions {
   // computed again in backward (see checkpoint()), on copies of the buffers. The program must
   // live until backward is done. Empty: all are kept.
   std::string checkpoint{};
+
+  // Whether a training step that //tools:compile_step has put into the archive is run where it applies. It is native
+  // code, which is to be trusted as a program is. It keeps its activations, so that with `checkpoint` it is not used.
+  bool compiled = true;
 };
 
 // A model that Python has exported by torch.export.export() and torch.export.save() (torch 2.11), as a module that can
-// be trained here: no Python in the process, the same operators in the same order, and so the same numbers.
+// be trained here: no Python in the process, the same operators in the same order, and so the same numbers. An archive
+// with a compiled step (docs/compiled.md) trains by native code instead, where only the output "loss" has gradients.
 //   struct Finetune : Module {
 //     nn::Program net{nullptr};
 //     explicit Finetune(const std::string& file) { net = register_module("net", nn::Program(file)); }
@@ -62,8 +68,10 @@ class ProgramImpl : public torch::nn::Module {
   // Runs the program on its inputs, by the names of forward's arguments in Python; those of a container are "batch.ids"
   // and the like. Other tensors of the batch are ignored. Outputs are named by their keys in Python ("logits"), by
   // their places in a tuple ("0", "1.0"), or "output" if there is one tensor alone; a number becomes a tensor without
-  // dimensions. Throws c10::ValueError for an input that is missing, has another data type (floating-point types count
-  // as one) or number of dimensions than at export, or a size for which the program was not exported.
+  // dimensions. A program with an output "loss" among others computes the others from a batch without the inputs that
+  // only the loss needs ("target"). Throws c10::ValueError for an input that is missing, has another data type
+  // (floating-point types count as one) or number of dimensions than at export, or a size for which the program was not
+  // exported.
   Batch forward(const Batch& inputs);
 
   // The same for a program of one input and one output.
@@ -87,9 +95,14 @@ class ProgramImpl : public torch::nn::Module {
  private:
   void register_tensors();
   void set_modes();
+  void find_inputs_of_loss();
+  void load_compiled_step();
   void compile();
   void compile_if_moved();
   at::Tensor first_parameter() const;
+  bool lacks_inputs_of_loss(const Batch& batch) const;
+  std::vector<c10::IValue> inputs_of(const Batch& batch, bool without_loss) const;
+  bool runs_compiled(const std::vector<c10::IValue>& inputs);
 
   std::filesystem::path file_;
   ProgramOptions options_;
@@ -98,6 +111,11 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<at::Tensor> tensors_;    // for each input of the graph its parameter or buffer; undefined for others
   std::vector<at::Tensor> constants_;  // the same for what is not part of the state dict, on the device of the code
   std::unique_ptr<const program::Code> code_;
+  std::vector<size_t> inputs_of_loss_;  // the places of those that only the output "loss" needs
+  std::vector<size_t> outputs_without_loss_;
+  std::unique_ptr<const program::Code> code_without_loss_;  // null: there are no such inputs
+  std::unique_ptr<program::CompiledStep> step_;             // null: there is none, or it is not to be used
+  bool has_said_why_not_compiled_ = false;
   c10::Device device_ = c10::kCPU;     // where the code runs
   at::ScalarType dtype_ = at::kFloat;  // the data type of the parameters that it runs with
   at::ScalarType exported_dtype_ = at::kFloat;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "fulgur/base/error.h"
@@ -19,18 +20,6 @@ namespace {
 
 using Json = nlohmann::json;
 using program::Input;
-
-constexpr std::string_view kModelsFolder = "models/", kJsonEnding = ".json";
-
-// The names of the programs in the archive.
-std::vector<std::string> program_names(const ArchiveEntries& entries) {
-  std::vector<std::string> names;
-  for (const auto& [name, bytes] : entries) {
-    if (!name.starts_with(kModelsFolder) || !name.ends_with(kJsonEnding)) continue;
-    names.push_back(name.substr(kModelsFolder.size(), name.size() - kModelsFolder.size() - kJsonEnding.size()));
-  }
-  return names;
-}
 
 int64_t whole_number(const Json& json) {
   const Json value = json.is_object() && json.size() == 1 ? json.value("as_int", Json()) : json;
@@ -74,7 +63,7 @@ ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryM
   } catch (const CheckpointError& error) {
     throw CheckpointError(fmt::format("{}; an archive of torch.export.save() is needed", error.what()));
   }
-  const std::vector<std::string> names = program_names(entries_);
+  const std::set<std::string> names = exported_programs(entries_);
   if (names.size() != 1) {
     fail(!names.empty() ? fmt::format("holds several programs ({}); one is read", fmt::join(names, ", "))
          : !compiled_models(entries_).empty()
@@ -82,7 +71,7 @@ ProgramArchive::ProgramArchive(const std::filesystem::path& file) : map_(MemoryM
                "has written can be trained"
              : "holds no program of torch.export.save(); torch 2.11 writes one as models/model.json");
   }
-  model_ = names.front();
+  model_ = *names.begin();
   if (const auto order = entries_.find("byteorder"); order != entries_.end() && order->second != "little") {
     fail("was written on a machine with another byte order");
   }
@@ -171,6 +160,11 @@ void ProgramArchive::check_all_there() const {
                        quote(owner), quote(input.name)));
     }
   }
+}
+
+std::optional<std::string_view> ProgramArchive::entry(const std::string& name) const {
+  const auto found = entries_.find(name);
+  return found == entries_.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::string_view ProgramArchive::bytes_of(const std::string& entry) const {

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,9 @@ class ProgramArchive {
   };
   Tensor weight(const std::string& name) const { return tensor(weights_, name); }
   Tensor constant(const std::string& name) const { return tensor(constants_, name); }
+
+  // The bytes of an entry, by its name below the folder that all are in: "extra/note.txt".
+  std::optional<std::string_view> entry(const std::string& name) const;
 
   std::vector<std::string> weight_names() const;  // parameters and persistent buffers that the graph uses
 

@@ -1,9 +1,13 @@
-// Trains an exported program by SGD for zoo_strategies_test.py:
+// Trains an exported program by SGD for zoo_strategies_test.py and compiled_step_test.py:
 //   strategies_program --program=<it>.pt2 --samples=<it>.safetensors --loss=cross_entropy --result=<it>.safetensors ...
 // The tensors of the samples are the program's inputs and "target"; each rank takes every world_size-th sample. Rank 0
-// writes the parameters and buffers after the last step, by their names in the program. Takes the Trainer's flags, too.
+// writes the parameters and buffers after the last step, by their names in the program; "losses" of all steps, and how
+// many of them were "compiled". Takes the Trainer's flags, too.
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstdint>
 #include <memory>
@@ -11,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/seed.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/core/make_module.h"
+#include "fulgur/core/ready_gradients.h"
 #include "fulgur/data/data_loader.h"
 #include "fulgur/data/tensor_dataset.h"
 #include "fulgur/optim/sgd.h"
@@ -28,35 +34,67 @@ using namespace fulgur;
 struct Options {
   TrainerOptions trainer = testing::quiet();
   std::string program, samples, loss, result;
+  std::string eval, train, unfreeze;
+  bool compiled = true;
   int64_t batch_size = 1;
+  int64_t seed = 0;
+  double lr = 1e-2;
 
   void describe(FieldVisitor& visit) {
     trainer.describe(visit);
     visit({.name = "program", .help = "file of torch.export.save()"}, &program);
     visit({.name = "samples", .help = "file of the samples"}, &samples);
-    visit({.name = "loss", .help = "what is minimized", .choices = {"cross_entropy", "mse"}}, &loss);
+    visit({.name = "loss",
+           .help = "what is minimized; own: the output 'loss'; outputs: that and the output 'output'",
+           .choices = {"cross_entropy", "mse", "own", "outputs"}},
+          &loss);
+    visit({.name = "compiled", .help = "use the compiled step of the program"}, &compiled);
     visit({.name = "result", .help = "file for the trained tensors"}, &result);
+    visit({.name = "eval", .help = "submodule of the program that is put in eval mode"}, &eval);
+    visit({.name = "train", .help = "submodule of the program that is put in train mode"}, &train);
+    visit({.name = "unfreeze", .help = "parameter of the program that is to be trained"}, &unfreeze);
+    visit({.name = "lr", .help = "learning rate"}, &lr);
+    visit({.name = "seed", .help = "where random numbers begin", .min = 0}, &seed);
     visit({.name = "batch_size", .help = "samples of a rank in a step", .min = 1}, &batch_size);
   }
 };
 
 struct Net : Module {
   nn::Program net{nullptr};
-  std::string loss;
-  explicit Net(const Options& options) : loss(options.loss) {
-    net = register_module("net", nn::Program(options.program));
+  std::string kind;
+  double lr;
+  std::string in_eval, in_train;
+  std::vector<at::Tensor> losses;
+  int64_t num_compiled = 0;
+  explicit Net(const Options& options)
+      : kind(options.loss), lr(options.lr), in_eval(options.eval), in_train(options.train) {
+    net = register_module("net", nn::Program(options.program, {.compiled = options.compiled}));
+    if (!options.unfreeze.empty()) net->named_parameters()[options.unfreeze].set_requires_grad(true);
+  }
+  void on_train_epoch_start() override {
+    if (!in_eval.empty()) net->named_modules()[in_eval]->eval();
+    if (!in_train.empty()) net->named_modules()[in_train]->train();
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
-    const at::Tensor output = net->forward(batch).begin()->second;
-    if (loss == "mse") return at::mse_loss(output, batch["target"]);
+    const at::Tensor loss = loss_of(net->forward(batch), batch);
+    if (loss.grad_fn()->name() == kReadyGradients) ++num_compiled;
+    losses.push_back(loss.detach().clone());
+    return loss;
+  }
+  at::Tensor loss_of(const Batch& outputs, const Batch& batch) const {
+    if (kind == "own") return outputs["loss"];
+    if (kind == "outputs") return outputs["loss"] + outputs["output"].square().mean();
+    const at::Tensor& output = outputs.begin()->second;
+    if (kind == "mse") return at::mse_loss(output, batch["target"]);
     return at::cross_entropy_loss(output.flatten(0, -2), batch["target"].flatten());
   }
   Optimizers configure_optimizers() override {
-    return optim::SGD(parameters(), {.lr = 1e-2, .momentum = 0.9, .weight_decay = 1e-4});
+    return optim::SGD(parameters(), {.lr = lr, .momentum = 0.9, .weight_decay = 1e-4});
   }
 };
 
-void run(const Options& options) {
+void run(Options options) {
+  seed_everything(static_cast<uint64_t>(options.seed));
   const SafetensorsFile file(options.samples);
   std::vector<Batch::Entry> samples;
   for (const SafetensorsEntry& entry : file.entries())
@@ -71,6 +109,8 @@ void run(const Options& options) {
   for (const auto& item : module->net->named_parameters())
     tensors.emplace_back(item.key(), item.value().detach().clone());
   for (const auto& item : module->net->named_buffers()) tensors.emplace_back(item.key(), item.value().clone());
+  tensors.emplace_back("losses", at::stack(module->losses));
+  tensors.emplace_back("compiled", at::scalar_tensor(module->num_compiled, at::kLong));
   write_safetensors(options.result, tensors);
 }
 

@@ -14,8 +14,8 @@ import architectures
 import training
 
 PROGRAM = "tests/programs/strategies_program"
-NUM_STEPS, NUM_RANKS = 4, 2
-DELAYED = ("delayed_update", "--strategy.warmup_steps=2", "--strategy.predict=none")
+NUM_STEPS, NUM_RANKS, LR = 3, 2, 1e-3
+DELAYED = ("delayed_update", "--strategy.warmup_steps=1", "--strategy.predict=none")
 STRATEGIES = {"dp": ("dp",), "ddp": ("ddp",), "ddp_sharded": ("ddp_sharded",), "zero_offload": ("zero_offload",),
               "delayed_update": DELAYED}
 
@@ -47,7 +47,7 @@ def gradients_of(model, part, loss):
 
 def train_eagerly(model, samples, strategy, loss, batch_size):
     """The tensors of the model after the last step. Buffers are those of the first rank."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
     late = []
 
     def update(gradients):
@@ -59,7 +59,7 @@ def train_eagerly(model, samples, strategy, loss, batch_size):
         of_ranks = [gradients_of(copy.deepcopy(model), part, loss) for part in parts[1:]]
         of_ranks.append(gradients_of(model, parts[0], loss))
         gradients = [None if mine[0] is None else torch.stack(mine).mean(0) for mine in zip(*of_ranks)]
-        if strategy == "delayed_update" and step >= 2:  # one step late, from the end of warmup on
+        if strategy == "delayed_update" and step >= 1:  # one step late, from the end of warmup on
             late.append(gradients)
             if len(late) > 1:
                 update(late.pop(0))
@@ -101,11 +101,12 @@ class ZooStrategiesTest(unittest.TestCase):
         result = self.folder / "result"
         result.unlink(missing_ok=True)
         command = [PROGRAM, f"--program={self.folder / 'model.pt2'}", f"--samples={self.folder / 'samples'}",
-                   f"--loss={loss}", f"--result={result}", f"--batch_size={batch_size}", f"--devices={NUM_RANKS}",
+                   f"--loss={loss}", f"--lr={LR}", f"--result={result}", f"--batch_size={batch_size}", f"--devices={NUM_RANKS}",
                    f"--strategy={flags[0]}", *flags[1:]]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return safetensors.torch.load_file(result)
+        tensors = safetensors.torch.load_file(result)
+        return {name: tensor for name, tensor in tensors.items() if name not in ("losses", "compiled")}
 
     def expect_close(self, found, expected, initial, name):
         """Within rounding: a small part of what training has changed."""
@@ -148,16 +149,17 @@ class ZooStrategiesTest(unittest.TestCase):
                    lambda n: {"x": torch.randn(n, 3, 64, 64), "target": torch.randint(10, (n,))})
 
     def test_resnet_50(self):
-        self.check_vision(torchvision.models.resnet50)
+        """With the usual first weights its gradients explode, and with them what rounding changes."""
+        self.check_vision(torchvision.models.resnet50, zero_init_residual=True)
 
     def test_vit_b_16(self):
         self.check_vision(torchvision.models.vit_b_16, image_size=64)
 
     def test_convnext_tiny(self):
-        self.check_vision(torchvision.models.convnext_tiny, stochastic_depth_prob=0.0)
+        self.check_vision(torchvision.models.convnext_tiny)
 
     def test_swin_tiny(self):
-        self.check_vision(torchvision.models.swin_t, stochastic_depth_prob=0.0)
+        self.check_vision(torchvision.models.swin_t)
 
 
 if __name__ == "__main__":

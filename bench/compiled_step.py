@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Compiled training steps beside the operators of the same programs: exports an MLP, a conv net, a GPT, a BERT encoder and an
+LSTM, compiles their steps by //tools:compile_step, and times forward and backward in C++ (bench/compiled_step); then a whole step
+of the Trainer on the MLP beside a loop written by hand (bench/trainer_step), and of torch.compile in Python.
+
+  ./bazelw build //bench:compiled_step //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench
+"""
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+
+import safetensors.torch
+import torch
+from torch import nn
+from torch.nn import functional
+
+import python_program
+
+COMPILE = pathlib.Path(__file__).resolve().parent.parent / "tools/compile_step.py"
+
+
+class WithLoss(nn.Module):
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, y):
+        return {"loss": functional.cross_entropy(self.net(x).flatten(0, -2), y.flatten())}
+
+
+class Conv(nn.Sequential):
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(),
+                         nn.MaxPool2d(2), nn.Flatten(), nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+class Bert(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(256, 128)
+        layer = nn.TransformerEncoderLayer(128, 4, 512, 0.0, activation="gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
+        self.head = nn.Linear(128, 2)
+
+    def forward(self, ids):
+        return self.head(self.encoder(self.embedding(ids))[:, 0])
+
+
+class Lstm(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(self.layers(x)[0][:, -1])
+
+
+def make(model, batch, folder, *flags, dynamic=True):
+    sizes = {0: torch.export.Dim("batch", max=1024)} if dynamic else None
+    torch.export.save(torch.export.export(WithLoss(model).train(), (), batch, dynamic_shapes={"x": sizes, "y": sizes},
+                                          strict=False), folder / "net.pt2")
+    subprocess.run([sys.executable, COMPILE, folder / "net.pt2", folder / "step.pt2", *flags], check=True)
+    safetensors.torch.save_file(batch, folder / "batch")
+
+
+def seconds_per_step(step, num_steps):
+    step()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        step()
+    return (time.perf_counter() - start) / num_steps
+
+
+def python_steps(rounds=5, num_steps=2000):
+    """A whole step of the MLP in Python with fused Adam: eager and under torch.compile, medians in microseconds."""
+    x, y = torch.randn(32, 32), torch.randint(0, 2, (32,))
+    steps = []
+    for compiled in (False, True):
+        model = python_program.mlp()
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        forward = torch.compile(model) if compiled else model
+
+        def step(optimizer=optimizer, forward=forward):
+            optimizer.zero_grad()
+            functional.cross_entropy(forward(x), y).backward()
+            optimizer.step()
+        steps.append(step)
+    times = [[seconds_per_step(step, num_steps) for step in steps] for _ in range(rounds)]
+    return [statistics.median(column) * 1e6 for column in zip(*times)]
+
+
+def main():
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    binaries = pathlib.Path(sys.argv[1])
+    ids = torch.randint(0, 256, (16, 64))
+    with tempfile.TemporaryDirectory() as name:
+        for kind, model, batch, num_steps in (
+                ("mlp", python_program.mlp(), {"x": torch.randn(32, 32), "y": torch.randint(0, 2, (32,))}, 3000),
+                ("conv", Conv(), {"x": torch.randn(32, 1, 8, 8), "y": torch.randint(0, 10, (32,))}, 150),
+                ("gpt", python_program.Gpt(), {"x": ids, "y": ids.clone()}, 8),
+                ("bert", Bert(), {"x": ids, "y": torch.randint(0, 2, (16,))}, 6),
+                ("lstm", Lstm(), {"x": torch.randn(16, 32, 32), "y": torch.randint(0, 10, (16,))}, 100)):
+            folder = pathlib.Path(name) / kind
+            folder.mkdir()
+            print(f"\n{kind}", flush=True)
+            make(model, batch, folder, *["--fixed_sizes"] * (kind == "bert"), dynamic=kind != "lstm")
+            subprocess.run([binaries / "compiled_step", folder / "step.pt2", folder / "batch", str(num_steps)], check=True)
+            memory = {how: subprocess.run([binaries / "compiled_step", "memory", how, folder / "step.pt2", folder / "batch"],
+                                          check=True, capture_output=True, text=True).stdout.strip()
+                      for how in ("operators", "compiled")}
+            print(f"peak memory of a step: {memory}", flush=True)
+        print("\nwhole steps of the MLP", flush=True)
+        subprocess.run([binaries / "trainer_step", "7", pathlib.Path(name) / "mlp/step.pt2"], check=True)
+        eager, compiled = python_steps()
+        print(f"Python with fused Adam: {eager:.1f} us/step eager, {compiled:.1f} under torch.compile")
+
+
+if __name__ == "__main__":
+    main()

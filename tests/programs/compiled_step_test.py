@@ -1,0 +1,295 @@
+"""//tools:compile_step: programs train by the compiled step as they do by their operators."""
+import json
+import pathlib
+import subprocess
+import tempfile
+import unittest
+import warnings
+import zipfile
+
+import safetensors.torch
+import torch
+
+import architectures
+import training
+
+COMPILE = pathlib.Path("tools/compile_step").absolute()
+ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/compile_step.py")]
+PREDICT = pathlib.Path("tools/predict").absolute()
+PROGRAM = pathlib.Path("tests/programs/strategies_program").absolute()
+NUM_STEPS, BATCH_SIZE = 50, 6
+NOT_WEIGHTS = ("losses", "compiled")
+
+
+class TextWithLoss(torch.nn.Module):
+    """A model that computes its loss by itself, with a head that is tied, and two biases whose gradients are the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.gpt = architectures.Gpt()
+        self.first, self.second = torch.nn.Parameter(torch.zeros(64)), torch.nn.Parameter(torch.ones(64))
+        for module in self.gpt.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+
+    def forward(self, tokens, target):
+        logits = self.gpt(tokens)["logits"] + self.first + self.second
+        return {"loss": torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten()), "logits": logits}
+
+
+def convolutional():
+    """A batch norm that trains, and one that does not, with its scale frozen."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 16, 3, bias=False), torch.nn.BatchNorm2d(16), torch.nn.SiLU(), torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    model[5].eval()
+    model[5].weight.requires_grad_(False)
+    return model
+
+
+class Named(torch.nn.Linear):
+    """Its input has the name that a loss needs."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, target):
+        return super().forward(target)
+
+
+class Whole(torch.nn.Linear):
+    """Its output is whole numbers."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def forward(self, x):
+        return super().forward(x).argmax(1)
+
+
+class Untrained(torch.nn.Module):
+    """Its loss depends on no parameter."""
+
+    def forward(self, x):
+        return {"loss": x.mean()}
+
+
+def without_step(tensors):
+    return {name: tensor for name, tensor in tensors.items() if name not in NOT_WEIGHTS}
+
+
+class CompiledStepTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        num_samples = NUM_STEPS * BATCH_SIZE
+        tokens = torch.randint(64, (num_samples, 17))
+        cls.samples = {
+            "cnn": {"input": torch.randn(num_samples, 3, 12, 12), "target": torch.randint(4, (num_samples,))},
+            "text": {"tokens": tokens[:, :-1].contiguous(), "target": tokens[:, 1:].contiguous()},
+            "mlp": {"x": torch.randn(num_samples, 10)}}
+        cls.samples["mlp"]["target"] = cls.samples["mlp"]["x"][:, :2].contiguous()
+        for name, samples in cls.samples.items():
+            safetensors.torch.save_file(samples, cls.folder / f"{name}.samples")
+        cls.said = {}
+        cls.make("cnn", convolutional().train(), "--loss=cross_entropy")
+        cls.make("text", TextWithLoss().train())
+        cls.make("mlp", architectures.Mlp().eval(), "--loss=mse", "--output=output")
+
+    @classmethod
+    def make(cls, name, model, *flags):
+        example = {key: tensor[:4] for key, tensor in cls.samples[name].items() if key != "target" or not flags}
+        shapes = {key: {0: training.DIMS[0]} for key in example}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False),
+                              cls.folder / f"{name}.pt2")
+        result = cls.compile(cls.folder / f"{name}.pt2", cls.folder / f"{name}.step.pt2", *flags)
+        assert result.returncode == 0, result.stderr
+        cls.said[name] = result.stdout
+
+    @classmethod
+    def compile(cls, *arguments):
+        return subprocess.run([COMPILE, *ARGUMENTS, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+    def train(self, name, *flags, program=None, batch_size=BATCH_SIZE):
+        result = self.folder / "result"
+        result.unlink(missing_ok=True)
+        command = [PROGRAM, f"--program={self.folder / (program or f'{name}.step.pt2')}",
+                   f"--samples={self.folder / name}.samples", "--loss=own", f"--result={result}",
+                   f"--batch_size={batch_size}", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout + done.stderr, safetensors.torch.load_file(result)
+
+    def expect_close(self, found, expected, most=1e-5):
+        self.assertEqual(sorted(found), sorted(expected))
+        for name, tensor in expected.items():
+            if tensor.is_floating_point():
+                difference = (found[name] - tensor).norm().item()
+                self.assertLessEqual(difference, most * max(1.0, tensor.norm().item()), name)
+            else:
+                self.assertTrue(found[name].equal(tensor), name)
+
+    def test_the_tool_compares_with_eager(self):
+        for name in ("cnn", "text"):
+            self.assertRegex(self.said[name], r": as eager within \d", name)
+        self.assertIn("not compared with eager, because it draws random numbers", self.said["mlp"])
+
+    def test_fifty_losses_are_those_of_the_operators(self):
+        for name in ("cnn", "text"):
+            with self.subTest(model=name):
+                _, compiled = self.train(name)
+                _, interpreted = self.train(name, "--compiled=false")
+                self.assertEqual((compiled["compiled"].item(), interpreted["compiled"].item()), (NUM_STEPS, 0))
+                relative = (compiled["losses"] / interpreted["losses"] - 1).abs().max().item()
+                self.assertLessEqual(relative, 1e-5)
+                self.assertGreater((compiled["losses"][0] - compiled["losses"][-10:].mean()).item(), 0)
+                self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
+
+    def test_every_strategy_on_two_ranks(self):
+        for name in ("cnn", "text"):
+            for flags in (["dp"], ["ddp"], ["ddp_sharded"], ["zero_offload"],
+                          ["delayed_update", "--strategy.warmup_steps=5"]):
+                with self.subTest(model=name, strategy=flags[0]):
+                    flags = ["--devices=2", f"--strategy={flags[0]}", *flags[1:], "--accumulate_grad_batches=2",
+                             "--gradient_clip_val=0.5"]
+                    _, compiled = self.train(name, *flags)
+                    _, interpreted = self.train(name, *flags, "--compiled=false")
+                    self.assertEqual(compiled["compiled"].item(), len(compiled["losses"]))
+                    self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
+
+    def test_dropout_follows_the_seed(self):
+        """It draws other numbers than the operators do, but the same from the same seed, and trains as well."""
+        runs = [self.train("mlp", f"--seed={seed}", "--lr=0.03")[1] for seed in (1, 1, 2)]
+        self.assertEqual(runs[0]["compiled"].item(), NUM_STEPS)
+        self.assertTrue(all(runs[0][name].equal(runs[1][name]) for name in runs[0]))
+        self.assertFalse(runs[0]["losses"].equal(runs[2]["losses"]))
+        _, interpreted = self.train("mlp", "--seed=1", "--lr=0.03", "--compiled=false")
+        first, last, expected = (losses.mean().item() for losses in (
+            runs[0]["losses"][:5], runs[0]["losses"][-10:], interpreted["losses"][-10:]))
+        self.assertLess(expected, 0.8 * first)
+        self.assertLess(abs(last - expected), 0.3 * expected)
+
+    def test_calls_that_it_was_not_compiled_for_run_the_operators(self):
+        for flags, reason in ((["--precision=bf16-mixed"], "autocast is on"),
+                              (["--precision=bf16-true"], "is BFloat16, but was Float"),
+                              (["--eval=1"], "module '1' is in eval mode"),
+                              (["--train=5"], "module '5' is in train mode"),
+                              (["--unfreeze=5.weight"], "'5.weight' needs a gradient"),
+                              (["--detect_anomaly=true"], "detect_anomaly is on")):
+            with self.subTest(reason=reason):
+                said, tensors = self.train("cnn", *flags)
+                self.assertEqual(tensors["compiled"].item(), 0)
+                self.assertIn("runs without its compiled step where that does not apply: ", said)
+                self.assertIn(reason, said)
+                self.assertEqual(said.count("without its compiled step"), 1)
+        said, tensors = self.train("text", batch_size=1)
+        self.assertEqual(tensors["compiled"].item(), 0)
+        self.assertIn("has a size of 1", said)
+
+    def test_outputs_beside_the_loss_have_no_gradients(self):
+        result = subprocess.run([PROGRAM, f"--program={self.folder / 'cnn.step.pt2'}",
+                                 f"--samples={self.folder / 'cnn.samples'}", "--loss=outputs",
+                                 f"--result={self.folder / 'none'}"], capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("a compiled step has the gradients of its output 'loss' alone, but those of 'output' are asked for",
+                      result.stderr)
+
+    def test_fixed_sizes(self):
+        result = self.compile(self.folder / "mlp.pt2", self.folder / "fixed.pt2", "--loss=mse", "--fixed_sizes")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        said, tensors = self.train("mlp", program="fixed.pt2", batch_size=4)
+        self.assertEqual(tensors["compiled"].item(), NUM_STEPS * BATCH_SIZE // 4)
+        said, tensors = self.train("mlp", program="fixed.pt2", batch_size=5)
+        self.assertEqual(tensors["compiled"].item(), 0)
+        self.assertIn("input 'x' has sizes [5, 10], and the step is for [4, 10] alone", said)
+
+    def test_code_for_another_torch_or_processor_is_not_run(self):
+        for entry, key, value, reason in (
+                ("step.json", "torch_version", "2.12.0", "compiled for torch 2.12.0, but this is torch 2.11.0"),
+                ("step.json", "version", 2, "it has version 2, but version 1 is read"),
+                ("wrapper_metadata.json", "AOTI_DEVICE_KEY", "cuda", "it was compiled for cuda, but is to run on cpu"),
+                ("wrapper_metadata.json", "AOTI_MACHINE", "riscv64", "it was compiled for riscv64")):
+            with self.subTest(key=key):
+                self.rewrite("cnn.step.pt2", "other.pt2", lambda name, data: json.dumps(
+                    {**json.loads(data), key: value}).encode() if name.endswith(entry) else data)
+                said, tensors = self.train("cnn", "--max_steps=2", program="other.pt2")
+                self.assertEqual(tensors["compiled"].item(), 0)
+                self.assertIn("the compiled step of ", said)
+                self.assertIn(reason, said)
+
+    def test_code_that_is_cut_off_is_an_error(self):
+        self.rewrite("cnn.step.pt2", "cut.pt2", lambda name, data: data[:len(data) // 2] if name.endswith(".so") else data)
+        result = subprocess.run([PROGRAM, f"--program={self.folder / 'cut.pt2'}", f"--samples={self.folder / 'cnn.samples'}",
+                                 "--loss=own", f"--result={self.folder / 'none'}"], capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("cut.pt2: its compiled step cannot be loaded: ", result.stderr)
+
+    def test_predictions_need_no_target(self):
+        inputs = {name: tensor[:5].clone() for name, tensor in self.samples["cnn"].items()}
+        answers = {}
+        for names in (["input"], ["input", "target"]):
+            safetensors.torch.save_file({name: inputs[name] for name in names}, self.folder / "inputs")
+            subprocess.run([PREDICT, self.folder / "cnn.step.pt2", self.folder / "inputs", self.folder / "outputs"],
+                           check=True, capture_output=True)
+            answers[len(names)] = safetensors.torch.load_file(self.folder / "outputs")
+        self.assertEqual(list(answers[1]), ["output"])
+        self.assertEqual(sorted(answers[2]), ["loss", "output"])
+        self.assertTrue(answers[1]["output"].equal(answers[2]["output"]))
+        loss = torch.nn.functional.cross_entropy(answers[1]["output"], inputs["target"])
+        self.assertAlmostEqual(answers[2]["loss"].item(), loss.item(), places=6)
+        safetensors.torch.save_file({"target": inputs["target"]}, self.folder / "inputs")
+        result = subprocess.run([PREDICT, self.folder / "cnn.step.pt2", self.folder / "inputs", self.folder / "outputs"],
+                                capture_output=True, text=True, check=False)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("needs the inputs", result.stderr)
+
+    def rewrite(self, source, target, change):
+        with zipfile.ZipFile(self.folder / source) as old, zipfile.ZipFile(self.folder / target, "w") as new:
+            for info in old.infolist():
+                new.writestr(info.filename, change(info.filename, old.read(info)))
+
+    def test_the_archive_stays_a_program_for_python(self):
+        program = torch.export.load(self.folder / "cnn.step.pt2")
+        samples = self.samples["cnn"]
+        outputs = program.module()(**{name: tensor[:5] for name, tensor in samples.items()})
+        self.assertEqual(list(outputs), ["loss", "output"])
+        loss = torch.nn.functional.cross_entropy(outputs["output"], samples["target"][:5])
+        self.assertTrue(outputs["loss"].equal(loss))
+
+    def test_says_what_is_wrong(self):
+        (self.folder / "text_file").write_text("no archive")
+        linear = torch.nn.Linear(4, 2)
+        linear.weight = torch.nn.Parameter(torch.randn(2, 8)[:, :4])
+        for name, model, inputs in (("strided", torch.nn.Linear(4, 4), (torch.randn(4, 4).t(),)),
+                                    ("gaps", linear, (torch.randn(4, 4),)),
+                                    ("named", Named(), (torch.randn(4, 4),)),
+                                    ("whole", Whole(), (torch.randn(4, 4),)),
+                                    ("untrained", Untrained(), (torch.randn(4, 4),))):
+            torch.export.save(torch.export.export(model, inputs, strict=False), self.folder / f"{name}.pt2")
+        for source, flags, message in (
+                ("text_file", [], "a .pt2 of torch.export.save() is needed"),
+                ("cnn.pt2", [], "has no output 'loss', but output: say which loss, --loss=cross_entropy|mse|"),
+                ("text.pt2", ["--loss=mse"], "has an output 'loss' already: leave --loss out"),
+                ("cnn.pt2", ["--loss=mse", "--output=logits"], "the program has no output 'logits', but output"),
+                ("text.pt2", ["--output=logits"], "--output=logits says what --loss takes: give --loss, too"),
+                ("strided.pt2", ["--loss=mse"], "was exported with strides (1, 4): export the model with contiguous inputs"),
+                ("gaps.pt2", ["--loss=mse"], "'weight' has strides (8, 1), with gaps in memory"),
+                ("named.pt2", ["--loss=mse"], "the program has an input 'target' already"),
+                ("whole.pt2", ["--loss=mse"], "output 'output' is int64 of sizes [4]: mse takes floating-point numbers"),
+                ("untrained.pt2", [], "output 'loss' is float32 of sizes [], without a gradient")):
+            with self.subTest(message=message):
+                result = self.compile(self.folder / source, self.folder / "none.pt2", *flags)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(message, result.stderr)
+                self.assertNotIn("Traceback", result.stderr)
+                self.assertFalse((self.folder / "none.pt2").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()
