@@ -19,8 +19,8 @@ NamedTensors weights_by_every_name(const CheckpointReader& checkpoint);
 // The weights of a program in the checkpoint of a module that trained it, by the program's own names. In the checkpoint
 // all stand below the name under which the module has registered the program ("net.layers.0.weight"), or below none.
 // `sizes`: by name those of each weight. `program` is the program's file, for messages.
-// Throws UsageError if the checkpoint does not have all of them below one name, has them below several, or has others
-// beside them.
+// Throws UsageError if the checkpoint does not have all of them below one name, has them below several names, or has
+// weights below that name which the program does not have.
 std::map<std::string, at::Tensor> weights_of_program(const CheckpointReader& checkpoint,
                                                      const std::map<std::string, std::vector<int64_t>>& sizes,
                                                      std::string_view program);

@@ -553,14 +553,6 @@ class Compiler {
     return checkpoint(run, std::move(tensors));
   }
 
-  template <class Visit>
-  static void for_each_value(const Argument& argument, const Visit& visit) {
-    if (const ValueRef* value = argument.value()) visit(value->index);
-    if (const auto* items = std::get_if<ArgumentList>(&argument.what)) {
-      for (const Argument& item : *items) for_each_value(item, visit);
-    }
-  }
-
   void set_results(const ArgumentList& outputs, Instruction& instruction) const {
     for (const Argument& output : outputs) {
       std::vector<size_t>& slots = instruction.results.emplace_back();

@@ -184,15 +184,6 @@ class GraphParser {
   std::map<std::string, size_t> indices_;
 };
 
-// Calls visit(index) for each value in an argument.
-template <class Visit>
-void for_each_value(const Argument& argument, const Visit& visit) {
-  if (const ValueRef* value = argument.value()) visit(value->index);
-  if (const auto* items = std::get_if<ArgumentList>(&argument.what)) {
-    for (const Argument& item : *items) for_each_value(item, visit);
-  }
-}
-
 }  // namespace
 
 GraphPart without_inputs(const Graph& graph, const std::vector<size_t>& places) {

@@ -35,6 +35,15 @@ struct Argument {
   const ValueRef* value() const { return std::get_if<ValueRef>(&what); }
 };
 
+// Calls visit(index) for each value in an argument.
+template <class Visit>
+void for_each_value(const Argument& argument, const Visit& visit) {
+  if (const ValueRef* value = argument.value()) visit(value->index);
+  if (const auto* items = std::get_if<ArgumentList>(&argument.what)) {
+    for (const Argument& item : *items) for_each_value(item, visit);
+  }
+}
+
 struct NamedArgument {
   std::string name;  // as in the operator's schema; empty for higher-order operators
   Argument argument;

@@ -23,7 +23,6 @@ import os
 import pathlib
 import sys
 import tempfile
-import warnings
 import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
@@ -40,7 +39,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from export import UsageError, USAGE_ERROR, examples, graphs_of, input_names, output_names
+from export import UsageError, examples, exit_code_of, graphs_of, input_names, output_names
 
 LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": torch.ops.aten.mse_loss.default,
           "l1": torch.ops.aten.l1_loss.default,
@@ -411,16 +410,8 @@ def main():
     parser.add_argument("--tolerance", type=float, help="most that a result may differ from eager's, as a part of its "
                         "largest value; default: 1e-4, for bfloat16 3e-2, for half 4e-3")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
-    try:
-        compile_step(arguments.source, arguments.target, arguments.loss, arguments.output, arguments.fixed_sizes,
-                     arguments.tolerance)
-    except UsageError as error:
-        print(f"error: {arguments.target} is not written: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    return 0
+    return exit_code_of(lambda: compile_step(arguments.source, arguments.target, arguments.loss, arguments.output,
+                                             arguments.fixed_sizes, arguments.tolerance), arguments.target)
 
 
 if __name__ == "__main__":

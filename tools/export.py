@@ -267,6 +267,19 @@ def export(source, target, tolerance):
     print(f"{target}: as in C++ within {worst:.2g}, for batches of {' and '.join(sizes)}")
 
 
+def exit_code_of(work, target):
+    """Does the work of a tool that writes the file `target`, in the folder where its user is."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
+    try:
+        work()
+    except UsageError as error:
+        print(f"error: {target} is not written: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      prog="export")
@@ -275,15 +288,7 @@ def main():
     parser.add_argument("--tolerance", type=float, help="most that outputs may differ from those in C++; default: 1e-6 for "
                         ".pt2, otherwise 1e-5")
     arguments = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
-    try:
-        export(arguments.source, arguments.target, arguments.tolerance)
-    except UsageError as error:
-        print(f"error: {arguments.target} is not written: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    return 0
+    return exit_code_of(lambda: export(arguments.source, arguments.target, arguments.tolerance), arguments.target)
 
 
 if __name__ == "__main__":
