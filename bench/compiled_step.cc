@@ -1,6 +1,7 @@
 // Forward and backward of a program by its operators, and by the step that //tools:compile_step has compiled. Started
 // by bench/compiled_step.py, which makes the files:
 //   OMP_NUM_THREADS=1 bazel-bin/bench/compiled_step <program.pt2> <batch.safetensors> [steps] [rounds]
+//   OMP_NUM_THREADS=2 bazel-bin/bench/compiled_step time <program.pt2> <batch.safetensors> <steps>
 // Prints the time to load the program with its code, too, and by how much a step lifts the process's peak memory.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -66,6 +67,16 @@ void print_memory(bool compiled, const std::string& file, const Batch& batch) {
   fmt::print("{} KB\n", resident_kb("VmHWM:") - before);
 }
 
+// For comparison with another process: milliseconds per compiled step.
+void print_time(const std::string& file, const Batch& batch, int num_steps) {
+  const std::function<void()> steps = steps_of(file, /*compiled=*/true, batch, num_steps);
+  steps();
+  const auto start = std::chrono::steady_clock::now();
+  steps();
+  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - start;
+  fmt::print("{}\n", taken.count() / num_steps);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -73,6 +84,10 @@ int main(int argc, char** argv) {
   if (first == "memory" && argc == 5) {
     at::set_num_threads(1);
     print_memory(std::string(argv[2]) == "compiled", argv[3], read_batch(argv[4]));
+    return EXIT_SUCCESS;
+  }
+  if (first == "time" && argc == 5) {
+    print_time(argv[2], read_batch(argv[3]), std::atoi(argv[4]));
     return EXIT_SUCCESS;
   }
   if (argc < 3 || argc > 5) return 2;

@@ -5,6 +5,7 @@ of the Trainer on the MLP beside a loop written by hand (bench/trainer_step), an
 
   ./bazelw build //bench:compiled_step //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench
 """
+import os
 import pathlib
 import statistics
 import subprocess
@@ -67,7 +68,7 @@ def make(model, batch, folder, *flags, dynamic=True):
     sizes = {0: torch.export.Dim("batch", max=1024)} if dynamic else None
     torch.export.save(torch.export.export(WithLoss(model).train(), (), batch, dynamic_shapes={"x": sizes, "y": sizes},
                                           strict=False), folder / "net.pt2")
-    subprocess.run([sys.executable, COMPILE, folder / "net.pt2", folder / "step.pt2", *flags], check=True)
+    subprocess.run([sys.executable, COMPILE, folder / "net.pt2", folder / "step.pt2", "--step_only", *flags], check=True)
     safetensors.torch.save_file(batch, folder / "batch")
 
 
@@ -97,6 +98,23 @@ def python_steps(rounds=5, num_steps=2000):
     return [statistics.median(column) * 1e6 for column in zip(*times)]
 
 
+def beside_torch_compile(model, batch, command, num_steps, rounds=5):
+    """Forward and backward with two threads, in milliseconds: by our compiled step and under torch.compile, in turn."""
+    step = torch.compile(WithLoss(model).train())
+
+    def python_step():
+        model.zero_grad()
+        step(**batch)["loss"].backward()
+    torch.set_num_threads(2)
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    times = []
+    for _ in range(rounds):
+        ours = subprocess.run([*command, str(num_steps)], check=True, capture_output=True, text=True, env=environment).stdout
+        times.append((float(ours), seconds_per_step(python_step, num_steps) * 1e3))
+    torch.set_num_threads(1)
+    return [statistics.median(column) for column in zip(*times)], statistics.median(a / b for a, b in times)
+
+
 def main():
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -119,6 +137,10 @@ def main():
                                           check=True, capture_output=True, text=True).stdout.strip()
                       for how in ("operators", "compiled")}
             print(f"peak memory of a step: {memory}", flush=True)
+            if kind in ("conv", "gpt", "bert"):
+                command = [binaries / "compiled_step", "time", folder / "step.pt2", folder / "batch"]
+                (ours, python), ratio = beside_torch_compile(model, batch, command, num_steps)
+                print(f"two threads: {ours:.2f} ms/step, {python:.2f} under torch.compile in Python, ratio {ratio:.3f}", flush=True)
         print("\nwhole steps of the MLP", flush=True)
         subprocess.run([binaries / "trainer_step", "7", pathlib.Path(name) / "mlp/step.pt2"], check=True)
         eager, compiled = python_steps()

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/compiled_code.h"
 #include "fulgur/base/environment_variables.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/field_state.h"
@@ -308,11 +309,13 @@ int run(int argc, char** argv, const AnyProgram& program) {
   const int exit_code = exit_code_of([&] {
     enter_working_directory();
     Verbosity verbosity;
+    bool runs_compiled_code = is_compiled_code_allowed();
     const auto describe = [&](FieldVisitor& visit) {
       fulgur::internal::SectionVisitor model(visit, "model"), data(visit, "data"), trainer(visit, "trainer");
       program.describe_model(model);
       program.describe_data(data);
       visit({.name = "seed", .help = "seed of weights, data and order", .min = 0}, program.seed);
+      visit({.name = "compiled_code", .help = "run native code that comes with a model's file"}, &runs_compiled_code);
       verbosity.describe(visit);
       program.trainer->describe(trainer);
     };
@@ -331,6 +334,7 @@ int run(int argc, char** argv, const AnyProgram& program) {
     if (!parsed) return;
     if (program.trainer->barebones) callbacks.erase(callbacks.begin(), callbacks.begin() + num_defaults);
     verbosity.apply(*program.trainer);
+    allow_compiled_code(runs_compiled_code);
     Command command(program, *parsed, argv[0], in_shell(argc, argv), verbosity.quiet);
     command.run();
   });

@@ -7,7 +7,7 @@
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <map>
 #include <set>
@@ -16,19 +16,17 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
-#include "fulgur/base/exception_text.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/memory_map.h"
 #include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/checkpoint_weights.h"
-#include "fulgur/programs/compiled_code.h"
 #include "fulgur/programs/input_checker.h"
+#include "fulgur/programs/packed_code.h"
 
 namespace fulgur {
 namespace {
 
 using program::Input;
-using torch::inductor::AOTIModelPackageLoader;
 
 // Where //tools:export puts the program's model.json.
 constexpr std::string_view kProgramEntry = "extra/program.json";
@@ -63,15 +61,11 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
       }
     }
   }
-  if (const std::string reason = why_code_does_not_run(file, *models.begin(), device_); !reason.empty()) fail(reason);
-  try {
-    loader_ = std::make_unique<AOTIModelPackageLoader>(file.string(), *models.begin(), /*run_single_threaded=*/false,
-                                                       /*num_runners=*/max_concurrent_runs_, device_.index());
-  } catch (const std::exception&) {  // the loader throws types of its own
-    fail(fmt::format("cannot be loaded: {}", text_of(std::current_exception())));
-  }
+  const PackedCode code(file, entries, *models.begin());
+  if (const std::string reason = code.why_not_on(device_); !reason.empty()) fail(reason);
+  runner_ = code.load(device_, static_cast<size_t>(max_concurrent_runs_));
   if (program_) return;
-  const std::vector<std::string> specs = loader_->get_call_spec();
+  const std::vector<std::string> specs = runner_->get_call_spec();
   if (specs.size() != 2) fail("has no record of its inputs and outputs");
   names_ = program::parse_call_names(specs[0], specs[1], file.string());
 }
@@ -122,7 +116,7 @@ Batch CompiledPackage::run(const Batch& inputs) {
   std::vector<at::Tensor> tensors = arguments(inputs), results;
   {
     const Turn turn(*this);
-    results = loader_->boxed_run(std::move(tensors));
+    results = runner_->boxed_run(std::move(tensors));
   }
   if (results.size() != names_.outputs.size()) {
     fail(fmt::format("gives {} outputs, but its program has {}", results.size(), names_.outputs.size()));
@@ -142,23 +136,24 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
                     file_.string()));
   }
   const std::lock_guard setting(setting_);
-  const std::unordered_map<std::string, at::Tensor> current =
-      loader_->get_runner()->extract_constants_map(/*use_inactive=*/false);
+  const std::unordered_map<std::string, at::Tensor> current = runner_->extract_constants_map(/*use_inactive=*/false);
   std::map<std::string, std::vector<int64_t>> sizes;
   for (const Input& input : program_->inputs) {
     if (input.is_weight()) sizes[input.name] = input.fixed_sizes();
   }
   const CheckpointReader reader(checkpoint);
+  std::unordered_map<std::string, std::string> names_in_code;
+  for (const auto& [in_code, name] : runner_->getConstantNamesToOriginalFQNs()) names_in_code[name] = in_code;
   std::unordered_map<std::string, at::Tensor> values;
   for (const auto& [name, weight] : weights_of_program(reader, sizes, file_.string())) {
     const auto found = current.find(name);
     if (found == current.end()) continue;  // the code does not use it
-    // The loader copies the whole storage, so that it has to be laid out as the code's own.
+    // The runner copies the whole storage, so that it has to be laid out as the code's own.
     const at::Tensor& own = found->second;
-    values[name] = at::empty_strided(own.sizes(), own.strides(), own.options()).copy_(weight);
+    values[names_in_code.at(name)] = at::empty_strided(own.sizes(), own.strides(), own.options()).copy_(weight);
   }
   wait_for(device_);  // runs from before the last exchange may still read what is overwritten now
-  loader_->load_constants(values, /*use_inactive=*/true, /*check_full_update=*/false);
+  runner_->update_constant_buffer(values, /*use_inactive=*/true, /*validate_full_updates=*/false);
   std::unique_lock lock(mutex_);
   is_exchanging_ = true;
   const auto end = c10::make_scope_exit([this] {
@@ -166,7 +161,7 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
     changed_.notify_all();
   });
   changed_.wait(lock, [this] { return num_running_ == 0; });
-  loader_->get_runner()->swap_constant_buffer();
+  runner_->swap_constant_buffer();
 }
 
 void CompiledPackage::fail(std::string_view reason) const {

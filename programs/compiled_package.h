@@ -18,7 +18,7 @@
 #include "fulgur/programs/exported_program.h"
 
 namespace torch::inductor {
-class AOTIModelPackageLoader;
+class AOTIModelContainerRunner;
 }  // namespace torch::inductor
 
 namespace fulgur {
@@ -51,11 +51,11 @@ class CompiledPackage {
   c10::Device device_;
   std::optional<program::ExportedProgram> program_;  // what was compiled; null if Python alone has made it
   program::CallNames names_;
-  std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
   std::mutex setting_;  // held by set_weights()
 
   // AOTInductor's container waits forever if more threads run it than it has runners when its weights are exchanged.
-  const int max_concurrent_runs_ = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int max_concurrent_runs_ = static_cast<int>(std::max(2U, std::thread::hardware_concurrency()));
   std::mutex mutex_;
   std::condition_variable changed_;  // notified when one of the two below changes
   int num_running_ = 0;

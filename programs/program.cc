@@ -17,7 +17,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
 #include "fulgur/programs/code.h"
-#include "fulgur/programs/compiled_step.h"
+#include "fulgur/programs/compiled_call.h"
 #include "fulgur/programs/exported_program.h"
 #include "fulgur/programs/input_checker.h"
 #include "fulgur/programs/program_archive.h"
@@ -121,7 +121,7 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
   if (!options_.checkpoint.empty()) check_that_a_module_matches(options_.checkpoint, archive_->program().graph);
   find_inputs_of_loss();
   compile();
-  if (options_.compiled && program::CompiledStep::is_in(*archive_)) load_compiled_step();
+  if (options_.compiled) load_compiled();
 }
 
 ProgramImpl::~ProgramImpl() = default;
@@ -162,8 +162,9 @@ void ProgramImpl::set_modes() {
   }
   if (!modes.any_training && !modes.attention.empty()) {
     log_info(
-        "{} was exported in eval mode: dropout inside of attention ({}) stays off in training; to have it, export the "
-        "model in train mode",
+        "{}: attention ({}) drops nothing in training, as the model was exported in eval mode, or has no dropout "
+        "there; "
+        "to have it, export the model in train mode",
         file_.string(), shorten(modes.attention));
   }
   if (!modes.random.empty()) {
@@ -227,16 +228,26 @@ void ProgramImpl::find_inputs_of_loss() {
   }
 }
 
-void ProgramImpl::load_compiled_step() {
-  const std::string reason = options_.checkpoint.empty()
-                                 ? program::CompiledStep::why_not_here(file_, *archive_, device_)
-                                 : "activations are to be computed again (ProgramOptions::checkpoint)";
-  if (!reason.empty()) {
-    log_info("the compiled step of {} is not used: {}", file_.string(), reason);
-    return;
+void ProgramImpl::load_compiled() {
+  if (options_.checkpoint.empty()) {
+    compiled_step_ = compiled_call("step");
+  } else if (program::CompiledCall::is_in(file_, *archive_, "step")) {
+    log_info("the compiled step of {} is not used: activations are to be computed again (ProgramOptions::checkpoint)",
+             file_.string());
   }
-  step_ = std::make_unique<program::CompiledStep>(file_, *archive_, device_,
-                                                  [this](std::string_view path) { return &tree_.at(path); });
+  compiled_forward_ = compiled_call("forward");
+  if (!inputs_of_loss_.empty()) compiled_predict_ = compiled_call("predict");
+}
+
+std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::string& name) {
+  using program::CompiledCall;
+  if (!CompiledCall::is_in(file_, *archive_, name)) return nullptr;
+  if (const std::string reason = CompiledCall::why_not_here(file_, *archive_, name, device_); !reason.empty()) {
+    log_info("the compiled {} of {} is not used: {}", name, file_.string(), reason);
+    return nullptr;
+  }
+  const auto submodule = [this](std::string_view path) { return &tree_.at(path); };
+  return std::make_unique<CompiledCall>(file_, *archive_, name, device_, submodule);
 }
 
 // The parameters may be elsewhere, or in another precision, than at the last run: to() of a parent moves them, too.
@@ -276,14 +287,20 @@ std::vector<IValue> ProgramImpl::inputs_of(const Batch& batch, bool without_loss
   return values;
 }
 
-// Whether there is compiled code for this call; says once why not where one would expect it.
-bool ProgramImpl::runs_compiled(const std::vector<IValue>& inputs) {
-  if (step_ == nullptr || !c10::GradMode::is_enabled() || !is_training()) return false;
-  const std::string reason = step_->why_not(inputs);
-  if (!reason.empty() && !std::exchange(has_said_why_not_compiled_, true)) {
-    log_info("{} runs without its compiled step where that does not apply: {}", file_.string(), reason);
+// The compiled code for this call, or null; says once why there is none where one would expect it.
+program::CompiledCall* ProgramImpl::compiled_for(const std::vector<IValue>& inputs, bool without_loss) {
+  const bool is_step = c10::GradMode::is_enabled();
+  if (is_step != is_training() || (is_step && without_loss)) return nullptr;
+  program::CompiledCall* call = is_step        ? compiled_step_.get()
+                                : without_loss ? compiled_predict_.get()
+                                               : compiled_forward_.get();
+  if (call == nullptr) return nullptr;
+  const std::string reason = call->why_not(inputs);
+  if (reason.empty()) return call;
+  if (!std::exchange(has_said_why_not_compiled_, true)) {
+    log_info("{} runs without its compiled code where that does not apply: {}", file_.string(), reason);
   }
-  return reason.empty();
+  return nullptr;
 }
 
 Batch ProgramImpl::forward(const Batch& batch) {
@@ -291,10 +308,10 @@ Batch ProgramImpl::forward(const Batch& batch) {
   const program::ExportedProgram& program = archive_->program();
   const bool without_loss = lacks_inputs_of_loss(batch);
   std::vector<IValue> values = inputs_of(batch, without_loss);
-  if (!without_loss && runs_compiled(values)) {
-    std::vector<at::Tensor> results = step_->run(values);
+  if (program::CompiledCall* call = compiled_for(values, without_loss); call != nullptr) {
+    std::vector<at::Tensor> results = call->run(values);
     std::vector<Batch::Entry> outputs;
-    for (const std::string& name : output_names()) {
+    for (const std::string& name : call->output_names()) {
       outputs.emplace_back(name, std::move(results[outputs.size()]));
     }
     return Batch(std::move(outputs));

@@ -20,7 +20,7 @@ namespace fulgur {
 class ProgramArchive;
 namespace program {
 class Code;
-class CompiledStep;
+class CompiledCall;
 }  // namespace program
 }  // namespace fulgur
 
@@ -32,14 +32,15 @@ struct ProgramOptions {
   // live until backward is done. Empty: all are kept.
   std::string checkpoint{};
 
-  // Whether a training step that //tools:compile_step has put into the archive is run where it applies. It is native
-  // code, which is to be trusted as a program is. It keeps its activations, so that with `checkpoint` it is not used.
+  // Whether code that //tools:compile_step has put into the archive is run where it applies. It is native code, which
+  // is to be trusted as a program is: see allow_compiled_code(). A compiled step keeps its activations, so that with
+  // `checkpoint` it is not used.
   bool compiled = true;
 };
 
 // A model that Python has exported by torch.export.export() and torch.export.save() (torch 2.11), as a module that can
 // be trained here: no Python in the process, the same operators in the same order, and so the same numbers. An archive
-// with a compiled step (docs/compiled.md) trains by native code instead, where only the output "loss" has gradients.
+// with compiled code (docs/compiled.md) runs that instead, in which only the output "loss" has gradients.
 //   struct Finetune : Module {
 //     nn::Program net{nullptr};
 //     explicit Finetune(const std::string& file) { net = register_module("net", nn::Program(file)); }
@@ -96,13 +97,14 @@ class ProgramImpl : public torch::nn::Module {
   void register_tensors();
   void set_modes();
   void find_inputs_of_loss();
-  void load_compiled_step();
+  void load_compiled();
+  std::unique_ptr<program::CompiledCall> compiled_call(const std::string& name);
   void compile();
   void compile_if_moved();
   at::Tensor first_parameter() const;
   bool lacks_inputs_of_loss(const Batch& batch) const;
   std::vector<c10::IValue> inputs_of(const Batch& batch, bool without_loss) const;
-  bool runs_compiled(const std::vector<c10::IValue>& inputs);
+  program::CompiledCall* compiled_for(const std::vector<c10::IValue>& inputs, bool without_loss);
 
   std::filesystem::path file_;
   ProgramOptions options_;
@@ -114,7 +116,7 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<size_t> inputs_of_loss_;  // the places of those that only the output "loss" needs
   std::vector<size_t> outputs_without_loss_;
   std::unique_ptr<const program::Code> code_without_loss_;  // null: there are no such inputs
-  std::unique_ptr<program::CompiledStep> step_;             // null: there is none, or it is not to be used
+  std::unique_ptr<program::CompiledCall> compiled_step_, compiled_forward_, compiled_predict_;  // null: not to be used
   bool has_said_why_not_compiled_ = false;
   c10::Device device_ = c10::kCPU;     // where the code runs
   at::ScalarType dtype_ = at::kFloat;  // the data type of the parameters that it runs with

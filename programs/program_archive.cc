@@ -162,11 +162,6 @@ void ProgramArchive::check_all_there() const {
   }
 }
 
-std::optional<std::string_view> ProgramArchive::entry(const std::string& name) const {
-  const auto found = entries_.find(name);
-  return found == entries_.end() ? std::nullopt : std::optional(found->second);
-}
-
 std::string_view ProgramArchive::bytes_of(const std::string& entry) const {
   const auto found = entries_.find(entry);
   if (found == entries_.end()) fail(fmt::format("has no entry {}, which torch 2.11 writes", quote(entry)));

@@ -38,8 +38,7 @@ class ProgramArchive {
   Tensor weight(const std::string& name) const { return tensor(weights_, name); }
   Tensor constant(const std::string& name) const { return tensor(constants_, name); }
 
-  // The bytes of an entry, by its name below the folder that all are in: "extra/note.txt".
-  std::optional<std::string_view> entry(const std::string& name) const;
+  const ArchiveEntries& entries() const { return entries_; }
 
   std::vector<std::string> weight_names() const;  // parameters and persistent buffers that the graph uses
 

@@ -5,10 +5,10 @@ includes each header that it uses. Targets with compiler options of their own do
 header only for the options that it was made with.
 """
 
-def _with_headers(attributes, suffix = ""):
+def _with_headers(attributes, suffix = "", copts = []):
     headers = attributes.pop("precompiled", "tensor") + suffix
     if attributes.get("srcs") and "copts" not in attributes:
-        attributes["copts"] = ["-include", "fulgur_precompiled/%s.h" % headers]
+        attributes["copts"] = copts + ["-include", "fulgur_precompiled/%s.h" % headers]
         attributes["deps"] = attributes.get("deps", []) + [str(Label("//third_party/precompiled:" + headers))]
     return attributes
 
@@ -18,5 +18,8 @@ def cc_library(**attributes):
 def cc_binary(**attributes):
     native.cc_binary(**_with_headers(attributes))
 
+# A test's own code runs once: to optimize it fully would take longer than it saves. What it tests is compiled as ever.
+TEST_COPTS = ["-O1"]
+
 def cc_test(**attributes):
-    native.cc_test(**_with_headers(attributes, "_test"))
+    native.cc_test(**_with_headers(attributes, "_test", TEST_COPTS))

@@ -5,24 +5,34 @@
   ./bazelw run //tools:compile_step -- with_loss.pt2 net.step.pt2
 
 The first file is a program of torch.export.save(). It has an output that is called "loss", or --loss adds one, and an
-input "target". The second file is that program, as it was for every reader, and beside it the compiled step: forward and
-backward of "loss" as one function, which gives the outputs and the gradients, and updates buffers such as the
-statistics of batch norms. It is compared with the program in Python, on the example inputs and on half of them, before it
-is written.
+input "target". The second file is that program, as it was for every reader, and beside it the code of three functions:
+  step      forward and backward of "loss", in train mode: the outputs and the gradients; updates buffers such as the
+            statistics of batch norms
+  forward   the outputs, in eval mode: for validation and tests
+  predict   the outputs but "loss", in eval mode, without the inputs that only the loss needs
+Each is compared with the program in Python, on the example inputs and on half of them, before the file is written.
 
-The step is compiled in train mode, but for modules that were in eval mode in a program that was exported in train mode,
-in the precision of the program, for the processor of this machine. It needs a C++ compiler; running it needs none. Sizes
-that may vary in the program may vary in the step; --fixed_sizes compiles for those of the example inputs alone, which is
-faster for some models. Batches of other sizes run the operators. The code itself uses one thread; products of matrices,
-which libtorch computes, use all of its threads.
+Modules that were in eval mode in a program that was exported in train mode are in eval mode in the step, too. The
+precision is that of the program, and autocast is compiled in by --precision=bf16-mixed. The code is for the processor of
+this machine. It needs a C++ compiler; running it needs none. Sizes that may vary in the program may vary in the code;
+--fixed_sizes compiles for those of the example inputs alone, which is faster for some models. Other calls run the
+operators. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
+
+From Python, export() does the same for a model that is not exported yet, in an environment that has torch 2.11:
+  sys.path.append("<fulgur>/tools")
+  from compile_step import export
+  export(model, torch.nn.functional.cross_entropy, {"x": images, "target": labels}, "net.step.pt2")
 """
 import argparse
+import copy
+import inspect
 import json
 import logging
 import os
 import pathlib
 import sys
 import tempfile
+import warnings
 import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
@@ -39,29 +49,14 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from export import UsageError, examples, exit_code_of, graphs_of, input_names, output_names
+from exported_program import UsageError, examples, exit_code_of, graphs_of, input_names, output_names, read_program, turn_to_eval
 
 LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": torch.ops.aten.mse_loss.default,
           "l1": torch.ops.aten.l1_loss.default,
           "binary_cross_entropy": torch.ops.aten.binary_cross_entropy_with_logits.default}
 LOSS, TARGET = "loss", "target"
-MODEL = "step"  # the name of the compiled code in the archive
 FLAGS = ("train", "training", "use_input_stats")  # arguments that say whether a module is training
 TOLERANCES = {torch.bfloat16: 3e-2, torch.half: 4e-3}  # a few roundings; 1e-4 for others
-
-
-def read(file):
-    try:
-        with zipfile.ZipFile(file) as archive:
-            is_program = any("/models/" in name for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{file}: {error}; a .pt2 of torch.export.save() is needed") from error
-    if not is_program:
-        raise UsageError(f"{file} is no .pt2 of torch.export.save()")
-    program = torch.export.load(file)
-    if program.example_inputs is None:
-        raise UsageError(f"{file} has no example inputs, which torch.export.save() keeps unless they are taken out")
-    return program
 
 
 def user_outputs(program):
@@ -230,17 +225,19 @@ def graph_inputs(program, batch):
     return tensors
 
 
-class Step:
-    """The step of a program as a graph: from its inputs, and memory for the gradients, to its outputs."""
+class Call:
+    """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
+    loss."""
+    gradients = ()  # the parameters that get gradients; memory for these is taken after the inputs of the program
+    left_out = ()  # the inputs of the program that it does not take
 
-    def __init__(self, program, fixed_sizes):
+    def __init__(self, program, fixed_sizes, precision):
         check_layouts(program)
-        self.modes = turn_to_train(program)
-        self.module = program.graph_module
+        self.precision = precision
         self.output_names = output_names(program)
-        self.loss = self.output_names.index(LOSS)
-        specs = program.graph_signature.input_specs
-        self.input_names = [spec.target or spec.arg.name for spec in specs]
+        self.modes = self.set_modes(program)
+        self.module = program.graph_module
+        self.input_names = [spec.target or spec.arg.name for spec in program.graph_signature.input_specs]
         batches = examples(program)[:1 if fixed_sizes else 2]
         self.sizes = {name: list(tensor.shape) for name, tensor in batches[0].items()} if fixed_sizes else {}
         self.inputs = [graph_inputs(program, batch) for batch in batches]
@@ -248,26 +245,134 @@ class Step:
         gradients = self.run_eagerly(self.inputs[0])[1]
         self.is_random = not torch.get_rng_state().equal(generator)
         self.trained = [i for i, gradient in gradients.items() if gradient is not None]
-        if not self.trained:
-            raise UsageError("the loss depends on no parameter that needs a gradient")
-        self.gradients = [specs[i].target for i in self.trained]
-        self.detach_other_outputs()
-        self.tell_gradients_apart([(i, gradients[i]) for i in self.trained])
+        self.prepare(gradients)
         placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
         if fixed_sizes:
             mode = FakeTensorMode(shape_env=ShapeEnv())
             placeholders = [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in self.inputs[0]]
         inputs = [value.detach().requires_grad_(i in self.trained) for i, value in enumerate(placeholders)]
         # oneDNN's recurrent layers cannot be called from compiled code: without it they are products of matrices.
-        with detect_fake_mode(inputs), torch.backends.mkldnn.flags(enabled=False):
-            self.joint, signature = aot_export_module(self.module, inputs, decompositions=select_decomp_table(),
-                                                      trace_joint=True, output_loss_index=self.loss)
+        with detect_fake_mode(inputs), torch.backends.mkldnn.flags(enabled=False), self.autocast():
+            self.graph_module, signature = self.trace(inputs)
         self.write_results_into_inputs(signature)
 
+    def set_modes(self, program):
+        """Turns all modules to eval mode; returns the mode of each module that has a flag, by path."""
+        modes = {path_of(node): False for graph in graphs_of(program.graph_module) for node, *_ in flags_of(graph)}
+        turn_to_eval(program)
+        return modes
+
+    def prepare(self, gradients):
+        pass
+
+    def trace(self, inputs):
+        with torch.no_grad():
+            return aot_export_module(self.module, inputs, decompositions=select_decomp_table(), trace_joint=False)
+
+    def autocast(self):
+        is_mixed = self.precision == "bf16-mixed"
+        return torch.autocast(self.inputs[0][0].device.type, torch.bfloat16, enabled=is_mixed)
+
     def run_eagerly(self, tensors):
-        """The outputs, the gradients by the places of the inputs, and the inputs after the step."""
+        """The outputs, the gradients by the places of the inputs, and the inputs after the call."""
+        tensors = [tensor.detach().clone() for tensor in tensors]
+        with torch.no_grad(), self.autocast():
+            results = self.module(*tensors)
+        return list(results), {}, tensors
+
+    def write_results_into_inputs(self, signature):
+        """Functions without side effects, as the traced graph is one, return new buffers and the gradients."""
+        graph = self.graph_module.graph
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        by_name = {node.name: node for node in inputs}
+        result = graph.output_node()
+        values = list(result.args[0])
+        buffers = [by_name[name] for name in signature.user_inputs_to_mutate.values()]
+        new_buffers, values = values[:len(buffers)], values[len(buffers):]
+        num_outputs = len(self.output_names)
+        outputs, gradients = values[:num_outputs], [value for value in values[num_outputs:] if value is not None]
+        destinations = []
+        last = inputs[-1]
+        for i in self.trained:
+            like = inputs[i].meta["val"]
+            with graph.inserting_after(last):
+                last = graph.placeholder(f"gradient_{i}")
+            with like.fake_mode:
+                last.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            destinations.append(last)
+        with graph.inserting_before(result):
+            for old, new in zip(buffers + destinations, new_buffers + gradients, strict=True):
+                graph.call_function(torch.ops.aten.copy_.default, (old, new))
+        result.args = (tuple(outputs),)
+        graph.lint()
+        self.graph_module.recompile()
+
+    def compile(self):
+        """The files of the code."""
+        inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
+        return compile_fx_aot(self.graph_module, inputs, config_patches={"aot_inductor.package": True})
+
+    def compare(self, code, tolerance):
+        """Runs the compiled code; the largest difference from eager, as a part of the tensor's largest value."""
+        return max(self.compare_one(code, tensors, tolerance) for tensors in self.inputs)
+
+    def compare_one(self, code, tensors, tolerance):
+        outputs, gradients, inputs = self.run_eagerly(tensors)
+        given = [tensor.detach().clone() for tensor in tensors]
+        destinations = [torch.empty_like(given[i]) for i in self.trained]
+        found = code.boxed_run([*given, *destinations])
+        # A gradient that is nothing but rounding, such as that of a bias in front of a batch norm, is as exact as the
+        # others from which it comes.
+        steepest = max((gradients[i].abs().max().item() for i in self.trained), default=0.0)
+        named = [*((f"output '{name}'", *pair, 1e-3) for name, *pair in zip(self.output_names, outputs, found, strict=True)),
+                 *((f"the gradient of '{name}'", gradients[i], gradient, max(1e-3, 0.1 * steepest))
+                   for name, i, gradient in zip(self.gradients, self.trained, destinations, strict=True)),
+                 *((f"'{name}' after the call", *pair, 1e-3) for name, *pair in zip(self.input_names, inputs, given, strict=True))]
+        worst = 0.0
+        for name, expected, value, least in named:
+            if expected.equal(value):
+                continue
+            scale = max(expected.double().abs().max().item(), least)
+            difference = (expected.double() - value.double()).abs().max().item() / scale
+            dtype = torch.bfloat16 if self.precision == "bf16-mixed" else expected.dtype
+            most = TOLERANCES.get(dtype, 1e-4) if tolerance is None else tolerance
+            if not difference <= most:
+                raise UsageError(f"{name} differs from eager by {difference:.3g} of its largest value, more than "
+                                 f"--tolerance={most:g}")
+            worst = max(worst, difference)
+        return worst
+
+    def description(self):
+        """What nn::Program has to know to call the code."""
+        return {"modes": self.modes, "gradients": self.gradients, "sizes": self.sizes, "precision": self.precision,
+                "outputs": self.output_names, "without": self.left_out}
+
+
+class Step(Call):
+    """Forward and backward of the loss, in train mode."""
+
+    def set_modes(self, program):
+        return turn_to_train(program)
+
+    @property
+    def loss(self):
+        return self.output_names.index(LOSS)
+
+    def prepare(self, gradients):
+        if not self.trained:
+            raise UsageError("the loss depends on no parameter that needs a gradient")
+        self.gradients = [self.input_names[i] for i in self.trained]
+        self.detach_other_outputs()
+        self.tell_gradients_apart([(i, gradients[i]) for i in self.trained])
+
+    def trace(self, inputs):
+        return aot_export_module(self.module, inputs, decompositions=select_decomp_table(), trace_joint=True,
+                                 output_loss_index=self.loss)
+
+    def run_eagerly(self, tensors):
         tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
-        results = self.module(*tensors)
+        with self.autocast():
+            results = self.module(*tensors)
         loss = results[self.loss]
         if loss.numel() != 1 or not loss.requires_grad:
             raise UsageError(f"output '{LOSS}' is {describe(loss)}{'' if loss.requires_grad else ', without a gradient'}: it "
@@ -301,63 +406,49 @@ class Step:
             inputs[i].replace_all_uses_with(view, delete_user_cb=lambda user, view=view: user is not view)
         self.module.recompile()
 
-    def write_results_into_inputs(self, signature):
-        """Functions without side effects, as the joint graph is one, return new buffers and the gradients."""
-        graph = self.joint.graph
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        by_name = {node.name: node for node in inputs}
-        result = graph.output_node()
-        values = list(result.args[0])
-        buffers = [by_name[name] for name in signature.user_inputs_to_mutate.values()]
-        new_buffers, values = values[:len(buffers)], values[len(buffers):]
-        num_outputs = len(self.output_names)
-        outputs, gradients = values[:num_outputs], [value for value in values[num_outputs:] if value is not None]
-        destinations = []
-        last = inputs[-1]
-        for i in self.trained:
-            like = inputs[i].meta["val"]
-            with graph.inserting_after(last):
-                last = graph.placeholder(f"gradient_{i}")
-            with like.fake_mode:
-                last.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-            destinations.append(last)
-        with graph.inserting_before(result):
-            for old, new in zip(buffers + destinations, new_buffers + gradients, strict=True):
-                graph.call_function(torch.ops.aten.copy_.default, (old, new))
-        result.args = (tuple(outputs),)
-        graph.lint()
-        self.joint.recompile()
 
-    def compile(self, file):
-        inputs = [node.meta["val"] for node in self.joint.graph.nodes if node.op == "placeholder"]
-        package_aoti(str(file), {MODEL: compile_fx_aot(self.joint, inputs, config_patches={"aot_inductor.package": True})})
+def reached_from(inputs):
+    """The nodes that depend on one of these, with themselves."""
+    reached, left = set(), list(inputs)
+    while left:
+        node = left.pop()
+        if node not in reached:
+            reached.add(node)
+            left += node.users
+    return reached
 
-    def compare(self, file, tolerance):
-        """Runs the compiled step; the largest difference from eager, as a part of the tensor's largest value."""
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(file), MODEL, False, 1, -1)
-        return max(self.compare_one(loader, tensors, tolerance) for tensors in self.inputs)
 
-    def compare_one(self, loader, tensors, tolerance):
-        outputs, gradients, inputs = self.run_eagerly(tensors)
-        given = [tensor.detach().clone() for tensor in tensors]
-        destinations = [torch.empty_like(given[i]) for i in self.trained]
-        found = loader.boxed_run([*given, *destinations])
-        named = [*zip((f"output '{name}'" for name in self.output_names), outputs, found, strict=True),
-                 *zip((f"the gradient of '{name}'" for name in self.gradients), (gradients[i] for i in self.trained),
-                      destinations, strict=True),
-                 *zip((f"'{name}' after the step" for name in self.input_names), inputs, given, strict=True)]
-        worst = 0.0
-        for name, expected, value in named:
-            if expected.equal(value):
-                continue
-            scale = max(expected.double().abs().max().item(), 1e-3)
-            difference = (expected.double() - value.double()).abs().max().item() / scale
-            most = TOLERANCES.get(expected.dtype, 1e-4) if tolerance is None else tolerance
-            if not difference <= most:
-                raise UsageError(f"{name} differs from eager by {difference:.3g} of its largest value, more than "
-                                 f"--tolerance={most:g}")
-            worst = max(worst, difference)
-        return worst
+def leave_out_loss(program):
+    """Takes the loss out of a program, and the inputs that nothing but the loss needs. Returns the names of these; none,
+    and the program as it was, if there is no such input."""
+    graph, signature = program.graph, program.graph_signature
+    names, places = output_names(program), user_outputs(program)
+    loss = places[names.index(LOSS)]
+    result = graph.output_node()
+    values = list(result.args[0])
+    users = [node for node in graph.nodes if node.op == "placeholder" and node.name in signature.user_inputs]
+    given = dict(zip(input_names(program), zip(users, pytree.tree_leaves(program.example_inputs)), strict=True))
+
+    def is_for_loss(node):
+        reached = reached_from([node])
+        return [i for i, value in enumerate(values) if value in reached] == [loss]
+    left_out = {name: node for name, (node, _) in given.items() if is_for_loss(node)}
+    if not left_out or len(names) == 1:
+        return []
+    result.args = (tuple(value for i, value in enumerate(values) if i != loss),)
+    reached = reached_from(left_out.values()) - {result}
+    for node in reversed(list(graph.nodes)):
+        if node in reached:
+            graph.erase_node(node)
+    gone = {node.name for node in left_out.values()}
+    signature.input_specs[:] = [spec for spec in signature.input_specs if spec.arg.name not in gone]
+    del signature.output_specs[loss]
+    program._example_inputs = ((), {name: value for name, (_, value) in given.items() if name not in left_out})
+    program.module_call_graph[0].signature.out_spec = pytree.tree_structure(
+        {name: 0 for name in names if name != LOSS})
+    graph.lint()
+    program.graph_module.recompile()
+    return list(left_out)
 
 
 def add_to(archive_file, package_file, description):
@@ -366,37 +457,108 @@ def add_to(archive_file, package_file, description):
         folder = archive.namelist()[0].split("/")[0]
         for entry in package.namelist():
             below = entry.split("/", 1)[1]
-            if below.startswith(f"data/aotinductor/{MODEL}/") and not below.endswith(".kernel.cpp"):
+            if below.startswith("data/aotinductor/") and not below.endswith(".kernel.cpp"):
                 archive.writestr(f"{folder}/{below}", package.read(entry))
-        archive.writestr(f"{folder}/extra/step.json", json.dumps(description))
+        archive.writestr(f"{folder}/extra/compiled.json", json.dumps(description))
 
 
-def compile_step(source, target, loss, output, fixed_sizes, tolerance):
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {target.absolute().parent}")
+def with_loss(model, loss, names):
+    """The model, whose outputs have "loss" in front of them: loss(output, target)."""
+    model = copy.copy(model)
+    inner = model.forward
+
+    def forward(**inputs):
+        target = inputs.pop(TARGET)
+        output = inner(**inputs)
+        if isinstance(output, torch.Tensor):
+            named = {"output": output}
+        else:
+            named = output if isinstance(output, dict) else {str(i): value for i, value in enumerate(output)}
+        return {LOSS: loss(output, target), **named}
+    forward.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
+    model.forward = forward
+    return model
+
+
+def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fixed_sizes=False, precision="32-true",
+           step_only=False, tolerance=None):
+    """Writes a model as a program with a loss, and with compiled code for it: a file for nn::Program in C++.
+
+    model          any nn.Module that torch.export takes. It is not changed; its mode is that in which it trains.
+    loss           loss(what the model returns, target) -> one number; None if the model returns a dict with "loss"
+    example        the model's inputs by the names of forward's arguments, and "target" for the loss; two samples or more
+    file           path of a new .pt2
+    compiled       False: the program alone
+    dynamic_batch  the first size of all inputs may vary; False: it is that of the example
+    fixed_sizes, precision, step_only, tolerance: as of the tool
+
+    Raises UsageError for what cannot be compiled, and torch's own errors for a model that cannot be exported.
+    """
+    names = list(example)
+    if loss is not None:
+        if TARGET not in example:
+            raise UsageError(f"the example has {', '.join(names)}, but the loss needs '{TARGET}', too")
+        model = with_loss(model, loss, names)
+    file = pathlib.Path(file)
+    dims = {name: {0: torch.export.Dim.DYNAMIC} if dynamic_batch and value.dim() > 0 else {}
+            for name, value in example.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(model, (), dict(example), dynamic_shapes=dims, strict=False)
+        if LOSS not in output_names(program):
+            raise UsageError(f"the model returns {', '.join(output_names(program))}, but no '{LOSS}': give a loss")
+        if not compiled:
+            torch.export.save(program, file)
+            return
+        compile_program(program, file, fixed_sizes, precision, step_only, tolerance)
+
+
+def calls_of(file, fixed_sizes, precision, step_only):
+    """The ways to call a program that has a loss, by name."""
+    calls = {"step": Step(torch.export.load(file), fixed_sizes, precision)}
+    if step_only:
+        return calls
+    calls["forward"] = Call(torch.export.load(file), fixed_sizes, precision)
+    program = torch.export.load(file)
+    left_out = leave_out_loss(program)
+    if left_out:
+        calls["predict"] = Call(program, fixed_sizes, precision)
+        calls["predict"].left_out = left_out
+    return calls
+
+
+def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None):
+    """Writes the program, which has an output "loss", with its code. Returns how close that is to eager."""
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name:
         folder = pathlib.Path(name)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
-        program = read(source)
-        if output and not loss:
-            raise UsageError(f"--output={output} says what --loss takes: give --loss, too")
-        if loss:
-            add_loss(program, loss, output)
-        elif LOSS not in output_names(program):
-            raise UsageError(f"{source} has no output '{LOSS}', but {', '.join(output_names(program))}: say which loss, "
-                             f"--loss={'|'.join(LOSSES)}")
-        made = folder / "made.pt2"
+        made, packed = folder / "made.pt2", folder / "code.pt2"
         torch.export.save(program, made)
-        step = Step(program, fixed_sizes)
-        step.compile(folder / "step.pt2")
-        how = "not compared with eager, because it draws random numbers"
-        if not step.is_random:
-            how = f"as eager within {step.compare(folder / 'step.pt2', tolerance):.2g}"
-        add_to(made, folder / "step.pt2", {"version": 1, "torch_version": torch.__version__.split("+")[0],
-                                           "gradients": step.gradients, "modes": step.modes,
-                                           "sizes": step.sizes})
+        calls = calls_of(made, fixed_sizes, precision, step_only)
+        package_aoti(str(packed), {name: call.compile() for name, call in calls.items()})
+        compared = [call.compare(torch._C._aoti.AOTIModelPackageLoader(str(packed), name, False, 1, -1), tolerance)
+                    for name, call in calls.items() if not call.is_random]
+        add_to(made, packed, {"version": 1, "torch_version": torch.__version__.split("+")[0],
+                              "calls": {name: call.description() for name, call in calls.items()}})
         os.replace(made, target)
-    print(f"{target}: {how}")
+    if not calls["step"].is_random:
+        return f"as eager within {max(compared):.2g}"
+    return "the step is not compared with eager, because it draws random numbers"
+
+
+def compile_step(source, target, loss, output, **options):
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"there is no folder {target.absolute().parent}")
+    program = read_program(source)
+    if output and not loss:
+        raise UsageError(f"--output={output} says what --loss takes: give --loss, too")
+    if loss:
+        add_loss(program, loss, output)
+    elif LOSS not in output_names(program):
+        raise UsageError(f"{source} has no output '{LOSS}', but {', '.join(output_names(program))}: say which loss, "
+                         f"--loss={'|'.join(LOSSES)}")
+    print(f"{target}: {compile_program(program, target, **options)}")
 
 
 def main():
@@ -407,11 +569,14 @@ def main():
     parser.add_argument("--loss", choices=LOSSES, help="adds this loss of an output and an input 'target'")
     parser.add_argument("--output", default="", help="output that --loss takes; default: the first one")
     parser.add_argument("--fixed_sizes", action="store_true", help="compile for the sizes of the example inputs alone")
+    parser.add_argument("--precision", choices=("32-true", "bf16-mixed"), default="32-true", help="bf16-mixed: compile "
+                        "autocast in, for Trainers with that precision; default: 32-true, the precision of the program")
+    parser.add_argument("--step_only", action="store_true", help="compile the training step alone, not the forward pass for "
+                        "validation and predictions")
     parser.add_argument("--tolerance", type=float, help="most that a result may differ from eager's, as a part of its "
                         "largest value; default: 1e-4, for bfloat16 3e-2, for half 4e-3")
     arguments = parser.parse_args()
-    return exit_code_of(lambda: compile_step(arguments.source, arguments.target, arguments.loss, arguments.output,
-                                             arguments.fixed_sizes, arguments.tolerance), arguments.target)
+    return exit_code_of(lambda: compile_step(**vars(arguments)), arguments.target)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import warnings
 import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
@@ -31,15 +30,12 @@ from torch._export.converter import TS2EPConverter
 from torch._export.serde.serialize import serialize
 from torch.utils import _pytree as pytree
 
+from exported_program import UsageError, entries_of, examples, exit_code_of, input_names, output_names, read_program, turn_to_eval
+
 EXAMPLE = "example.pt"  # the entry of a TorchScript file that export_torchscript() has written
 TOLERANCES = {".pt2": 1e-6, ".onnx": 1e-5, ".aoti.pt2": 1e-5}
 # So that the weights of a package can be exchanged: by default Inductor writes small ones into the code.
 INDUCTOR = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
-USAGE_ERROR = 2
-
-
-class UsageError(Exception):
-    """A message for the user."""
 
 
 def read_torchscript(file):
@@ -74,100 +70,12 @@ def read_torchscript(file):
 
 def read(file):
     """The program, and a function that answers a batch as C++ does, with a folder for its files."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = archive.namelist()
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{file}: {error}; a .pt2 of torch.export.save() or a TorchScript file is needed") from error
+    names = entries_of(file, "a .pt2 of torch.export.save() or a TorchScript file")
     if any(name.endswith("/constants.pkl") for name in names):
         return read_torchscript(file)
     if not any("/models/" in name for name in names):
         raise UsageError(f"{file} is neither a .pt2 of torch.export.save() nor a TorchScript file")
-    program = torch.export.load(file)
-    if program.example_inputs is None:
-        raise UsageError(f"{file} has no example inputs, which torch.export.save() keeps unless they are taken out")
-    return program, lambda inputs, folder: run_cpp(file, inputs, folder)
-
-
-def graphs_of(module):
-    return [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
-
-
-def turn_to_eval(program):
-    """Turns dropout and batch norm over, as nn::Program does by Module::eval()."""
-    counters = {name for name, buffer in program.graph_signature.inputs_to_buffers.items()
-                if buffer.endswith("num_batches_tracked")}
-    for graph in graphs_of(program.graph_module):
-        for node in list(graph.nodes):
-            schema = getattr(node.target, "_schema", None)
-            if node.op != "call_function" or schema is None or node.target.namespace != "aten":
-                continue
-            names = [argument.name for argument in schema.arguments]
-            if node.target is torch.ops.aten.add_.Tensor and getattr(node.args[0], "name", None) in counters:
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
-                continue
-            has_statistics = "running_mean" not in names or node.args[names.index("running_mean")] is not None
-            for name, value in (("train", False), ("training", False), ("use_input_stats", False), ("dropout_p", 0.0)):
-                if name not in names or not has_statistics:
-                    continue
-                if name in node.kwargs:
-                    node.update_kwarg(name, value)
-                elif names.index(name) < len(node.args):
-                    node.update_arg(names.index(name), value)
-        graph.lint()
-    program.graph_module.recompile()
-
-
-def names_of_leaves(tree):
-    """'logits' in a dict, '0' in a tuple, 'past.1' deeper: as nn::Program calls them."""
-    def name(path):
-        return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-    leaves, _ = pytree.tree_flatten_with_path(tree)
-    return [name(path) for path, _ in leaves]
-
-
-def input_names(program):
-    args, kwargs = program.example_inputs
-    signature = program.module_call_graph[0].signature
-    own = list(getattr(signature, "forward_arg_names", None) or [])
-    names = []
-    for i, argument in enumerate(args):
-        first = own[i] if i < len(own) else str(i)
-        names += [".".join(filter(None, (first, rest))) for rest in names_of_leaves(argument)]
-    return names + names_of_leaves(kwargs)
-
-
-def output_names(program):
-    spec = program.module_call_graph[0].signature.out_spec
-    names = names_of_leaves(pytree.tree_unflatten([0] * spec.num_leaves, spec))
-    return ["output"] if names == [""] else names
-
-
-def examples(program):
-    """Inputs by name: the example, and half of it if the first size of every input may be that."""
-    values = pytree.tree_leaves(program.example_inputs)
-    named = dict(zip(input_names(program), values, strict=True))
-    whole = {name: value.contiguous() for name, value in named.items() if isinstance(value, torch.Tensor)}
-    strangers = [name for name, value in named.items() if value is not None and not isinstance(value, torch.Tensor)]
-    if strangers:
-        raise UsageError(f"the program takes what is no tensor: {', '.join(strangers)}")
-    tensors = [node.meta["val"] for node in program.graph.nodes
-               if node.name in program.graph_signature.user_inputs and isinstance(node.meta.get("val"), torch.Tensor)]
-    if not whole:
-        raise UsageError("the program takes no tensor")
-    sizes = {value.shape[:1] for value in whole.values()}
-    half = sizes.pop().numel() // 2 if len(sizes) == 1 else 0
-
-    def may_be_half(tensor):
-        if tensor.dim() == 0 or not isinstance(tensor.shape[0], torch.SymInt):
-            return False
-        size = tensor.shape[0].node.expr
-        limits = program.range_constraints.get(size)
-        return size.is_Symbol and (limits is None or limits.lower <= half <= limits.upper)
-    if half < 2 or not all(map(may_be_half, tensors)):
-        return [whole]
-    return [whole, {name: value[:half] for name, value in whole.items()}]
+    return read_program(file), lambda inputs, folder: run_cpp(file, inputs, folder)
 
 
 def write_program(program, file):
@@ -265,19 +173,6 @@ def export(source, target, tolerance):
                     for values, batch, size in zip(expected, batches, sizes))
         os.replace(made, target)
     print(f"{target}: as in C++ within {worst:.2g}, for batches of {' and '.join(sizes)}")
-
-
-def exit_code_of(work, target):
-    """Does the work of a tool that writes the file `target`, in the folder where its user is."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))
-    try:
-        work()
-    except UsageError as error:
-        print(f"error: {target} is not written: {error}", file=sys.stderr)
-        return USAGE_ERROR
-    return 0
 
 
 def main():

@@ -36,7 +36,7 @@ def _precompile(ctx, toolchain, headers, context):
     variables = cc_common.create_compile_variables(
         feature_configuration = features,
         cc_toolchain = toolchain,
-        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts,
+        user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts,
         source_file = header.path,
         output_file = output.path,
         include_directories = context.includes,
@@ -71,6 +71,7 @@ def _precompile(ctx, toolchain, headers, context):
 _precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
+        "copts": attr.string_list(),  # of the files that will use it
         "hdrs": attr.label_list(allow_files = [".h"], mandatory = True),  # the first, and what it includes beside it
         "deps": attr.label_list(providers = [CcInfo]),
         "force_pic": attr.bool(),

@@ -1,5 +1,6 @@
 """//tools:compile_step: programs train by the compiled step as they do by their operators."""
 import json
+import os
 import pathlib
 import subprocess
 import tempfile
@@ -75,6 +76,10 @@ class Untrained(torch.nn.Module):
         return {"loss": x.mean()}
 
 
+def dense():
+    return torch.nn.Sequential(torch.nn.Linear(10, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+
+
 def without_step(tensors):
     return {name: tensor for name, tensor in tensors.items() if name not in NOT_WEIGHTS}
 
@@ -93,16 +98,26 @@ class CompiledStepTest(unittest.TestCase):
             "text": {"tokens": tokens[:, :-1].contiguous(), "target": tokens[:, 1:].contiguous()},
             "mlp": {"x": torch.randn(num_samples, 10)}}
         cls.samples["mlp"]["target"] = cls.samples["mlp"]["x"][:, :2].contiguous()
+        numbers = {"input": cls.samples["mlp"]["x"], "target": cls.samples["mlp"]["target"]}
+        for name, dtype in (("double", torch.double), ("bf16", torch.bfloat16)):
+            cls.samples[name] = {key: tensor.to(dtype) for key, tensor in numbers.items()}
+        cls.samples["mixed"] = cls.samples["cnn"]
         for name, samples in cls.samples.items():
             safetensors.torch.save_file(samples, cls.folder / f"{name}.samples")
+        # Code is unpacked, and what Inductor uses again is kept, in these folders.
+        os.environ.update(XDG_CACHE_HOME=str(cls.folder / "cache"), TORCHINDUCTOR_CACHE_DIR=str(cls.folder / "inductor"))
         cls.said = {}
         cls.make("cnn", convolutional(), "--loss=cross_entropy")
-        cls.make("text", TextWithLoss().train())
-        cls.make("mlp", architectures.Mlp().eval(), "--loss=mse", "--output=output")
+        cls.make("mixed", convolutional(), "--loss=cross_entropy", "--precision=bf16-mixed", "--step_only")
+        cls.make("text", TextWithLoss().train(), "--step_only")
+        cls.make("mlp", architectures.Mlp().eval(), "--loss=mse", "--output=output", "--step_only")
+        for name in ("double", "bf16"):
+            cls.make(name, dense().to(cls.samples[name]["input"].dtype), "--loss=mse", "--step_only")
 
     @classmethod
     def make(cls, name, model, *flags):
-        example = {key: tensor[:4] for key, tensor in cls.samples[name].items() if key != "target" or not flags}
+        takes_target = not any(flag.startswith("--loss") for flag in flags)
+        example = {key: tensor[:4] for key, tensor in cls.samples[name].items() if key != "target" or takes_target}
         shapes = {key: {0: training.DIMS[0]} for key in example}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -141,15 +156,36 @@ class CompiledStepTest(unittest.TestCase):
         self.assertIn("not compared with eager, because it draws random numbers", self.said["mlp"])
 
     def test_fifty_losses_are_those_of_the_operators(self):
-        for name in ("cnn", "text"):
+        for name, most, flags in (("cnn", 1e-5, []), ("text", 1e-5, []), ("double", 1e-10, []),
+                                  ("bf16", 0.02, ["--precision=bf16-true"]), ("mixed", 0.02, ["--precision=bf16-mixed"])):
             with self.subTest(model=name):
-                _, compiled = self.train(name)
-                _, interpreted = self.train(name, "--compiled=false")
+                _, compiled = self.train(name, *flags)
+                _, interpreted = self.train(name, *flags, "--compiled=false")
                 self.assertEqual((compiled["compiled"].item(), interpreted["compiled"].item()), (NUM_STEPS, 0))
-                relative = (compiled["losses"] / interpreted["losses"] - 1).abs().max().item()
-                self.assertLessEqual(relative, 1e-5)
+                relative = (compiled["losses"].double() / interpreted["losses"] - 1).abs().max().item()
+                self.assertLessEqual(relative, most)
                 self.assertGreater((compiled["losses"][0] - compiled["losses"][-10:].mean()).item(), 0)
-                self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
+                self.expect_close(without_step(compiled), without_step(interpreted), 10 * most)
+
+    def test_two_ranks_train_as_one_with_the_whole_batch(self):
+        _, one = self.train("text")
+        for strategy in ("ddp", "ddp_sharded"):
+            _, two = self.train("text", "--devices=2", f"--strategy={strategy}", batch_size=BATCH_SIZE // 2)
+            self.assertEqual(two["compiled"].item(), NUM_STEPS)
+            self.expect_close(without_step(two), without_step(one))
+
+    def test_resumes_bit_for_bit(self):
+        """With dropout, and in the middle of an epoch."""
+        checkpoints = self.folder / "resumed"
+        flags = [f"--default_root_dir={checkpoints}", "--enable_checkpointing=true"]
+        _, whole = self.train("mlp", "--max_steps=20")
+        self.train("mlp", "--max_steps=8", *flags)
+        last, = checkpoints.glob("**/last")
+        _, resumed = self.train("mlp", "--max_steps=20", f"--ckpt_path={last}", *flags)
+        self.assertEqual(resumed["compiled"].item(), 12)
+        self.assertTrue(resumed["losses"].equal(whole["losses"][8:]))
+        for name, tensor in without_step(whole).items():
+            self.assertTrue(tensor.equal(resumed[name]), name)
 
     def test_every_strategy_on_two_ranks(self):
         for name in ("cnn", "text"):
@@ -170,13 +206,11 @@ class CompiledStepTest(unittest.TestCase):
         self.assertTrue(all(runs[0][name].equal(runs[1][name]) for name in runs[0]))
         self.assertFalse(runs[0]["losses"].equal(runs[2]["losses"]))
         _, interpreted = self.train("mlp", "--seed=1", "--lr=0.03", "--compiled=false")
-        first, last, expected = (losses.mean().item() for losses in (
-            runs[0]["losses"][:5], runs[0]["losses"][-10:], interpreted["losses"][-10:]))
-        self.assertLess(expected, 0.8 * first)
-        self.assertLess(abs(last - expected), 0.3 * expected)
+        for tensors in (runs[0], interpreted):
+            self.assertLess(tensors["losses"][-10:].mean().item(), 0.8 * tensors["losses"][:5].mean().item())
 
     def test_calls_that_it_was_not_compiled_for_run_the_operators(self):
-        for flags, reason in ((["--precision=bf16-mixed"], "autocast is on"),
+        for flags, reason in ((["--precision=bf16-mixed"], "compiled with no autocast, but this call has autocast to BFloat16"),
                               (["--precision=bf16-true"], "is BFloat16, but was Float"),
                               (["--eval=1"], "module '1' is in eval mode"),
                               (["--train=5"], "module '5' is in train mode"),
@@ -185,9 +219,12 @@ class CompiledStepTest(unittest.TestCase):
             with self.subTest(reason=reason):
                 said, tensors = self.train("cnn", *flags)
                 self.assertEqual(tensors["compiled"].item(), 0)
-                self.assertIn("runs without its compiled step where that does not apply: ", said)
+                self.assertIn("runs without its compiled code where that does not apply: ", said)
                 self.assertIn(reason, said)
-                self.assertEqual(said.count("without its compiled step"), 1)
+                self.assertEqual(said.count("without its compiled code"), 1)
+        said, tensors = self.train("mixed")
+        self.assertEqual(tensors["compiled"].item(), 0)
+        self.assertIn("compiled with autocast to BFloat16, but this call has no autocast", said)
         said, tensors = self.train("text", batch_size=1)
         self.assertEqual(tensors["compiled"].item(), 0)
         self.assertIn("has a size of 1", said)
@@ -201,18 +238,19 @@ class CompiledStepTest(unittest.TestCase):
                       result.stderr)
 
     def test_fixed_sizes(self):
-        result = self.compile(self.folder / "mlp.pt2", self.folder / "fixed.pt2", "--loss=mse", "--fixed_sizes")
+        result = self.compile(self.folder / "mlp.pt2", self.folder / "fixed.pt2", "--loss=mse", "--fixed_sizes",
+                              "--step_only")
         self.assertEqual(result.returncode, 0, result.stderr)
         said, tensors = self.train("mlp", program="fixed.pt2", batch_size=4)
         self.assertEqual(tensors["compiled"].item(), NUM_STEPS * BATCH_SIZE // 4)
         said, tensors = self.train("mlp", program="fixed.pt2", batch_size=5)
         self.assertEqual(tensors["compiled"].item(), 0)
-        self.assertIn("input 'x' has sizes [5, 10], and the step is for [4, 10] alone", said)
+        self.assertIn("input 'x' has sizes [5, 10], and it is for [4, 10] alone", said)
 
     def test_code_for_another_torch_or_processor_is_not_run(self):
         for entry, key, value, reason in (
-                ("step.json", "torch_version", "2.12.0", "compiled for torch 2.12.0, but this is torch 2.11.0"),
-                ("step.json", "version", 2, "it has version 2, but version 1 is read"),
+                ("compiled.json", "torch_version", "2.12.0", "compiled for torch 2.12.0, but this is torch 2.11.0"),
+                ("compiled.json", "version", 2, "it has version 2, but version 1 is read"),
                 ("wrapper_metadata.json", "AOTI_DEVICE_KEY", "cuda", "it was compiled for cuda, but is to run on cpu"),
                 ("wrapper_metadata.json", "AOTI_MACHINE", "riscv64", "it was compiled for riscv64")):
             with self.subTest(key=key):
@@ -231,25 +269,45 @@ class CompiledStepTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1)
         self.assertIn("cut.pt2: ", result.stderr)
 
+    def predict(self, program, inputs):
+        outputs = self.folder / "outputs"
+        outputs.unlink(missing_ok=True)
+        safetensors.torch.save_file(inputs, self.folder / "inputs")
+        result = subprocess.run([PREDICT, self.folder / program, self.folder / "inputs", outputs], capture_output=True,
+                                text=True, check=False)
+        return result, safetensors.torch.load_file(outputs) if result.returncode == 0 else {}
+
     def test_predictions_need_no_target(self):
         inputs = {name: tensor[:5].clone() for name, tensor in self.samples["cnn"].items()}
-        answers = {}
-        for names in (["input"], ["input", "target"]):
-            (self.folder / "outputs").unlink(missing_ok=True)
-            safetensors.torch.save_file({name: inputs[name] for name in names}, self.folder / "inputs")
-            subprocess.run([PREDICT, self.folder / "cnn.step.pt2", self.folder / "inputs", self.folder / "outputs"],
-                           check=True, capture_output=True)
-            answers[len(names)] = safetensors.torch.load_file(self.folder / "outputs")
-        self.assertEqual(list(answers[1]), ["output"])
-        self.assertEqual(sorted(answers[2]), ["loss", "output"])
-        self.assertTrue(answers[1]["output"].equal(answers[2]["output"]))
-        loss = torch.nn.functional.cross_entropy(answers[1]["output"], inputs["target"])
-        self.assertAlmostEqual(answers[2]["loss"].item(), loss.item(), places=6)
-        safetensors.torch.save_file({"target": inputs["target"]}, self.folder / "inputs")
-        result = subprocess.run([PREDICT, self.folder / "cnn.step.pt2", self.folder / "inputs", self.folder / "outputs"],
-                                capture_output=True, text=True, check=False)
+        image, target = ({name: inputs[name]} for name in ("input", "target"))
+        _, output = self.predict("cnn.step.pt2", image)
+        _, outputs = self.predict("cnn.step.pt2", inputs)
+        self.assertEqual((list(output), sorted(outputs)), (["output"], ["loss", "output"]))
+        self.expect_close(output, {"output": outputs["output"]}, 1e-6)
+        loss = torch.nn.functional.cross_entropy(output["output"], inputs["target"])
+        self.assertAlmostEqual(outputs["loss"].item(), loss.item(), places=6)
+        result, _ = self.predict("cnn.step.pt2", target)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("needs the inputs", result.stderr)
+
+    def test_forward_is_compiled_in_eval_mode(self):
+        """Its outputs are renamed to see that it runs, and compared with those of the operators."""
+        def renamed(name, data):
+            if not name.endswith("compiled.json"):
+                return data
+            description = json.loads(data)
+            description["calls"]["forward"]["outputs"] = ["loss", "renamed"]
+            description["calls"]["predict"]["outputs"] = ["renamed"]
+            return json.dumps(description).encode()
+        self.rewrite("cnn.step.pt2", "renamed.pt2", renamed)
+        inputs = {name: tensor[:5].clone() for name, tensor in self.samples["cnn"].items()}
+        for given in (inputs, {"input": inputs["input"]}):
+            result, outputs = self.predict("renamed.pt2", given)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            _, expected = self.predict("cnn.pt2", {"input": inputs["input"]})
+            self.expect_close({"output": outputs["renamed"]}, expected, 1e-6)
+        one = {"input": inputs["input"][:1].clone()}  # for which nothing is compiled
+        self.assertEqual(list(self.predict("renamed.pt2", one)[1]), ["output"])
 
     def rewrite(self, source, target, change):
         with zipfile.ZipFile(self.folder / source) as old, zipfile.ZipFile(self.folder / target, "w") as new:

@@ -1,0 +1,94 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "fulgur/programs/program_archive.h"
+
+namespace torch::inductor {
+class AOTIModelContainerRunner;
+}  // namespace torch::inductor
+
+namespace fulgur::program {
+
+// A program as native code, for one way of calling it. //tools:compile_step puts such code into the program's archive:
+//   "step"     in train mode, forward and backward of the output "loss" in one call
+//   "forward"  in eval mode, all outputs
+//   "predict"  in eval mode, all outputs but "loss", without the inputs that only the loss needs
+// The results are those of the program's operators but for rounding, and random numbers are others.
+// Threading: run() by one thread at a time; each object has what the code changes for itself.
+class CompiledCall {
+ public:
+  // `device` is where it runs. `submodule` gives the submodule at a path. The archive and the submodules must outlive
+  // the object. Throws CheckpointError if the archive has no such code (see is_in()), or if it cannot be loaded.
+  CompiledCall(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name,
+               c10::Device device, const std::function<const torch::nn::Module*(std::string_view path)>& submodule);
+  ~CompiledCall();
+
+  static bool is_in(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name);
+
+  // Why the code cannot run on `device` of this machine, is of another version of torch, or is not allowed; empty if it
+  // can run. For an archive that has it.
+  static std::string why_not_here(const std::filesystem::path& file, const ProgramArchive& archive,
+                                  const std::string& name, c10::Device device);
+
+  // Why the code was not compiled for these inputs in the present modes and precision; empty if it was. `inputs`: one
+  // value per input of the program.
+  std::string why_not(const std::vector<c10::IValue>& inputs) const;
+
+  // The outputs of the user that this call has, by the names of output_names(). Buffers change as by the program. Of a
+  // step, the first backward of the loss sets the gradients of the parameters; a second one, and backward of another
+  // output, throw. Other calls give no gradients.
+  std::vector<at::Tensor> run(const std::vector<c10::IValue>& inputs);
+
+  const std::vector<std::string>& output_names() const { return output_names_; }
+
+ private:
+  struct Weight {
+    size_t input;  // the place of the weight among the program's inputs
+    std::string name;
+    std::vector<int64_t> sizes, strides;
+    at::ScalarType dtype;
+    bool is_frozen;  // it needed no gradient at export
+  };
+
+  bool is_step() const { return !trained_.empty(); }
+  std::string why_not(const at::Tensor& tensor, const Weight& weight) const;
+  std::string why_not(const at::Tensor& tensor, size_t input) const;
+  std::string why_not_in_this_precision() const;
+  void add_backward(std::vector<at::Tensor>& outputs, const std::vector<c10::IValue>& inputs,
+                    std::vector<at::Tensor> gradients) const;
+
+  const ExportedProgram& program_;
+  const c10::Device device_;
+  std::vector<Weight> weights_;
+  std::vector<size_t> taken_;  // the places of the inputs that the code takes, in its order
+
+  // The places of the inputs that get gradients, in the order in which the code takes memory for them.
+  std::vector<size_t> trained_;
+
+  // Submodules that must be in train mode, or in eval mode, each with its path.
+  std::vector<std::pair<const torch::nn::Module*, std::string>> in_train_mode_, in_eval_mode_;
+
+  // The sizes that an input must have, by its place; empty unless it was compiled with --fixed_sizes.
+  std::map<size_t, std::vector<int64_t>> sizes_;
+
+  std::optional<at::ScalarType> autocast_;  // the precision of autocast that is compiled in
+  std::vector<std::string> output_names_;
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+};
+
+}  // namespace fulgur::program

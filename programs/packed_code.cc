@@ -1,0 +1,127 @@
+#include "fulgur/programs/packed_code.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+
+#include <algorithm>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "fulgur/base/compiled_code.h"
+#include "fulgur/base/error.h"
+#include "fulgur/base/exception_text.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/programs/unpack_code.h"
+
+namespace fulgur {
+namespace {
+
+using torch::inductor::AOTIModelContainerRunner;
+
+constexpr const char* kDevice = "AOTI_DEVICE_KEY";
+
+// Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
+bool has_instructions([[maybe_unused]] std::string_view name) {
+#if defined(__x86_64__)
+  if (name == "AVX2") return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (name == "AVX512") {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+  if (name == "AVX512_VNNI") return __builtin_cpu_supports("avx512vnni");
+  if (name == "AMX_TILE") return __builtin_cpu_supports("amx-tile");
+  return name == "INVALID_VEC_ISA";  // Inductor found none that it knows
+#else
+  return true;
+#endif
+}
+
+std::string machine() {
+#if defined(__x86_64__)
+  return "x86_64";
+#elif defined(__aarch64__)
+  return "aarch64";
+#else
+  return "another processor";
+#endif
+}
+
+// The one file whose name ends so.
+const std::string& only_file(const std::map<std::string, std::string_view>& files, std::string_view ending,
+                             const std::string& archive) {
+  const std::string* found = nullptr;
+  for (const auto& [name, bytes] : files) {
+    if (!name.ends_with(ending)) continue;
+    if (found != nullptr)
+      throw CheckpointError(fmt::format("{}: has two files of code, {} and {}", archive, *found, name));
+    found = &name;
+  }
+  if (found == nullptr) throw CheckpointError(fmt::format("{}: has no compiled code ({})", archive, ending));
+  return *found;
+}
+
+}  // namespace
+
+PackedCode::PackedCode(std::filesystem::path archive, const ArchiveEntries& entries, const std::string& model)
+    : archive_(std::move(archive)) {
+  const std::string folder = fmt::format("data/aotinductor/{}/", model);
+  for (auto it = entries.lower_bound(folder); it != entries.end() && it->first.starts_with(folder); ++it) {
+    files_.emplace(it->first.substr(folder.size()), it->second);
+  }
+  std::erase_if(files_, [](const auto& file) { return file.first.ends_with(".cpp"); });  // what it was made of
+  library_ = only_file(files_, ".so", archive_.string());
+  const std::string& metadata = only_file(files_, ".wrapper_metadata.json", archive_.string());
+  const std::string where = fmt::format("{}: {}", archive_.string(), metadata);
+  try {
+    metadata_ = parse_json(files_.at(metadata), where).get<std::map<std::string, std::string>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw CheckpointError(fmt::format("{}: {}", where, error.what()));
+  }
+  if (!metadata_.contains(kDevice)) throw CheckpointError(fmt::format("{}: has no {}", where, kDevice));
+}
+
+std::string PackedCode::why_not_on(c10::Device device) const {
+  if (!is_compiled_code_allowed()) return "is native code, which is not allowed here (compiled_code is false)";
+  const auto value = [this](const char* key) {
+    const auto found = metadata_.find(key);
+    return found == metadata_.end() ? "" : found->second;
+  };
+  const std::string needed_device = metadata_.at(kDevice);
+  if (needed_device != c10::DeviceTypeName(device.type(), /*lower_case=*/true)) {
+    return fmt::format("was compiled for {}, but is to run on {}", needed_device, device.str());
+  }
+  if (const std::string other = value("AOTI_MACHINE"); !other.empty() && other != machine()) {
+    return fmt::format("was compiled for {}, but this machine is {}: compile it here", other, machine());
+  }
+  const std::string instructions = value("AOTI_CPU_ISA");
+  for (size_t begin = 0; begin < instructions.size();) {
+    const size_t end = std::min(instructions.find(' ', begin), instructions.size());
+    const std::string name = instructions.substr(begin, end - begin);
+    if (!has_instructions(name)) {
+      return fmt::format("was compiled for processors with {}, which this one does not have: compile it here", name);
+    }
+    begin = end + 1;
+  }
+  return "";
+}
+
+std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, size_t num_runners) const {
+  const std::filesystem::path folder = unpack_code(files_, archive_.string());
+  const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
+  const auto make = runners.find(c10::DeviceTypeName(device.type(), /*lower_case=*/true));
+  if (make == runners.end()) {
+    throw CheckpointError(
+        fmt::format("{}: this libtorch does not run compiled code on {}", archive_.string(), device.str()));
+  }
+  try {
+    // With one runner, it keeps no record of which are busy.
+    return make->second((folder / library_).string(), num_runners, device.str(), folder.string(),
+                        /*run_single_threaded=*/num_runners == 1);
+  } catch (const std::exception&) {  // the runner throws types of its own
+    throw CheckpointError(fmt::format("{}: its compiled code cannot be loaded: {}", archive_.string(),
+                                      text_of(std::current_exception())));
+  }
+}
+
+}  // namespace fulgur

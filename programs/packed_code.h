@@ -1,0 +1,43 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "fulgur/programs/archive_entries.h"
+
+namespace torch::inductor {
+class AOTIModelContainerRunner;
+}  // namespace torch::inductor
+
+namespace fulgur {
+
+// Native code that AOTInductor (torch 2.11) has put into an archive, under a name: "model" unless it is told another.
+class PackedCode {
+ public:
+  // `entries` of `archive` must outlive the object. Throws CheckpointError if there is no such code, or if it is not
+  // said what it was compiled for.
+  PackedCode(std::filesystem::path archive, const ArchiveEntries& entries, const std::string& model);
+
+  // Why the code does not run on `device` of this machine: compiled code is not allowed (see allow_compiled_code()), or
+  // this was compiled for another device, kind of machine, or for instructions that the processor does not have. Empty
+  // if it runs. A sentence without its subject: "was compiled for cuda, but is to run on cpu".
+  std::string why_not_on(c10::Device device) const;
+
+  // Loads code that runs on `device`: `num_runners` threads can run it at once. Throws CheckpointError if it cannot be
+  // loaded.
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> load(c10::Device device, size_t num_runners) const;
+
+ private:
+  const std::filesystem::path archive_;
+  std::map<std::string, std::string_view> files_;
+  std::string library_;                          // its name among them
+  std::map<std::string, std::string> metadata_;  // what it was compiled for, by Inductor's names
+};
+
+}  // namespace fulgur

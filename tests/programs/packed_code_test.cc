@@ -1,0 +1,77 @@
+// Code in an archive that this process does not run, and why.
+#include "fulgur/programs/packed_code.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
+
+#include <functional>
+#include <string>
+
+#include "fulgur/base/compiled_code.h"
+#include "fulgur/base/error.h"
+#include "fulgur/programs/archive_entries.h"
+
+namespace fulgur {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kLibrary = "data/aotinductor/model/net.wrapper.so";
+constexpr const char* kMetadata = "data/aotinductor/model/net.wrapper_metadata.json";
+
+std::string why_not(std::string_view metadata, c10::Device device = c10::kCPU) {
+  return PackedCode("a.pt2", {{kLibrary, "code"}, {kMetadata, metadata}}, "model").why_not_on(device);
+}
+
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(PackedCode, SaysWhatItWasCompiledFor) {
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "INVALID_VEC_ISA"})"), "");
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu"})", c10::Device(c10::kCUDA, 1)),
+            "was compiled for cpu, but is to run on cuda:1");
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cuda"})"), "was compiled for cuda, but is to run on cpu");
+  EXPECT_THAT(why_not(R"({"AOTI_DEVICE_KEY": "cpu", "AOTI_MACHINE": "riscv64"})"),
+              HasSubstr("was compiled for riscv64, but this machine is "));
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX2 AVX9000"})"),
+            "was compiled for processors with AVX9000, which this one does not have: compile it here");
+}
+
+TEST(PackedCode, IsNotRunWhereThatIsNotAllowed) {
+  allow_compiled_code(false);
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu"})"),
+            "is native code, which is not allowed here (compiled_code is false)");
+  allow_compiled_code(true);
+  EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu"})"), "");
+}
+
+TEST(PackedCode, IncompleteCodeIsAnError) {
+  const auto error = [](const ArchiveEntries& entries) {
+    return error_of([&] { PackedCode("a.pt2", entries, "model"); });
+  };
+  EXPECT_EQ(error({}), "a.pt2: has no compiled code (.so)");
+  EXPECT_EQ(error({{"data/aotinductor/model2/net.so", ""}}), "a.pt2: has no compiled code (.so)");
+  EXPECT_EQ(error({{kLibrary, "code"}}), "a.pt2: has no compiled code (.wrapper_metadata.json)");
+  EXPECT_EQ(error({{kLibrary, "code"}, {"data/aotinductor/model/a.so", "code"}, {kMetadata, "{}"}}),
+            "a.pt2: has two files of code, a.so and net.wrapper.so");
+  EXPECT_EQ(error({{kLibrary, "code"}, {kMetadata, "{}"}}), "a.pt2: net.wrapper_metadata.json: has no AOTI_DEVICE_KEY");
+  EXPECT_THAT(error({{kLibrary, "code"}, {kMetadata, "{"}}), HasSubstr("a.pt2: net.wrapper_metadata.json"));
+  EXPECT_THAT(error({{kLibrary, "code"}, {kMetadata, R"({"AOTI_DEVICE_KEY": 3})"}}),
+              HasSubstr("a.pt2: net.wrapper_metadata.json"));
+}
+
+TEST(PackedCode, WhatIsNoLibraryIsAnError) {
+  const ArchiveEntries entries = {{kLibrary, "code"}, {kMetadata, R"({"AOTI_DEVICE_KEY": "cpu"})"}};
+  EXPECT_THAT(error_of([&] { PackedCode("a.pt2", entries, "model").load(c10::kCPU, 1); }),
+              HasSubstr("a.pt2: its compiled code cannot be loaded: "));
+}
+
+}  // namespace
+}  // namespace fulgur
