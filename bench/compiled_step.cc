@@ -4,7 +4,9 @@
 //   OMP_NUM_THREADS=2 bazel-bin/bench/compiled_step time <program.pt2> <batch.safetensors> <steps>
 // Prints the time to load the program with its code, too, and by how much a step lifts the process's peak memory.
 #include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <chrono>
 #include <cstdint>
@@ -67,6 +69,19 @@ void print_memory(bool compiled, const std::string& file, const Batch& batch) {
   fmt::print("{} KB\n", resident_kb("VmHWM:") - before);
 }
 
+// The code alone, by torch's own loader: what a step could cost at least.
+std::function<void()> code_alone(const std::string& file, const Batch& batch, int num_steps) {
+  const auto program = nn::Program(file, {.compiled = false}).ptr();
+  std::vector<at::Tensor> inputs = program->parameters();
+  for (const at::Tensor& buffer : program->buffers()) inputs.push_back(buffer);
+  for (const std::string& name : program->input_names()) inputs.push_back(batch[name]);
+  const auto code = std::make_shared<torch::inductor::AOTIModelPackageLoader>(file, "step", true);
+  return [=] {
+    const c10::NoGradGuard no_gradient;
+    for (int i = 0; i < num_steps; ++i) code->boxed_run(std::vector<at::Tensor>(inputs));
+  };
+}
+
 // For comparison with another process: milliseconds per compiled step.
 void print_time(const std::string& file, const Batch& batch, int num_steps) {
   const std::function<void()> steps = steps_of(file, /*compiled=*/true, batch, num_steps);
@@ -102,6 +117,7 @@ int main(int argc, char** argv) {
   fmt::print("program and code loaded, and the first step: {:.3f} s\n", loading.count());
   bench::side_by_side("step", num_steps,
                       {{"operators", steps_of(first, false, batch, num_steps)},
-                       {"compiled step", steps_of(first, true, batch, num_steps)}},
+                       {"compiled step", steps_of(first, true, batch, num_steps)},
+                       {"its code alone", code_alone(first, batch, num_steps)}},
                       rounds);
 }

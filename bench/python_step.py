@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The step of bench/trainer_step beside Python's: torch's fused Adam in a hand-written loop, and Lightning's Trainer, barebones
-and with its defaults, in turn with the C++ program. Needs torch and lightning in the interpreter's path.
+and with its defaults, in turn with the C++ program. Needs torch and lightning in the interpreter's path. A program of
+bench/compiled_step.py's MLP, if given, is timed with its compiled step, too.
 
-  ./bazelw build //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/python_step.py bazel-bin/bench/trainer_step
+  ./bazelw build //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/python_step.py bazel-bin/bench/trainer_step [step.pt2]
 """
 import contextlib
 import logging
@@ -84,9 +85,9 @@ def seconds_per_step(run):
     return (time.perf_counter() - start) / STEPS
 
 
-def cpp_steps(program):
+def cpp_steps(program, *compiled):
     """Microseconds per step of each contender of the C++ program, by name."""
-    output = subprocess.run([program, "1"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([program, "1", *compiled], capture_output=True, text=True, check=True).stdout
     return {name.strip(): float(us) for name, us in re.findall(r"^(.+?)\s+([\d.]+) us/step", output, re.M) if "weight" not in name}
 
 
@@ -100,7 +101,7 @@ def main():
     }
     times, ratios = {}, {}
     for round_ in range(-1, ROUNDS):  # the first is to warm up
-        found = {f"C++: {name}": us for name, us in cpp_steps(sys.argv[1]).items()}
+        found = {f"C++: {name}": us for name, us in cpp_steps(*sys.argv[1:]).items()}
         found |= {name: seconds_per_step(run) * 1e6 for name, run in contenders.items()}
         for name, us in found.items():
             if round_ >= 0:

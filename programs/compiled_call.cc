@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -50,6 +51,12 @@ class NoBackward final : public AutogradNode {
 };
 
 std::shared_ptr<AutogradNode> owned(AutogradNode* node) { return {node, torch::autograd::deleteNode}; }
+
+// Whether a gradient that the code returns can be the parameter's: it has its layout, and memory of its own.
+bool is_laid_out_as(const at::Tensor& gradient, const at::Tensor& parameter) {
+  return gradient.sizes() == parameter.sizes() && gradient.strides() == parameter.strides() &&
+         gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes();
+}
 
 // What //tools:compile_step says of all the code that it has put into the archive.
 Json read_description(const std::filesystem::path& file, const ProgramArchive& archive) {
@@ -201,8 +208,8 @@ std::string CompiledCall::why_not_in_this_precision() const {
 }
 
 std::vector<at::Tensor> CompiledCall::run(const std::vector<IValue>& inputs) {
-  std::vector<at::Tensor> tensors, gradients, outputs;
-  tensors.reserve(taken_.size() + trained_.size());
+  std::vector<at::Tensor> tensors, results;
+  tensors.reserve(taken_.size());
   {
     const c10::NoGradGuard no_gradient;
     const c10::impl::ExcludeDispatchKeyGuard casts_are_compiled_in(c10::autocast_dispatch_keyset);
@@ -210,27 +217,31 @@ std::vector<at::Tensor> CompiledCall::run(const std::vector<IValue>& inputs) {
       const at::Tensor& tensor = inputs[i].toTensor();
       tensors.push_back(program_.inputs[i].kind == Input::Kind::user ? tensor.contiguous() : tensor);
     }
-    for (const size_t i : trained_) gradients.push_back(at::empty_like(inputs[i].toTensor()));
-    tensors.insert(tensors.end(), gradients.begin(), gradients.end());
-    outputs = runner_->boxed_run(std::move(tensors));
+    results = runner_->boxed_run(std::move(tensors));
   }
-  TORCH_CHECK(outputs.size() == output_names_.size(), "the compiled code gives ", outputs.size(),
-              " outputs instead of ", output_names_.size());
-  if (is_step()) add_backward(outputs, inputs, std::move(gradients));
-  return outputs;
+  TORCH_CHECK(results.size() == output_names_.size() + trained_.size(), "the compiled code gives ", results.size(),
+              " results instead of ", output_names_.size() + trained_.size());
+  if (is_step()) add_backward(results, inputs);
+  return results;
 }
 
-void CompiledCall::add_backward(std::vector<at::Tensor>& outputs, const std::vector<IValue>& inputs,
-                                std::vector<at::Tensor> gradients) const {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (output_names_[i] == "loss" || !torch::autograd::isDifferentiableType(outputs[i].scalar_type())) continue;
-    outputs[i] = outputs[i].detach();  // it may be an input itself
-    torch::autograd::set_history(outputs[i], owned(new NoBackward(output_names_[i])));
+// Moves the gradients from the end of the results into a backward of the loss.
+void CompiledCall::add_backward(std::vector<at::Tensor>& results, const std::vector<IValue>& inputs) const {
+  std::vector<at::Tensor> parameters, gradients(std::make_move_iterator(results.begin() + std::ssize(output_names_)),
+                                                std::make_move_iterator(results.end()));
+  results.resize(output_names_.size());
+  for (const size_t i : trained_) {
+    const at::Tensor& parameter = parameters.emplace_back(inputs[i].toTensor());
+    at::Tensor& gradient = gradients[parameters.size() - 1];
+    if (!is_laid_out_as(gradient, parameter)) gradient = at::empty_like(parameter.detach()).copy_(gradient);
   }
-  std::vector<at::Tensor> parameters;
-  for (const size_t i : trained_) parameters.push_back(inputs[i].toTensor());
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (output_names_[i] == "loss" || !torch::autograd::isDifferentiableType(results[i].scalar_type())) continue;
+    results[i] = results[i].detach();  // it may be an input itself
+    torch::autograd::set_history(results[i], owned(new NoBackward(output_names_[i])));
+  }
   const auto loss = std::ranges::find(output_names_, "loss") - output_names_.begin();
-  set_ready_gradients(outputs[static_cast<size_t>(loss)], parameters, std::move(gradients));
+  set_ready_gradients(results[static_cast<size_t>(loss)], parameters, std::move(gradients));
 }
 
 }  // namespace fulgur::program

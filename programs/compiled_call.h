@@ -69,15 +69,14 @@ class CompiledCall {
   std::string why_not(const at::Tensor& tensor, const Weight& weight) const;
   std::string why_not(const at::Tensor& tensor, size_t input) const;
   std::string why_not_in_this_precision() const;
-  void add_backward(std::vector<at::Tensor>& outputs, const std::vector<c10::IValue>& inputs,
-                    std::vector<at::Tensor> gradients) const;
+  void add_backward(std::vector<at::Tensor>& results, const std::vector<c10::IValue>& inputs) const;
 
   const ExportedProgram& program_;
   const c10::Device device_;
   std::vector<Weight> weights_;
   std::vector<size_t> taken_;  // the places of the inputs that the code takes, in its order
 
-  // The places of the inputs that get gradients, in the order in which the code takes memory for them.
+  // The places of the inputs whose gradients the code returns after the outputs, in that order.
   std::vector<size_t> trained_;
 
   // Submodules that must be in train mode, or in eval mode, each with its path.

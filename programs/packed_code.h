@@ -36,7 +36,7 @@ class PackedCode {
  private:
   const std::filesystem::path archive_;
   std::map<std::string, std::string_view> files_;
-  std::string library_;                          // its name among them
+  std::string library_;                          // the file that is loaded
   std::map<std::string, std::string> metadata_;  // what it was compiled for, by Inductor's names
 };
 

@@ -228,7 +228,7 @@ def graph_inputs(program, batch):
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
-    gradients = ()  # the parameters that get gradients; memory for these is taken after the inputs of the program
+    gradients = ()  # the parameters whose gradients come after the outputs
     left_out = ()  # the inputs of the program that it does not take
 
     def __init__(self, program, fixed_sizes, precision):
@@ -254,7 +254,7 @@ class Call:
         # oneDNN's recurrent layers cannot be called from compiled code: without it they are products of matrices.
         with detect_fake_mode(inputs), torch.backends.mkldnn.flags(enabled=False), self.autocast():
             self.graph_module, signature = self.trace(inputs)
-        self.write_results_into_inputs(signature)
+        self.write_new_buffers(signature)
 
     def set_modes(self, program):
         """Turns all modules to eval mode; returns the mode of each module that has a flag, by path."""
@@ -280,30 +280,20 @@ class Call:
             results = self.module(*tensors)
         return list(results), {}, tensors
 
-    def write_results_into_inputs(self, signature):
-        """Functions without side effects, as the traced graph is one, return new buffers and the gradients."""
+    def write_new_buffers(self, signature):
+        """Functions without side effects, as the traced graph is one, return what buffers are to be, in front of their results:
+        the outputs and the gradients."""
         graph = self.graph_module.graph
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        by_name = {node.name: node for node in inputs}
+        by_name = {node.name: node for node in graph.nodes if node.op == "placeholder"}
         result = graph.output_node()
         values = list(result.args[0])
         buffers = [by_name[name] for name in signature.user_inputs_to_mutate.values()]
-        new_buffers, values = values[:len(buffers)], values[len(buffers):]
-        num_outputs = len(self.output_names)
-        outputs, gradients = values[:num_outputs], [value for value in values[num_outputs:] if value is not None]
-        destinations = []
-        last = inputs[-1]
-        for i in self.trained:
-            like = inputs[i].meta["val"]
-            with graph.inserting_after(last):
-                last = graph.placeholder(f"gradient_{i}")
-            with like.fake_mode:
-                last.meta["val"] = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-            destinations.append(last)
         with graph.inserting_before(result):
-            for old, new in zip(buffers + destinations, new_buffers + gradients, strict=True):
+            for old, new in zip(buffers, values):
                 graph.call_function(torch.ops.aten.copy_.default, (old, new))
-        result.args = (tuple(outputs),)
+        values = values[len(buffers):]
+        num_outputs = len(self.output_names)
+        result.args = ((*values[:num_outputs], *(value for value in values[num_outputs:] if value is not None)),)
         graph.lint()
         self.graph_module.recompile()
 
@@ -319,14 +309,14 @@ class Call:
     def compare_one(self, code, tensors, tolerance):
         outputs, gradients, inputs = self.run_eagerly(tensors)
         given = [tensor.detach().clone() for tensor in tensors]
-        destinations = [torch.empty_like(given[i]) for i in self.trained]
-        found = code.boxed_run([*given, *destinations])
+        results = code.boxed_run(list(given))
+        found, found_gradients = results[:len(outputs)], results[len(outputs):]
         # A gradient that is nothing but rounding, such as that of a bias in front of a batch norm, is as exact as the
         # others from which it comes.
         steepest = max((gradients[i].abs().max().item() for i in self.trained), default=0.0)
         named = [*((f"output '{name}'", *pair, 1e-3) for name, *pair in zip(self.output_names, outputs, found, strict=True)),
                  *((f"the gradient of '{name}'", gradients[i], gradient, max(1e-3, 0.1 * steepest))
-                   for name, i, gradient in zip(self.gradients, self.trained, destinations, strict=True)),
+                   for name, i, gradient in zip(self.gradients, self.trained, found_gradients, strict=True)),
                  *((f"'{name}' after the call", *pair, 1e-3) for name, *pair in zip(self.input_names, inputs, given, strict=True))]
         worst = 0.0
         for name, expected, value, least in named:

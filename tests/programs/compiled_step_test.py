@@ -199,6 +199,15 @@ class CompiledStepTest(unittest.TestCase):
                     self.assertEqual(compiled["compiled"].item(), len(compiled["losses"]))
                     self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
 
+    def test_one_rank_and_three(self):
+        for flags in (["--devices=1", "--strategy=ddp_sharded"], ["--devices=3", "--strategy=ddp"],
+                      ["--devices=3", "--strategy=ddp_sharded"], ["--devices=3", "--strategy=zero_offload"]):
+            with self.subTest(flags=flags):
+                _, compiled = self.train("text", *flags, batch_size=2)
+                _, interpreted = self.train("text", *flags, "--compiled=false", batch_size=2)
+                self.assertEqual(compiled["compiled"].item(), len(compiled["losses"]))
+                self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
+
     def test_dropout_follows_the_seed(self):
         """It draws other numbers than the operators do, but the same from the same seed, and trains as well."""
         runs = [self.train("mlp", f"--seed={seed}", "--lr=0.03")[1] for seed in (1, 1, 2)]

@@ -1,0 +1,109 @@
+"""The architectures of zoo_strategies_test train by compiled steps as they do by their operators.
+
+//tools:compile_step compares each step with Python before it is written, for two batch sizes where the model takes them.
+It takes a quarter of an hour, most of it in the C++ compiler:  ./bazelw test //tests/programs:compiled_zoo_test
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import safetensors.torch
+import torch
+import torchvision
+
+import architectures
+import training
+import zoo_strategies_test
+
+sys.path.append(str(pathlib.Path("tools").absolute()))
+from compile_step import export
+
+PROGRAM = pathlib.Path("tests/programs/strategies_program").absolute()
+NUM_STEPS, LR = 4, 1e-3
+
+
+class CompiledZooTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
+        os.environ.update(XDG_CACHE_HOME=str(cls.folder / "cache"), TORCHINDUCTOR_CACHE_DIR=str(cls.folder / "inductor"))
+
+    def setUp(self):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+
+    def check(self, model, make_sample, loss="cross_entropy", dynamic=True, batch_size=4):
+        model = zoo_strategies_test.without_dropout(model).train()
+        samples = make_sample(NUM_STEPS * batch_size)
+        example = {name: tensor[:batch_size] for name, tensor in samples.items()}
+
+        def loss_of(outputs, target):
+            named = {"output": outputs} if isinstance(outputs, torch.Tensor) else outputs
+            return training.loss_of(loss, named, target)
+        program = self.folder / f"{self.id()}.pt2"
+        export(model, loss_of, example, program, dynamic_batch=dynamic, step_only=True)
+        safetensors.torch.save_file(samples, self.folder / "samples")
+        compiled, interpreted = (self.train(program, batch_size, flag) for flag in ("true", "false"))
+        self.assertEqual((compiled["compiled"].item(), interpreted["compiled"].item()), (NUM_STEPS, 0))
+        initial = model.state_dict()
+        for name, tensor in interpreted.items():
+            if name == "losses":
+                self.assertLess((compiled["losses"] / tensor - 1).abs().max().item(), 1e-4)
+            elif name != "compiled" and tensor.is_floating_point():
+                most = 1e-3 * (tensor - initial[name]).norm().item() + 1e-6 * tensor.norm().item() + 1e-7
+                self.assertLessEqual((compiled[name] - tensor).norm().item(), most, name)
+
+    def train(self, program, batch_size, compiled):
+        result = self.folder / "result"
+        result.unlink(missing_ok=True)
+        command = [PROGRAM, f"--program={program}", f"--samples={self.folder / 'samples'}", "--loss=own", f"--lr={LR}",
+                   f"--result={result}", f"--batch_size={batch_size}", f"--compiled={compiled}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return safetensors.torch.load_file(result)
+
+    def test_mlp(self):
+        self.check(architectures.Mlp(), lambda n: {"x": torch.randn(n, 10), "target": torch.randn(n, 2)}, loss="mse")
+
+    def test_cnn_with_batch_norm(self):
+        self.check(architectures.Cnn(), lambda n: {"x": torch.randn(n, 3, 12, 12), "target": torch.randint(4, (n,))})
+
+    def test_recurrent(self):
+        for kind in ("LSTM", "GRU"):
+            with self.subTest(kind=kind):
+                self.check(architectures.Recurrent(kind),
+                           lambda n: {"tokens": torch.randint(50, (n, 7)), "target": torch.randint(5, (n,))}, dynamic=False)
+
+    def test_bert(self):
+        self.check(architectures.Bert(),
+                   lambda n: {"input_ids": torch.randint(50, (n, 8)),
+                              "attention_mask": (torch.arange(8) < torch.randint(1, 9, (n, 1))).long(),
+                              "target": torch.randint(3, (n,))})
+
+    def test_gpt_with_a_tied_head(self):
+        self.check(architectures.Gpt(),
+                   lambda n: {"tokens": torch.randint(64, (n, 16)), "target": torch.randint(64, (n, 16))})
+
+    def check_vision(self, make_model, **options):
+        self.check(make_model(num_classes=10, **options),
+                   lambda n: {"x": torch.randn(n, 3, 64, 64), "target": torch.randint(10, (n,))})
+
+    def test_resnet_50(self):
+        self.check_vision(torchvision.models.resnet50, zero_init_residual=True)
+
+    def test_vit_b_16(self):
+        self.check_vision(torchvision.models.vit_b_16, image_size=64)
+
+    def test_convnext_tiny(self):
+        self.check_vision(torchvision.models.convnext_tiny)
+
+    def test_swin_tiny(self):
+        self.check_vision(torchvision.models.swin_t)
+
+
+if __name__ == "__main__":
+    unittest.main()
