@@ -18,7 +18,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <variant>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
@@ -35,6 +34,7 @@ using Json = nlohmann::json;
 
 constexpr const char* kDescription = "extra/compiled.json";
 constexpr int64_t kVersion = 1;
+constexpr int64_t kNoLimit = int64_t{1} << 62;  // as the largest of a size
 
 // The backward of an output that is not the loss.
 class NoBackward final : public AutogradNode {
@@ -63,7 +63,7 @@ Json read_description(const std::filesystem::path& file, const ProgramArchive& a
   const auto found = archive.entries().find(kDescription);
   if (found == archive.entries().end()) return {};
   return parse_json(found->second, fmt::format("{}: {}", file.string(), kDescription),
-                    {.max_depth = 5, .max_values = 1'000'000});
+                    {.max_depth = 6, .max_values = 1'000'000});
 }
 
 [[noreturn]] void fail_at_description(const std::filesystem::path& file, const std::exception& error) {
@@ -124,7 +124,7 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
     }
     for (const Json& weight : description.at("gradients")) trained_.push_back(weights.at(weight.get<std::string>()));
     for (const auto& [input, sizes] : description.at("sizes").items()) {
-      sizes_[users.at(input)] = sizes.get<std::vector<int64_t>>();
+      sizes_[users.at(input)] = sizes.get<std::vector<Range>>();
     }
     for (const auto& [path, is_training] : description.at("modes").items()) {
       (is_training.get<bool>() ? in_train_mode_ : in_eval_mode_).emplace_back(submodule(path), path);
@@ -133,6 +133,14 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
     output_names_ = description.at("outputs").get<std::vector<std::string>>();
   } catch (const std::exception& error) {
     fail_at_description(file, error);
+  }
+  const auto has_sizes = [this](size_t place) {
+    const auto found = sizes_.find(place);
+    const Input& input = program_.inputs[place];
+    return input.kind != Input::Kind::user || (found != sizes_.end() && found->second.size() == input.sizes.size());
+  };
+  if (!std::ranges::all_of(taken_, has_sizes)) {
+    throw CheckpointError(fmt::format("{}: {} does not have the sizes of all inputs", file.string(), kDescription));
   }
   if (is_step() && std::ranges::find(output_names_, "loss") == output_names_.end()) {
     throw CheckpointError(fmt::format("{}: has a compiled step, but no output 'loss'", file.string()));
@@ -184,15 +192,13 @@ std::string CompiledCall::why_not(const at::Tensor& tensor, size_t place) const 
                        toString(*input.dtype));
   }
   if (is_step() && tensor.requires_grad()) return fmt::format("input '{}' needs a gradient", input.name);
-  if (const auto only = sizes_.find(place); only != sizes_.end()) {
-    if (tensor.sizes() == only->second) return "";
-    return fmt::format("input '{}' has sizes {}, and it is for {} alone", input.name, tensor.sizes(), only->second);
-  }
-  for (size_t dim = 0; dim < input.sizes.size(); ++dim) {
-    const bool may_vary = !std::holds_alternative<int64_t>(input.sizes[dim]);
-    if (may_vary && tensor.sizes()[dim] < 2) {
-      return fmt::format("input '{}' has a size of {}", input.name, tensor.sizes()[dim]);
-    }
+  const std::vector<Range>& ranges = sizes_.at(place);
+  for (size_t dim = 0; dim < ranges.size(); ++dim) {
+    const auto [least, most] = ranges[dim];
+    if (least <= tensor.size(static_cast<int64_t>(dim)) && tensor.size(static_cast<int64_t>(dim)) <= most) continue;
+    const std::string limit = most < kNoLimit ? fmt::format(" to {}", most) : " and more";
+    return fmt::format("input '{}' has sizes {}, but in dimension {} it is for {}{}", input.name, tensor.sizes(), dim,
+                       least, least == most ? " alone" : limit);
   }
   return "";
 }

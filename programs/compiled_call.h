@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -65,6 +66,8 @@ class CompiledCall {
     bool is_frozen;  // it needed no gradient at export
   };
 
+  using Range = std::pair<int64_t, int64_t>;  // the least and the largest
+
   bool is_step() const { return !trained_.empty(); }
   std::string why_not(const at::Tensor& tensor, const Weight& weight) const;
   std::string why_not(const at::Tensor& tensor, size_t input) const;
@@ -82,8 +85,7 @@ class CompiledCall {
   // Submodules that must be in train mode, or in eval mode, each with its path.
   std::vector<std::pair<const torch::nn::Module*, std::string>> in_train_mode_, in_eval_mode_;
 
-  // The sizes that an input must have, by its place; empty unless it was compiled with --fixed_sizes.
-  std::map<size_t, std::vector<int64_t>> sizes_;
+  std::map<size_t, std::vector<Range>> sizes_;  // what each size of an input may be, by the input's place
 
   std::optional<at::ScalarType> autocast_;  // the precision of autocast that is compiled in
   std::vector<std::string> output_names_;

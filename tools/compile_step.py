@@ -14,9 +14,10 @@ Each is compared with the program in Python, on the example inputs and on half o
 
 Modules that were in eval mode in a program that was exported in train mode are in eval mode in the step, too. The
 precision is that of the program, and autocast is compiled in by --precision=bf16-mixed. The code is for the processor of
-this machine. It needs a C++ compiler; running it needs none. Sizes that may vary in the program may vary in the code;
---fixed_sizes compiles for those of the example inputs alone, which is faster for some models. Other calls run the
-operators. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
+this machine. It needs a C++ compiler; running it needs none. Sizes that may vary in the program may vary in the code, but
+compilers choose by them: code for a batch of 32 may be right for batches up to 64 alone. The tool says for which sizes
+the code is, so export the program with the batch that you train with. --fixed_sizes compiles for the sizes of the example
+inputs alone, which is faster for some models. Other calls run the operators. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
 
 From Python, export() does the same for a model that is not exported yet, in an environment that has torch 2.11:
   sys.path.append("<fulgur>/tools")
@@ -37,6 +38,7 @@ import zipfile
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
 
+import sympy
 import torch
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import detect_fake_mode
@@ -56,6 +58,7 @@ LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": tor
           "binary_cross_entropy": torch.ops.aten.binary_cross_entropy_with_logits.default}
 LOSS, TARGET = "loss", "target"
 FLAGS = ("train", "training", "use_input_stats")  # arguments that say whether a module is training
+LARGEST = 2**62  # of sizes without a limit
 TOLERANCES = {torch.bfloat16: 3e-2, torch.half: 4e-3}  # a few roundings; 1e-4 for others
 
 
@@ -225,6 +228,67 @@ def graph_inputs(program, batch):
     return tensors
 
 
+class Sizes:
+    """The sizes for which a graph is right that is traced and compiled from a program.
+
+    A size that may vary is a symbol. Where tracing or compiling goes one of several ways by such a size, it notes for
+    which sizes it goes that way: "s0 <= 64", or "s0 = 4" if there is code for that size alone."""
+
+    def __init__(self, program):
+        nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+        users = [node.meta["val"] for node in nodes if node.name in program.graph_signature.user_inputs]
+        self.environment = nodes[0].meta["val"].fake_mode.shape_env
+        self.num_before = len(self.environment.guards)
+        self.sizes = {name: [size.node.expr if isinstance(size, torch.SymInt) else size for size in value.shape]
+                      for name, value in zip(input_names(program), users, strict=True)}
+        self.limits = program.range_constraints
+
+    def ranges(self):
+        """By input the least and the largest of each of its sizes."""
+        conditions = [guard.expr for guard in self.environment.guards[self.num_before:]]
+        return {name: [self.range_of(size, conditions) for size in sizes] for name, sizes in self.sizes.items()}
+
+    def range_of(self, size, conditions):
+        if isinstance(size, int) or size.is_number:
+            return [int(size), int(size)]
+        symbol, *others = size.free_symbols
+        if others or not is_linear(size, symbol):
+            raise UsageError(f"a size of {size} is not compiled")
+        least, most = 2, LARGEST  # code is never for 0 or 1
+        if symbol in self.limits:
+            least, most = (int(sympy.Max(least, self.limits[symbol].lower)),
+                           int(sympy.Min(most, self.limits[symbol].upper)))
+        example = int(self.environment.size_hint(symbol))
+        for condition in conditions:
+            if symbol in condition.free_symbols:
+                lower, upper = interval(condition, symbol, example)
+                least, most = max(least, lower), min(most, upper)
+        return [int(size.subs(symbol, least)), min(LARGEST, int(size.subs(symbol, most)))]
+
+
+def is_linear(expression, symbol):
+    return expression.is_polynomial(symbol) and sympy.Poly(expression, symbol).degree() <= 1
+
+
+def interval(condition, symbol, example):
+    """The whole numbers around an example for which a condition holds."""
+    if condition.free_symbols != {symbol}:
+        return example, example
+    if isinstance(condition, sympy.Ne) and condition.lhs == symbol and condition.rhs.is_Integer:
+        other = int(condition.rhs)
+        return (other + 1, LARGEST) if other < example else (0, other - 1)
+    is_inequality = condition.is_Relational and not isinstance(condition, (sympy.Eq, sympy.Ne))
+    if not is_inequality or not all(is_linear(side, symbol) for side in condition.args):
+        return example, example
+    solution = sympy.solveset(condition, symbol, sympy.S.Reals)
+    least, most = sympy.ceiling(solution.inf), sympy.floor(solution.sup)
+    if not solution.contains(least):
+        least += 1
+    if not solution.contains(most):
+        most -= 1
+    return int(sympy.Max(0, least)), int(sympy.Min(LARGEST, most))
+
+
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
@@ -238,8 +302,8 @@ class Call:
         self.modes = self.set_modes(program)
         self.module = program.graph_module
         self.input_names = [spec.target or spec.arg.name for spec in program.graph_signature.input_specs]
-        batches = examples(program)[:1 if fixed_sizes else 2]
-        self.sizes = {name: list(tensor.shape) for name, tensor in batches[0].items()} if fixed_sizes else {}
+        self.batches = examples(program)[:1 if fixed_sizes else 2]
+        batches = self.batches
         self.inputs = [graph_inputs(program, batch) for batch in batches]
         generator = torch.get_rng_state()
         gradients = self.run_eagerly(self.inputs[0])[1]
@@ -247,6 +311,7 @@ class Call:
         self.trained = [i for i, gradient in gradients.items() if gradient is not None]
         self.prepare(gradients)
         placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+        self.sizes = None if fixed_sizes else Sizes(program)
         if fixed_sizes:
             mode = FakeTensorMode(shape_env=ShapeEnv())
             placeholders = [mode.from_tensor(tensor.detach(), static_shapes=True) for tensor in self.inputs[0]]
@@ -300,11 +365,17 @@ class Call:
     def compile(self):
         """The files of the code."""
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
-        return compile_fx_aot(self.graph_module, inputs, config_patches={"aot_inductor.package": True})
+        files = compile_fx_aot(self.graph_module, inputs, config_patches={"aot_inductor.package": True})
+        self.ranges = {name: [[size, size] for size in tensor.shape] for name, tensor in self.batches[0].items()}
+        if self.sizes is not None:
+            self.ranges = self.sizes.ranges()
+        return files
 
     def compare(self, code, tolerance):
         """Runs the compiled code; the largest difference from eager, as a part of the tensor's largest value."""
-        return max(self.compare_one(code, tensors, tolerance) for tensors in self.inputs)
+        return max(self.compare_one(code, tensors, tolerance) for batch, tensors in zip(self.batches, self.inputs)
+                   if all(least <= size <= most for name, tensor in batch.items()
+                          for size, (least, most) in zip(tensor.shape, self.ranges[name], strict=True)))
 
     def compare_one(self, code, tensors, tolerance):
         outputs, gradients, inputs = self.run_eagerly(tensors)
@@ -334,7 +405,7 @@ class Call:
 
     def description(self):
         """What nn::Program has to know to call the code."""
-        return {"modes": self.modes, "gradients": self.gradients, "sizes": self.sizes, "precision": self.precision,
+        return {"modes": self.modes, "gradients": self.gradients, "sizes": self.ranges, "precision": self.precision,
                 "outputs": self.output_names, "without": self.left_out}
 
 
@@ -519,7 +590,7 @@ def calls_of(file, fixed_sizes, precision, step_only):
 
 
 def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None):
-    """Writes the program, which has an output "loss", with its code. Returns how close that is to eager."""
+    """Writes the program, which has an output "loss", with its code. Returns how close that is to eager, and for which sizes."""
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name:
         folder = pathlib.Path(name)
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
@@ -532,9 +603,19 @@ def compile_program(program, target, fixed_sizes=False, precision="32-true", ste
         add_to(made, packed, {"version": 1, "torch_version": torch.__version__.split("+")[0],
                               "calls": {name: call.description() for name, call in calls.items()}})
         os.replace(made, target)
+    exactness = "the step is not compared with eager, because it draws random numbers"
     if not calls["step"].is_random:
-        return f"as eager within {max(compared):.2g}"
-    return "the step is not compared with eager, because it draws random numbers"
+        exactness = f"as eager within {max(compared):.2g}"
+    return f"{exactness}; for {', '.join(describe_sizes(*item) for item in calls['step'].ranges.items())}"
+
+
+def describe_sizes(name, ranges):
+    """x of sizes [2 to 64, 10]"""
+    def text(least, most):
+        if least == most:
+            return str(least)
+        return f"{least} to {most}" if most < LARGEST else f"{least} or more"
+    return f"{name} of sizes [{', '.join(text(*limits) for limits in ranges)}]"
 
 
 def compile_step(source, target, loss, output, **options):

@@ -3,16 +3,21 @@ import json
 import os
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 import warnings
 import zipfile
 
 import safetensors.torch
+import sympy
 import torch
 
 import architectures
 import training
+
+sys.path.append(str(pathlib.Path("tools").absolute()))
+from compile_step import LARGEST, interval
 
 COMPILE = pathlib.Path("tools/compile_step").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/compile_step.py")]
@@ -155,6 +160,16 @@ class CompiledStepTest(unittest.TestCase):
             self.assertRegex(self.said[name], r": as eager within \d", name)
         self.assertIn("not compared with eager, because it draws random numbers", self.said["mlp"])
 
+    def test_sizes_for_which_code_is_right(self):
+        """What tracing notes of the sizes by which it has gone one of several ways, with 16 in the example."""
+        size = sympy.Symbol("s0", integer=True, positive=True)
+        for condition, expected in ((size <= 64, (0, 64)), (size < 64, (0, 63)), (size >= 4, (4, LARGEST)),
+                                    (2 * size > 9, (5, LARGEST)), (16384 < 16384 * size, (2, LARGEST)),
+                                    (sympy.Ne(size, 1), (2, LARGEST)), (sympy.Ne(size, 32), (0, 31)),
+                                    (sympy.Eq(size, 16), (16, 16)), (sympy.Eq(size % 4, 0), (16, 16)),
+                                    (sympy.Eq(size, sympy.Symbol("s1", integer=True)), (16, 16))):
+            self.assertEqual(interval(condition, size, 16), expected, condition)
+
     def test_fifty_losses_are_those_of_the_operators(self):
         for name, most, flags in (("cnn", 1e-5, []), ("text", 1e-5, []), ("double", 1e-10, []),
                                   ("bf16", 0.02, ["--precision=bf16-true"]), ("mixed", 0.02, ["--precision=bf16-mixed"])):
@@ -236,7 +251,7 @@ class CompiledStepTest(unittest.TestCase):
         self.assertIn("compiled with autocast to BFloat16, but this call has no autocast", said)
         said, tensors = self.train("text", batch_size=1)
         self.assertEqual(tensors["compiled"].item(), 0)
-        self.assertIn("has a size of 1", said)
+        self.assertIn("input 'tokens' has sizes [1, 16], but in dimension 0 it is for 2", said)
 
     def test_outputs_beside_the_loss_have_no_gradients(self):
         result = subprocess.run([PROGRAM, f"--program={self.folder / 'cnn.step.pt2'}",
@@ -254,7 +269,7 @@ class CompiledStepTest(unittest.TestCase):
         self.assertEqual(tensors["compiled"].item(), NUM_STEPS * BATCH_SIZE // 4)
         said, tensors = self.train("mlp", program="fixed.pt2", batch_size=5)
         self.assertEqual(tensors["compiled"].item(), 0)
-        self.assertIn("input 'x' has sizes [5, 10], and it is for [4, 10] alone", said)
+        self.assertIn("input 'x' has sizes [5, 10], but in dimension 0 it is for 4 alone", said)
 
     def test_code_for_another_torch_or_processor_is_not_run(self):
         for entry, key, value, reason in (
