@@ -18,6 +18,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
@@ -95,9 +96,9 @@ std::string CompiledCall::why_not_here(const std::filesystem::path& file, const 
 }
 
 CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name,
-                           c10::Device device,
+                           const std::vector<size_t>& left_out, c10::Device device,
                            const std::function<const torch::nn::Module*(std::string_view path)>& submodule)
-    : program_(archive.program()), device_(device) {
+    : program_(archive.program()), name_(name), device_(device) {
   std::map<std::string, size_t> weights, users;  // the places of inputs, by name
   for (size_t i = 0; i < program_.inputs.size(); ++i) {
     const Input& input = program_.inputs[i];
@@ -117,10 +118,13 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
   }
   try {
     const Json description = read_description(file, archive).at("calls").at(name);
-    std::set<size_t> left_out;
-    for (const Json& input : description.at("without")) left_out.insert(users.at(input.get<std::string>()));
+    std::set<size_t> without;
+    for (const Json& input : description.at("without")) without.insert(users.at(input.get<std::string>()));
+    if (without != std::set<size_t>(left_out.begin(), left_out.end())) {
+      throw UsageError(fmt::format("'{}' does without other inputs than the program does", name));
+    }
     for (size_t i = 0; i < program_.inputs.size(); ++i) {
-      if (!left_out.contains(i)) taken_.push_back(i);
+      if (!without.contains(i)) taken_.push_back(i);
     }
     for (const Json& weight : description.at("gradients")) trained_.push_back(weights.at(weight.get<std::string>()));
     for (const auto& [input, sizes] : description.at("sizes").items()) {
@@ -129,7 +133,11 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
     for (const auto& [path, is_training] : description.at("modes").items()) {
       (is_training.get<bool>() ? in_train_mode_ : in_eval_mode_).emplace_back(submodule(path), path);
     }
-    if (description.at("precision") == "bf16-mixed") autocast_ = at::kBFloat16;
+    const auto precision = description.at("precision").get<std::string>();
+    if (precision == "bf16-mixed") autocast_ = at::kBFloat16;
+    if (precision != "bf16-mixed" && precision != "32-true") {
+      throw UsageError(fmt::format("the precision '{}' is not known", precision));
+    }
     output_names_ = description.at("outputs").get<std::vector<std::string>>();
   } catch (const std::exception& error) {
     fail_at_description(file, error);
@@ -142,10 +150,11 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
   if (!std::ranges::all_of(taken_, has_sizes)) {
     throw CheckpointError(fmt::format("{}: {} does not have the sizes of all inputs", file.string(), kDescription));
   }
-  if (is_step() && std::ranges::find(output_names_, "loss") == output_names_.end()) {
-    throw CheckpointError(fmt::format("{}: has a compiled step, but no output 'loss'", file.string()));
+  if (is_step() && (trained_.empty() || std::ranges::find(output_names_, "loss") == output_names_.end())) {
+    throw CheckpointError(fmt::format("{}: has a compiled step, but no output 'loss' with gradients", file.string()));
   }
-  runner_ = PackedCode(file, archive.entries(), name).load(device, /*num_runners=*/1);
+  const size_t num_threads = is_step() ? 1 : std::max(2U, std::thread::hardware_concurrency());
+  runner_ = PackedCode(file, archive.entries(), name).load(device, num_threads);
 }
 
 CompiledCall::~CompiledCall() = default;

@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -30,13 +31,15 @@ namespace fulgur::program {
 //   "forward"  in eval mode, all outputs
 //   "predict"  in eval mode, all outputs but "loss", without the inputs that only the loss needs
 // The results are those of the program's operators but for rounding, and random numbers are others.
-// Threading: run() by one thread at a time; each object has what the code changes for itself.
+// Threading: run() of a step by one thread at a time, of the others by any.
 class CompiledCall {
  public:
   // `device` is where it runs. `submodule` gives the submodule at a path. The archive and the submodules must outlive
-  // the object. Throws CheckpointError if the archive has no such code (see is_in()), or if it cannot be loaded.
+  // the object. `left_out`: the places of the inputs that the call does without. Throws CheckpointError if the archive
+  // has no such code (see is_in()), if it does not fit the program, or if it cannot be loaded.
   CompiledCall(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name,
-               c10::Device device, const std::function<const torch::nn::Module*(std::string_view path)>& submodule);
+               const std::vector<size_t>& left_out, c10::Device device,
+               const std::function<const torch::nn::Module*(std::string_view path)>& submodule);
   ~CompiledCall();
 
   static bool is_in(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name);
@@ -49,6 +52,10 @@ class CompiledCall {
   // Why the code was not compiled for these inputs in the present modes and precision; empty if it was. `inputs`: one
   // value per input of the program.
   std::string why_not(const std::vector<c10::IValue>& inputs) const;
+
+  // Whether it is the first time that this is asked: for what is said once.
+  bool is_first_refusal() { return !has_refused_.exchange(true); }
+  const std::string& name() const { return name_; }
 
   // The outputs of the user that this call has, by the names of output_names(). Buffers change as by the program. Of a
   // step, the first backward of the loss sets the gradients of the parameters; a second one, and backward of another
@@ -68,13 +75,14 @@ class CompiledCall {
 
   using Range = std::pair<int64_t, int64_t>;  // the least and the largest
 
-  bool is_step() const { return !trained_.empty(); }
+  bool is_step() const { return name_ == "step"; }
   std::string why_not(const at::Tensor& tensor, const Weight& weight) const;
   std::string why_not(const at::Tensor& tensor, size_t input) const;
   std::string why_not_in_this_precision() const;
   void add_backward(std::vector<at::Tensor>& results, const std::vector<c10::IValue>& inputs) const;
 
   const ExportedProgram& program_;
+  const std::string name_;
   const c10::Device device_;
   std::vector<Weight> weights_;
   std::vector<size_t> taken_;  // the places of the inputs that the code takes, in its order
@@ -90,6 +98,7 @@ class CompiledCall {
   std::optional<at::ScalarType> autocast_;  // the precision of autocast that is compiled in
   std::vector<std::string> output_names_;
   std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+  std::atomic<bool> has_refused_ = false;
 };
 
 }  // namespace fulgur::program

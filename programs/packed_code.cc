@@ -70,6 +70,13 @@ PackedCode::PackedCode(std::filesystem::path archive, const ArchiveEntries& entr
     files_.emplace(it->first.substr(folder.size()), it->second);
   }
   std::erase_if(files_, [](const auto& file) { return file.first.ends_with(".cpp"); });  // what it was made of
+  const auto is_weights = [](const auto& file) { return file.first.ends_with(".blob"); };
+  if (const auto weights = std::ranges::find_if(files_, is_weights); weights != files_.end()) {
+    throw CheckpointError(
+        fmt::format("{}: its weights are in a file of their own, {}, which is not read; package it without "
+                    "aot_inductor.package_constants_on_disk_format",
+                    archive_.string(), weights->first));
+  }
   library_ = only_file(files_, ".so", archive_.string());
   const std::string& metadata = only_file(files_, ".wrapper_metadata.json", archive_.string());
   const std::string where = fmt::format("{}: {}", archive_.string(), metadata);
@@ -82,7 +89,7 @@ PackedCode::PackedCode(std::filesystem::path archive, const ArchiveEntries& entr
 }
 
 std::string PackedCode::why_not_on(c10::Device device) const {
-  if (!is_compiled_code_allowed()) return "is native code, which is not allowed here (compiled_code is false)";
+  if (!is_compiled_code_allowed()) return "is native code, which is not allowed here (--compiled_code=false)";
   const auto value = [this](const char* key) {
     const auto found = metadata_.find(key);
     return found == metadata_.end() ? "" : found->second;
@@ -106,7 +113,7 @@ std::string PackedCode::why_not_on(c10::Device device) const {
   return "";
 }
 
-std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, size_t num_runners) const {
+std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, size_t num_threads) const {
   const std::filesystem::path folder = unpack_code(files_, archive_.string());
   const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
   const auto make = runners.find(c10::DeviceTypeName(device.type(), /*lower_case=*/true));
@@ -115,9 +122,8 @@ std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, s
         fmt::format("{}: this libtorch does not run compiled code on {}", archive_.string(), device.str()));
   }
   try {
-    // With one runner, it keeps no record of which are busy.
-    return make->second((folder / library_).string(), num_runners, device.str(), folder.string(),
-                        /*run_single_threaded=*/num_runners == 1);
+    return make->second((folder / library_).string(), num_threads, device.str(), folder.string(),
+                        /*run_single_threaded=*/num_threads == 1);
   } catch (const std::exception&) {  // the runner throws types of its own
     throw CheckpointError(fmt::format("{}: its compiled code cannot be loaded: {}", archive_.string(),
                                       text_of(std::current_exception())));

@@ -29,9 +29,9 @@ class PackedCode {
   // if it runs. A sentence without its subject: "was compiled for cuda, but is to run on cpu".
   std::string why_not_on(c10::Device device) const;
 
-  // Loads code that runs on `device`: `num_runners` threads can run it at once. Throws CheckpointError if it cannot be
-  // loaded.
-  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> load(c10::Device device, size_t num_runners) const;
+  // Loads code that runs on `device`, by up to `num_threads` threads at once; with 1, by one thread alone. Throws
+  // CheckpointError if it cannot be loaded.
+  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> load(c10::Device device, size_t num_threads) const;
 
  private:
   const std::filesystem::path archive_;

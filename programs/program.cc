@@ -160,11 +160,10 @@ void ProgramImpl::set_modes() {
     torch::nn::Module& module = tree_.at(path);
     if (modes.any_training) module.train(is_training);  // parents come first: it sets the children, too
   }
-  if (!modes.any_training && !modes.attention.empty()) {
+  if (!modes.any_training && !modes.of_modules.empty() && !modes.attention.empty()) {
     log_info(
-        "{}: attention ({}) drops nothing in training, as the model was exported in eval mode, or has no dropout "
-        "there; "
-        "to have it, export the model in train mode",
+        "{} was exported in eval mode: dropout inside of attention ({}) stays off in training; to have it, export the "
+        "model in train mode",
         file_.string(), shorten(modes.attention));
   }
   if (!modes.random.empty()) {
@@ -236,10 +235,11 @@ void ProgramImpl::load_compiled() {
              file_.string());
   }
   compiled_forward_ = compiled_call("forward");
-  if (!inputs_of_loss_.empty()) compiled_predict_ = compiled_call("predict");
+  if (!inputs_of_loss_.empty()) compiled_predict_ = compiled_call("predict", inputs_of_loss_);
 }
 
-std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::string& name) {
+std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::string& name,
+                                                                  const std::vector<size_t>& left_out) {
   using program::CompiledCall;
   if (!CompiledCall::is_in(file_, *archive_, name)) return nullptr;
   if (const std::string reason = CompiledCall::why_not_here(file_, *archive_, name, device_); !reason.empty()) {
@@ -247,7 +247,7 @@ std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::str
     return nullptr;
   }
   const auto submodule = [this](std::string_view path) { return &tree_.at(path); };
-  return std::make_unique<CompiledCall>(file_, *archive_, name, device_, submodule);
+  return std::make_unique<CompiledCall>(file_, *archive_, name, left_out, device_, submodule);
 }
 
 // The parameters may be elsewhere, or in another precision, than at the last run: to() of a parent moves them, too.
@@ -297,8 +297,8 @@ program::CompiledCall* ProgramImpl::compiled_for(const std::vector<IValue>& inpu
   if (call == nullptr) return nullptr;
   const std::string reason = call->why_not(inputs);
   if (reason.empty()) return call;
-  if (!std::exchange(has_said_why_not_compiled_, true)) {
-    log_info("{} runs without its compiled code where that does not apply: {}", file_.string(), reason);
+  if (call->is_first_refusal()) {
+    log_info("{} runs without its compiled {} where that does not apply: {}", file_.string(), call->name(), reason);
   }
   return nullptr;
 }

@@ -98,7 +98,8 @@ class ProgramImpl : public torch::nn::Module {
   void set_modes();
   void find_inputs_of_loss();
   void load_compiled();
-  std::unique_ptr<program::CompiledCall> compiled_call(const std::string& name);
+  std::unique_ptr<program::CompiledCall> compiled_call(const std::string& name,
+                                                       const std::vector<size_t>& left_out = {});
   void compile();
   void compile_if_moved();
   at::Tensor first_parameter() const;
@@ -117,8 +118,7 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<size_t> outputs_without_loss_;
   std::unique_ptr<const program::Code> code_without_loss_;  // null: there are no such inputs
   std::unique_ptr<program::CompiledCall> compiled_step_, compiled_forward_, compiled_predict_;  // null: not to be used
-  bool has_said_why_not_compiled_ = false;
-  c10::Device device_ = c10::kCPU;     // where the code runs
+  c10::Device device_ = c10::kCPU;                                                              // where the code runs
   at::ScalarType dtype_ = at::kFloat;  // the data type of the parameters that it runs with
   at::ScalarType exported_dtype_ = at::kFloat;
 };

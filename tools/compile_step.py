@@ -10,7 +10,8 @@ input "target". The second file is that program, as it was for every reader, and
             statistics of batch norms
   forward   the outputs, in eval mode: for validation and tests
   predict   the outputs but "loss", in eval mode, without the inputs that only the loss needs
-Each is compared with the program in Python, on the example inputs and on half of them, before the file is written.
+Each is compared with the program in Python before the file is written: on the example inputs, and on half of them if it
+is for that size, too.
 
 Modules that were in eval mode in a program that was exported in train mode are in eval mode in the step, too. The
 precision is that of the program, and autocast is compiled in by --precision=bf16-mixed. The code is for the processor of
@@ -19,12 +20,13 @@ compilers choose by them: code for a batch of 32 may be right for batches up to 
 the code is, so export the program with the batch that you train with. --fixed_sizes compiles for the sizes of the example
 inputs alone, which is faster for some models. Other calls run the operators. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
 
-From Python, export() does the same for a model that is not exported yet, in an environment that has torch 2.11:
+From Python, export() does the same for a model that is not exported yet, in any environment that has torch 2.11:
   sys.path.append("<fulgur>/tools")
   from compile_step import export
   export(model, torch.nn.functional.cross_entropy, {"x": images, "target": labels}, "net.step.pt2")
 """
 import argparse
+import contextlib
 import copy
 import inspect
 import json
@@ -45,19 +47,23 @@ from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx_aot
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.package import package_aoti
+from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from exported_program import UsageError, examples, exit_code_of, graphs_of, input_names, output_names, read_program, turn_to_eval
+logging.disable(logging.NOTSET)
+
+from exported_program import UsageError, choose_instructions_quickly, examples, exit_code_of, graphs_of, input_names, output_names, read_program, turn_to_eval
 
 LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": torch.ops.aten.mse_loss.default,
           "l1": torch.ops.aten.l1_loss.default,
           "binary_cross_entropy": torch.ops.aten.binary_cross_entropy_with_logits.default}
 LOSS, TARGET = "loss", "target"
 FLAGS = ("train", "training", "use_input_stats")  # arguments that say whether a module is training
+INDUCTOR = {"aot_inductor.package": True, "cpp.threads": 1}  # more threads add in an order that varies
 LARGEST = 2**62  # of sizes without a limit
 TOLERANCES = {torch.bfloat16: 3e-2, torch.half: 4e-3}  # a few roundings; 1e-4 for others
 
@@ -209,6 +215,19 @@ def check_layouts(program):
                          "run_decompositions(): compile what torch.export.export() gives")
 
 
+def take_tensors(program):
+    """Takes outputs out of the graph that are None, as nn::Program does. Returns the names of the others."""
+    names = output_names(program)
+    result = program.graph.output_node()
+    values = [result.args[0][place] for place in user_outputs(program)]
+    for name, value in zip(names, values, strict=True):
+        if value is not None and not (isinstance(value, torch.fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)):
+            raise UsageError(f"output '{name}' is no tensor, which compiled code does not return")
+    result.args = (tuple(value for value in values if value is not None),)
+    program.graph_module.recompile()
+    return [name for name, value in zip(names, values) if value is not None]
+
+
 def graph_inputs(program, batch):
     """What the graph takes: copies of the weights, constants and the tensors of a batch, by name and in order."""
     user = iter(batch.values())
@@ -238,14 +257,13 @@ class Sizes:
         nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
         users = [node.meta["val"] for node in nodes if node.name in program.graph_signature.user_inputs]
         self.environment = nodes[0].meta["val"].fake_mode.shape_env
-        self.num_before = len(self.environment.guards)
         self.sizes = {name: [size.node.expr if isinstance(size, torch.SymInt) else size for size in value.shape]
                       for name, value in zip(input_names(program), users, strict=True)}
         self.limits = program.range_constraints
 
     def ranges(self):
         """By input the least and the largest of each of its sizes."""
-        conditions = [guard.expr for guard in self.environment.guards[self.num_before:]]
+        conditions = [guard.expr for guard in self.environment.guards]
         return {name: [self.range_of(size, conditions) for size in sizes] for name, sizes in self.sizes.items()}
 
     def range_of(self, size, conditions):
@@ -289,6 +307,18 @@ def interval(condition, symbol, example):
     return int(sympy.Max(0, least)), int(sympy.Min(LARGEST, most))
 
 
+def largest_difference(expected, value, least):
+    """As a part of the largest value, or of `least` if that is larger; infinite where one of the two alone is."""
+    expected, value = expected.double(), value.double()
+    differs = (expected != value) & ~(expected.isnan() & value.isnan())
+    if not differs.any():
+        return 0.0
+    finite = expected[expected.isfinite()].abs()
+    scale = max(finite.max().item() if finite.numel() else 0.0, least)
+    difference = (expected - value)[differs].abs().nan_to_num(float("inf"), float("inf"))
+    return difference.max().item() / scale
+
+
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
@@ -298,7 +328,7 @@ class Call:
     def __init__(self, program, fixed_sizes, precision):
         check_layouts(program)
         self.precision = precision
-        self.output_names = output_names(program)
+        self.output_names = take_tensors(program)
         self.modes = self.set_modes(program)
         self.module = program.graph_module
         self.input_names = [spec.target or spec.arg.name for spec in program.graph_signature.input_specs]
@@ -323,7 +353,9 @@ class Call:
 
     def set_modes(self, program):
         """Turns all modules to eval mode; returns the mode of each module that has a flag, by path."""
-        modes = {path_of(node): False for graph in graphs_of(program.graph_module) for node, *_ in flags_of(graph)}
+        graphs = graphs_of(program.graph_module)
+        modes = {path_of(node): False for graph in graphs for node, *_ in flags_of(graph)}
+        modes |= {path_of(node): False for graph in graphs for node in graph.nodes if draws_in_attention(node)}
         turn_to_eval(program)
         return modes
 
@@ -365,7 +397,7 @@ class Call:
     def compile(self):
         """The files of the code."""
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
-        files = compile_fx_aot(self.graph_module, inputs, config_patches={"aot_inductor.package": True})
+        files = compile_fx_aot(self.graph_module, inputs, config_patches=INDUCTOR)
         self.ranges = {name: [[size, size] for size in tensor.shape] for name, tensor in self.batches[0].items()}
         if self.sizes is not None:
             self.ranges = self.sizes.ranges()
@@ -373,9 +405,12 @@ class Call:
 
     def compare(self, code, tolerance):
         """Runs the compiled code; the largest difference from eager, as a part of the tensor's largest value."""
-        return max(self.compare_one(code, tensors, tolerance) for batch, tensors in zip(self.batches, self.inputs)
-                   if all(least <= size <= most for name, tensor in batch.items()
-                          for size, (least, most) in zip(tensor.shape, self.ranges[name], strict=True)))
+        compared = [self.compare_one(code, tensors, tolerance) for batch, tensors in zip(self.batches, self.inputs)
+                    if all(least <= size <= most for name, tensor in batch.items()
+                           for size, (least, most) in zip(tensor.shape, self.ranges[name], strict=True))]
+        if not compared:
+            raise UsageError("the code is not right for the sizes of the example inputs")
+        return max(compared)
 
     def compare_one(self, code, tensors, tolerance):
         outputs, gradients, inputs = self.run_eagerly(tensors)
@@ -391,10 +426,9 @@ class Call:
                  *((f"'{name}' after the call", *pair, 1e-3) for name, *pair in zip(self.input_names, inputs, given, strict=True))]
         worst = 0.0
         for name, expected, value, least in named:
-            if expected.equal(value):
-                continue
-            scale = max(expected.double().abs().max().item(), least)
-            difference = (expected.double() - value.double()).abs().max().item() / scale
+            if (expected.dtype, expected.shape) != (value.dtype, value.shape):
+                raise UsageError(f"{name} is {describe(value)}, but eager's is {describe(expected)}")
+            difference = largest_difference(expected, value, least)
             dtype = torch.bfloat16 if self.precision == "bf16-mixed" else expected.dtype
             most = TOLERANCES.get(dtype, 1e-4) if tolerance is None else tolerance
             if not difference <= most:
@@ -518,7 +552,7 @@ def add_to(archive_file, package_file, description):
         folder = archive.namelist()[0].split("/")[0]
         for entry in package.namelist():
             below = entry.split("/", 1)[1]
-            if below.startswith("data/aotinductor/") and not below.endswith(".kernel.cpp"):
+            if below.startswith("data/aotinductor/") and not below.endswith(".kernel.cpp"):  # torch's loader reads the other .cpp
                 archive.writestr(f"{folder}/{below}", package.read(entry))
         archive.writestr(f"{folder}/extra/compiled.json", json.dumps(description))
 
@@ -534,8 +568,13 @@ def with_loss(model, loss, names):
         if isinstance(output, torch.Tensor):
             named = {"output": output}
         else:
-            named = output if isinstance(output, dict) else {str(i): value for i, value in enumerate(output)}
-        return {LOSS: loss(output, target), **named}
+            named = dict(output) if isinstance(output, dict) else {str(i): value for i, value in enumerate(output)}
+        if LOSS in named:
+            raise UsageError(f"the model returns a '{LOSS}' already: give None as loss")
+        value = loss(output, target)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise UsageError(f"loss() returns {describe(value)}; it must be one number")
+        return {LOSS: value, **named}
     forward.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])
     model.forward = forward
@@ -546,7 +585,8 @@ def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fix
            step_only=False, tolerance=None):
     """Writes a model as a program with a loss, and with compiled code for it: a file for nn::Program in C++.
 
-    model          any nn.Module that torch.export takes. It is not changed; its mode is that in which it trains.
+    model          any nn.Module that torch.export takes. It is not changed. Modules that are in eval mode while the model
+                   is in train mode stay so; a model that is in eval mode trains all of it.
     loss           loss(what the model returns, target) -> one number; None if the model returns a dict with "loss"
     example        the model's inputs by the names of forward's arguments, and "target" for the loss; two samples or more
     file           path of a new .pt2
@@ -591,9 +631,11 @@ def calls_of(file, fixed_sizes, precision, step_only):
 
 def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None):
     """Writes the program, which has an output "loss", with its code. Returns how close that is to eager, and for which sizes."""
-    with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name:
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name, contextlib.ExitStack() as scope:
         folder = pathlib.Path(name)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            scope.enter_context(temporary_cache_dir(str(folder / "inductor")))
+        scope.enter_context(choose_instructions_quickly())
         made, packed = folder / "made.pt2", folder / "code.pt2"
         torch.export.save(program, made)
         calls = calls_of(made, fixed_sizes, precision, step_only)

@@ -30,7 +30,7 @@ from torch._export.converter import TS2EPConverter
 from torch._export.serde.serialize import serialize
 from torch.utils import _pytree as pytree
 
-from exported_program import UsageError, entries_of, examples, exit_code_of, input_names, output_names, read_program, turn_to_eval
+from exported_program import UsageError, choose_instructions_quickly, entries_of, examples, exit_code_of, input_names, output_names, read_program, turn_to_eval
 
 EXAMPLE = "example.pt"  # the entry of a TorchScript file that export_torchscript() has written
 TOLERANCES = {".pt2": 1e-6, ".onnx": 1e-5, ".aoti.pt2": 1e-5}
@@ -94,7 +94,8 @@ def write_compiled(program, file):
         if isinstance(value, torch.Tensor) and not value.is_contiguous():
             raise UsageError(f"input '{name}' was exported with strides {value.stride()}: compiled code reads one layout "
                              "alone, which a Predictor makes contiguous; export the model with contiguous inputs")
-    torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(INDUCTOR))
+    with choose_instructions_quickly():
+        torch._inductor.aoti_compile_and_package(program, package_path=str(file), inductor_configs=dict(INDUCTOR))
     with zipfile.ZipFile(file, "a") as archive:
         folder = archive.namelist()[0].split("/")[0]
         archive.writestr(f"{folder}/extra/program.json", serialize(program).exported_program)

@@ -1,23 +1,31 @@
 """Programs of torch.export, as the tools of this folder read and change them. Needs torch alone."""
 import os
+import subprocess
 import sys
+import unittest.mock
 import warnings
 import zipfile
 
 import torch
 from torch._inductor import cpu_vec_isa
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch.utils import _pytree as pytree
 
 USAGE_ERROR = 2
 
 
-# To see which vector instructions work, Inductor compiles a library for each set of them and loads it in a new Python,
-# which is most of the time that a small program takes. What the processor says of itself will do.
-cpu_vec_isa.VecISA.check_build = lambda isa, code: True
-
-
 class UsageError(Exception):
     """A message for the user."""
+
+
+def choose_instructions_quickly():
+    """A scope in which Inductor asks the processor which vector instructions it has, and the compiler whether it knows them.
+    By itself it compiles a library for each set of them and loads it in a new Python, which is most of the time that a
+    small program takes."""
+    def is_known(instructions, _):
+        command = [get_cpp_compiler(), *instructions.build_arch_flags().split(), "-fsyntax-only", "-x", "c++", os.devnull]
+        return subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode == 0
+    return unittest.mock.patch.object(cpu_vec_isa.VecISA, "check_build", is_known)
 
 
 def entries_of(file, needed="a .pt2 of torch.export.save()"):

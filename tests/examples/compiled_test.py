@@ -1,9 +1,11 @@
 """examples/compiled: a network of Python is exported, trained in C++ on two ranks, and back in Python."""
+import json
 import os
 import pathlib
 import subprocess
 import tempfile
 import unittest
+import zipfile
 
 import torch
 
@@ -30,12 +32,19 @@ class CompiledTest(unittest.TestCase):
         result = subprocess.run([example(name), *flags], capture_output=True, text=True, check=False, cwd="/")
         return result, result.stdout + result.stderr
 
+    def assert_compiled_code_runs(self, program, said):
+        with zipfile.ZipFile(self.folder / program) as archive:
+            entry, = (name for name in archive.namelist() if name.endswith("extra/compiled.json"))
+            self.assertLessEqual({"step", "forward"}, json.loads(archive.read(entry))["calls"].keys())
+        self.assertNotIn("is not used", said)
+        self.assertNotIn("without its compiled", said)
+
     def test_resnet_there_and_back(self):
         result, said = self.run_program("compiled", "--model.program=resnet.pt2", f"--data.file={DATA}", "--devices=2",
                                         "--strategy=ddp", "--name=trip", "--max_epochs=3")
         self.assertEqual(result.returncode, 0, said)
         self.assertGreater(float(result.stdout.split("test_acc")[1].split()[0]), 0.9, said)
-        self.assertNotIn("compiled code", said)  # nothing that would say why compiled code is not run
+        self.assert_compiled_code_runs("resnet.pt2", said)
         first, trained = (torch.export.load(file).state_dict for file in (self.folder / "resnet.pt2",
                                                                          self.folder / "runs/trip/trained.pt2"))
         self.assertFalse(first["head.weight"].equal(trained["head.weight"]))
@@ -45,7 +54,7 @@ class CompiledTest(unittest.TestCase):
         flags = ["--model.program=gpt.pt2", "--max_epochs=1", "--limit_val_batches=2", "--name=text"]
         result, said = self.run_program("text", *flags, "--data.batches_per_epoch=30")
         self.assertEqual(result.returncode, 0, said)
-        self.assertNotIn("compiled code", said)
+        self.assert_compiled_code_runs("gpt.pt2", said)
         program = torch.export.load(self.folder / "runs/text/trained.pt2")
         loss = program.module()(tokens=torch.frombuffer(bytearray(b"the " * 17)[:65] * 4, dtype=torch.uint8).view(4, 65))
         self.assertLess(loss["loss"].item(), 4.0)  # that of bytes by chance is 5.5

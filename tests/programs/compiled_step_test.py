@@ -17,7 +17,8 @@ import architectures
 import training
 
 sys.path.append(str(pathlib.Path("tools").absolute()))
-from compile_step import LARGEST, interval
+from compile_step import LARGEST, export, interval, largest_difference
+from exported_program import UsageError
 
 COMPILE = pathlib.Path("tools/compile_step").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/compile_step.py")]
@@ -243,9 +244,9 @@ class CompiledStepTest(unittest.TestCase):
             with self.subTest(reason=reason):
                 said, tensors = self.train("cnn", *flags)
                 self.assertEqual(tensors["compiled"].item(), 0)
-                self.assertIn("runs without its compiled code where that does not apply: ", said)
+                self.assertIn("runs without its compiled step where that does not apply: ", said)
                 self.assertIn(reason, said)
-                self.assertEqual(said.count("without its compiled code"), 1)
+                self.assertEqual(said.count("without its compiled step"), 1)
         said, tensors = self.train("mixed")
         self.assertEqual(tensors["compiled"].item(), 0)
         self.assertIn("compiled with autocast to BFloat16, but this call has no autocast", said)
@@ -270,6 +271,95 @@ class CompiledStepTest(unittest.TestCase):
         said, tensors = self.train("mlp", program="fixed.pt2", batch_size=5)
         self.assertEqual(tensors["compiled"].item(), 0)
         self.assertIn("input 'x' has sizes [5, 10], but in dimension 0 it is for 4 alone", said)
+
+    def test_sizes_beyond_those_of_the_code_run_the_operators(self):
+        def narrow(name, data):
+            if not name.endswith("compiled.json"):
+                return data
+            description = json.loads(data)
+            for sizes in description["calls"]["step"]["sizes"].values():
+                sizes[0] = [2, BATCH_SIZE - 1]
+            return json.dumps(description).encode()
+        self.rewrite("cnn.step.pt2", "narrow.pt2", narrow)
+        said, tensors = self.train("cnn", "--max_steps=2", program="narrow.pt2")
+        self.assertEqual(tensors["compiled"].item(), 0)
+        self.assertIn("in dimension 0 it is for 2 to 5", said)
+        _, tensors = self.train("cnn", "--max_steps=2", program="narrow.pt2", batch_size=BATCH_SIZE - 1)
+        self.assertEqual(tensors["compiled"].item(), 2)
+
+    def test_descriptions_that_do_not_fit_are_errors(self):
+        for change, message in (({"without": ["target"]}, "does without other inputs than the program does"),
+                                ({"precision": "8-true"}, "the precision '8-true' is not known"),
+                                ({"gradients": []}, "has a compiled step, but no output 'loss' with gradients"),
+                                ({"outputs": ["output"]}, "has a compiled step, but no output 'loss' with gradients"),
+                                ({"sizes": {}}, "does not have the sizes of all inputs"),
+                                ({"gradients": ["0.wait"]}, "does not fit the program")):
+            def changed(name, data, change=change):
+                if not name.endswith("compiled.json"):
+                    return data
+                description = json.loads(data)
+                description["calls"]["step"].update(change)
+                return json.dumps(description).encode()
+            with self.subTest(message=message):
+                self.rewrite("cnn.step.pt2", "other.pt2", changed)
+                result = subprocess.run([PROGRAM, f"--program={self.folder / 'other.pt2'}",
+                                         f"--samples={self.folder / 'cnn.samples'}", "--loss=own",
+                                         f"--result={self.folder / 'none'}"], capture_output=True, text=True, check=False)
+                self.assertEqual(result.returncode, 1)
+                self.assertIn(message, result.stderr)
+
+    def test_code_that_differs_from_eager_is_not_written(self):
+        result = self.compile(self.folder / "cnn.pt2", self.folder / "none.pt2", "--loss=cross_entropy", "--step_only",
+                              "--tolerance=-1")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("differs from eager by", result.stderr)
+        self.assertFalse((self.folder / "none.pt2").exists())
+
+    def test_differences_are_those_of_finite_values(self):
+        x = torch.tensor([2.0, float("inf"), float("-inf"), float("nan")])
+        self.assertEqual(largest_difference(x, x.clone(), 1e-3), 0.0)
+        self.assertEqual(largest_difference(x, torch.tensor([2.5, *x[1:]]), 1e-3), 0.25)
+        for i, value in ((0, float("nan")), (1, 5.0), (1, float("-inf")), (3, 1.0)):
+            other = x.clone()
+            other[i] = value
+            self.assertEqual(largest_difference(x, other, 1e-3), float("inf"), (i, value))
+
+    def test_export_from_python(self):
+        """Without compiling, which the tool does with the same function."""
+        class Pair(torch.nn.Module):
+
+            def __init__(self, returned):
+                super().__init__()
+                self.layer, self.returned = torch.nn.Linear(4, 3), returned
+
+            def forward(self, x, scale):
+                return self.returned(self.layer(x) * scale)
+        example = {"x": torch.randn(5, 4), "scale": torch.ones(5, 1), "target": torch.randint(3, (5,))}
+        file = self.folder / "exported.pt2"
+
+        def first(outputs, target):
+            return torch.nn.functional.cross_entropy(outputs if isinstance(outputs, torch.Tensor) else outputs[0], target)
+
+        def write(returned, loss=first, inputs=example, **options):
+            export(Pair(returned), loss, inputs, file, compiled=False, **options)
+        for returned, names in ((lambda y: y, ["loss", "output"]), (lambda y: (y, y + 1), ["loss", "0", "1"])):
+            write(returned)
+            program = torch.export.load(file)
+            outputs = program.module()(**{name: tensor[:3] for name, tensor in example.items()})
+            self.assertEqual(list(outputs), names)
+            self.assertTrue(outputs["loss"].equal(first(list(outputs.values())[1], example["target"][:3])))
+            self.assertEqual(sorted(program.state_dict), ["layer.bias", "layer.weight"])
+        write(lambda y: {"loss": y.mean()}, loss=None, inputs={name: example[name] for name in ("x", "scale")})
+        write(lambda y: y, dynamic_batch=False)
+        with self.assertRaisesRegex(AssertionError, "batch|shape|size|Guard"):
+            torch.export.load(file).module()(**{name: tensor[:3] for name, tensor in example.items()})
+        for options, message in (({"returned": lambda y: {"loss": y.mean()}}, "the model returns a 'loss' already"),
+                                 ({"returned": lambda y: y, "loss": None, "inputs": {"x": example["x"], "scale": example["scale"]}},
+                                  "but no 'loss': give a loss"),
+                                 ({"returned": lambda y: y, "loss": lambda y, _: y}, "it must be one number"),
+                                 ({"returned": lambda y: y, "inputs": {"x": example["x"]}}, "the loss needs 'target', too")):
+            with self.subTest(message=message), self.assertRaisesRegex(UsageError, message):
+                write(**options)
 
     def test_code_for_another_torch_or_processor_is_not_run(self):
         for entry, key, value, reason in (

@@ -15,6 +15,7 @@ import round_trip
 EXPORT = pathlib.Path("tools/export").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/export.py", "tools/predict")]
 PREDICT = ARGUMENTS[-1]
+COMPILE, COMPILE_SCRIPT = (pathlib.Path("tools", name).absolute() for name in ("compile_step", "compile_step.py"))
 PREDICTOR = pathlib.Path("tests/programs/predictor_program").absolute()
 TORCHSCRIPT = pathlib.Path("tests/programs/torchscript_program").absolute()
 
@@ -71,7 +72,10 @@ class ExportTest(unittest.TestCase):
         self.assertGreater((self.expected[0] - self.expected[1]).abs().max().item(), 1e-2)
 
     def test_weights_are_exchanged_while_threads_run(self):
-        for program in ("net.aoti.pt2", "net.pt2"):
+        compiled = subprocess.run([COMPILE, ARGUMENTS[0], COMPILE_SCRIPT, self.folder / "net.pt2", self.folder / "net.step.pt2",
+                                   "--loss=mse", "--output=y"], capture_output=True, text=True, check=False)
+        self.assertEqual(compiled.returncode, 0, compiled.stderr)
+        for program in ("net.aoti.pt2", "net.pt2", "net.step.pt2"):
             with self.subTest(program=program):
                 result = subprocess.run([PREDICTOR, self.folder / program, *self.checkpoints], capture_output=True,
                                         text=True, check=False)

@@ -47,7 +47,7 @@ TEST(PackedCode, SaysWhatItWasCompiledFor) {
 TEST(PackedCode, IsNotRunWhereThatIsNotAllowed) {
   allow_compiled_code(false);
   EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu"})"),
-            "is native code, which is not allowed here (compiled_code is false)");
+            "is native code, which is not allowed here (--compiled_code=false)");
   allow_compiled_code(true);
   EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu"})"), "");
 }
@@ -61,6 +61,8 @@ TEST(PackedCode, IncompleteCodeIsAnError) {
   EXPECT_EQ(error({{kLibrary, "code"}}), "a.pt2: has no compiled code (.wrapper_metadata.json)");
   EXPECT_EQ(error({{kLibrary, "code"}, {"data/aotinductor/model/a.so", "code"}, {kMetadata, "{}"}}),
             "a.pt2: has two files of code, a.so and net.wrapper.so");
+  EXPECT_THAT(error({{kLibrary, "code"}, {"data/aotinductor/model/net.blob", "weights"}}),
+              HasSubstr("its weights are in a file of their own, net.blob, which is not read"));
   EXPECT_EQ(error({{kLibrary, "code"}, {kMetadata, "{}"}}), "a.pt2: net.wrapper_metadata.json: has no AOTI_DEVICE_KEY");
   EXPECT_THAT(error({{kLibrary, "code"}, {kMetadata, "{"}}), HasSubstr("a.pt2: net.wrapper_metadata.json"));
   EXPECT_THAT(error({{kLibrary, "code"}, {kMetadata, R"({"AOTI_DEVICE_KEY": 3})"}}),

@@ -12,6 +12,8 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <thread>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/file_system.h"
@@ -78,19 +80,43 @@ TEST_F(UnpackCode, ChangedCodeIsReplacedByThatOfTheArchive) {
   EXPECT_EQ(text_of(folder / "net.json"), "{}");
 }
 
-TEST_F(UnpackCode, OthersCannotWriteToTheFolder) {
+TEST_F(UnpackCode, OthersCannotEnterTheFolder) {
   const fs::path folder = unpack_code(kFiles, "a.pt2");
   for (const fs::path& path : {folder, all()}) {
     EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_all) << path;
-    for (const fs::perms writable : {fs::perms::group_write, fs::perms::others_write}) {
-      fs::permissions(path, fs::perms::owner_all | writable);
+    for (const fs::perms open : {fs::perms::group_write, fs::perms::others_write, fs::perms::others_read}) {
+      fs::permissions(path, fs::perms::owner_all | open);
       EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }),
-                  AllOf(HasSubstr("a.pt2: "), HasSubstr(path.string() + " can be written by other users"),
-                        HasSubstr("run chmod 700")));
+                  AllOf(HasSubstr("a.pt2: "), HasSubstr(path.string() + " is open to other users"),
+                        HasSubstr("run chmod 700"), HasSubstr("--compiled_code=false")));
     }
     fs::permissions(path, fs::perms::owner_all);
   }
   unpack_code(kFiles, "a.pt2");
+}
+
+TEST_F(UnpackCode, OthersCannotExchangeTheFolder) {
+  unpack_code(kFiles, "a.pt2");
+  for (const fs::path& above : {dir_.path(), dir_.path() / "fulgur"}) {
+    fs::permissions(above, fs::perms::all);
+    EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }),
+                HasSubstr("other users can write to " + above.string() + ", and so exchange code"));
+    fs::permissions(above, fs::perms::all | fs::perms::sticky_bit);  // where others can only add
+    unpack_code(kFiles, "a.pt2");
+    fs::permissions(above, fs::perms::owner_all);
+  }
+}
+
+TEST_F(UnpackCode, SeveralAtOnceGetTheSame) {
+  const std::string code(1'000'000, 'x');
+  const Files large = {{"net.so", code}, {"net.json", "{}"}};
+  std::vector<std::thread> threads;
+  std::vector<fs::path> folders(8);
+  for (fs::path& folder : folders) threads.emplace_back([&] { folder = unpack_code(large, "a.pt2"); });
+  for (std::thread& thread : threads) thread.join();
+  for (const fs::path& folder : folders) EXPECT_EQ(folder, folders[0]);
+  EXPECT_EQ(text_of(folders[0] / "net.so"), code);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folders[0]), {}), 2);
 }
 
 TEST_F(UnpackCode, AFolderOfAnotherUserIsRefused) {
@@ -104,7 +130,7 @@ TEST_F(UnpackCode, ALinkInPlaceOfTheFolderIsRefused) {
   const fs::path folder = unpack_code(kFiles, "a.pt2");
   fs::rename(folder, dir_.path() / "elsewhere");
   fs::create_directory_symlink(dir_.path() / "elsewhere", folder);
-  EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }), HasSubstr("is no folder"));
+  EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }), HasSubstr("is no folder: remove it"));
 }
 
 TEST_F(UnpackCode, NothingIsUnpackedElsewhere) {
