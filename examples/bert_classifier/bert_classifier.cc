@@ -1,0 +1,64 @@
+#include "examples/bert_classifier/bert_classifier.h"
+
+#include <filesystem>
+
+namespace bert_classifier {
+namespace {
+
+using namespace fulgur;
+namespace F = torch::nn::functional;
+
+BertSizes sizes_of(const BertClassifierOptions& options) {
+  if (options.size == "article") return {};  // BERT-base
+  return BertSizes::read(std::filesystem::path(options.weights) / "config.json");
+}
+
+at::Tensor accuracy(const at::Tensor& logits, const at::Tensor& targets) {
+  return logits.argmax(1).eq(targets).to(at::kFloat).mean();
+}
+
+}  // namespace
+
+void BertClassifierOptions::describe(FieldVisitor& visit) {
+  visit({.name = "weights", .help = "folder of the Hugging Face hub: config.json, model.safetensors, vocab.txt"},
+        &weights);
+  visit({.name = "pretrained", .help = "begin with these weights; false: with random ones"}, &pretrained);
+  visit({.name = "size",
+         .help = "of the encoder: as in config.json, or BERT-base with random weights",
+         .choices = {"weights", "article"}},
+        &size);
+  visit({.name = "num_classes", .help = "classes of the texts", .min = 2}, &num_classes);
+  visit({.name = "dropout", .help = "fraction dropped in front of the head", .min = 0, .max = 1}, &dropout);
+  visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
+}
+
+BertClassifier::BertClassifier(Options options) : options_(std::move(options)) {
+  save_hyper_parameters(options_);
+  const BertSizes sizes = sizes_of(options_);
+  bert_ = register_module("bert", Bert(sizes));
+  dropout_ = register_module("dropout", torch::nn::Dropout(options_.dropout));
+  head_ = register_module("head", torch::nn::Linear(sizes.hidden, options_.num_classes));
+  if (options_.pretrained && options_.size != "article") bert_->load_huggingface(options_.weights);
+}
+
+at::Tensor BertClassifier::logits(const Batch& batch) {
+  const auto pooled = bert_->forward(batch["input_ids"], batch["attention_mask"]).pooled;
+  return head_->forward(dropout_->forward(pooled));
+}
+
+at::Tensor BertClassifier::training_step(const Batch& batch, int64_t) {
+  const at::Tensor scores = logits(batch), loss = F::cross_entropy(scores, batch["targets"]);
+  log("train_loss", loss, {.prog_bar = true});
+  log("acc", accuracy(scores, batch["targets"]), {.prog_bar = true});
+  return loss;
+}
+
+void BertClassifier::validation_step(const Batch& batch, int64_t) {
+  const at::Tensor scores = logits(batch);
+  log("val_loss", F::cross_entropy(scores, batch["targets"]), {.prog_bar = true});
+  log("val_acc", accuracy(scores, batch["targets"]), {.prog_bar = true});
+}
+
+Optimizers BertClassifier::configure_optimizers() { return optim::AdamW(parameters(), {.lr = options_.lr}); }
+
+}  // namespace bert_classifier

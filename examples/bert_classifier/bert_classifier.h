@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "examples/bert_classifier/bert.h"
+#include "fulgur.h"
+
+namespace bert_classifier {
+
+struct BertClassifierOptions {
+  std::string weights;           // folder with config.json, model.safetensors and vocab.txt of the Hugging Face hub
+  bool pretrained = true;        // false: random weights
+  std::string size = "weights";  // that of config.json; "article": BERT-base, with random weights
+  int64_t num_classes = 2;
+  double dropout = 0.3;  // in front of the head
+  double lr = 2e-5;
+  void describe(fulgur::FieldVisitor& visit);
+};
+
+// A BERT with a head on its pooled output, fine-tuned as a whole.
+class BertClassifier final : public fulgur::Module {
+ public:
+  using Options = BertClassifierOptions;
+  explicit BertClassifier(Options options);
+
+  at::Tensor training_step(const fulgur::Batch& batch, int64_t) override;
+  void validation_step(const fulgur::Batch& batch, int64_t) override;
+  fulgur::Optimizers configure_optimizers() override;
+
+ private:
+  at::Tensor logits(const fulgur::Batch& batch);
+
+  Options options_;
+  Bert bert_{nullptr};
+  torch::nn::Dropout dropout_{nullptr};
+  torch::nn::Linear head_{nullptr};
+};
+
+}  // namespace bert_classifier

@@ -1,0 +1,107 @@
+// The text side of examples/bert_classifier: how text becomes tokens, and files become labelled texts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "examples/bert_classifier/bert.h"
+#include "examples/bert_classifier/labelled_texts.h"
+#include "examples/bert_classifier/word_piece.h"
+#include "fulgur.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "tests/testing/temp_dir.h"
+
+namespace bert_classifier {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr std::string_view kVocabulary =
+    "[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\nthe\ncafe\n,\n!\n$\n\u8a9e\nstra\n##\u00df\n##e\n";
+
+std::string error_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const fulgur::UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+class BertText : public ::testing::Test {
+ protected:
+  fs::path write(const std::string& name, std::string_view text) const {
+    fulgur::write_file(dir_.path() / name, text);
+    return dir_.path() / name;
+  }
+
+  fulgur::testing::TempDir dir_;
+};
+
+TEST_F(BertText, WordsAreCutIntoTheLongestPieces) {
+  const WordPiece word_piece(write("vocab.txt", kVocabulary));
+  const auto encode = [&](std::string_view text) { return word_piece.encode(text, 100); };
+  EXPECT_THAT(encode("unaffable"), ElementsAre(2, 4, 5, 6, 3));
+  EXPECT_THAT(encode("The,the!"), ElementsAre(2, 7, 9, 7, 10, 3));       // punctuation is alone, capitals are small
+  EXPECT_THAT(encode("Caf\u00e9 cafe\u0301"), ElementsAre(2, 8, 8, 3));  // an accent within the letter, or behind it
+  EXPECT_THAT(encode("the\u8a9ethe"), ElementsAre(2, 7, 12, 7, 3));      // an ideograph is a word
+  EXPECT_THAT(encode("th\u200be \x01the"), ElementsAre(2, 7, 7, 3));     // what does not show is left out
+  EXPECT_THAT(encode("unable unaffables $"), ElementsAre(2, 4, 6, 1, 11, 3));  // a word without a last piece is unknown
+  EXPECT_THAT(encode("Stra\u00dfe"), ElementsAre(2, 13, 14, 15, 3));
+  EXPECT_THAT(encode("\xff\xfethe\xc3"), ElementsAre(2, 7, 3));  // no UTF-8
+  EXPECT_THAT(encode(std::string(101, 'a')), ElementsAre(2, 1, 3));
+  EXPECT_THAT(encode(" \t\n"), ElementsAre(2, 3));
+  EXPECT_THAT(word_piece.encode("the the the the", 4), ElementsAre(2, 7, 7, 3));
+}
+
+TEST_F(BertText, BadVocabulariesAreNamed) {
+  EXPECT_THAT(error_of([&] { WordPiece(write("a", "[PAD]\n[CLS]\n[SEP]\nthe\n")); }), HasSubstr("has no token [UNK]"));
+  EXPECT_THAT(error_of([&] { WordPiece(write("b", "the\n[PAD]\nthe\n")); }),
+              HasSubstr("b:3: the token 'the' is that of line 1, too"));
+  EXPECT_THAT(error_of([&] { WordPiece(dir_.path() / "none"); }), HasSubstr("cannot read the vocabulary"));
+}
+
+TEST_F(BertText, LinesAreAClassATabAndAText) {
+  const LabelledTexts all = read_labelled_texts(write("it.tsv", "good\tvery nice\nbad\tnot\tnice\ngood\t\n"));
+  EXPECT_THAT(all.classes, ElementsAre("bad", "good"));
+  EXPECT_THAT(all.labels, ElementsAre(1, 0, 1));
+  EXPECT_THAT(all.texts, ElementsAre("very nice", "not\tnice", ""));
+  EXPECT_THAT(error_of([&] { read_labelled_texts(write("no_tab", "a\tb\na b\n")); }),
+              HasSubstr("no_tab:2: a line is a class, a tab and a text"));
+  EXPECT_THAT(error_of([&] { read_labelled_texts(write("one", "a\tb\na\tc\n")); }),
+              HasSubstr("has 2 texts of 1 class; two classes"));
+  EXPECT_THAT(error_of([&] { read_labelled_texts(dir_.path() / "none"); }), HasSubstr("there is no file or folder"));
+}
+
+TEST_F(BertText, AFolderHasAClassForTheBeginningOfEachName) {
+  const std::string first(70, 'a'), second(80, 'b'), shared(90, 'c');
+  write("GPL-1", first + "\n\nshort\n\n" + shared);
+  write("GPL-2", "  " + second + "\n");
+  write("BSD", shared + "\n\n" + std::string(60, 'd') + "\n  e\n");
+  fs::create_symlink(dir_.path() / "BSD", dir_.path() / "LINK");
+  const LabelledTexts all = read_labelled_texts(dir_.path());
+  EXPECT_THAT(all.classes, ElementsAre("BSD", "GPL"));
+  EXPECT_THAT(all.texts, ElementsAre(first, second, std::string(60, 'd') + " e"));
+  EXPECT_THAT(all.labels, ElementsAre(1, 1, 0));
+}
+
+TEST_F(BertText, PaddingChangesNothing) {
+  fulgur::seed_everything(0);
+  Bert bert(
+      BertSizes{.hidden = 24, .num_layers = 2, .num_heads = 3, .intermediate = 32, .max_length = 8, .vocab_size = 20});
+  bert->eval();
+  const at::Tensor ids = torch::randint(20, {2, 5}, at::kLong), mask = torch::ones_like(ids);
+  const auto expected = bert->forward(ids, mask);
+  const auto padded = bert->forward(torch::constant_pad_nd(ids, {0, 3}, 7), torch::constant_pad_nd(mask, {0, 3}, 0));
+  EXPECT_TRUE(padded.hidden.slice(1, 0, 5).allclose(expected.hidden, 1e-5, 1e-6));
+  EXPECT_TRUE(padded.pooled.allclose(expected.pooled, 1e-5, 1e-6));
+}
+
+}  // namespace
+}  // namespace bert_classifier
