@@ -29,8 +29,8 @@ class BertImpl final : public torch::nn::Module {
   explicit BertImpl(const BertSizes& sizes);
 
   struct Output {
-    at::Tensor hidden;  // of each token, [batch_size, length, sizes.hidden]
-    at::Tensor pooled;  // of the text, [batch_size, sizes.hidden]
+    at::Tensor hidden;  // for each token, float [batch_size, length, sizes.hidden]
+    at::Tensor pooled;  // for the whole text, float [batch_size, sizes.hidden]
   };
 
   // input_ids, attention_mask: int64 [batch_size, length up to max_length]; the mask is 0 for padding.

@@ -11,7 +11,7 @@ namespace bert_classifier {
 struct BertClassifierOptions {
   std::string weights;           // folder with config.json, model.safetensors and vocab.txt of the Hugging Face hub
   bool pretrained = true;        // false: random weights
-  std::string size = "weights";  // that of config.json; "article": BERT-base, with random weights
+  std::string size = "weights";  // as config.json says; "article": BERT-base, with random weights
   int64_t num_classes = 2;
   double dropout = 0.3;  // in front of the head
   double lr = 2e-5;

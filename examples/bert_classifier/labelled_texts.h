@@ -14,7 +14,7 @@ namespace bert_classifier {
 struct LabelledTexts {
   std::vector<std::string> classes;
   std::vector<std::string> texts;
-  std::vector<int64_t> labels;  // of each text, a place in `classes`
+  std::vector<int64_t> labels;  // for each text its place in `classes`
 };
 
 // A file of lines "class<tab>text", or a folder: each paragraph of a file is a text, and its class is the file's name

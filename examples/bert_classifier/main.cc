@@ -12,7 +12,7 @@ namespace {
 using namespace fulgur;
 using namespace bert_classifier;
 
-// Of all-MiniLM-L6-v2, which the build has downloaded for this program.
+// The folder of all-MiniLM-L6-v2, which the build has downloaded for this program.
 std::string default_weights() { return std::filesystem::read_symlink("/proc/self/exe").string() + ".runfiles/minilm"; }
 
 void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
