@@ -24,7 +24,7 @@ void BertClassifierOptions::describe(FieldVisitor& visit) {
         &weights);
   visit({.name = "pretrained", .help = "begin with these weights; false: with random ones"}, &pretrained);
   visit({.name = "size",
-         .help = "of the encoder: as in config.json, or BERT-base with random weights",
+         .help = "which encoder: that of config.json, or BERT-base with random weights",
          .choices = {"weights", "article"}},
         &size);
   visit({.name = "num_classes", .help = "classes of the texts", .min = 2}, &num_classes);

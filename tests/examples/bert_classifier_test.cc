@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "examples/bert_classifier/word_piece.h"
 #include "fulgur.h"
 #include "fulgur/checkpoint/file_system.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
 namespace bert_classifier {
@@ -24,15 +24,6 @@ using ::testing::HasSubstr;
 
 constexpr std::string_view kVocabulary =
     "[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\nthe\ncafe\n,\n!\n$\n\u8a9e\nstra\n##\u00df\n##e\n";
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const fulgur::UsageError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 class BertText : public ::testing::Test {
  protected:
@@ -61,10 +52,13 @@ TEST_F(BertText, WordsAreCutIntoTheLongestPieces) {
 }
 
 TEST_F(BertText, BadVocabulariesAreNamed) {
-  EXPECT_THAT(error_of([&] { WordPiece(write("a", "[PAD]\n[CLS]\n[SEP]\nthe\n")); }), HasSubstr("has no token [UNK]"));
-  EXPECT_THAT(error_of([&] { WordPiece(write("b", "the\n[PAD]\nthe\n")); }),
+  EXPECT_THAT(
+      fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("a", "[PAD]\n[CLS]\n[SEP]\nthe\n")); }),
+      HasSubstr("has no token [UNK]"));
+  EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("b", "the\n[PAD]\nthe\n")); }),
               HasSubstr("b:3: the token 'the' is that of line 1, too"));
-  EXPECT_THAT(error_of([&] { WordPiece(dir_.path() / "none"); }), HasSubstr("cannot read the vocabulary"));
+  EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(dir_.path() / "none"); }),
+              HasSubstr("cannot read the vocabulary"));
 }
 
 TEST_F(BertText, LinesAreAClassATabAndAText) {
@@ -72,11 +66,14 @@ TEST_F(BertText, LinesAreAClassATabAndAText) {
   EXPECT_THAT(all.classes, ElementsAre("bad", "good"));
   EXPECT_THAT(all.labels, ElementsAre(1, 0, 1));
   EXPECT_THAT(all.texts, ElementsAre("very nice", "not\tnice", ""));
-  EXPECT_THAT(error_of([&] { read_labelled_texts(write("no_tab", "a\tb\na b\n")); }),
-              HasSubstr("no_tab:2: a line is a class, a tab and a text"));
-  EXPECT_THAT(error_of([&] { read_labelled_texts(write("one", "a\tb\na\tc\n")); }),
-              HasSubstr("has 2 texts of 1 class; two classes"));
-  EXPECT_THAT(error_of([&] { read_labelled_texts(dir_.path() / "none"); }), HasSubstr("there is no file or folder"));
+  EXPECT_THAT(
+      fulgur::testing::message_of<fulgur::UsageError>([&] { read_labelled_texts(write("no_tab", "a\tb\na b\n")); }),
+      HasSubstr("no_tab:2: a line is a class, a tab and a text"));
+  EXPECT_THAT(
+      fulgur::testing::message_of<fulgur::UsageError>([&] { read_labelled_texts(write("one", "a\tb\na\tc\n")); }),
+      HasSubstr("has 2 texts of 1 class; two classes"));
+  EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { read_labelled_texts(dir_.path() / "none"); }),
+              HasSubstr("there is no file or folder"));
 }
 
 TEST_F(BertText, AFolderHasAClassForTheBeginningOfEachName) {

@@ -12,9 +12,7 @@ import unittest
 
 import safetensors.torch
 import torch
-import torchvision
 
-import architectures
 import training
 import zoo_strategies_test
 
@@ -25,7 +23,7 @@ PROGRAM = pathlib.Path("tests/programs/strategies_program").absolute()
 NUM_STEPS, LR = 4, 1e-3
 
 
-class CompiledZooTest(unittest.TestCase):
+class CompiledZooTest(zoo_strategies_test.Zoo, unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
@@ -36,7 +34,7 @@ class CompiledZooTest(unittest.TestCase):
         torch.set_num_threads(1)
         torch.manual_seed(0)
 
-    def check(self, model, make_sample, loss="cross_entropy", dynamic=True, batch_size=4):
+    def check(self, model, make_sample, loss="cross_entropy", batch_size=4, dynamic=True):
         model = zoo_strategies_test.without_dropout(model).train()
         samples = make_sample(NUM_STEPS * batch_size)
         example = {name: tensor[:batch_size] for name, tensor in samples.items()}
@@ -65,44 +63,6 @@ class CompiledZooTest(unittest.TestCase):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return safetensors.torch.load_file(result)
-
-    def test_mlp(self):
-        self.check(architectures.Mlp(), lambda n: {"x": torch.randn(n, 10), "target": torch.randn(n, 2)}, loss="mse")
-
-    def test_cnn_with_batch_norm(self):
-        self.check(architectures.Cnn(), lambda n: {"x": torch.randn(n, 3, 12, 12), "target": torch.randint(4, (n,))})
-
-    def test_recurrent(self):
-        for kind in ("LSTM", "GRU"):
-            with self.subTest(kind=kind):
-                self.check(architectures.Recurrent(kind),
-                           lambda n: {"tokens": torch.randint(50, (n, 7)), "target": torch.randint(5, (n,))}, dynamic=False)
-
-    def test_bert(self):
-        self.check(architectures.Bert(),
-                   lambda n: {"input_ids": torch.randint(50, (n, 8)),
-                              "attention_mask": (torch.arange(8) < torch.randint(1, 9, (n, 1))).long(),
-                              "target": torch.randint(3, (n,))})
-
-    def test_gpt_with_a_tied_head(self):
-        self.check(architectures.Gpt(),
-                   lambda n: {"tokens": torch.randint(64, (n, 16)), "target": torch.randint(64, (n, 16))})
-
-    def check_vision(self, make_model, **options):
-        self.check(make_model(num_classes=10, **options),
-                   lambda n: {"x": torch.randn(n, 3, 64, 64), "target": torch.randint(10, (n,))})
-
-    def test_resnet_50(self):
-        self.check_vision(torchvision.models.resnet50, zero_init_residual=True)
-
-    def test_vit_b_16(self):
-        self.check_vision(torchvision.models.vit_b_16, image_size=64)
-
-    def test_convnext_tiny(self):
-        self.check_vision(torchvision.models.convnext_tiny)
-
-    def test_swin_tiny(self):
-        self.check_vision(torchvision.models.swin_t)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
-#include <functional>
 #include <string>
 
 #include "fulgur/base/compiled_code.h"
 #include "fulgur/base/error.h"
 #include "fulgur/programs/archive_entries.h"
+#include "tests/testing/errors.h"
 
 namespace fulgur {
 namespace {
@@ -22,15 +22,6 @@ constexpr const char* kMetadata = "data/aotinductor/model/net.wrapper_metadata.j
 
 std::string why_not(std::string_view metadata, c10::Device device = c10::kCPU) {
   return PackedCode("a.pt2", {{kLibrary, "code"}, {kMetadata, metadata}}, "model").why_not_on(device);
-}
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(PackedCode, SaysWhatItWasCompiledFor) {
@@ -54,7 +45,7 @@ TEST(PackedCode, IsNotRunWhereThatIsNotAllowed) {
 
 TEST(PackedCode, IncompleteCodeIsAnError) {
   const auto error = [](const ArchiveEntries& entries) {
-    return error_of([&] { PackedCode("a.pt2", entries, "model"); });
+    return testing::message_of<CheckpointError>([&] { PackedCode("a.pt2", entries, "model"); });
   };
   EXPECT_EQ(error({}), "a.pt2: has no compiled code (.so)");
   EXPECT_EQ(error({{"data/aotinductor/model2/net.so", ""}}), "a.pt2: has no compiled code (.so)");
@@ -71,7 +62,7 @@ TEST(PackedCode, IncompleteCodeIsAnError) {
 
 TEST(PackedCode, WhatIsNoLibraryIsAnError) {
   const ArchiveEntries entries = {{kLibrary, "code"}, {kMetadata, R"({"AOTI_DEVICE_KEY": "cpu"})"}};
-  EXPECT_THAT(error_of([&] { PackedCode("a.pt2", entries, "model").load(c10::kCPU, 1); }),
+  EXPECT_THAT(testing::message_of<CheckpointError>([&] { PackedCode("a.pt2", entries, "model").load(c10::kCPU, 1); }),
               HasSubstr("a.pt2: its compiled code cannot be loaded: "));
 }
 

@@ -8,7 +8,6 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -18,6 +17,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "tests/checkpoint/file_size_limit.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
 namespace fulgur {
@@ -30,15 +30,6 @@ using ::testing::HasSubstr;
 using Files = std::map<std::string, std::string_view>;
 
 const Files kFiles = {{"net.so", "code"}, {"net.json", "{}"}};
-
-std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const CheckpointError& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 class UnpackCode : public ::testing::Test {
  protected:
@@ -86,7 +77,7 @@ TEST_F(UnpackCode, OthersCannotEnterTheFolder) {
     EXPECT_EQ(fs::status(path).permissions(), fs::perms::owner_all) << path;
     for (const fs::perms open : {fs::perms::group_write, fs::perms::others_write, fs::perms::others_read}) {
       fs::permissions(path, fs::perms::owner_all | open);
-      EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }),
+      EXPECT_THAT(testing::message_of<CheckpointError>([] { unpack_code(kFiles, "a.pt2"); }),
                   AllOf(HasSubstr("a.pt2: "), HasSubstr(path.string() + " is open to other users"),
                         HasSubstr("run chmod 700"), HasSubstr("--compiled_code=false")));
     }
@@ -99,7 +90,7 @@ TEST_F(UnpackCode, OthersCannotExchangeTheFolder) {
   unpack_code(kFiles, "a.pt2");
   for (const fs::path& above : {dir_.path(), dir_.path() / "fulgur"}) {
     fs::permissions(above, fs::perms::all);
-    EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }),
+    EXPECT_THAT(testing::message_of<CheckpointError>([] { unpack_code(kFiles, "a.pt2"); }),
                 HasSubstr("other users can write to " + above.string() + ", and so exchange code"));
     fs::permissions(above, fs::perms::all | fs::perms::sticky_bit);  // where others can only add
     unpack_code(kFiles, "a.pt2");
@@ -123,19 +114,21 @@ TEST_F(UnpackCode, AFolderOfAnotherUserIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
   const fs::path folder = unpack_code(kFiles, "a.pt2");
   ASSERT_EQ(::chown(folder.c_str(), /*nobody*/ 65534, 65534), 0);
-  EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }), HasSubstr("belongs to another user"));
+  EXPECT_THAT(testing::message_of<CheckpointError>([] { unpack_code(kFiles, "a.pt2"); }),
+              HasSubstr("belongs to another user"));
 }
 
 TEST_F(UnpackCode, ALinkInPlaceOfTheFolderIsRefused) {
   const fs::path folder = unpack_code(kFiles, "a.pt2");
   fs::rename(folder, dir_.path() / "elsewhere");
   fs::create_directory_symlink(dir_.path() / "elsewhere", folder);
-  EXPECT_THAT(error_of([] { unpack_code(kFiles, "a.pt2"); }), HasSubstr("is no folder: remove it"));
+  EXPECT_THAT(testing::message_of<CheckpointError>([] { unpack_code(kFiles, "a.pt2"); }),
+              HasSubstr("is no folder: remove it"));
 }
 
 TEST_F(UnpackCode, NothingIsUnpackedElsewhere) {
   for (const std::string name : {"../net.so", "/tmp/net.so", "a/net.so", "..", ".", ""}) {
-    EXPECT_THAT(error_of([&] { unpack_code({{name, "code"}}, "a.pt2"); }),
+    EXPECT_THAT(testing::message_of<CheckpointError>([&] { unpack_code({{name, "code"}}, "a.pt2"); }),
                 AllOf(HasSubstr("a.pt2: "), HasSubstr("would be unpacked elsewhere than in " + all().string())))
         << name;
   }
@@ -147,7 +140,7 @@ TEST_F(UnpackCode, AFullDiskIsAnErrorAndLeavesNothingBehind) {
   const Files large = {{"net.so", code}};
   {
     const testing::FileSizeLimit full_disk(50'000);
-    EXPECT_THAT(error_of([&] { unpack_code(large, "a.pt2"); }),
+    EXPECT_THAT(testing::message_of<CheckpointError>([&] { unpack_code(large, "a.pt2"); }),
                 AllOf(HasSubstr("a.pt2: its compiled code cannot be unpacked: cannot write"), HasSubstr("net.so")));
   }
   const fs::path folder = unpack_code(large, "a.pt2");

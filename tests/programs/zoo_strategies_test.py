@@ -70,7 +70,55 @@ def train_eagerly(model, samples, strategy, loss, batch_size):
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=False).items()}
 
 
-class ZooStrategiesTest(unittest.TestCase):
+class Zoo:
+    """A test for each architecture, by check(), which the class that inherits has."""
+
+    def test_mlp(self):
+        self.check(architectures.Mlp(), lambda n: {"x": torch.randn(n, 10), "target": torch.randn(n, 2)}, loss="mse")
+
+    def test_cnn_with_batch_norm(self):
+        self.check(architectures.Cnn(), lambda n: {"x": torch.randn(n, 3, 12, 12), "target": torch.randint(4, (n,))},
+                   batch_size=4)
+
+    def test_lstm(self):
+        self.check_recurrent("LSTM")
+
+    def test_gru(self):
+        self.check_recurrent("GRU")
+
+    def check_recurrent(self, kind):
+        self.check(architectures.Recurrent(kind),
+                   lambda n: {"tokens": torch.randint(50, (n, 7)), "target": torch.randint(5, (n,))}, dynamic=False)
+
+    def test_bert(self):
+        self.check(architectures.Bert(),
+                   lambda n: {"input_ids": torch.randint(50, (n, 8)),
+                              "attention_mask": (torch.arange(8) < torch.randint(1, 9, (n, 1))).long(),
+                              "target": torch.randint(3, (n,))})
+
+    def test_gpt_with_a_tied_head(self):
+        self.check(architectures.Gpt(),
+                   lambda n: {"tokens": torch.randint(64, (n, 16)), "target": torch.randint(64, (n, 16))})
+
+    def check_vision(self, make_model, **options):
+        self.check(make_model(num_classes=10, **options),
+                   lambda n: {"x": torch.randn(n, 3, 64, 64), "target": torch.randint(10, (n,))})
+
+    def test_resnet_50(self):
+        """With the usual first weights its gradients explode, and with them what rounding changes."""
+        self.check_vision(torchvision.models.resnet50, zero_init_residual=True)
+
+    def test_vit_b_16(self):
+        self.check_vision(torchvision.models.vit_b_16, image_size=64)
+
+    def test_convnext_tiny(self):
+        self.check_vision(torchvision.models.convnext_tiny)
+
+    def test_swin_tiny(self):
+        self.check_vision(torchvision.models.swin_t)
+
+
+class ZooStrategiesTest(Zoo, unittest.TestCase):
 
     def setUp(self):
         torch.set_num_threads(1)
@@ -116,50 +164,6 @@ class ZooStrategiesTest(unittest.TestCase):
         change = (expected - initial).norm().item()
         most = 1e-3 * change + 1e-6 * expected.norm().item() + 1e-7
         self.assertLessEqual((found - expected).norm().item(), most, f"{name}, which has changed by {change}")
-
-    def test_mlp(self):
-        self.check(architectures.Mlp(), lambda n: {"x": torch.randn(n, 10), "target": torch.randn(n, 2)}, loss="mse")
-
-    def test_cnn_with_batch_norm(self):
-        self.check(architectures.Cnn(), lambda n: {"x": torch.randn(n, 3, 12, 12), "target": torch.randint(4, (n,))},
-                   batch_size=4)
-
-    def test_lstm(self):
-        self.check_recurrent("LSTM")
-
-    def test_gru(self):
-        self.check_recurrent("GRU")
-
-    def check_recurrent(self, kind):
-        self.check(architectures.Recurrent(kind),
-                   lambda n: {"tokens": torch.randint(50, (n, 7)), "target": torch.randint(5, (n,))}, dynamic=False)
-
-    def test_bert(self):
-        self.check(architectures.Bert(),
-                   lambda n: {"input_ids": torch.randint(50, (n, 8)),
-                              "attention_mask": (torch.arange(8) < torch.randint(1, 9, (n, 1))).long(),
-                              "target": torch.randint(3, (n,))})
-
-    def test_gpt_with_a_tied_head(self):
-        self.check(architectures.Gpt(),
-                   lambda n: {"tokens": torch.randint(64, (n, 16)), "target": torch.randint(64, (n, 16))})
-
-    def check_vision(self, make_model, **options):
-        self.check(make_model(num_classes=10, **options),
-                   lambda n: {"x": torch.randn(n, 3, 64, 64), "target": torch.randint(10, (n,))})
-
-    def test_resnet_50(self):
-        """With the usual first weights its gradients explode, and with them what rounding changes."""
-        self.check_vision(torchvision.models.resnet50, zero_init_residual=True)
-
-    def test_vit_b_16(self):
-        self.check_vision(torchvision.models.vit_b_16, image_size=64)
-
-    def test_convnext_tiny(self):
-        self.check_vision(torchvision.models.convnext_tiny)
-
-    def test_swin_tiny(self):
-        self.check_vision(torchvision.models.swin_t)
 
 
 if __name__ == "__main__":
