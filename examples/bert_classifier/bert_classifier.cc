@@ -59,6 +59,13 @@ void BertClassifier::validation_step(const Batch& batch, int64_t) {
   log("val_acc", accuracy(scores, batch["targets"]), {.prog_bar = true});
 }
 
-Optimizers BertClassifier::configure_optimizers() { return optim::AdamW(parameters(), {.lr = options_.lr}); }
+Optimizers BertClassifier::configure_optimizers() {
+  const auto total_steps = run_state().estimated_stepping_batches;
+  if (!total_steps)
+    throw UsageError("the schedule needs to know where training ends: give --max_epochs or --max_steps");
+  return {optim::AdamW(parameters(), {.lr = options_.lr}),
+          {.scheduler = optim::WarmupLinearLR::make({.warmup_steps = *total_steps / 10, .total_steps = *total_steps}),
+           .interval = "step"}};
+}
 
 }  // namespace bert_classifier

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -17,7 +16,9 @@ namespace {
 using namespace fulgur;
 namespace fs = std::filesystem;
 
-constexpr size_t kShortest = 60;  // bytes of a paragraph
+constexpr size_t kShortest = 60;         // bytes of a paragraph
+constexpr double kLargestOverlap = 0.4;  // of the words of two paragraphs of different classes
+constexpr int64_t kFewest = 20;          // paragraphs of a class
 
 std::string read_file(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
@@ -45,24 +46,59 @@ std::vector<std::string> paragraphs_of(const std::string& text) {
   return paragraphs;
 }
 
-LabelledTexts read_folder(const fs::path& folder) {
+// A paragraph, and which class it is from.
+struct Paragraph {
+  std::string text, name;
+  std::vector<std::string> words;  // each once, sorted
+};
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream stream(text);
+  std::set<std::string> words{std::istream_iterator<std::string>(stream), {}};
+  return {words.begin(), words.end()};
+}
+
+std::vector<Paragraph> paragraphs_of_folder(const fs::path& folder) {
   std::set<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.is_regular_file() && !entry.is_symlink()) files.insert(entry.path());
   }
-  std::map<std::string, std::set<std::string>> classes_of;  // by text
+  std::set<std::pair<std::string, std::string>> named;  // sorted, so that each text of a class is there once
   for (const fs::path& file : files) {
     const std::string name = file.filename().string();
-    for (const std::string& text : paragraphs_of(read_file(file)))
-      classes_of[text].insert(name.substr(0, name.find('-')));
+    for (std::string& text : paragraphs_of(read_file(file)))
+      named.emplace(std::move(text), name.substr(0, name.find('-')));
   }
-  std::erase_if(classes_of, [](const auto& item) { return item.second.size() > 1; });
-  std::set<std::string> classes;
-  for (const auto& [text, of_text] : classes_of) classes.insert(*of_text.begin());
-  LabelledTexts all{.classes = {classes.begin(), classes.end()}, .texts = {}, .labels = {}};
-  for (const auto& [text, of_text] : classes_of) {
-    all.texts.push_back(text);
-    all.labels.push_back(std::ranges::lower_bound(all.classes, *of_text.begin()) - all.classes.begin());
+  std::vector<Paragraph> paragraphs;
+  for (const auto& [text, name] : named) paragraphs.push_back({.text = text, .name = name, .words = words_of(text)});
+  return paragraphs;
+}
+
+// Whether one was written from the other, by the Jaccard index of their words.
+bool is_copy(const Paragraph& a, const Paragraph& b) {
+  std::vector<std::string> shared;
+  std::ranges::set_intersection(a.words, b.words, std::back_inserter(shared));
+  const auto num_shared = static_cast<double>(shared.size());
+  return num_shared > kLargestOverlap * (static_cast<double>(a.words.size() + b.words.size()) - num_shared);
+}
+
+LabelledTexts read_folder(const fs::path& folder) {
+  const std::vector<Paragraph> paragraphs = paragraphs_of_folder(folder);
+  std::map<std::string, std::vector<const Paragraph*>> classes;
+  for (const Paragraph& one : paragraphs) {
+    const auto other_class_has = [&one](const Paragraph& other) {
+      return other.name != one.name && is_copy(one, other);
+    };
+    if (std::ranges::none_of(paragraphs, other_class_has)) classes[one.name].push_back(&one);
+  }
+  std::erase_if(classes, [](const auto& item) { return std::ssize(item.second) < kFewest; });
+  LabelledTexts all;
+  for (const auto& [name, of_class] : classes) {
+    for (const Paragraph* one : of_class) {
+      all.texts.push_back(one->text);
+      all.labels.push_back(std::ssize(all.classes));
+    }
+    all.classes.push_back(name);
   }
   return all;
 }

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -19,8 +20,11 @@ namespace bert_classifier {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::string_view kVocabulary =
     "[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\nthe\ncafe\n,\n!\n$\n\u8a9e\nstra\n##\u00df\n##e\n";
@@ -76,16 +80,51 @@ TEST_F(BertText, LinesAreAClassATabAndAText) {
               HasSubstr("there is no file or folder"));
 }
 
+// Paragraphs of words that occur in no other, of 62 bytes each.
+std::vector<std::string> paragraphs(char first, int count) {
+  std::vector<std::string> all;
+  for (int i = 0; i < count; ++i) all.push_back(std::string(57, first) + " " + std::to_string(1000 + i));
+  return all;
+}
+
+std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += text + "\n\n";
+  return all;
+}
+
 TEST_F(BertText, AFolderHasAClassForTheBeginningOfEachName) {
-  const std::string first(70, 'a'), second(80, 'b'), shared(90, 'c');
-  write("GPL-1", first + "\n\nshort\n\n" + shared);
-  write("GPL-2", "  " + second + "\n");
-  write("BSD", shared + "\n\n" + std::string(60, 'd') + "\n  e\n");
+  const auto gpl_1 = paragraphs('a', 12), gpl_2 = paragraphs('b', 8), bsd = paragraphs('c', 20);
+  write("GPL-1", joined(gpl_1) + "short\n");
+  write("GPL-2", "  " + joined(gpl_2) + joined(gpl_1));
+  write("BSD", joined(bsd) + std::string(60, 'd') + "\n  e\n");
+  write("MIT", joined(paragraphs('f', 19)));  // too few
   fs::create_symlink(dir_.path() / "BSD", dir_.path() / "LINK");
   const LabelledTexts all = read_labelled_texts(dir_.path());
   EXPECT_THAT(all.classes, ElementsAre("BSD", "GPL"));
-  EXPECT_THAT(all.texts, ElementsAre(first, second, std::string(60, 'd') + " e"));
-  EXPECT_THAT(all.labels, ElementsAre(1, 1, 0));
+  ASSERT_EQ(all.texts.size(), 41u);
+  EXPECT_EQ(all.texts[0], bsd[0]);
+  EXPECT_EQ(all.texts[20], std::string(60, 'd') + " e");
+  EXPECT_EQ(all.texts[21], gpl_1[0]);
+  EXPECT_EQ(all.texts[40], gpl_2[7]);
+  EXPECT_EQ(std::ranges::count(all.labels, 0), 21);
+  EXPECT_TRUE(std::ranges::is_sorted(all.labels));
+}
+
+TEST_F(BertText, ParagraphsThatAnotherClassHasAlmostWordForWordAreLeftOut) {
+  const std::string program = "This program is free and you may copy it under the terms of this very license";
+  const std::string library = "This library is free and you may copy it under the terms of this very license";
+  const std::string own = "Nobody promises that it works or that it is of any use for anything whatsoever, ever";
+  const std::string again = "Nobody promises that it works or that it is of any use for anything whatsoever, now";
+  write("GPL-1", joined(paragraphs('a', 20)) + joined({program, own}));
+  write("GPL-2", again);
+  write("LGPL-2", joined(paragraphs('b', 20)) + joined({library}));
+  const LabelledTexts all = read_labelled_texts(dir_.path());
+  EXPECT_THAT(all.classes, ElementsAre("GPL", "LGPL"));
+  EXPECT_EQ(std::ranges::count(all.labels, 1), 20);
+  EXPECT_THAT(all.texts, Not(Contains(program)));
+  EXPECT_THAT(all.texts, Not(Contains(library)));
+  EXPECT_THAT(all.texts, AllOf(Contains(own), Contains(again)));  // both are the GPL's
 }
 
 TEST_F(BertText, PaddingChangesNothing) {
