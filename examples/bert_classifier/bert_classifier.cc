@@ -29,7 +29,7 @@ void BertClassifierOptions::describe(FieldVisitor& visit) {
         &size);
   visit({.name = "num_classes", .help = "classes of the texts", .min = 2}, &num_classes);
   visit({.name = "dropout", .help = "fraction dropped in front of the head", .min = 0, .max = 1}, &dropout);
-  visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
+  visit({.name = "lr", .help = "learning rate at its peak; for BERT-base, 2e-5 to 5e-5", .min = 0}, &lr);
 }
 
 BertClassifier::BertClassifier(Options options) : options_(std::move(options)) {

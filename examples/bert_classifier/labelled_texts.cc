@@ -17,7 +17,7 @@ using namespace fulgur;
 namespace fs = std::filesystem;
 
 constexpr size_t kShortest = 60;         // bytes of a paragraph
-constexpr double kLargestOverlap = 0.4;  // of the words of two paragraphs of different classes
+constexpr double kLargestOverlap = 0.5;  // the share of words that paragraphs of two classes may have in common
 constexpr int64_t kFewest = 20;          // paragraphs of a class
 
 std::string read_file(const fs::path& file) {

@@ -19,14 +19,15 @@ struct LabelledTexts {
 
 // A file of lines "class<tab>text", or a folder: each paragraph of a file is a text, and its class is the file's name
 // up to the first '-' ("GPL" of GPL-2 and GPL-3). Of a folder are left out: links, paragraphs of less than 60 bytes,
-// paragraphs that share 40% of their words with one of another class, and then classes of less than 20 paragraphs.
-// Throws UsageError, naming file and line, for a line without a tab, and if there are less than two classes.
+// paragraphs that share more than half of their words with one of another class, and then classes of less than 20
+// paragraphs. Throws UsageError, naming file and line, for a line without a tab, and if there are less than two
+// classes.
 LabelledTexts read_labelled_texts(const std::filesystem::path& path);
 
 struct LabelledTextsOptions {
   std::string path = "/usr/share/common-licenses";  // present on every Debian
   std::string vocabulary;                           // vocab.txt of the model
-  int64_t max_length = 128;                         // tokens of a text; what is longer is cut
+  int64_t max_length = 96;                          // tokens of a text; what is longer is cut
   int64_t batch_size = 16;
   void describe(fulgur::FieldVisitor& visit);
 };

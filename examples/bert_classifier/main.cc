@@ -25,7 +25,7 @@ void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
 int main(int argc, char** argv) {
   return cli::run<BertClassifier, LabelledTextsData>(
       argc, argv,
-      {.trainer = {.max_epochs = 4, .gradient_clip_val = 1.0, .checkpoint = {.monitor = "val_acc", .mode = "max"}},
+      {.trainer = {.max_epochs = 6, .gradient_clip_val = 1.0, .checkpoint = {.monitor = "val_acc", .mode = "max"}},
        .model = {.weights = default_weights()},
        .link = link_options});
 }

@@ -1,0 +1,52 @@
+#include "examples/swav/crops_data.h"
+
+#include <utility>
+
+#include "fulgur/data/images/image_transforms.h"
+
+namespace swav {
+namespace {
+
+using namespace fulgur;
+
+constexpr int64_t kHeldOut = 360;
+
+}  // namespace
+
+void CropsDataOptions::describe(FieldVisitor& visit) {
+  visit({.name = "file", .help = "file of the digits: gzipped CSV"}, &file);
+  visit({.name = "batch_size", .help = "images per step", .min = 1}, &batch_size);
+  visit({.name = "crops", .help = "which views are made of an image"}, &crops);
+}
+
+CropsData::CropsData(Options options, uint64_t seed) : options_(std::move(options)), seed_(seed) {}
+
+void CropsData::setup(EntryPoint) {
+  if (!parts_.empty()) return;
+  const TensorDataset all(digits::read_digits(options_.file));
+  parts_ = random_split(all, {all.size() - kHeldOut, kHeldOut}, seed_);
+}
+
+std::shared_ptr<Loader> CropsData::train_dataloader() {
+  const auto crops = map_samples(parts_[0], [options = options_.crops](const Batch& sample, Random& random) {
+    return multi_crop(sample["image"], options, random);
+  });
+  return DataLoader::make(crops,
+                          {.batch_size = options_.batch_size, .shuffle = true, .seed = seed_, .drop_last = true});
+}
+
+LoaderList CropsData::test_dataloader() {
+  return DataLoader::make(whole(parts_[1]), {.batch_size = options_.batch_size});
+}
+
+std::shared_ptr<Loader> CropsData::labelled_dataloader() const {
+  return DataLoader::make(whole(parts_[0]), {.batch_size = options_.batch_size});
+}
+
+DatasetPtr CropsData::whole(const std::shared_ptr<TensorDataset>& digits) const {
+  return map_samples(digits, [size = options_.crops.large_size](const Batch& sample, Random&) {
+    return sample.with("image", resize_image(sample["image"], size, size));
+  });
+}
+
+}  // namespace swav

@@ -1,0 +1,61 @@
+// Learns features of the UCI digits without their labels, by SwAV or SimCLR, then compares linear probes on them and on
+// those of a random network.
+//   ./bazelw run //examples/swav -- --model.objective=simclr
+#include <fmt/format.h>
+
+#include <memory>
+#include <vector>
+
+#include "examples/linear_probe/linear_probe.h"
+#include "examples/swav/crops_data.h"
+#include "examples/swav/swav.h"
+#include "fulgur.h"
+
+namespace {
+
+using namespace fulgur;
+using namespace swav;
+
+void link_options(SwavOptions& model, CropsDataOptions& data) {
+  if (model.size == "article") {
+    data.crops.large_size = 224;
+    data.crops.small_size = 96;
+    data.crops.num_small = 6;
+  }
+  if (model.objective == "simclr") data.crops.num_small = 0;
+}
+
+// What the encoder makes of all whole images of a loader.
+linear_probe::LabelledFeatures features_of(resnet::ResNet encoder, Loader& loader) {
+  const at::NoGradGuard no_grad;
+  encoder->eval();
+  const at::Device device = encoder->parameters().front().device();
+  std::vector<at::Tensor> features, labels;
+  loader.begin_epoch(0);
+  while (const auto batch = loader.next()) {
+    features.push_back(encoder->forward((*batch)["image"].to(device)));
+    labels.push_back((*batch)["label"].to(device));
+  }
+  return {.features = at::cat(features), .labels = at::cat(labels)};
+}
+
+// The random network has the weights that training has started from.
+void compare_probes(Trainer& trainer, const std::shared_ptr<Swav>& model, CropsData& data) {
+  if (!trainer.is_global_zero()) return;
+  seed_everything(data.seed());
+  const Swav untrained(model->options());
+  const auto accuracy = [&](const Swav& net) {
+    return linear_probe::probe(features_of(net.encoder(), *data.labelled_dataloader()),
+                               features_of(net.encoder(), *data.test_dataloader()[0]));
+  };
+  const double trained = accuracy(*model), random = accuracy(untrained);
+  fmt::print("linear probe: {:.3f} of the digits; with random weights: {:.3f}; margin: {:.3f}\n", trained, random,
+             trained - random);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return cli::run<Swav, CropsData>(argc, argv,
+                                   {.trainer = {.max_epochs = 40}, .link = link_options, .after_fit = compare_probes});
+}

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "fulgur.h"
+
+namespace swav {
+
+// Which crops are made of an image. An area is relative to that of the image.
+struct MultiCropOptions {
+  int64_t num_small = 2;   // small crops, in addition to the two large ones
+  int64_t large_size = 8;  // pixels of a side
+  int64_t small_size = 6;  // pixels of a side
+  std::pair<double, double> large_area{0.7, 1.0};
+  std::pair<double, double> small_area{0.5, 0.8};
+  double max_rotation = 15;  // degrees, either way
+  double noise = 0.05;       // standard deviation of what is added to each pixel
+  void describe(fulgur::FieldVisitor& visit);
+};
+
+// Random views of one image: squares of different areas and places, turned, resized and with Gaussian noise. Unlike
+// crops of whole pixels, which ImageDataset makes, they suit images of 8 x 8. Neither mirrored nor in other colours:
+// a digit would become another one, or has none.
+//   image: float [channels, height, width].
+// Returns "large": [2, channels, large_size, large_size], and, unless num_small is 0, "small": [num_small, channels,
+// small_size, small_size]. Source: Caron et al. 2020, arXiv:2006.09882, section 3.2, for the two sizes.
+fulgur::Batch multi_crop(const at::Tensor& image, const MultiCropOptions& options, fulgur::Random& random);
+
+}  // namespace swav
