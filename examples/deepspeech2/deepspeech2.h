@@ -37,8 +37,8 @@ struct DeepSpeech2Options {
 // linear layer, trained by CTC. Batch norm follows each convolution, and precedes each GRU and the linear layer. Frames
 // that are padding change nothing, not even the statistics of batch norm. AdamW, where the paper has SGD; as there, the
 // learning rate falls by a factor of 1.2 every epoch.
-// Logs train_loss and val_loss (nats per character), and the error rates of characters and words: val_cer and val_wer
-// of the greedy decoder, test_cer and test_wer of beam search.
+// Logs train_loss and val_loss (nats per character), and the error rates of characters and words: validation decodes
+// greedily (val_cer, val_wer), the test by beam search (test_cer, test_wer).
 // Batches: those of SpeechData.
 // Source: Amodei et al. 2015 (Deep Speech 2), arXiv:1512.02595.
 class DeepSpeech2 final : public fulgur::Module {

@@ -1,5 +1,5 @@
-// Learns features of the UCI digits without their labels, by SwAV or SimCLR, then compares linear probes on them and on
-// those of a random network.
+// Learns features of the UCI digits without their labels, by SwAV or SimCLR, then compares a linear probe on these
+// features with one on a random network's.
 //   ./bazelw run //examples/swav -- --model.objective=simclr
 #include <fmt/format.h>
 

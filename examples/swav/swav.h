@@ -25,8 +25,9 @@ struct SwavOptions {
 //   swav    The large crops of an image are assigned to prototypes, all prototypes alike over the batches of all ranks
 //           (sinkhorn.h), and each crop predicts the assignment of the others.
 //   simclr  Each of two large crops is to be recognised among those of all images, over the batches of all ranks.
-// A ResNet, then a projection: linear, batch norm, ReLU, linear, made unit length. AdamW; a linear warm-up of a tenth
-// of the steps, then half a cosine to 0. The articles use LARS, which strategies that shard parameters refuse.
+// A ResNet, then a projection: linear, batch norm, ReLU, linear, made unit length. AdamW; the learning rate rises
+// during a tenth of the steps, then falls by half a cosine to 0. The articles use LARS, which strategies that shard
+// parameters refuse.
 //   Prototypes have unit length where they are used, instead of being rescaled after each step: some strategies write
 // updates while the next step runs, and a write of ours would be lost. The queue of earlier samples that SwAV adds for
 // small batches is left out: the batches of all ranks should have more samples than there are prototypes.
