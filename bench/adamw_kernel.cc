@@ -1,8 +1,8 @@
 // What the fused AdamW kernel costs: against a pass over the same memory without arithmetic, against torch's kernels,
 // with 16-bit gradients and copies against three passes, and with two threads against one.
 //   ./bazelw run //bench:adamw_kernel
-// For bench/python_adamw.py: "adamw_kernel serve <parameters>" reads lines "fp32 <steps>" or "bf16 <steps>", takes
-// that number of steps of optim::AdamW on one thread and prints a line with the seconds that they took.
+// For bench/python_adamw.py: "adamw_kernel serve <parameters> <threads>" reads lines "fp32 <steps>" or "bf16 <steps>",
+// takes that number of steps of optim::AdamW on so many threads and prints a line with the seconds that they took.
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/GradMode.h>
@@ -165,8 +165,8 @@ optim::AdamW optimizer_of_one(int64_t size, c10::ScalarType type) {
   return optim::AdamW({param}, {.lr = kLr, .weight_decay = kWeightDecay});
 }
 
-void serve(int64_t size) {
-  at::set_num_threads(1);
+void serve(int64_t size, int num_threads) {
+  at::set_num_threads(num_threads);
   std::map<std::string, optim::AdamW> optimizers;
   optimizers.emplace("fp32", optimizer_of_one(size, at::kFloat));
   optimizers.emplace("bf16", optimizer_of_one(size, at::kBFloat16));  // with an fp32 master
@@ -183,8 +183,8 @@ void serve(int64_t size) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::string_view(argv[1]) == "serve") {
-    serve(std::stoll(argv[2]));
+  if (argc == 4 && std::string_view(argv[1]) == "serve") {
+    serve(std::stoll(argv[2]), std::stoi(argv[3]));
     return 0;
   }
   for (const int64_t size : {1 << 16, 1 << 20, 1 << 25}) compare_at(size);

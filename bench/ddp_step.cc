@@ -11,10 +11,9 @@
 
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <string>
-#include <string_view>
 
+#include "bench/process_memory.h"
 #include "fulgur.h"
 
 namespace {
@@ -43,15 +42,6 @@ struct StepOptions {
           &two_groups);
   }
 };
-
-// Reads MB from a file of /proc/self that has a line "<name>: <kB> kB".
-double read_mb(const char* file, std::string_view name) {
-  std::ifstream lines(std::string("/proc/self/") + file);
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with(name)) return std::stod(line.substr(name.size())) * 1024 / 1e6;
-  }
-  return 0;
-}
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -82,8 +72,8 @@ class Mlp : public Module {
   }
   void on_train_end() override {
     step_us_ = seconds_since(warm_) * 1e6 / static_cast<double>(run_state().global_step - kWarmUp);
-    steady_mb_ = read_mb("smaps_rollup", "Pss:");
-    peak_mb_ = read_mb("status", "VmHWM:");
+    steady_mb_ = bench::proportional_mb();
+    peak_mb_ = bench::peak_mb();
   }
   Optimizers configure_optimizers() override {
     if (!two_groups_) return optim::Adam(parameters(), {.lr = 1e-4});

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""optim::AdamW beside Python's optimizers on one thread: torch.optim.AdamW with fused=True and as it comes, and, with 16-bit
+"""optim::AdamW beside Python's optimizers, from 1 to 100 million parameters and on 1 to all cores: torch.optim.AdamW with fused=True and as it comes, and, with 16-bit
 gradients and parameters over fp32 masters, DeepSpeed's three passes (cast, DeepSpeedCPUAdam's step, cast). Needs torch in the
 interpreter's path; without a working deepspeed (0.19.8 for the figures in the README) its part is left out.
 
@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     sys.exit(f"python_adamw: torch is missing ({error}); install torch 2.11.0 or add its site-packages to PYTHONPATH")
 
-SIZES = {1 << 20: 31, 1 << 25: 15}  # parameters, in one tensor: rounds
+SIZES = {1_000_000: 31, 10_000_000: 15, 100_000_000: 5}  # parameters, in one tensor: rounds
 ELEMENTS_PER_TURN = 1 << 25
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.01}
 
@@ -30,8 +30,8 @@ SETTINGS = {"lr": 1e-3, "weight_decay": 0.01}
 class CppProgram:
     """Takes steps when asked to, and sleeps in between."""
 
-    def __init__(self, path, size):
-        self.process = subprocess.Popen([path, "serve", str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, path, size, threads):
+        self.process = subprocess.Popen([path, "serve", str(size), str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):
         return self
@@ -99,14 +99,15 @@ def compare(label, ours, theirs, rounds):
           f"({min(ratios):.2f} .. {max(ratios):.2f})")
 
 
-def compare_at(size, rounds, program_path, deepspeed_adam):
+def compare_at(size, threads, rounds, program_path, deepspeed_adam):
+    torch.set_num_threads(threads)
     steps = max(1, ELEMENTS_PER_TURN // size)
-    print(f"\n{size} parameters, one thread, medians of {rounds} rounds   {'ours us':>14} {'theirs us':>10}   ratio   (rounds)")
+    print(f"\n{size} parameters, {threads} thread{'s' if threads > 1 else ''}, medians of {rounds} rounds   {'ours us':>14} {'theirs us':>10}   ratio   (rounds)")
 
     def against(dtype, label, step):
         compare(label, lambda: program.seconds(dtype, steps) / steps, lambda: python_seconds(step, steps) / steps, rounds)
 
-    with CppProgram(program_path, size) as program:
+    with CppProgram(program_path, size, threads) as program:
         against("fp32", "fp32: torch.optim.AdamW(fused=True)", torch_step(size, fused=True))
         against("fp32", "fp32: torch.optim.AdamW", torch_step(size))
         if deepspeed_adam:
@@ -116,11 +117,11 @@ def compare_at(size, rounds, program_path, deepspeed_adam):
 def main():
     if len(sys.argv) != 2 or not os.access(sys.argv[1], os.X_OK):
         sys.exit(__doc__)
-    torch.set_num_threads(1)
     print(f"torch {torch.__version__}")
     deepspeed_adam = find_deepspeed()
-    for size, rounds in SIZES.items():
-        compare_at(size, rounds, sys.argv[1], deepspeed_adam)
+    for threads in range(1, len(os.sched_getaffinity(0)) + 1):
+        for size, rounds in SIZES.items():
+            compare_at(size, threads, rounds, sys.argv[1], deepspeed_adam)
 
 
 if __name__ == "__main__":

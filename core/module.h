@@ -176,6 +176,10 @@ class Module : public torch::nn::Module {
   int64_t global_step() const { return run_state().global_step; }
   int64_t dataloader_idx() const { return run_state().dataloader_idx; }
 
+  // How many optimizer steps this fit will take, for a learning rate schedule (RunState says how they are counted).
+  // Throws UsageError if nothing bounds them.
+  int64_t estimated_stepping_batches() const;
+
   // The rank of this process, the number of ranks, and the device that steps run on; outside a run rank 0 of 1, on the
   // CPU.
   int64_t global_rank() const;

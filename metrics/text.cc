@@ -10,17 +10,18 @@
 #include <algorithm>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "fulgur/metrics/labels.h"
 
 namespace fulgur::metrics {
 namespace {
 
-using Words = std::vector<std::string_view>;
+using Parts = std::vector<std::string_view>;
 
-Words words_of(std::string_view text) {
+Parts words_of(std::string_view text) {
   constexpr std::string_view kWhiteSpace = " \t\n\v\f\r";
-  Words words;
+  Parts words;
   for (size_t begin = text.find_first_not_of(kWhiteSpace); begin != text.npos;) {
     const size_t end = std::min(text.find_first_of(kWhiteSpace, begin), text.size());
     words.push_back(text.substr(begin, end - begin));
@@ -29,14 +30,25 @@ Words words_of(std::string_view text) {
   return words;
 }
 
-// Levenshtein's distance; distances[j] is the distance from the words of `a` so far to the first j words of `b`.
-int64_t edit_distance(const Words& a, const Words& b) {
+Parts characters_of(std::string_view text) {
+  const auto continues = [](char byte) { return (static_cast<uint8_t>(byte) & 0xc0) == 0x80; };
+  Parts characters;
+  for (size_t begin = 0, end = 0; begin < text.size(); begin = end) {
+    do ++end;
+    while (end < text.size() && continues(text[end]));
+    characters.push_back(text.substr(begin, end - begin));
+  }
+  return characters;
+}
+
+// Levenshtein's distance; distances[j] is the distance from the parts of `a` so far to the first j parts of `b`.
+int64_t edit_distance(const Parts& a, const Parts& b) {
   std::vector<int64_t> distances(b.size() + 1);
   std::iota(distances.begin(), distances.end(), 0);
-  for (const std::string_view word : a) {
+  for (const std::string_view part : a) {
     int64_t diagonal = distances[0]++;
     for (size_t j = 0; j < b.size(); ++j) {
-      const int64_t substituted = diagonal + (word == b[j] ? 0 : 1);
+      const int64_t substituted = diagonal + (part == b[j] ? 0 : 1);
       diagonal = distances[j + 1];
       distances[j + 1] = std::min({substituted, diagonal + 1, distances[j] + 1});
     }
@@ -69,31 +81,40 @@ at::Tensor Perplexity::value_of(std::span<const at::Tensor> states) const {
   return internal::nan_if(states[2].gt(0), states[0].div(states[1]).exp());
 }
 
-WordErrorRate::WordErrorRate()
-    : Metric("WordErrorRate", {{.name = "errors", .value = at::zeros({}, at::kLong), .combine = Combine::sum},
-                               {.name = "total", .value = at::zeros({}, at::kLong), .combine = Combine::sum}}) {}
+WordErrorRate::WordErrorRate() : ErrorRate("WordErrorRate", words_of) {}
 
-void WordErrorRate::update(const std::vector<std::string>& preds, const std::vector<std::string>& target,
-                           const Valid& valid) {
+CharErrorRate::CharErrorRate() : ErrorRate("CharErrorRate", characters_of) {}
+
+namespace internal {
+
+ErrorRate::ErrorRate(std::string name, Parts (*parts_of)(std::string_view text))
+    : Metric(std::move(name), {{.name = "errors", .value = at::zeros({}, at::kLong), .combine = Combine::sum},
+                               {.name = "total", .value = at::zeros({}, at::kLong), .combine = Combine::sum}}),
+      parts_of_(parts_of) {}
+
+void ErrorRate::update(const std::vector<std::string>& preds, const std::vector<std::string>& target,
+                       const Valid& valid) {
   TORCH_CHECK_VALUE(preds.size() == target.size(), name(),
                     ": preds and target must have one text per sample each; got ", preds.size(), " and ",
                     target.size());
   const at::Tensor samples = at::arange(static_cast<int64_t>(preds.size()));
-  const at::Tensor counts = internal::counted(name(), valid, samples).contiguous();
+  const at::Tensor counts = counted(name(), valid, samples).contiguous();
   int64_t errors = 0;
   int64_t total = 0;
   for (size_t i = 0; i < preds.size(); ++i) {
     if (!counts.const_data_ptr<bool>()[i]) continue;
-    const Words expected = words_of(target[i]);
-    errors += edit_distance(words_of(preds[i]), expected);
+    const Parts expected = parts_of_(target[i]);
+    errors += edit_distance(parts_of_(preds[i]), expected);
     total += static_cast<int64_t>(expected.size());
   }
   accumulate({at::scalar_tensor(errors, at::kLong), at::scalar_tensor(total, at::kLong)});
 }
 
-at::Tensor WordErrorRate::value_of(std::span<const at::Tensor> states) const {
+at::Tensor ErrorRate::value_of(std::span<const at::Tensor> states) const {
   return states[0].to(at::kDouble).div(states[1]);
 }
+
+}  // namespace internal
 
 at::Tensor perplexity(const at::Tensor& preds, const at::Tensor& target, const PerplexityOptions& options) {
   Perplexity metric(options);
@@ -103,6 +124,12 @@ at::Tensor perplexity(const at::Tensor& preds, const at::Tensor& target, const P
 
 at::Tensor word_error_rate(const std::vector<std::string>& preds, const std::vector<std::string>& target) {
   WordErrorRate metric;
+  metric.update(preds, target);
+  return metric.compute();
+}
+
+at::Tensor char_error_rate(const std::vector<std::string>& preds, const std::vector<std::string>& target) {
+  CharErrorRate metric;
   metric.update(preds, target);
   return metric.compute();
 }

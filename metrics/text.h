@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fulgur/core/metric.h"
@@ -34,21 +35,42 @@ class Perplexity final : public Metric {
   PerplexityOptions options_;
 };
 
-// Insertions, deletions and substitutions that turn preds into target, per word of target; above 1 if preds is much
-// longer. Words are separated by ASCII white space. The state lives on the CPU. NaN before the first update().
-class WordErrorRate final : public Metric {
+namespace internal {
+
+// Insertions, deletions and substitutions that turn preds into target, per part of target; above 1 if preds is much
+// longer. The state lives on the CPU. NaN before the first update().
+class ErrorRate : public Metric {
  public:
-  WordErrorRate();
   // Each text is one sample. `valid` is read on the CPU.
   void update(const std::vector<std::string>& preds, const std::vector<std::string>& target,
               const Valid& valid = std::nullopt);
 
  protected:
+  using Parts = std::vector<std::string_view>;
+  ErrorRate(std::string name, Parts (*parts_of)(std::string_view text));
   at::Tensor value_of(std::span<const at::Tensor> states) const override;
+
+ private:
+  Parts (*parts_of_)(std::string_view text);
+};
+
+}  // namespace internal
+
+// The parts are words, separated by ASCII white space.
+class WordErrorRate final : public internal::ErrorRate {
+ public:
+  WordErrorRate();
+};
+
+// The parts are characters of UTF-8, white space among them.
+class CharErrorRate final : public internal::ErrorRate {
+ public:
+  CharErrorRate();
 };
 
 // The values of a single batch.
 at::Tensor perplexity(const at::Tensor& preds, const at::Tensor& target, const PerplexityOptions& options = {});
 at::Tensor word_error_rate(const std::vector<std::string>& preds, const std::vector<std::string>& target);
+at::Tensor char_error_rate(const std::vector<std::string>& preds, const std::vector<std::string>& target);
 
 }  // namespace fulgur::metrics

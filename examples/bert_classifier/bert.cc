@@ -46,7 +46,7 @@ class LayerImpl final : public nn::Module {
       return linear->forward(x).unflatten(2, {num_heads_, -1}).transpose(1, 2);
     };
     const auto mixed = at::scaled_dot_product_attention(heads(query_), heads(key_), heads(value_), is_text,
-                                                        is_training() ? kDropout : 0.0);
+                                                        is_training() ? dropout_->options.p() : 0.0);
     const auto attended = project_->forward(mixed.transpose(1, 2).flatten(2));
     const auto y = attention_norm_->forward(x + dropout_->forward(attended));
     return output_norm_->forward(y + dropout_->forward(contract_->forward(at::gelu(expand_->forward(y)))));

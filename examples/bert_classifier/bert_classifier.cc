@@ -60,11 +60,9 @@ void BertClassifier::validation_step(const Batch& batch, int64_t) {
 }
 
 Optimizers BertClassifier::configure_optimizers() {
-  const auto total_steps = run_state().estimated_stepping_batches;
-  if (!total_steps)
-    throw UsageError("the schedule needs to know where training ends: give --max_epochs or --max_steps");
+  const int64_t total_steps = estimated_stepping_batches();
   return {optim::AdamW(parameters(), {.lr = options_.lr}),
-          {.scheduler = optim::WarmupLinearLR::make({.warmup_steps = *total_steps / 10, .total_steps = *total_steps}),
+          {.scheduler = optim::WarmupLinearLR::make({.warmup_steps = total_steps / 10, .total_steps = total_steps}),
            .interval = "step"}};
 }
 

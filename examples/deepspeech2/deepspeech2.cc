@@ -89,16 +89,6 @@ std::vector<std::string> decoded(const DeepSpeech2::Output& output,
   return texts;
 }
 
-// Each character as a word of its own, so that the error rate of words is that of characters.
-std::vector<std::string> spelled(const std::vector<std::string>& texts) {
-  std::vector<std::string> all;
-  for (const std::string& text : texts) {
-    std::string& characters = all.emplace_back();
-    for (const char character : text) (characters += character == ' ' ? '_' : character) += ' ';
-  }
-  return all;
-}
-
 }  // namespace
 
 DeepSpeech2Sizes DeepSpeech2Sizes::named(const std::string& name) {
@@ -168,7 +158,7 @@ void DeepSpeech2::validation_step(const Batch& batch, int64_t) {
   const Output output = forward(batch["spectrogram"], batch["spectrogram_mask"]);
   log("val_loss", loss_of(output, batch), {.prog_bar = true});
   const auto heard = decoded(output, greedy_decode), said = transcripts_of(batch);
-  cer_.update(spelled(heard), spelled(said));
+  cer_.update(heard, said);
   wer_.update(heard, said);
   log("val_cer", cer_, {.prog_bar = true});
   log("val_wer", wer_, {.prog_bar = true});
@@ -176,7 +166,7 @@ void DeepSpeech2::validation_step(const Batch& batch, int64_t) {
 
 void DeepSpeech2::test_step(const Batch& batch, int64_t) {
   const auto heard = transcribe(batch), said = transcripts_of(batch);
-  cer_.update(spelled(heard), spelled(said));
+  cer_.update(heard, said);
   wer_.update(heard, said);
   log("test_cer", cer_);
   log("test_wer", wer_);

@@ -66,7 +66,8 @@ class DeepSpeech2 final : public fulgur::Module {
   torch::nn::Sequential convolutions_{nullptr}, recurrent_{nullptr};
   fulgur::nn::SyncBatchNorm1d norm_{nullptr};
   torch::nn::Linear head_{nullptr};
-  fulgur::metrics::WordErrorRate cer_, wer_;
+  fulgur::metrics::CharErrorRate cer_;
+  fulgur::metrics::WordErrorRate wer_;
 };
 
 // What is said in each utterance of a batch.

@@ -140,12 +140,10 @@ void ImageGpt::test_step(const Batch& batch, int64_t) {
 }
 
 Optimizers ImageGpt::configure_optimizers() {
-  const auto total_steps = run_state().estimated_stepping_batches;
-  if (!total_steps)
-    throw UsageError("the schedule needs to know where training ends: give --max_epochs or --max_steps");
-  const auto warmup_steps = static_cast<int64_t>(options_.warmup * static_cast<double>(*total_steps));
+  const int64_t total_steps = estimated_stepping_batches();
+  const auto warmup_steps = static_cast<int64_t>(options_.warmup * static_cast<double>(total_steps));
   return {optim::Adam(parameters(), {.lr = options_.lr, .betas = {0.9, 0.95}}),
-          {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = warmup_steps, .total_steps = *total_steps}),
+          {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = warmup_steps, .total_steps = total_steps}),
            .interval = "step"}};
 }
 

@@ -117,12 +117,10 @@ at::Tensor Swav::rows_of_all_ranks(const at::Tensor& rows) {
 }
 
 Optimizers Swav::configure_optimizers() {
-  const auto total_steps = run_state().estimated_stepping_batches;
-  if (!total_steps)
-    throw UsageError("the schedule needs to know where training ends: give --max_epochs or --max_steps");
-  const auto warmup_steps = static_cast<int64_t>(kWarmupRatio * static_cast<double>(*total_steps));
+  const int64_t total_steps = estimated_stepping_batches();
+  const auto warmup_steps = static_cast<int64_t>(kWarmupRatio * static_cast<double>(total_steps));
   return {optim::AdamW(parameters(), {.lr = options_.lr, .weight_decay = options_.weight_decay}),
-          {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = warmup_steps, .total_steps = *total_steps}),
+          {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = warmup_steps, .total_steps = total_steps}),
            .interval = "step"}};
 }
 

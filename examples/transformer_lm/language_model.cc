@@ -155,17 +155,15 @@ void LanguageModel::validation_step(const Batch& batch, int64_t) {
 }
 
 Optimizers LanguageModel::configure_optimizers() {
-  const auto total_steps = run_state().estimated_stepping_batches;
-  if (!total_steps)
-    throw UsageError("the schedule needs to know where training ends: give --max_epochs or --max_steps");
-  const auto warmup_steps = static_cast<int64_t>(options_.warmup * static_cast<double>(*total_steps));
+  const int64_t total_steps = estimated_stepping_batches();
+  const auto warmup_steps = static_cast<int64_t>(options_.warmup * static_cast<double>(total_steps));
 
   ParamGroup matrices{.weight_decay = options_.weight_decay}, others{.weight_decay = 0.0};
   for (const at::Tensor& parameter : parameters())
     (parameter.dim() < 2 ? others : matrices).params.push_back(parameter);
   return {optim::AdamW({matrices, others}, {.lr = options_.lr, .betas = {0.9, 0.95}}),
           {.scheduler = optim::WarmupCosineLR::make(
-               {.warmup_steps = warmup_steps, .total_steps = *total_steps, .min_lr_ratio = kMinLrRatio}),
+               {.warmup_steps = warmup_steps, .total_steps = total_steps, .min_lr_ratio = kMinLrRatio}),
            .interval = "step"}};
 }
 

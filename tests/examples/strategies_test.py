@@ -9,6 +9,7 @@ import unittest
 
 EXAMPLES = pathlib.Path("examples").absolute()
 DIGITS = f"--data.file={pathlib.Path('../digits/digits.csv.gz').absolute()}"
+MINILM = f"--model.weights={pathlib.Path('../minilm').absolute()}"
 DEVICES = {"single_device": 1, "dp": 2, "ddp": 2, "ddp_sharded": 2, "zero_offload": 1, "delayed_update": 1}
 SHORT = ["--max_steps=2", "--limit_val_batches=1", "--limit_test_batches=1", "--seed=1"]
 
@@ -38,7 +39,7 @@ class StrategiesTest(unittest.TestCase):
         self.assertEqual(metrics["zero_offload"], metrics["single_device"])  # the same arithmetic in the same order
 
     def test_bert_classifier(self):
-        self.assert_trains("bert_classifier", "--data.max_length=16", "--data.batch_size=2")
+        self.assert_trains("bert_classifier", MINILM, "--data.max_length=16", "--data.batch_size=2")
 
     def test_deepspeech2(self):
         self.assert_trains("deepspeech2", "--data.batch_size=4")

@@ -41,11 +41,12 @@ TEST(Perplexity, RefusesBadInput) {
       HasSubstr("set ignore_index to -100"));
 }
 
-TEST(WordErrorRate, IsThatOfTorchmetrics) {
+template <class ErrorRate>
+void expect_that_of_torchmetrics(const std::string& name) {
   const testing::Golden golden;
   const Texts heard = golden.texts("heard"), sentences = golden.texts("sentences");
-  WordErrorRate whole;
-  std::vector<WordErrorRate> ranks(2);
+  ErrorRate whole;
+  std::vector<ErrorRate> ranks(2);
   size_t begin = 0, batch_idx = 0;
   for (const int64_t batch_size : golden.batch_sizes()) {
     const size_t size = static_cast<size_t>(batch_size);
@@ -55,9 +56,19 @@ TEST(WordErrorRate, IsThatOfTorchmetrics) {
     ranks[batch_idx++ % 2].update(preds, target);
     begin += size;
   }
-  const at::Tensor expected = golden.cases("WordErrorRate").front().value;
+  const at::Tensor expected = golden.cases(name).front().value;
   testing::expect_near(whole.compute(), expected);
   testing::expect_near(whole.compute(combined(std::vector{ranks[0].states(), ranks[1].states()})), expected);
+}
+
+TEST(WordErrorRate, IsThatOfTorchmetrics) { expect_that_of_torchmetrics<WordErrorRate>("WordErrorRate"); }
+TEST(CharErrorRate, IsThatOfTorchmetrics) { expect_that_of_torchmetrics<CharErrorRate>("CharErrorRate"); }
+
+TEST(CharErrorRate, CountsCharactersOfUtf8AndSpaces) {
+  EXPECT_EQ(char_error_rate({"a b"}, {"ab"}).item<double>(), 0.5);
+  EXPECT_EQ(char_error_rate({"na\u00efve"}, {"naive"}).item<double>(), 0.2);
+  EXPECT_EQ(char_error_rate({"\u65e5\u672c"}, {"\u65e5\u672c\u8a9e\U0001f600"}).item<double>(), 0.5);
+  EXPECT_EQ(char_error_rate({""}, {"ab"}).item<double>(), 1.0);
 }
 
 TEST(WordErrorRate, CountsEdits) {

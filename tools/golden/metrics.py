@@ -115,6 +115,7 @@ def cases():
     yield "Perplexity", text.Perplexity(ignore_index=-100), {"ignore_index": -100}, ("token_logits", "tokens")
     yield "Perplexity", text.Perplexity(), {}, ("logits_by_token", "target_by_token")
     yield "WordErrorRate", text.WordErrorRate(), {}, ("heard", "sentences")
+    yield "CharErrorRate", text.CharErrorRate(), {}, ("heard", "sentences")
     yield "Mean", aggregation.MeanMetric(), {}, ("reals", "weights")
     yield "Mean", aggregation.MeanMetric(), {}, ("reals",)
     yield "Sum", aggregation.SumMetric(), {}, ("reals",)
