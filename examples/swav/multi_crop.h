@@ -11,8 +11,8 @@ namespace swav {
 struct MultiCropOptions {
   int64_t num_small = 2;   // small crops, in addition to the two large ones
   int64_t large_size = 8;  // pixels of a side
-  int64_t small_size = 6;  // pixels of a side
-  std::pair<double, double> large_area{0.7, 1.0};
+  int64_t small_size = 8;  // pixels of a side
+  std::pair<double, double> large_area{0.5, 1.0};
   std::pair<double, double> small_area{0.5, 0.8};
   double max_rotation = 15;  // degrees, either way
   double noise = 0.05;       // standard deviation of what is added to each pixel

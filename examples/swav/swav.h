@@ -15,8 +15,8 @@ struct SwavOptions {
   int64_t in_channels = 1;
   double temperature = 0.1;              // both objectives divide similarities by it
   SinkhornOptions sinkhorn{};            // swav
-  int64_t freeze_prototypes_steps = 60;  // swav: steps before the prototypes are trained; the article's: 313
-  double lr = 6e-3;                      // the peak of the schedule
+  int64_t freeze_prototypes_steps = 20;  // swav: steps before the prototypes are trained; the article's: 313
+  double lr = 3e-3;                      // the peak of the schedule
   double weight_decay = 1e-6;
   void describe(fulgur::FieldVisitor& visit);
 };

@@ -21,7 +21,7 @@ class SwavRunTest(unittest.TestCase):
         return float(re.search(r"margin: (-?[\d.]+)", done.stdout)[1])
 
     def test_swav_learns_features(self):
-        self.assertGreater(self.margin("--max_epochs=20"), 0.0)
+        self.assertGreater(self.margin("--max_epochs=20"), 0.015)
 
     def test_simclr_learns_features(self):
         self.assertGreater(self.margin("--model.objective=simclr", "--max_epochs=20"), 0.015)

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "examples/swav/losses.h"
@@ -137,6 +138,22 @@ TEST_P(Objective, TwoRanksHaveTheGradientsOfOneWithTheWholeBatch) {
       EXPECT_LT(error.item<double>(), 1e-5) << name;
     }
   });
+}
+
+TEST(Swav, PrototypesAreTrainedFromTheGivenStepOn) {
+  const auto crops = fulgur::TensorDataset::make(
+      {{"large", torch::rand({16, 2, 1, 8, 8})}, {"small", torch::rand({16, 2, 1, 6, 6})}});
+  const auto prototypes_after = [&](int64_t max_steps) {
+    fulgur::seed_everything(1);
+    const auto model = fulgur::make_module<Swav>(SwavOptions{.freeze_prototypes_steps = 2});
+    const auto before = model->named_parameters()["prototypes.weight"].detach().clone();
+    fulgur::Trainer trainer(fulgur::testing::quiet({.max_steps = max_steps}));
+    trainer.fit(model, {.train = fulgur::DataLoader::make(crops, {.batch_size = 4})});
+    return std::pair(before, model->named_parameters()["prototypes.weight"].detach().clone());
+  };
+  const auto [initial, after_two] = prototypes_after(2);
+  EXPECT_TRUE(after_two.equal(initial));
+  EXPECT_FALSE(prototypes_after(3).second.equal(initial));
 }
 
 TEST(MultiCrop, WithoutChangesALargeCropIsTheImage) {
