@@ -39,6 +39,7 @@ figure > svg { display: block; width: 100%; height: auto; }
 svg path { fill: none; stroke-width: 1.4; stroke-linecap: round; stroke-linejoin: round; }
 svg text { fill: var(--faint); font: 12px system-ui, sans-serif; }
 svg .grid { stroke: var(--grid); stroke-width: 1; } svg .mark { stroke-width: 1; }
+svg .dots { stroke-width: 4; }
 svg.key { width: 22px; height: 8px; vertical-align: middle; } svg.key path { stroke-width: 3; stroke-linecap: butt; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.87em; }

@@ -18,7 +18,8 @@ namespace {
 // Units of the SVG, which the page scales: about the pixels of a phone.
 constexpr int kWidth = 480, kHeight = 250;
 constexpr int kLeft = 62, kTop = 12, kRight = 470, kBottom = 220;
-constexpr int kMarkLength = 7;  // of the marks of values that are not finite
+constexpr int kMarkLength = 7;    // a mark shows a value that is not finite
+constexpr size_t kMostDots = 50;  // a line of at most so many points has a dot at each
 
 // One axis: values from `low` to `high` lie at pixels from `begin` to `end`.
 class Axis {
@@ -42,7 +43,7 @@ class Axis {
   std::vector<double> ticks(int count) const {
     const double raw = (high_ / 2 - low_ / 2) / count * 2, power = std::pow(10, std::floor(std::log10(raw)));
     const double factor = raw / power;
-    const double step = power * (factor <= 1 ? 1 : factor <= 2 ? 2 : factor <= 5 ? 5 : 10);
+    const double step = power * (factor < 1.5 ? 1 : factor < 3 ? 2 : factor < 7 ? 5 : 10);
     std::vector<double> ticks;
     if (!(step > 0) || !std::isfinite(step)) return ticks;
     const double first = std::ceil(low_ / step);
@@ -85,13 +86,13 @@ std::vector<PixelColumn> columns_of(std::span<const MetricPoint> points, const A
   return columns;
 }
 
-// The path of a line. A part of it begins with a line of no length, which makes a dot of a part of one point.
+// The path of a line, which may have several parts.
 class Path {
  public:
   void interrupt() { begins_part_ = true; }
   void add(double x, double y) {
-    if (std::exchange(begins_part_, false)) text_ += fmt::format("M{} {:.1f}L{} {:.1f}", x, y, x, y);
-    text_ += fmt::format(" {} {:.1f}", x, y);
+    if (std::exchange(begins_part_, false)) text_ += fmt::format("M{} {:.1f}L", x, y);  // a part of one point is a dot
+    text_ += fmt::format("{}{} {:.1f}", text_.ends_with('L') ? "" : " ", x, y);
   }
   const std::string& text() const { return text_; }
 
@@ -128,6 +129,15 @@ std::string path_of(std::span<const MetricPoint> points, const std::vector<Pixel
   }
   add(last);
   return path.text();
+}
+
+std::string dots_of(std::span<const MetricPoint> points, const Axis& steps, const Axis& values) {
+  std::string dots;
+  for (const MetricPoint& point : points) {
+    if (!std::isfinite(point.value)) continue;
+    dots += fmt::format("M{:.1f} {:.1f}h0", steps.pixel(double(point.step)), values.pixel(point.value));
+  }
+  return dots;
 }
 
 std::string marks_of(const std::vector<PixelColumn>& columns) {
@@ -183,10 +193,15 @@ std::string line_chart(std::string_view title, std::span<const ChartLine> lines)
   svg += fmt::format(">{}", grid(steps, values));
   if (!values) svg += fmt::format("<text x=\"{}\" y=\"{}\">no finite value</text>", kLeft + 8, (kTop + kBottom) / 2);
   for (const ChartLine& line : lines) {
+    const std::string colour = fmt::format("run{}", line.run % kNumColours);
     const std::vector<PixelColumn> columns = columns_of(line.points, steps);
-    const std::string path = values ? path_of(line.points, columns, steps, *values) : "", marks = marks_of(columns);
-    if (!path.empty()) svg += fmt::format("<path {} d=\"{}\"/>", colour_of_run(line.run), path);
-    if (!marks.empty()) svg += fmt::format("<path class=\"run{} mark\" d=\"{}\"/>", line.run % kNumColours, marks);
+    if (values)
+      svg += fmt::format("<path {} d=\"{}\"/>", colour_of_run(line.run), path_of(line.points, columns, steps, *values));
+    if (values && line.points.size() <= kMostDots) {
+      svg += fmt::format("<path class=\"{} dots\" d=\"{}\"/>", colour, dots_of(line.points, steps, *values));
+    }
+    const std::string marks = marks_of(columns);
+    if (!marks.empty()) svg += fmt::format("<path class=\"{} mark\" d=\"{}\"/>", colour, marks);
   }
   return svg + "</svg>";
 }

@@ -9,7 +9,7 @@
 namespace fulgur {
 
 struct MetricPoint {
-  int64_t step = 0;  // optimizer steps taken
+  int64_t step = 0;  // optimizer step, counted from 0: at step 9 ten are taken
   double value = 0.0;
 };
 

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kEnvironmentBytes = 1 << 20;
-constexpr size_t kMostNames = 10;  // of a list in a message
+constexpr size_t kMostNames = 10;  // a message lists no more
 
 std::vector<std::string> folders_in(const fs::path& parent) {
   std::vector<std::string> names;
@@ -151,7 +151,7 @@ class FolderReader {
   struct Score {
     std::string monitor;
     double value = 0.0;
-    int64_t step = 0;  // of the checkpoint that says so
+    int64_t step = 0;  // the checkpoint that says so was written here
   };
 
   void note(std::string sentence) { run_.notes.push_back(std::move(sentence)); }
