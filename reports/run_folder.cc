@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -23,7 +25,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kEnvironmentBytes = 1 << 20;
-constexpr size_t kMostNames = 10;  // a message lists no more
+constexpr std::streamoff kLastOutputBytes = 4096;  // a last line that is longer is cut at its begin
+constexpr size_t kMostNames = 10;                  // a message lists no more
 
 std::vector<std::string> folders_in(const fs::path& parent) {
   std::vector<std::string> names;
@@ -90,6 +93,8 @@ class FolderReader {
   void read_metrics() {
     run_.metrics_file = newest(folder_, "metrics", ".csv");
     if (run_.metrics_file.empty()) return note("there is no metrics.csv: no CSVLogger has written here yet");
+    std::error_code error;
+    run_.metrics_time = std::chrono::file_clock::to_sys(fs::last_write_time(run_.metrics_file, error));
     run_.metrics = read_metric_table(run_.metrics_file);
     const std::string name = run_.metrics_file.filename().string();
     if (name != "metrics.csv") note(fmt::format("{} is shown, which the newest run in this folder has written", name));
@@ -130,6 +135,15 @@ class FolderReader {
       if (score == scores_.end()) continue;
       checkpoint.monitor = score->second.monitor;
       checkpoint.score = score->second.value;
+    }
+  }
+
+  void read_last_output() {
+    std::ifstream log(folder_ / "log.txt", std::ios::binary | std::ios::ate);
+    const auto begin = std::max<std::streamoff>(0, log.tellg() - kLastOutputBytes);
+    log.seekg(begin);
+    for (std::string line; std::getline(log, line);) {
+      if (!line.empty()) run_.last_output = line;
     }
   }
 
@@ -226,6 +240,7 @@ RunFolder read_progress(const fs::path& asked) {
   FolderReader reader(folder);
   reader.read_metrics();
   reader.read_environment();
+  reader.read_last_output();
   return reader.take();
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -24,13 +25,16 @@ struct CheckpointSummary {
 
 // What a run has left in its folder, as cli::run, CSVLogger and ModelCheckpoint write it. Each part may be missing.
 struct RunFolder {
-  std::string name;                      // the path that was asked for
-  std::filesystem::path metrics_file{};  // empty: there is none
+  std::string name;                                      // the path that was asked for
+  std::filesystem::path metrics_file{};                  // empty: there is none
+  std::chrono::system_clock::time_point metrics_time{};  // when the file was last written, as of before it was read
   MetricTable metrics{};
   std::map<std::string, std::string> config{};                     // all options by name, as text
   std::vector<std::pair<std::string, std::string>> environment{};  // in the order of env.json
   std::vector<CheckpointSummary> checkpoints{};                    // by step
   std::vector<std::string> notes{};                                // sentences about what is missing or incomplete
+
+  std::string last_output{};  // last line of log.txt; only read_progress reads it
 
   const std::string* find_environment(std::string_view key) const;  // null if env.json does not have it
 };
@@ -41,7 +45,7 @@ struct RunFolder {
 // run; if its metrics were not written by a CSVLogger.
 RunFolder read_run_folder(const std::filesystem::path& folder);
 
-// The same without checkpoints and config, for a reader that repeats it often.
+// The same without checkpoints and config, and with the last line of log.txt, for a reader that repeats it often.
 RunFolder read_progress(const std::filesystem::path& folder);
 
 }  // namespace fulgur
