@@ -45,7 +45,7 @@ svg.key { width: 22px; height: 8px; vertical-align: middle; } svg.key path { str
 table { border-collapse: collapse; font-size: 0.87em; }
 th, td { padding: 2px 12px 2px 0; text-align: left; vertical-align: top; overflow-wrap: normal; }
 th { font-weight: 600; color: var(--faint); } td { border-top: 1px solid var(--grid); font-variant-numeric: tabular-nums; }
-.long td { overflow-wrap: anywhere; min-width: 7em; }
+.long td { overflow-wrap: anywhere; min-width: 8em; }
 .note { color: var(--faint); }
 @media print { body { max-width: none; padding: 0; font-size: 11px; }
   .charts { grid-template-columns: repeat(2, 1fr); } .table { overflow: visible; } }
@@ -104,10 +104,10 @@ std::string overview(Runs runs) {
 // First, last, lowest and highest value of a curve.
 Row figures_of(const RunFolder& run, size_t index, const MetricCurve& curve) {
   const MetricPoint *lowest = nullptr, *highest = nullptr;
-  size_t num_others = 0;
+  size_t num_nonfinite = 0;
   for (const MetricPoint& point : curve.points) {
     if (!std::isfinite(point.value)) {
-      ++num_others;
+      ++num_nonfinite;
       continue;
     }
     if (lowest == nullptr || point.value < lowest->value) lowest = &point;
@@ -117,8 +117,9 @@ Row figures_of(const RunFolder& run, size_t index, const MetricCurve& curve) {
     return point == nullptr ? std::string("-") : fmt::format("{}<br>at {}", figure_of(point->value), point->step);
   };
   std::string name = run_cell(run, index);
-  if (num_others > 0)
-    name += fmt::format("<p class=\"note\">{} of {} values are not finite</p>", num_others, curve.points.size());
+  if (num_nonfinite > 0) {
+    name += fmt::format("<p class=\"note\">{} of {} values are not finite</p>", num_nonfinite, curve.points.size());
+  }
   return {name, cell(&curve.points.front()), cell(&curve.points.back()), cell(lowest), cell(highest)};
 }
 

@@ -69,7 +69,7 @@ struct Range {
 // What a line keeps of one column of pixels.
 struct PixelColumn {
   const MetricPoint *lowest = nullptr, *highest = nullptr;  // null: no finite value
-  bool has_others = false;                                  // there is a value that is not finite
+  bool has_nonfinite = false;                               // there is a value that is not finite
 };
 
 std::vector<PixelColumn> columns_of(std::span<const MetricPoint> points, const Axis& steps) {
@@ -77,7 +77,7 @@ std::vector<PixelColumn> columns_of(std::span<const MetricPoint> points, const A
   for (const MetricPoint& point : points) {
     PixelColumn& column = columns[static_cast<size_t>(std::lround(steps.pixel(double(point.step)))) - kLeft];
     if (!std::isfinite(point.value)) {
-      column.has_others = true;
+      column.has_nonfinite = true;
       continue;
     }
     if (column.lowest == nullptr || point.value < column.lowest->value) column.lowest = &point;
@@ -121,7 +121,7 @@ std::string path_of(std::span<const MetricPoint> points, const std::vector<Pixel
   add(first);
   for (const PixelColumn& column : columns) {
     if (column.lowest == nullptr) {
-      if (column.has_others) path.interrupt();
+      if (column.has_nonfinite) path.interrupt();
       continue;
     }
     add(std::min(column.lowest, column.highest));  // in the order of the file
@@ -143,7 +143,7 @@ std::string dots_of(std::span<const MetricPoint> points, const Axis& steps, cons
 std::string marks_of(const std::vector<PixelColumn>& columns) {
   std::string marks;
   for (size_t i = 0; i < columns.size(); ++i) {
-    if (columns[i].has_others) marks += fmt::format("M{} {}v{}", kLeft + i, kTop, kMarkLength);
+    if (columns[i].has_nonfinite) marks += fmt::format("M{} {}v{}", kLeft + i, kTop, kMarkLength);
   }
   return marks;
 }
@@ -166,6 +166,39 @@ std::string grid(const Axis& steps, const std::optional<Axis>& values) {
   return svg + fmt::format("<path class=\"grid\" d=\"M{} {}H{}\"/>", kLeft, kBottom, kRight);
 }
 
+struct Axes {
+  Axis steps;
+  std::optional<Axis> values;  // nullopt: there is no finite value
+};
+
+Axes axes_of(std::span<const ChartLine> lines) {
+  Range steps, values;
+  for (const ChartLine& line : lines) {
+    for (const MetricPoint& point : line.points) {
+      steps.add(double(point.step));
+      if (std::isfinite(point.value)) values.add(point.value);
+    }
+  }
+  if (steps.is_empty()) steps.add(0.0);
+  Axes axes{.steps = Axis(steps.low, steps.high, kLeft, kRight), .values = std::nullopt};
+  if (!values.is_empty()) axes.values.emplace(values.low, values.high, kBottom, kTop);
+  return axes;
+}
+
+// The line, its dots if there are few points, and its marks.
+std::string draw(const ChartLine& line, const Axis& steps, const std::optional<Axis>& values) {
+  std::string svg;
+  const std::vector<PixelColumn> columns = columns_of(line.points, steps);
+  const std::string path = values ? path_of(line.points, columns, steps, *values) : "", marks = marks_of(columns);
+  const size_t colour = line.run % kNumColours;
+  if (!path.empty()) svg += fmt::format("<path {} d=\"{}\"/>", colour_of_run(line.run), path);
+  if (!path.empty() && line.points.size() <= kMostDots) {
+    svg += fmt::format("<path class=\"run{} dots\" d=\"{}\"/>", colour, dots_of(line.points, steps, *values));
+  }
+  if (!marks.empty()) svg += fmt::format("<path class=\"run{} mark\" d=\"{}\"/>", colour, marks);
+  return svg;
+}
+
 }  // namespace
 
 std::string colour_of_run(size_t run) {
@@ -175,34 +208,14 @@ std::string colour_of_run(size_t run) {
 }
 
 std::string line_chart(std::string_view title, std::span<const ChartLine> lines) {
-  Range step_range, value_range;
-  for (const ChartLine& line : lines) {
-    for (const MetricPoint& point : line.points) {
-      step_range.add(double(point.step));
-      if (std::isfinite(point.value)) value_range.add(point.value);
-    }
-  }
-  if (step_range.is_empty()) step_range = {.low = 0.0, .high = 0.0};
-  const Axis steps(step_range.low, step_range.high, kLeft, kRight);
-  std::optional<Axis> values;
-  if (!value_range.is_empty()) values.emplace(value_range.low, value_range.high, kBottom, kTop);
+  const auto [steps, values] = axes_of(lines);
   std::string svg = fmt::format(
       "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\" data-area=\"{} {} {} {}\" data-steps=\"{} {}\"",
       kWidth, kHeight, escape_html(title), kLeft, kTop, kRight, kBottom, steps.low(), steps.high());
   if (values) svg += fmt::format(" data-values=\"{} {}\"", values->low(), values->high());
   svg += fmt::format(">{}", grid(steps, values));
   if (!values) svg += fmt::format("<text x=\"{}\" y=\"{}\">no finite value</text>", kLeft + 8, (kTop + kBottom) / 2);
-  for (const ChartLine& line : lines) {
-    const std::string colour = fmt::format("run{}", line.run % kNumColours);
-    const std::vector<PixelColumn> columns = columns_of(line.points, steps);
-    if (values)
-      svg += fmt::format("<path {} d=\"{}\"/>", colour_of_run(line.run), path_of(line.points, columns, steps, *values));
-    if (values && line.points.size() <= kMostDots) {
-      svg += fmt::format("<path class=\"{} dots\" d=\"{}\"/>", colour, dots_of(line.points, steps, *values));
-    }
-    const std::string marks = marks_of(columns);
-    if (!marks.empty()) svg += fmt::format("<path class=\"{} mark\" d=\"{}\"/>", colour, marks);
-  }
+  for (const ChartLine& line : lines) svg += draw(line, steps, values);
   return svg + "</svg>";
 }
 
