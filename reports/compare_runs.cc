@@ -63,6 +63,29 @@ std::string text_of(const MetricDifference& difference) {
   return std::isfinite(amount) ? fmt::format("{}, a difference of {:.3g}", values, amount) : values;
 }
 
+std::string headline(const RunComparison& comparison, const std::string& first, const std::string& second) {
+  if (comparison.compared.empty()) return fmt::format("{} and {} have no metric in common\n", first, second);
+  if (comparison.different.empty()) {
+    return fmt::format("{} and {} have the same {} values of {}\n", first, second, comparison.num_values,
+                       fmt::join(comparison.compared, ", "));
+  }
+  const MetricDifference& earliest = comparison.different[0].earliest;
+  return fmt::format("{} and {} differ from step {} on: {} is {}\n", first, second, earliest.step, earliest.metric,
+                     text_of(earliest));
+}
+
+std::string table_of(std::span<const RunComparison::Metric> metrics) {
+  size_t width = std::string_view("metric").size();
+  for (const auto& metric : metrics) width = std::max(width, metric.earliest.metric.size());
+  std::string table = fmt::format("{:<{}}  first at step  different  missing  largest difference\n", "metric", width);
+  for (const auto& [earliest, largest, num_different, num_missing] : metrics) {
+    const std::string most = largest ? fmt::format("at step {}: {}", largest->step, text_of(*largest)) : "-";
+    table += fmt::format("{:<{}}  {:>13}  {:>9}  {:>7}  {}\n", earliest.metric, width, earliest.step, num_different,
+                         num_missing, most);
+  }
+  return table;
+}
+
 }  // namespace
 
 double MetricDifference::amount() const {
@@ -93,26 +116,8 @@ RunComparison compare_runs(const MetricTable& first, const MetricTable& second, 
 }
 
 std::string to_text(const RunComparison& comparison, const std::string& first, const std::string& second) {
-  std::string text;
-  if (comparison.compared.empty()) text = fmt::format("{} and {} have no metric in common\n", first, second);
-  if (!comparison.compared.empty() && comparison.different.empty()) {
-    text = fmt::format("{} and {} have the same {} values of {}\n", first, second, comparison.num_values,
-                       fmt::join(comparison.compared, ", "));
-  }
-  if (!comparison.different.empty()) {
-    const MetricDifference& earliest = comparison.different[0].earliest;
-    text = fmt::format("{} and {} differ from step {} on: {} is {}\n\n", first, second, earliest.step, earliest.metric,
-                       text_of(earliest));
-    size_t width = 6;
-    for (const auto& metric : comparison.different) width = std::max(width, metric.earliest.metric.size());
-    text += fmt::format("{:<{}}  first at step  different  missing  largest difference\n", "metric", width);
-    for (const auto& metric : comparison.different) {
-      const auto& largest = metric.largest;
-      text += fmt::format("{:<{}}  {:>13}  {:>9}  {:>7}  {}\n", metric.earliest.metric, width, metric.earliest.step,
-                          metric.num_different, metric.num_missing,
-                          largest ? fmt::format("at step {}: {}", largest->step, text_of(*largest)) : "-");
-    }
-  }
+  std::string text = headline(comparison, first, second);
+  if (!comparison.different.empty()) text += "\n" + table_of(comparison.different);
   const auto add_list = [&](std::string_view what, const std::vector<std::string>& names) {
     if (!names.empty()) text += fmt::format("{}: {}\n", what, fmt::join(names, ", "));
   };
