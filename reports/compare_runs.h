@@ -33,15 +33,18 @@ struct RunComparison {
   };
   std::vector<Metric> different{};  // the metrics that differ, in the order of their earliest differences
 
-  bool are_equal() const { return different.empty() && only_in_first.empty() && only_in_second.empty(); }
+  // False also if there was nothing to compare.
+  bool are_equal() const {
+    return !compared.empty() && different.empty() && only_in_first.empty() && only_in_second.empty();
+  }
+};
+
+struct CompareOptions {
+  bool compares_machine = false;  // compares what measures_machine() too, which differs in each repetition of a run
 };
 
 // Compares the values that two runs have logged, step by step, as metrics.csv has them: to nine digits. Two NaN are
-// equal. Metrics that measure time or the machine (measures_machine) are different in each repetition of a run, and are
-// compared only on request.
-struct CompareOptions {
-  bool compares_machine = false;
-};
+// equal.
 RunComparison compare_runs(const MetricTable& first, const MetricTable& second, CompareOptions options = {});
 
 // The comparison for a terminal; the names are those of the runs.

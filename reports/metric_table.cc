@@ -139,8 +139,9 @@ MetricTable parse_metric_table(std::string_view text, std::string_view name) {
     const std::string problem = length == text.npos ? "has no end" : rows.add(row);
     if (problem.empty()) continue;
     table.has_torn_row = text.empty();
-    if (!text.empty())
+    if (!text.empty()) {
       throw UsageError(fmt::format("'{}' was not written by a CSVLogger: line {} {}", name, line, problem));
+    }
   }
   return table;
 }

@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kEnvironmentBytes = 1 << 20;
-constexpr std::streamoff kLastOutputBytes = 4096;  // a last line that is longer is cut at its begin
+constexpr std::streamoff kLastOutputBytes = 4096;  // a longer last line loses its beginning
 constexpr size_t kMostNames = 10;                  // a message lists no more
 
 std::vector<std::string> folders_in(const fs::path& parent) {
@@ -165,7 +165,7 @@ class FolderReader {
   struct Score {
     std::string monitor;
     double value = 0.0;
-    int64_t step = 0;  // the checkpoint that says so was written here
+    int64_t step = 0;  // when the checkpoint that says so was written
   };
 
   void note(std::string sentence) { run_.notes.push_back(std::move(sentence)); }

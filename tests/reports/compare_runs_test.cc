@@ -76,6 +76,8 @@ TEST(CompareRuns, WhatMeasuresTheMachineIsComparedOnRequest) {
   EXPECT_TRUE(compare_runs(a, b).are_equal());
   EXPECT_THAT(compare_runs(a, b).ignored, ElementsAre("train/samples_per_sec"));
   EXPECT_FALSE(compare_runs(a, b, {.compares_machine = true}).are_equal());
+  const MetricTable only = table("train/samples_per_sec\n0,0,100\n");
+  EXPECT_FALSE(compare_runs(only, only).are_equal());  // nothing was compared
 }
 
 }  // namespace
