@@ -20,7 +20,6 @@
 
 #include "fulgur/base/logging.h"
 #include "fulgur/checkpoint/atomic_files.h"
-#include "fulgur/cli/setting.h"
 #include "fulgur/cli/toml_file.h"
 
 namespace fulgur {
@@ -49,22 +48,6 @@ Numbered numbered(const fs::path& folder, std::string_view stem, std::string_vie
   return found;
 }
 
-// What a config file sets, by name.
-std::map<std::string, std::string> values_of(const fs::path& file) {
-  std::vector<Setting> settings;
-  std::vector<std::string> problems;
-  read_toml(file, settings, problems);
-  std::map<std::string, std::string> values;
-  for (const Setting& setting : settings) {
-    const auto& element = setting.element;
-    if (element && element->begins) continue;
-    const std::string name =
-        element ? fmt::format("{}[{}].{}", setting.path, element->index, element->key) : setting.path;
-    values[name] = setting.text.value_or("");
-  }
-  return values;
-}
-
 // "trainer.max_epochs: 5 -> 10" for each value that is not the same.
 std::vector<std::string> changes(const std::map<std::string, std::string>& before,
                                  const std::map<std::string, std::string>& after) {
@@ -86,7 +69,8 @@ void write_config(const fs::path& folder, const std::string& config) {
   const Numbered files = numbered(folder, "config", ".toml");
   write_new_file(files.free, config);
   if (!files.last) return;
-  const auto changed = changes(values_of(*files.last), values_of(files.free));
+  std::vector<std::string> problems;  // cannot occur: this class has written both files
+  const auto changed = changes(read_toml_values(*files.last, problems), read_toml_values(files.free, problems));
   if (changed.empty()) {
     fs::remove(files.free);
     return;
@@ -130,6 +114,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
 
   const std::string commit = output_of("git rev-parse HEAD 2>/dev/null");
   const bool is_changed = !output_of("git status --porcelain 2>/dev/null | head -1").empty();
+  const auto num_steps = trainer.state().estimated_stepping_batches;
   const nlohmann::ordered_json environment{
       {"started", fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)))},
       {"command_line", command_line_},
@@ -141,7 +126,9 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
       {"host", host_name()},
       {"process", getpid()},
       {"strategy_and_devices", trainer.device_summary()},
-      {"world_size", trainer.world_size()}};
+      {"world_size", trainer.world_size()},
+      {"first_step", first_step_},
+      {"estimated_stepping_batches", num_steps ? nlohmann::json(*num_steps) : nlohmann::json()}};
   const std::string text = environment.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   write_new_file(numbered(folder, "env", ".json").free, text + "\n");
   replace_link_atomically(folder.parent_path() / "latest", folder.filename());

@@ -181,6 +181,20 @@ void read_toml_text(std::string_view text, const fs::path& name, std::vector<Set
   Reader(settings, problems).parse(text, name);
 }
 
+std::map<std::string, std::string> read_toml_values(const fs::path& file, std::vector<std::string>& problems) {
+  std::vector<Setting> settings;
+  read_toml(file, settings, problems);
+  std::map<std::string, std::string> values;
+  for (const Setting& setting : settings) {
+    const auto& element = setting.element;
+    if (element && element->begins) continue;
+    const std::string name =
+        element ? fmt::format("{}[{}].{}", setting.path, element->index, element->key) : setting.path;
+    values[name] = setting.text.value_or("");
+  }
+  return values;
+}
+
 std::string toml_string(const std::string& text) {
   using toml::toml_formatter;
   const toml::value<std::string> value(text);

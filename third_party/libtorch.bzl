@@ -35,6 +35,13 @@ cc_library(
     ],
     textual_hdrs = ["include"],
 )
+
+# The headers of fmt alone, for programs that are not linked to libtorch.
+cc_library(
+    name = "fmt",
+    includes = ["fmt_include"],
+    textual_hdrs = ["fmt_include"],
+)
 """
 
 _CUDA_BUILD = """
@@ -101,6 +108,7 @@ def _libtorch_repository(ctx):
     # libtorch.so only gathers the others: it needs libtorch_cuda.so, and that all of CUDA.
     libraries = ["torch_cpu", "c10"] + (["torch", "torch_cuda", "c10_cuda"] if cuda else [])
     ctx.symlink("site-packages/torch/include", "include")
+    ctx.symlink("site-packages/torch/include/fmt", "fmt_include/fmt")
     if cuda:
         ctx.symlink("site-packages/nvidia/cu13/include", "cuda_include")
         ctx.symlink("site-packages/nvidia/nccl/include", "nccl_include")

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fulgur {
+
+struct MetricPoint {
+  int64_t step = 0;  // optimizer step, counted from 0: at step 9 ten are taken
+  double value = 0.0;
+};
+
+// The values of one metric, in the order of the rows that have one.
+struct MetricCurve {
+  std::string name;
+  std::vector<MetricPoint> points{};
+};
+
+// What a CSVLogger has written.
+struct MetricTable {
+  std::vector<MetricCurve> curves{};  // in the order of the columns; a metric without a value has no points
+  int64_t num_rows = 0;
+  int64_t last_epoch = 0, last_step = 0;  // 0 without rows
+  bool has_torn_row = false;              // the last row was incomplete, and was left out
+
+  const MetricCurve* find(std::string_view name) const;  // null if there is none
+};
+
+// Reads a file that may be written meanwhile: a last row that is incomplete is left out. Throws UsageError, naming the
+// file, the line and the reason, for a file that no CSVLogger has written.
+MetricTable read_metric_table(const std::filesystem::path& file);
+
+// The same for the text of a file; `name` is for messages.
+MetricTable parse_metric_table(std::string_view text, std::string_view name);
+
+// What a metric is about, judged by its name, in the order of a report.
+enum class MetricKind {
+  loss,          // a name that contains "loss"
+  score,         // any other metric of the user
+  optimization,  // LearningRateMonitor, GradientNormMonitor
+  throughput,    // ThroughputMonitor; also the time spent waiting for data
+  device,        // DeviceStatsMonitor: memory and computing time
+};
+MetricKind kind_of_metric(std::string_view name);
+
+// True for metrics that are different in each repetition of a run, because they measure time or the machine.
+bool measures_machine(std::string_view name);
+
+}  // namespace fulgur

@@ -1,0 +1,247 @@
+#include "fulgur/reports/run_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <system_error>
+#include <variant>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
+#include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/limits.h"
+#include "fulgur/checkpoint/manifest.h"
+#include "fulgur/cli/toml_file.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kEnvironmentBytes = 1 << 20;
+constexpr std::streamoff kLastOutputBytes = 4096;  // a longer last line loses its beginning
+constexpr size_t kMostNames = 10;                  // a message lists no more
+
+std::vector<std::string> folders_in(const fs::path& parent) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent.empty() ? "." : parent, error)) {
+    if (entry.is_directory(error)) names.push_back(entry.path().filename().string());
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+// A sentence about the folders in `parent`, to end a message.
+std::string what_is_in(const fs::path& parent) {
+  std::vector<std::string> names = folders_in(parent);
+  const std::string where = parent.empty() ? "." : parent.string();
+  if (names.empty()) return fmt::format("'{}' has no folders", where);
+  const bool is_cut = names.size() > kMostNames;
+  names.resize(std::min(names.size(), kMostNames));
+  return fmt::format("'{}' has {}{}", where, fmt::join(names, ", "), is_cut ? ", ..." : "");
+}
+
+// "runs/a" for "runs/a/".
+fs::path without_slash(const fs::path& folder) {
+  return folder.has_filename() || !folder.has_relative_path() ? folder : folder.parent_path();
+}
+
+void require_folder(const fs::path& folder) {
+  std::error_code error;
+  if (fs::is_directory(folder, error)) return;
+  if (fs::exists(folder, error)) {
+    throw UsageError(
+        fmt::format("'{}' is no folder; give the folder of a run, such as runs/version_0", folder.string()));
+  }
+  const fs::path parent = folder.parent_path();
+  const auto nearest = nearest_name(folder.filename().string(), folders_in(parent));
+  throw UsageError(fmt::format("there is no folder '{}';{} {}", folder.string(),
+                               nearest ? fmt::format(" did you mean '{}'?", (parent / *nearest).string()) : "",
+                               fs::is_directory(parent.empty() ? "." : parent, error)
+                                   ? what_is_in(parent)
+                                   : fmt::format("there is no folder '{}' either", parent.string())));
+}
+
+// The last of stem.ext, stem-v1.ext, stem-v2.ext, ... that exists; empty if there is none.
+fs::path newest(const fs::path& folder, std::string_view stem, std::string_view extension) {
+  std::error_code error;
+  fs::path last, next = folder / fmt::format("{}{}", stem, extension);
+  for (int i = 1; fs::exists(next, error); ++i) {
+    last = next;
+    next = folder / fmt::format("{}-v{}{}", stem, i, extension);
+  }
+  return last;
+}
+
+std::string text_of(const nlohmann::ordered_json& value) {
+  if (value.is_null()) return "";
+  return value.is_string() ? value.get<std::string>()
+                           : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+class FolderReader {
+ public:
+  explicit FolderReader(const fs::path& folder) : folder_(folder), run_{.name = folder.string()} {}
+
+  void read_metrics() {
+    run_.metrics_file = newest(folder_, "metrics", ".csv");
+    if (run_.metrics_file.empty()) return note("there is no metrics.csv: no CSVLogger has written here yet");
+    std::error_code error;
+    run_.metrics_time = std::chrono::file_clock::to_sys(fs::last_write_time(run_.metrics_file, error));
+    run_.metrics = read_metric_table(run_.metrics_file);
+    const std::string name = run_.metrics_file.filename().string();
+    if (name != "metrics.csv") note(fmt::format("{} is shown, which the newest run in this folder has written", name));
+    if (run_.metrics.has_torn_row) note(fmt::format("the last row of {} is incomplete, and is left out", name));
+    if (run_.metrics.num_rows == 0) note(fmt::format("{} has no rows yet", name));
+  }
+
+  void read_config() {
+    const fs::path file = newest(folder_, "config", ".toml");
+    if (file.empty()) return;
+    std::vector<std::string> problems;
+    run_.config = read_toml_values(file, problems);
+    for (const std::string& problem : problems) note(problem);
+  }
+
+  void read_environment() {
+    const fs::path file = newest(folder_, "env", ".json");
+    if (file.empty()) return;
+    try {
+      const auto json = nlohmann::ordered_json::parse(read_text_file(file, kEnvironmentBytes));
+      for (const auto& [name, value] : json.items()) run_.environment.emplace_back(name, text_of(value));
+    } catch (const std::exception& error) {
+      note(fmt::format("{} cannot be read: {}", file.filename().string(), error.what()));
+    }
+  }
+
+  void read_checkpoints() {
+    const fs::path folder = folder_ / "checkpoints";
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder, error)) {
+      if (!entry.is_symlink(error) && is_checkpoint(entry.path())) read_checkpoint(entry.path());
+    }
+    std::ranges::sort(run_.checkpoints, {}, [](const auto& each) { return std::pair(each.step, each.name); });
+    for (CheckpointSummary& checkpoint : run_.checkpoints) {
+      checkpoint.is_best = is_link_to(folder / "best", checkpoint.name);
+      checkpoint.is_last = is_link_to(folder / "last", checkpoint.name);
+      const auto score = scores_.find(checkpoint.name);
+      if (score == scores_.end()) continue;
+      checkpoint.monitor = score->second.monitor;
+      checkpoint.score = score->second.value;
+    }
+  }
+
+  void read_last_output() {
+    std::ifstream log(folder_ / "log.txt", std::ios::binary | std::ios::ate);
+    const auto begin = std::max<std::streamoff>(0, log.tellg() - kLastOutputBytes);
+    log.seekg(begin);
+    for (std::string line; std::getline(log, line);) {
+      if (!line.empty()) run_.last_output = line;
+    }
+  }
+
+  bool is_empty() const {
+    return run_.metrics_file.empty() && run_.config.empty() && run_.environment.empty() && run_.checkpoints.empty();
+  }
+
+  RunFolder take() {
+    if (is_empty()) {
+      throw UsageError(
+          fmt::format("'{}' is no folder of a run: it has no metrics.csv, config.toml, env.json or "
+                      "checkpoints; {}",
+                      run_.name, what_is_in(folder_)));
+    }
+    return std::move(run_);
+  }
+
+ private:
+  struct Score {
+    std::string monitor;
+    double value = 0.0;
+    int64_t step = 0;  // when the checkpoint that says so was written
+  };
+
+  void note(std::string sentence) { run_.notes.push_back(std::move(sentence)); }
+
+  // A run in progress may remove a checkpoint while it is read.
+  void read_checkpoint(const fs::path& folder) try {
+    CheckpointSummary summary{.name = folder.filename().string()};
+    for (const auto& file : read_manifest(folder).files) summary.num_bytes += file.num_bytes;
+    const FlatValues state = parse_flat_json(read_text_file(folder / "state.json", limits::kRunStateBytes),
+                                             (folder / "state.json").string());
+    const auto step = state.find("loops/global_step");
+    if (step != state.end() && std::holds_alternative<int64_t>(step->second))
+      summary.step = std::get<int64_t>(step->second);
+    read_scores(state, summary.step.value_or(0));
+    run_.checkpoints.push_back(summary);
+  } catch (const CheckpointError& error) {
+    if (fs::exists(folder)) note(error.what());
+  }
+
+  // The state of each ModelCheckpoint has <its name>/saved/<i>/name and score, and <its name>/monitor. The newest
+  // checkpoint knows best.
+  void read_scores(const FlatValues& state, int64_t step) {
+    const auto value_of = [&]<class T>(const std::string& name, T fallback) {
+      const auto found = state.find(name);
+      const T* value = found == state.end() ? nullptr : std::get_if<T>(&found->second);
+      return value == nullptr ? fallback : *value;
+    };
+    for (const auto& [key, value] : state) {
+      const size_t saved = key.rfind("/saved/");
+      if (saved == key.npos || !key.ends_with("/name") || !std::holds_alternative<std::string>(value)) continue;
+      const std::string entry = key.substr(0, key.size() - std::string_view("/name").size());
+      const std::string monitor = value_of(key.substr(0, saved) + "/monitor", std::string());
+      if (monitor.empty()) continue;
+      Score& score = scores_[std::get<std::string>(value)];
+      if (step < score.step) continue;
+      score = {.monitor = monitor, .value = value_of(entry + "/score", 0.0), .step = step};
+    }
+  }
+
+  static bool is_link_to(const fs::path& link, const std::string& name) {
+    std::error_code error;
+    return fs::read_symlink(link, error).filename() == name;
+  }
+
+  const fs::path& folder_;
+  RunFolder run_;
+  std::map<std::string, Score> scores_{};  // by the checkpoint's name
+};
+
+}  // namespace
+
+const std::string* RunFolder::find_environment(std::string_view key) const {
+  const auto found =
+      std::ranges::find(environment, key, [](const auto& entry) { return std::string_view(entry.first); });
+  return found == environment.end() ? nullptr : &found->second;
+}
+
+RunFolder read_run_folder(const fs::path& asked) {
+  const fs::path folder = without_slash(asked);
+  require_folder(folder);
+  FolderReader reader(folder);
+  reader.read_metrics();
+  reader.read_config();
+  reader.read_environment();
+  reader.read_checkpoints();
+  return reader.take();
+}
+
+RunFolder read_progress(const fs::path& asked) {
+  const fs::path folder = without_slash(asked);
+  require_folder(folder);
+  FolderReader reader(folder);
+  reader.read_metrics();
+  reader.read_environment();
+  reader.read_last_output();
+  return reader.take();
+}
+
+}  // namespace fulgur

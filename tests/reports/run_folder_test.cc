@@ -1,0 +1,155 @@
+#include "fulgur/reports/run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "fulgur/base/error.h"
+#include "tests/testing/errors.h"
+#include "tests/testing/temp_dir.h"
+
+namespace fulgur {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::message_of;
+
+class RunFolderTest : public ::testing::Test {
+ protected:
+  fs::path runs() const { return folder_.path() / "runs"; }
+
+  void write(const fs::path& file, const std::string& text) const {
+    fs::create_directories((runs() / file).parent_path());
+    std::ofstream(runs() / file, std::ios::binary) << text;
+  }
+
+  // A checkpoint of 1024 bytes, whose state says what ModelCheckpoint knows of it and of others.
+  void write_checkpoint(const std::string& name, int64_t step, const std::string& saved) const {
+    const fs::path folder = fs::path("a/checkpoints") / name;
+    write(folder / "manifest.json",
+          R"({"format_version": 1, "world_size": 1, "files": [)"
+          R"({"name": "model.safetensors", "num_bytes": 1000, "xxh3": "0000000000000000"},)"
+          R"({"name": "state.json", "num_bytes": 24, "xxh3": "0000000000000000"}], "parameters": [], "ranges": []})");
+    write(folder / "state.json", "{\"loops/global_step\": " + std::to_string(step) + saved + "}");
+  }
+
+  std::string refusal(const fs::path& run) const {
+    return message_of<UsageError>([&] { read_run_folder(runs() / run); });
+  }
+
+ private:
+  testing::TempDir folder_;
+};
+
+TEST_F(RunFolderTest, ReadsEachPart) {
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
+  write("a/config.toml", "seed = 1\n[trainer]\nmax_epochs = 3\n[[callbacks]]\ntype = \"EarlyStopping\"\n");
+  write("a/env.json", R"({"host": "here", "git_commit": null, "world_size": 2})");
+  const RunFolder run = read_run_folder(runs() / "a/");
+  EXPECT_EQ(run.name, (runs() / "a").string());
+  EXPECT_EQ(run.metrics.num_rows, 1);
+  EXPECT_EQ(run.config.at("trainer.max_epochs"), "3");
+  EXPECT_EQ(run.config.at("callbacks[0].type"), "EarlyStopping");
+  EXPECT_THAT(run.environment,
+              ElementsAre(std::pair("host", "here"), std::pair("git_commit", ""), std::pair("world_size", "2")));
+  EXPECT_EQ(*run.find_environment("host"), "here");
+  EXPECT_EQ(run.find_environment("nothing"), nullptr);
+  EXPECT_THAT(run.notes, IsEmpty());
+}
+
+TEST_F(RunFolderTest, CheckpointsHaveSizesAndTheNewestScores) {
+  const std::string callback = ", \"callbacks/ModelCheckpoint{monitor=val_loss}/";
+  write_checkpoint("epoch=0-step=10", 10,
+                   callback + "monitor\": \"val_loss\"" + callback + "saved/0/name\": \"epoch=0-step=10\"" + callback +
+                       "saved/0/score\": 0.75");
+  write_checkpoint("epoch=1-step=9", 9, "");
+  write_checkpoint("epoch=1-step=20", 20,
+                   callback + "monitor\": \"val_loss\"" + callback + "saved/0/name\": \"epoch=1-step=20\"" + callback +
+                       "saved/0/score\": {\"double\": \"nan\"}" + callback + "saved/1/name\": \"epoch=0-step=10\"" +
+                       callback + "saved/1/score\": 0.5");
+  fs::create_directory_symlink("epoch=1-step=20", runs() / "a/checkpoints/last");
+  fs::create_directory_symlink("epoch=0-step=10", runs() / "a/checkpoints/best");
+  const RunFolder run = read_run_folder(runs() / "a");
+  ASSERT_EQ(run.checkpoints.size(), 3u);
+  EXPECT_EQ(run.checkpoints[0].step, 9);
+  EXPECT_FALSE(run.checkpoints[0].score);
+  const CheckpointSummary &best = run.checkpoints[1], &last = run.checkpoints[2];
+  EXPECT_EQ(best.name, "epoch=0-step=10");
+  EXPECT_EQ(best.num_bytes, 1024);
+  EXPECT_EQ(best.monitor, "val_loss");
+  EXPECT_EQ(best.score, 0.5);
+  EXPECT_TRUE(best.is_best && !best.is_last);
+  EXPECT_TRUE(std::isnan(*last.score));
+  EXPECT_TRUE(last.is_last && !last.is_best);
+}
+
+TEST_F(RunFolderTest, TheNewestFilesOfAFolderAreRead) {
+  for (const std::string version : {"", "-v1", "-v2"}) {
+    write("a/metrics" + version + ".csv", "epoch,step,loss" + version + "\n0,1,2\n");
+    write("a/config" + version + ".toml", "name = \"run" + version + "\"");
+    write("a/env" + version + ".json", "{\"host\": \"host" + version + "\"}");
+  }
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_NE(run.metrics.find("loss-v2"), nullptr);
+  EXPECT_EQ(run.config.at("name"), "run-v2");
+  EXPECT_EQ(*run.find_environment("host"), "host-v2");
+  EXPECT_THAT(run.notes, ElementsAre(HasSubstr("metrics-v2.csv is shown")));
+}
+
+TEST_F(RunFolderTest, WhatIsIncompleteIsNoted) {
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n0,1");
+  write("a/config.toml", "seed = \n");
+  write("a/env.json", "{\"host\": ");
+  write("a/checkpoints/broken/manifest.json", "{");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_EQ(run.metrics.num_rows, 1);
+  EXPECT_THAT(run.notes, ElementsAre("the last row of metrics.csv is incomplete, and is left out",
+                                     HasSubstr("config.toml:1:8: this is no TOML"),
+                                     HasSubstr("env.json cannot be read"), HasSubstr("broken/manifest.json")));
+}
+
+TEST_F(RunFolderTest, ARunThatHasLoggedNothingYetIsRead) {
+  write("a/config.toml", "seed = 1\n");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_TRUE(run.metrics_file.empty());
+  EXPECT_THAT(run.notes, ElementsAre("there is no metrics.csv: no CSVLogger has written here yet"));
+}
+
+TEST_F(RunFolderTest, WhatIsNoRunIsRefusedWithWhatThereIs) {
+  write("first/metrics.csv", "epoch,step\n");
+  write("second/metrics.csv", "step,epoch\n1,2\n");
+  const std::string root = runs().string();
+  EXPECT_EQ(refusal("frist"), "there is no folder '" + root + "/frist'; did you mean '" + root + "/first'? '" + root +
+                                  "' has first, second");
+  EXPECT_EQ(refusal("frist/"), refusal("frist"));
+  EXPECT_THAT(refusal("nowhere/a"), HasSubstr("there is no folder '" + root + "/nowhere' either"));
+  EXPECT_THAT(refusal("first/metrics.csv"),
+              HasSubstr("is no folder; give the folder of a run, such as runs/version_0"));
+  EXPECT_EQ(refusal("."), "'" + root +
+                              "/.' is no folder of a run: it has no metrics.csv, config.toml, env.json or "
+                              "checkpoints; '" +
+                              root + "/.' has first, second");
+  EXPECT_THAT(refusal("second"), HasSubstr("second/metrics.csv' was not written by a CSVLogger"));
+}
+
+TEST_F(RunFolderTest, ProgressLeavesOutConfigAndCheckpoints) {
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
+  write("a/config.toml", "seed = \n");
+  write("a/env.json", R"({"host": "here"})");
+  const RunFolder run = read_progress(runs() / "a");
+  EXPECT_EQ(run.metrics.num_rows, 1);
+  EXPECT_EQ(*run.find_environment("host"), "here");
+  EXPECT_THAT(run.config, IsEmpty());
+  EXPECT_THAT(run.notes, IsEmpty());
+}
+
+}  // namespace
+}  // namespace fulgur

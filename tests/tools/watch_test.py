@@ -1,0 +1,95 @@
+"""tools/watch on the folder of a run."""
+import fcntl
+import json
+import os
+import pathlib
+import pty
+import select
+import signal
+import struct
+import subprocess
+import tempfile
+import termios
+import time
+import unittest
+
+WATCH = pathlib.Path("tools/watch").absolute()
+
+
+class WatchTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.run_folder = self.folder / "runs/a"
+        self.run_folder.mkdir(parents=True)
+        self.environment = {**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder)}
+
+    def write_run(self, num_rows):
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 10))
+        (self.run_folder / "env.json").write_text(
+            json.dumps({"started": started, "first_step": 0, "estimated_stepping_batches": 200}))
+        (self.run_folder / "log.txt").write_text("single_device on cpu\n")
+        self.write_rows(num_rows)
+
+    def write_rows(self, num_rows):
+        rows = "".join(f"0,{i},{1 / (i + 1):.9g}\n" for i in range(num_rows))
+        (self.run_folder / "metrics.csv").write_text("epoch,step,train_loss\n" + rows)
+
+    def watch(self, *arguments):
+        return subprocess.run([WATCH, *arguments], capture_output=True, text=True, cwd="/", timeout=100, env=self.environment)
+
+    def test_one_picture(self):
+        self.write_run(50)
+        done = self.watch("runs/a", "--once")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        name, bar, line, output, metric = done.stdout.splitlines()
+        self.assertEqual((name, output), ("runs/a", "> single_device on cpu"))
+        self.assertRegex(bar, r"^\[#{13}\.{40}\] 25%$")
+        self.assertRegex(line, r"^step 50 of 200  epoch 0  [45](\.\d+)? steps/s  0:[23]\d left  logged 0:0\d ago$")
+        self.assertRegex(metric, r"^train_loss  0\.02         █[▁▂▃▄▅▆▇]+$")
+
+    def test_twenty_columns(self):
+        self.write_run(50)
+        lines = self.watch("runs/a", "--once", "--width=20").stdout.splitlines()
+        self.assertTrue(all(len(line) <= 20 for line in lines), lines)
+        self.assertIn("train_loss", lines)
+
+    def test_the_picture_on_a_terminal_follows_the_run(self):
+        self.write_run(50)
+        ours, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 20, 0, 0))
+        with os.fdopen(ours, "rb", buffering=0) as screen:
+            with subprocess.Popen([WATCH, "runs/a", "--every_s=0.1"], stdout=terminal, env=self.environment) as running:
+                os.close(terminal)
+                self.read_until(screen, b"step 50 of 200")
+                self.write_rows(60)
+                shown = self.read_until(screen, b"step 60 of 200")
+                running.send_signal(signal.SIGINT)
+                running.wait(timeout=100)
+        self.assertIn(b"\x1b[H\x1b[J", shown)
+        for line in shown.decode(errors="ignore").replace("\x1b[H\x1b[J", "").splitlines():
+            self.assertLessEqual(len(line), 20)
+
+    def read_until(self, screen, text):
+        shown = b""
+        while text not in shown:
+            self.assertTrue(select.select([screen], [], [], 60)[0], shown)
+            shown += screen.read(65536)
+        return shown
+
+    def test_a_run_that_has_logged_nothing_yet(self):
+        (self.run_folder / "env.json").write_text("{\"host\": \"here\"}")
+        done = self.watch("runs/a", "--once")
+        self.assertEqual((done.returncode, done.stdout), (0, "runs/a\nthere is no metrics.csv: no CSVLogger has written here yet\n"))
+
+    def test_bad_input_is_refused(self):
+        self.write_run(1)
+        done = self.watch("runs/b", "--once")
+        self.assertEqual((done.returncode, done.stderr), (2, "error: there is no folder 'runs/b'; did you mean 'runs/a'? 'runs' has a\n"))
+        self.assertEqual(self.watch("runs/a", "--once", "--every_s=0").returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

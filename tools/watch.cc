@@ -1,0 +1,71 @@
+// Shows how far a run is, its last metrics and how they went, from another shell than the one that trains:
+//   bazel run //tools:watch -- runs/latest
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "fulgur/reports/command.h"
+#include "fulgur/reports/run_folder.h"
+#include "fulgur/reports/run_picture.h"
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// Reading takes at most this share of a core: whoever trains on the machine needs the rest.
+constexpr double kShareOfCore = 0.01;
+
+// The size of the terminal; 80 columns and any height if the output is none.
+fulgur::PictureOptions terminal_size() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return {};
+  return {.width = size.ws_col, .height = size.ws_row > 1 ? size_t{size.ws_row} - 1 : 0};
+}
+
+// Overwrites the last picture on a terminal.
+void show(const std::string& picture) {
+  const bool is_terminal = isatty(STDOUT_FILENO) == 1;
+  std::cout << (is_terminal ? "\x1b[H\x1b[J" : "") << picture << (is_terminal ? "" : "\n") << std::flush;
+}
+
+std::string picture_of(const std::filesystem::path& folder, fulgur::PictureOptions options) {
+  const fulgur::RunFolder run = fulgur::read_progress(folder);
+  return run_picture(run, progress_of(run, std::chrono::system_clock::now()), options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Shows how far a run is, its last metrics and how they went, until Ctrl-C.");
+  std::string folder;
+  bool once = false;
+  double every_s = 2.0;
+  size_t width = 0;
+  app.add_option("run", folder, "folder of a run, such as runs/latest")->required();
+  app.add_flag("--once", once, "show one picture and end");
+  app.add_option("--every_s", every_s, "seconds from one picture to the next, at least; default: 2")
+      ->check(CLI::Range(0.1, 1e6));
+  app.add_option("--width", width, "columns of the picture; default: those of the terminal");
+  return fulgur::run_command(app, argc, argv, [&] {
+    while (true) {
+      fulgur::PictureOptions options = terminal_size();
+      if (width > 0) options.width = width;
+      const auto begin = std::chrono::steady_clock::now();
+      const std::string picture = picture_of(folder, options);
+      if (once) {
+        std::cout << picture;
+        return 0;
+      }
+      show(picture);
+      const Seconds spent = std::chrono::steady_clock::now() - begin;
+      std::this_thread::sleep_for(std::max(Seconds(every_s), spent / kShareOfCore));
+    }
+  });
+}
