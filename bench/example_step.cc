@@ -1,8 +1,9 @@
 // Steps of a model of examples/, for bench/python_examples.py, which runs the same in Lightning, and bench/claims.py:
 //   example_step bert_classifier --steps=50 --strategy=ddp_sharded --devices=2 --model.size=article
 // Trains on the same few batches again and again. The size of images for a model is given by flags here. Rank 0 prints
-// the losses and the bytes that a rank keeps, counted, on 1, 2 and 8 devices, unless --barebones is given; then MB of the
-// process before the model is made and at most after the first steps, and microseconds of a step after the first ones.
+// the losses and the bytes that a rank keeps, counted, on 1, 2 and 8 devices, unless --barebones is given; then MB of
+// the process before the model is made and at most after the first steps, and microseconds of a step after the first
+// ones.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -59,7 +60,8 @@ struct StepOptions {
     visit({.name = "data", .help = "options of the example's data"}, &data);
     visit({.name = "folder", .help = "where weights.safetensors and batches.safetensors are written; empty: nowhere"},
           &folder);
-    visit({.name = "steps", .help = "number of steps: those that are not timed, one, and those that are", .min = 3}, &steps);
+    visit({.name = "steps", .help = "number of steps: those that are not timed, one, and those that are", .min = 3},
+          &steps);
     visit({.name = "warm_up", .help = "steps at the beginning that are not timed", .min = 1}, &warm_up);
     visit({.name = "pool", .help = "number of different batches", .min = 1}, &pool);
     visit({.name = "dropout", .help = "false: every torch::nn::Dropout of the model lets everything through"},
@@ -194,8 +196,7 @@ void run(StepOptions<Example, Data> options) {
   const double before_mb = bench::resident_mb();
   Data data(options.data, kSeed);
   data.setup(EntryPoint::fit);
-  const auto pool =
-      std::make_shared<Pool>(*data.train_dataloader(), options.pool, options.steps, options.warm_up);
+  const auto pool = std::make_shared<Pool>(*data.train_dataloader(), options.pool, options.steps, options.warm_up);
   const auto module = make_example<Example>(options.model);
   if (!options.dropout) drop_nothing(*module);
   if (!options.folder.empty()) write_beginning(options.folder, *module, *pool);

@@ -104,10 +104,10 @@ const RunState& Module::run_state() const {
 int64_t Module::estimated_stepping_batches() const {
   const auto steps = run_state().estimated_stepping_batches;
   if (steps) return *steps;
-  throw UsageError(
-      fmt::format("{} needs to know how many steps training takes, which its loader does not say or nothing bounds: set "
-                  "max_steps, or max_epochs and a loader that knows its length",
-                  name()));
+  throw UsageError(fmt::format(
+      "{} needs to know how many steps training takes, which its loader does not say or nothing bounds: set "
+      "max_steps, or max_epochs and a loader that knows its length",
+      name()));
 }
 
 std::string Module::name() const { return type_name(typeid(*this)); }

@@ -141,8 +141,8 @@ TEST_P(Objective, TwoRanksHaveTheGradientsOfOneWithTheWholeBatch) {
 }
 
 TEST(Swav, PrototypesAreTrainedFromTheGivenStepOn) {
-  const auto crops = fulgur::TensorDataset::make(
-      {{"large", torch::rand({16, 2, 1, 8, 8})}, {"small", torch::rand({16, 2, 1, 6, 6})}});
+  const auto crops =
+      fulgur::TensorDataset::make({{"large", torch::rand({16, 2, 1, 8, 8})}, {"small", torch::rand({16, 2, 1, 6, 6})}});
   const auto prototypes_after = [&](int64_t max_steps) {
     fulgur::seed_everything(1);
     const auto model = fulgur::make_module<Swav>(SwavOptions{.freeze_prototypes_steps = 2});

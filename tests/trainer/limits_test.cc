@@ -15,6 +15,7 @@
 #include "fulgur/loops/batch_limit.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_module.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/unsized_loader.h"
 
@@ -133,6 +134,25 @@ TEST(EstimatedSteps, AreCeiledBatchesByEpochsCappedByMaxSteps) {
   EXPECT_EQ(estimate({.max_epochs = 3, .max_steps = 7}, stream_of_ten()), 7);
   EXPECT_EQ(estimate({.max_epochs = 3, .limit_train_batches = Batches(5)}, stream_of_ten()), 3 * 5);
   EXPECT_EQ(estimate({.max_epochs = -1}, ten_batches()), std::nullopt);
+}
+
+TEST(EstimatedSteps, AScheduleThatNeedsThemGetsThemOrSaysWhatToSet) {
+  struct Needing : testing::TinyModule {
+    int64_t steps = 0;
+    Optimizers configure_optimizers() override {
+      steps = estimated_stepping_batches();
+      return TinyModule::configure_optimizers();
+    }
+  };
+  const auto module = make_module<Needing>();
+  Trainer(quiet({.max_steps = 7})).fit(module, {.train = ten_batches()});
+  EXPECT_EQ(module->steps, 7);
+  const auto fit = [](TrainerOptions options, std::shared_ptr<Loader> train) {
+    return testing::message_of<UsageError>(
+        [&] { Trainer(quiet(std::move(options))).fit(make_module<Needing>(), {.train = std::move(train)}); });
+  };
+  EXPECT_THAT(fit({.max_epochs = -1}, ten_batches()), HasSubstr("Needing needs to know how many steps training takes"));
+  EXPECT_THAT(fit({.max_epochs = 3}, stream_of_ten()), HasSubstr("set max_steps, or max_epochs and a loader that"));
 }
 
 TEST(FastDevRun, RunsOneEpochOfSoManyBatchesOfEveryStage) {
