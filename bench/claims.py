@@ -137,7 +137,8 @@ def families():
                    "of which activations, in each", "step over ddp's"], speeds) +
             "\n\nCounted are parameters, gradients, optimizer state and buckets, without activations (`estimate_memory`; "
             "`tests/strategies/model_state_bytes_test.cc` finds the same by counting allocations, to 3%). DeepSpeech 2 and SwAV "
-            "use AdamW here, ResNet-50 SGD with momentum.\n\n"
+            "use AdamW here, ResNet-50 SGD with momentum. Below 60% are the models for which two buckets of 25 MiB "
+            "(`bucket_cap_mib`) are not small.\n\n"
             f"`{command}`, and so on for each family, with `ddp` in turn.")
 
 
