@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what the articles about sharded training and ZeRO-Offload claim, and writes docs/claims.md: for each claim what
-the article says, what was found here, and by which command. Takes about half an hour on two cores, and nothing else should
-run meanwhile. What needs a Python package that is not there (deepspeed, fairscale) or a GPU says so in its place.
+the article says, what was found here, and by which command. Each claim takes from seconds to ten minutes on two cores, and
+nothing else should run meanwhile. What needs a Python package that is not there (deepspeed, fairscale) or a GPU says so in its place.
 
   ./bazelw run //bench:claims                all
   ./bazelw run //bench:claims -- memory      those named; the others stay as they are
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import largest_model
 import report
@@ -39,6 +39,8 @@ EXAMPLE_STEP = FOLDER / "example_step"
 MINILM = RUNFILES / "minilm"
 DIGITS = f"--data.file={RUNFILES / 'digits/digits.csv.gz'}"
 BERT = [f"--model.weights={MINILM}", "--model.size=article", "--data.batch_size=2", "--data.max_length=64"]
+QUIET = ["--enable_progress_bar=false", "--enable_model_summary=false", "--logger=false"]
+
 # The articles' families, each with the dimensions of its own paper, and a batch that suits one core.
 FAMILIES = {
     "BERT-base": ("bert_classifier", BERT),
@@ -92,9 +94,6 @@ def has(package):
 
 def script(name, *arguments):
     return [sys.executable, FOLDER / f"{name}.py", *arguments]
-
-
-QUIET = ["--enable_progress_bar=false", "--enable_model_summary=false", "--logger=false"]
 
 
 # Memory.
@@ -287,7 +286,6 @@ class Claim:
     key: str
     title: str
     measure: object
-    seconds: float = field(default=0.0)
 
 
 CLAIMS = [

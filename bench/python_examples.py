@@ -53,7 +53,6 @@ class Subject:
         return f"{self.example}, {self.size}"
 
 
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
 TINY = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512}  # arXiv:1908.08962
 LM = {"n_layer": 4, "n_head": 4, "n_embd": 128, "context": 64}
 SMALL_LM = {"n_layer": 2, "n_head": 2, "n_embd": 32, "context": 16}
@@ -212,7 +211,7 @@ class Losses(lightning.Callback):
 def bert_sizes(subject, weights):
     """What config.json has for the subject; the small one is written beside the vocabulary."""
     config = json.loads((weights / "config.json").read_text())
-    return config | (MINILM if subject.size == "full" else TINY)
+    return config if subject.size == "full" else config | TINY
 
 
 def in_lightning(subject, folder, minilm, steps, dropout, fused, **options):

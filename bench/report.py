@@ -64,7 +64,7 @@ SUBJECTS = [
             script="python_loggers.py", packages=["torch", "tensorboard"]),
     Subject("AdamW", "The fused kernel beside a pass over the same memory without arithmetic, and beside torch's kernels.",
             "adamw_kernel"),
-    Subject("AdamW, beside Python", "`optim::AdamW` beside Python's optimizers, on one thread.", "adamw_kernel",
+    Subject("AdamW, beside Python", "`optim::AdamW` beside Python's optimizers, on one core to all.", "adamw_kernel",
             script="python_adamw.py", packages=["torch"]),
     Subject("A GAN's step, with and without toggle_optimizer", "Without the guard, backward computes the gradients of the "
             "discriminator in the generator's half, too.", "toggle_step"),
