@@ -102,7 +102,7 @@ class TransformerLmTest(unittest.TestCase):
             (["--data.path=text", "--model.n_head=3"], 2, "error: n_embd (128) must be a multiple of n_head (3)"),
             (["--data.path=text", "--model.sample.prompt="], 2, "error: sample.prompt must have at least one character"),
             (["--data.paht=text"], 2, "error: unknown flag 'data.paht'; did you mean 'data.path'?"),
-            (["--data.path=text", "--max_epochs=-1", "--max_time=00:00:00:01"], 2, "error: in configure_optimizers: the schedule needs to know"),
+            (["--data.path=text", "--max_epochs=-1", "--max_time=00:00:00:01"], 2, "error: in configure_optimizers: transformer_lm::LanguageModel needs to know how many steps training takes"),
         ]:
             with self.subTest(flags=flags):
                 done = run(*flags, folder=self.folder)
