@@ -4,7 +4,7 @@ sends), and how memory grows with the model; and beside it FairScale's OSS + Sha
 DistributedDataParallel, if torch and fairscale are in the interpreter's path. 32 samples and one thread a rank; Adam in
 fp32.
 
-  ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds]
+  ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds] [--only=times]
 """
 import os
 import statistics
@@ -89,7 +89,8 @@ def growth(program, kind):
 
 def main():
     program = sys.argv[1]
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
+    numbers = [argument for argument in sys.argv[2:] if argument != "--only=times"]
+    rounds = int(numbers[0]) if numbers else ROUNDS
     kinds = ["ddp", "ddp_sharded", "ddp --two_groups", "ddp_sharded --two_groups"]
     try:
         import fairscale  # noqa: F401
@@ -111,6 +112,8 @@ def main():
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
         print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
               f"{worst:.1e} of them")
+    if "--only=times" in sys.argv:
+        return
     for kind in kinds[:4]:
         sent = bytes_of_a_step(program, kind, 1152)
         print(f"{kind}: {sent:.3f} of the model's bytes sent by a rank in a step, 4 M parameters")

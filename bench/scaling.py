@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""A model of the time of a step with data parallelism: what each rank computes, and what moves between ranks and between
-device and host, over bandwidths. First the model is fitted on this host, at one and two ranks of ddp and ddp_sharded, and
-checked against three and four. Then it says what a cluster of GPUs would do, whose constants come from its data sheet and
+"""A model of the time of a step with data parallelism: what each rank computes, and the bytes that it moves over the bandwidth
+of what it shares with others. First the model is fitted on this host, at one and two ranks of ddp and ddp_sharded, and checked
+against three and four: there it is memory that ranks share, through which gradients are summed, too. Then it says what a cluster of GPUs would do, whose constants come from its data sheet and
 from the ZeRO-Offload paper (Ren et al. 2021, arXiv:2101.06840): nothing there is measured.
 
   ./bazelw build //bench:ddp_step && OMP_NUM_THREADS=1 python3 bench/scaling.py bazel-bin/bench/ddp_step [rounds]
@@ -17,24 +17,43 @@ ROUNDS = 3
 WIDTH, STEPS = 2576, 10  # 20 million parameters
 NUM_PARAMETERS = 3 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH + 2
 FITTED, CHECKED = (1, 2), (3, 4)
+UPDATE_BYTES = 28  # per parameter, that Adam reads and writes
 
 
 @dataclass
 class Host:
-    """Ranks that share cores and memory. Each constant is fitted for one strategy."""
-    compute_s: float  # of a step of one rank that has a core for itself, with the update
-    bytes_per_s: float  # of all ranks together
+    """Ranks that share cores and memory. Both constants are fitted for one strategy."""
+    compute_s: float  # of a step of one rank that has a core for itself, without its waiting for memory
+    bytes_per_s: float  # of memory, for all ranks together
     cores: int
 
-    def step_s(self, ranks, model_bytes):
-        """Sums of gradients and, with shards, new parameters: either way 2 (N - 1) / N of the model per rank."""
-        return self.compute_s * max(1.0, ranks / self.cores) + 2 * (ranks - 1) * model_bytes / self.bytes_per_s
+    def step_s(self, strategy, ranks):
+        return self.compute_s * turns(ranks, self.cores) + ranks * traffic(strategy, ranks) / self.bytes_per_s
 
 
-def fit(step_s, model_bytes, cores):
+def turns(ranks, cores):
+    """By how much longer a rank computes if it has to share its core."""
+    return max(1.0, ranks / cores)
+
+
+def traffic(strategy, ranks):
+    """Bytes that a rank reads and writes in a step, in fp32. Activations are left out: there are few."""
+    forward_backward = 12  # per parameter: it is read twice, and a gradient written
+    update = UPDATE_BYTES / (ranks if strategy == "ddp_sharded" else 1)
+    # A rank copies what the others need to where they see it, adds what they have of its own part, and hands that out:
+    # gradients that are summed with ddp, new parameters with ddp_sharded.
+    others = (ranks - 1) / ranks
+    sums = 4 * (2 * others + others + 2 / ranks) if ranks > 1 else 0
+    hand_out = 4 * (2 / ranks + 2 * others) if ranks > 1 else 0
+    return NUM_PARAMETERS * (forward_backward + update + sums + hand_out)
+
+
+def fit(strategy, step_s, cores):
     """The host on which one rank and two ranks take these seconds."""
-    waiting = step_s[2] - step_s[1] * max(1.0, 2 / cores)
-    return Host(step_s[1], 2 * model_bytes / waiting if waiting > 0 else float("inf"), cores)
+    # step_s[n] = compute * turns(n) + bytes(n) / bandwidth: two equations with two unknowns.
+    (turns1, bytes1), (turns2, bytes2) = ((turns(n, cores), n * traffic(strategy, n)) for n in FITTED)
+    s_per_byte = (step_s[2] * turns1 - step_s[1] * turns2) / (bytes2 * turns1 - bytes1 * turns2)
+    return Host((step_s[1] - bytes1 * s_per_byte) / turns1, 1 / s_per_byte, cores)
 
 
 def check_on_this_host(program, rounds):
@@ -50,9 +69,11 @@ def check_on_this_host(program, rounds):
     print(f"{NUM_PARAMETERS / 1e6:.0f} M parameters, {cores} cores, one thread a rank; the time of a step in ms")
     for strategy in strategies:
         found = {ranks: statistics.median(times[strategy, ranks]) for ranks in FITTED + CHECKED}
-        host = fit(found, 4 * NUM_PARAMETERS, cores)
+        host = fit(strategy, found, cores)
+        print(f"{strategy:<12} 1 and 2 ranks: {found[1] * 1e3:.1f}, {found[2] * 1e3:.1f}; fitted: {host.compute_s * 1e3:.1f} ms on a core, "
+              f"{host.bytes_per_s / 1e9:.1f} GB/s of memory")
         for ranks in CHECKED:
-            expected = host.step_s(ranks, 4 * NUM_PARAMETERS)
+            expected = host.step_s(strategy, ranks)
             worst = max(worst, abs(expected / found[ranks] - 1))
             print(f"{strategy:<12} {ranks} ranks: computed {expected * 1e3:7.1f}, measured {found[ranks] * 1e3:7.1f}, "
                   f"error {expected / found[ranks] - 1:+.1%}", flush=True)
@@ -91,7 +112,6 @@ class Model:
 DGX2 = Cluster("DGX-2 nodes: 16 V100 of 32 GB", 16, 40e12, 32e9, 900e9, 256e9, 12e9, 100e9)
 GPT_10B = Model(50, 4096, 1024, 10)
 WORKSPACE = 2e9  # bytes of a GPU for buckets, one recomputed layer and the allocator
-UPDATE_BYTES = 28  # per parameter, that Adam reads and writes
 
 
 def batch_of(strategy, cluster, model, ranks):

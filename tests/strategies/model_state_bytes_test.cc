@@ -89,6 +89,7 @@ struct Bytes {
   double model_state;  // steady bytes per parameter, without the buckets
   double buckets;      // bytes per parameter
   double peak;         // bytes above `steady`, in units of a layer
+  double evaluated;    // bytes per parameter that are added while validation sees the parameters without what is expected
 };
 
 // With this size a layer is a bucket.
@@ -129,6 +130,10 @@ Bytes bytes_of(const Plan& plan) {
     strategy->optimizer_step(0, {.micro_batches = all.micro_batches});
   };
   for (int i = 0; i < 2; ++i) step();  // delayed updates allocate their memory in the second step
+  const int64_t while_hidden = memory.live();
+  strategy->show_evaluated(true);
+  const auto evaluated = static_cast<double>(memory.live() - while_hidden);
+  strategy->show_evaluated(false);
   strategy->drain();
   memory.reset_peak();
   const int64_t between_steps = memory.live() - before;
@@ -138,7 +143,7 @@ Bytes bytes_of(const Plan& plan) {
   const double pool = canonical_name(plan.strategy.name()) == "ddp_sharded" && plan.num_devices > 1 ? 2.0 * layer : 0.0;
   const auto n = static_cast<double>(num_params);
   const Bytes bytes{steady, estimated, (static_cast<double>(steady) - pool) / n, pool / n,
-                    static_cast<double>(memory.peak() - before - steady) / layer};
+                    static_cast<double>(memory.peak() - before - steady) / layer, evaluated / n};
   strategy->teardown();
   return bytes;
 }
@@ -192,6 +197,17 @@ TEST(ModelStateOfDdp, IsSixteenBytes) {
 TEST(ModelStateOfOneDevice, IsSixteenBytes) {
   const Bytes bytes = bytes_of({.strategy = SingleDevice()});
   EXPECT_NEAR(bytes.model_state, 16, 0.03 * 16);  // the gradients stay until the next zero_grad
+}
+
+// Forward's parameters stay beside those that validation sees, each on the rank that updates it.
+TEST(ModelStateInValidation, OfDelayedUpdateHasACopyOfTheParameters) {
+  EXPECT_EQ(bytes_of({.strategy = "zero_offload"}).evaluated, 0);
+  EXPECT_EQ(bytes_of({.strategy = "ddp_sharded", .num_devices = 2}).evaluated, 0);
+  for (const auto& [precision, num_devices, expected] :
+       {std::tuple("32", 1, 4.0), std::tuple("bf16-true", 1, 2.0), std::tuple("bf16-true", 2, 1.0)}) {
+    const Bytes bytes = bytes_of({.strategy = "delayed_update", .num_devices = num_devices, .precision = precision});
+    EXPECT_NEAR(bytes.evaluated, expected, 0.03 * expected) << precision << num_devices;
+  }
 }
 
 // The Trainer keeps its strategy, for another fit.
