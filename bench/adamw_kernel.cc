@@ -26,7 +26,6 @@
 #else
 #define FULGUR_BENCH_CLONES
 #endif
-#define FULGUR_BENCH_INLINE __attribute__((always_inline)) inline
 
 namespace {
 
@@ -63,35 +62,19 @@ const optim::AdamRule kRule{.step_size = kLr / 0.65, .inv_root_bias_correction2 
 
 typedef uint32_t Line __attribute__((vector_size(64), aligned(4)));
 
-// Reads and writes the same memory as the kernel; `zero` is 0, but the compiler cannot know. kAhead: cache lines of
-// software prefetch; 0: none.
-template <int64_t kAhead>
-FULGUR_BENCH_INLINE void touch(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
+// Reads and writes the same memory as the kernel; `zero` is 0, but the compiler cannot know.
+FULGUR_BENCH_CLONES void pass(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
   for (int64_t i = 0; i < num_lines; ++i) {
-    if constexpr (kAhead > 0) {
-      __builtin_prefetch(param + i + kAhead);
-      __builtin_prefetch(grad + i + kAhead);
-      __builtin_prefetch(m + i + kAhead);
-      __builtin_prefetch(v + i + kAhead);
-    }
     param[i] ^= grad[i] & zero;
     m[i] ^= zero;
     v[i] ^= zero;
   }
 }
-FULGUR_BENCH_CLONES void pass(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines, uint32_t zero) {
-  touch<0>(param, grad, m, v, num_lines, zero);
-}
-FULGUR_BENCH_CLONES void prefetching_pass(Line* param, const Line* grad, Line* m, Line* v, int64_t num_lines,
-                                          uint32_t zero) {
-  touch<32>(param, grad, m, v, num_lines, zero);
-}
 
-template <class Pass>
-void run_pass(const Pass& body, Buffers& buffers) {
+void run_pass(Buffers& buffers) {
   static volatile uint32_t zero = 0;
   const auto bits = [](const at::Tensor& tensor) { return reinterpret_cast<Line*>(tensor.data_ptr<float>()); };
-  body(bits(buffers.param), bits(buffers.grad), bits(buffers.exp_avg), bits(buffers.exp_avg_sq), buffers.size / 16,
+  pass(bits(buffers.param), bits(buffers.grad), bits(buffers.exp_avg), bits(buffers.exp_avg_sq), buffers.size / 16,
        zero);
 }
 
@@ -117,10 +100,7 @@ void compare_at(int64_t size) {
   fmt::print("\n{} parameters, fp32, one thread\n", size);
   at::set_num_threads(1);
   const auto kernel = [&] { optim::fused_update(kRule, buffers.slice(buffers.grad)); };
-  measure({{"pass without arithmetic", [&] { run_pass(pass, buffers); }},
-           {"the same, prefetching", [&] { run_pass(prefetching_pass, buffers); }},
-           {"fused_update", kernel}},
-          kFp32Bytes);
+  measure({{"pass without arithmetic", [&] { run_pass(buffers); }}, {"fused_update", kernel}}, kFp32Bytes);
   at::Tensor own = torch::randn(size).set_requires_grad(true);
   own.mutable_grad() = buffers.grad;
   torch::optim::AdamW unfused({own}, torch::optim::AdamWOptions(kLr).weight_decay(kWeightDecay));

@@ -24,8 +24,7 @@ struct FP16 {
 template <class R>
 constexpr size_t kIndexOf = Rule(R{}).index();
 
-constexpr size_t kLineBytes = 64;          // the step of the loop: a cache line of T
-constexpr size_t kPrefetchElements = 512;  // distance of prefetches
+constexpr size_t kLineBytes = 64;  // the step of the loop: a cache line of T
 
 }  // namespace fulgur::optim::internal
 #endif
@@ -363,24 +362,13 @@ HWY_INLINE void update_tail(const Step& step, const Scaling<D>& scaling, Copying
   if (streams.copy) memcpy(streams.copy + first, copy, count * sizeof(Copy));
 }
 
-// The address may lie past the end, or be computed from null: it is only a hint.
-template <class Element>
-HWY_INLINE void prefetch(const Element* start, size_t index) {
-  hwy::Prefetch(reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(start) + index * sizeof(Element)));
-}
-
 // By value: behind references the compiler would load all coefficients and pointers again after each store.
 template <class Step, class D, class Number, class Grad, class Copy>
 HWY_NOINLINE void update(const Step step, const Scaling<D> scaling, const Copying<Step, D> copying,
                          const Streams<Number, Grad, Copy> streams, size_t num_elements) {
   constexpr size_t kLine = kLineBytes / sizeof(Number);
-  size_t i = 0;
-  for (; i + kLine <= num_elements; i += kLine) {
-    prefetch(streams.param, i + kPrefetchElements);
-    prefetch(streams.grad, i + kPrefetchElements);
-    for (size_t k = 0; k < Step::kNumStates; ++k) prefetch(streams.states[k], i + kPrefetchElements);
-    update_line(step, scaling, copying, streams, i);
-  }
+  size_t i = 0;  // no software prefetch: it made the loop slower by a tenth where memory is the limit
+  for (; i + kLine <= num_elements; i += kLine) update_line(step, scaling, copying, streams, i);
   if (i < num_elements) update_tail(step, scaling, copying, streams, i, num_elements - i);
   if (copying.stream) hwy::FlushStream();
 }

@@ -89,7 +89,7 @@ struct Bytes {
   double model_state;  // steady bytes per parameter, without the buckets
   double buckets;      // bytes per parameter
   double peak;         // bytes above `steady`, in units of a layer
-  double evaluated;    // bytes per parameter that are added while validation sees the parameters without what is expected
+  double evaluated;  // bytes per parameter that are added while validation sees the parameters without what is expected
 };
 
 // With this size a layer is a bucket.
@@ -142,8 +142,12 @@ Bytes bytes_of(const Plan& plan) {
   const double layer = (kWidth * kWidth + kWidth) * (plan.precision == "32" ? 4.0 : 2.0);
   const double pool = canonical_name(plan.strategy.name()) == "ddp_sharded" && plan.num_devices > 1 ? 2.0 * layer : 0.0;
   const auto n = static_cast<double>(num_params);
-  const Bytes bytes{steady, estimated, (static_cast<double>(steady) - pool) / n, pool / n,
-                    static_cast<double>(memory.peak() - before - steady) / layer, evaluated / n};
+  const Bytes bytes{steady,
+                    estimated,
+                    (static_cast<double>(steady) - pool) / n,
+                    pool / n,
+                    static_cast<double>(memory.peak() - before - steady) / layer,
+                    evaluated / n};
   strategy->teardown();
   return bytes;
 }
