@@ -209,7 +209,8 @@ TEST(ModelStateInValidation, OfDelayedUpdateHasACopyOfTheParameters) {
   EXPECT_EQ(bytes_of({.strategy = "ddp_sharded", .num_devices = 2}).evaluated, 0);
   for (const auto& [precision, num_devices, expected] :
        {std::tuple("32", 1, 4.0), std::tuple("bf16-true", 1, 2.0), std::tuple("bf16-true", 2, 1.0)}) {
-    const Bytes bytes = bytes_of({.strategy = "delayed_update", .num_devices = num_devices, .precision = precision});
+    const Bytes bytes =
+        bytes_of({.strategy = DelayedUpdate{.warmup_steps = 0}, .num_devices = num_devices, .precision = precision});
     EXPECT_NEAR(bytes.evaluated, expected, 0.03 * expected) << precision << num_devices;
   }
 }
