@@ -146,6 +146,8 @@ def depth_below(cap_mb, strategy):
     def fits(depth):
         command = [FOLDER / "ddp_step", "--width=1024", f"--depth={depth}", "--steps=6", f"--strategy={strategy}", "--devices=2"]
         return float(output_of(command).split("\n")[-2].split()[3]) <= cap_mb
+    if not fits(1):
+        sys.exit(f"claims: not even one layer of {strategy} fits into {cap_mb} MB")
     low, high = 1, 2
     while fits(high):
         low, high = high, 2 * high
@@ -213,7 +215,7 @@ def adam():
 # Late updates.
 
 def late():
-    speed = [FOLDER / "offload_step", "3"]
+    speed = [FOLDER / "offload_step", "5"]
     rows = [[load, *figures] for load, *figures in re.findall(
         r"^(batches of .*)\n(?:.*\n)*?update / \(forward and backward\) ([\d.]+): delayed_update ([\d.]+) times as fast as "
         r"zero_offload .*, and ([\d.]+) of the step without prediction", output_of(speed), re.M)]

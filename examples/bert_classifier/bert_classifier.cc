@@ -8,11 +8,6 @@ namespace {
 using namespace fulgur;
 namespace F = torch::nn::functional;
 
-BertSizes sizes_of(const BertClassifierOptions& options) {
-  if (options.size == "article") return {};  // BERT-base
-  return BertSizes::read(std::filesystem::path(options.weights) / "config.json");
-}
-
 at::Tensor accuracy(const at::Tensor& logits, const at::Tensor& targets) {
   return logits.argmax(1).eq(targets).to(at::kFloat).mean();
 }
@@ -32,9 +27,14 @@ void BertClassifierOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate at its peak; for BERT-base, 2e-5 to 5e-5", .min = 0}, &lr);
 }
 
+BertSizes BertClassifierOptions::encoder() const {
+  if (size == "article") return {};  // BERT-base
+  return BertSizes::read(std::filesystem::path(weights) / "config.json");
+}
+
 BertClassifier::BertClassifier(Options options) : options_(std::move(options)) {
   save_hyper_parameters(options_);
-  const BertSizes sizes = sizes_of(options_);
+  const BertSizes sizes = options_.encoder();
   bert_ = register_module("bert", Bert(sizes));
   dropout_ = register_module("dropout", torch::nn::Dropout(options_.dropout));
   head_ = register_module("head", torch::nn::Linear(sizes.hidden, options_.num_classes));

@@ -16,6 +16,7 @@ struct BertClassifierOptions {
   double dropout = 0.3;  // in front of the head
   double lr = 2e-4;      // at its peak; for BERT-base, 2e-5 to 5e-5
   void describe(fulgur::FieldVisitor& visit);
+  BertSizes encoder() const;  // throws what BertSizes::read throws
 };
 
 // A BERT with a head on its pooled output, fine-tuned as a whole by AdamW: a linear warm-up over the first tenth of all

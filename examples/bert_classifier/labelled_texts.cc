@@ -137,8 +137,10 @@ class TokenizedTexts final : public Dataset {
       tokens_.push_back(std::move(tokens));
     }
     if (num_cut > 0) {
-      log_info("{} of {} texts have more than {} tokens (--data.max_length), and are cut there", num_cut,
-               tokens_.size(), max_length);
+      log_info(
+          "{} of {} texts have more than {} tokens (--data.max_length, or the positions of the model), and are cut "
+          "there",
+          num_cut, tokens_.size(), max_length);
     }
   }
   int64_t size() const override { return std::ssize(tokens_); }

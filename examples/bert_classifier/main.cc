@@ -2,6 +2,7 @@
 //   ./bazelw run //examples/bert_classifier
 #include "examples/bert_classifier/bert_classifier.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "examples/bert_classifier/labelled_texts.h"
@@ -17,6 +18,7 @@ std::string default_weights() { return std::filesystem::read_symlink("/proc/self
 
 void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
   if (data.vocabulary.empty()) data.vocabulary = (std::filesystem::path(model.weights) / "vocab.txt").string();
+  data.max_length = std::min(data.max_length, model.encoder().max_length);
   model.num_classes = std::ssize(read_labelled_texts(data.path).classes);
 }
 

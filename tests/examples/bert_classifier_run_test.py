@@ -1,4 +1,6 @@
-"""bert_classifier as its user meets it: in a short run the pretrained weights are worth more than the same net's random ones."""
+"""bert_classifier as its user meets it: in a short run the pretrained weights are worth more than the same net's random ones;
+texts that are too long are cut; weights of another size are refused."""
+import json
 import os
 import pathlib
 import re
@@ -13,11 +15,17 @@ SHORT = ["--data.max_length=32", "--data.batch_size=8", "--max_epochs=2"]
 
 class BertClassifierRunTest(unittest.TestCase):
 
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def run_program(self, *flags, weights=WEIGHTS):
+        return subprocess.run([PROGRAM, f"--model.weights={weights}", *flags], capture_output=True, text=True, cwd="/", check=False,
+                              env={**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder), "OMP_NUM_THREADS": "1"})
+
     def accuracy(self, *flags):
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run([PROGRAM, f"--model.weights={WEIGHTS}", *SHORT, *flags], capture_output=True, text=True,
-                                  cwd="/", check=False,
-                                  env={**os.environ, "BUILD_WORKING_DIRECTORY": folder, "OMP_NUM_THREADS": "1"})
+        done = self.run_program(*SHORT, *flags)
         self.assertEqual(done.returncode, 0, done.stderr)
         return max(map(float, re.findall(r"(?m)^val_acc +([\d.]+)", done.stdout)))
 
@@ -26,6 +34,24 @@ class BertClassifierRunTest(unittest.TestCase):
         print(f"val_acc {pretrained:.3f}, from random weights {random:.3f}, margin {pretrained - random:.3f}")
         self.assertGreater(pretrained, 0.7)
         self.assertGreater(pretrained - random, 0.2)
+
+    def test_texts_are_cut_at_the_positions_of_the_model(self):
+        texts = self.folder / "texts.tsv"
+        texts.write_text("".join(f"{label}\t{'word ' * 700}\n" for label in "ab" * 5))
+        done = self.run_program(f"--data.path={texts}", "--data.max_length=1024", "--data.batch_size=1", "--max_steps=1",
+                                "--limit_val_batches=1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((done.stdout + done.stderr).count("10 of 10 texts have more than 512 tokens"), 1)
+
+    def test_weights_of_another_size_are_refused(self):
+        config = json.loads((WEIGHTS / "config.json").read_text()) | {"hidden_size": 128, "num_attention_heads": 2}
+        (self.folder / "config.json").write_text(json.dumps(config))
+        for name in ("model.safetensors", "vocab.txt"):
+            (self.folder / name).symlink_to(WEIGHTS / name)
+        done = self.run_program(weights=self.folder)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("'token_embedding.weight' has shape 30522x384, but that of bert_classifier::BertImpl has shape 30522x128",
+                      done.stderr)
 
 
 if __name__ == "__main__":
