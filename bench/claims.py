@@ -137,7 +137,9 @@ def families():
             "\n\nCounted are parameters, gradients, optimizer state and buckets, without activations (`estimate_memory`; "
             "`tests/strategies/model_state_bytes_test.cc` finds the same by counting allocations, to 3%). DeepSpeech 2 and SwAV "
             "use AdamW here, ResNet-50 SGD with momentum. Below 60% are the models for which two buckets of 25 MiB "
-            "(`bucket_cap_mib`) are not small. Memory was measured with `MALLOC_MMAP_THRESHOLD_=1000000 "
+            "(`bucket_cap_mib`) are not small. Models with SyncBatchNorm (SwAV, DeepSpeech 2, ResNet-50) keep all gradients of a "
+            "backward until its end, beside the activations: a rank that waited for memory in the middle of it could wait for one "
+            "that waits for it in the norm. Memory was measured with `MALLOC_MMAP_THRESHOLD_=1000000 "
             "MALLOC_TRIM_THRESHOLD_=1000000`: without these glibc keeps much of what was freed.\n\n"
             f"`{command}`, and so on for each family, with `ddp` in turn.")
 

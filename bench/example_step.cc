@@ -69,11 +69,31 @@ struct StepOptions {
   }
 };
 
-// The losses, and the bytes that a rank keeps.
+// Time and memory from the tick after those of the warm-up to the last one.
+class Steps {
+ public:
+  explicit Steps(int64_t warm_up) : warm_up_(warm_up) {}
+  void tick() {
+    last_ = Clock::now();
+    if (num_ticks_++ != warm_up_) return;
+    warm_ = last_;
+    bench::forget_peak();
+  }
+  double us_per_step() const {
+    return std::chrono::duration<double, std::micro>(last_ - warm_).count() /
+           static_cast<double>(num_ticks_ - 1 - warm_up_);
+  }
+
+ private:
+  int64_t warm_up_, num_ticks_ = 0;
+  Clock::time_point warm_, last_;
+};
+
+// The losses, and the bytes that a rank keeps. Ticks when a step has ended.
 class Record final : public Callback {
  public:
-  Record(StrategyChoice strategy, std::string precision)
-      : strategy_(std::move(strategy)), precision_(std::move(precision)) {}
+  Record(StrategyChoice strategy, std::string precision, Steps& steps)
+      : strategy_(std::move(strategy)), precision_(std::move(precision)), steps_(steps) {}
 
   // Optimizers of their own: those of the run may have shards of the parameters.
   void on_train_start(TrainerControl& trainer) override {
@@ -84,6 +104,7 @@ class Record final : public Callback {
   }
   void on_train_batch_end(TrainerControl&, const at::Tensor& loss, const Batch&, int64_t) override {
     losses_.push_back(loss.item<float>());
+    steps_.tick();
   }
 
   void print() const {
@@ -99,16 +120,16 @@ class Record final : public Callback {
  private:
   const StrategyChoice strategy_;
   const std::string precision_;
+  Steps& steps_;
   std::vector<ModelMemory> memory_;
   std::vector<float> losses_;
 };
 
-// The first few batches of a loader, again and again, the same on every rank. A step is timed from one batch to the
-// next, which works in barebones mode, too.
+// The first few batches of a loader, again and again, the same on every rank. With `steps` it ticks for each batch, which
+// a run on one device takes at most a step ahead: barebones mode has no callbacks.
 class Pool final : public Loader {
  public:
-  Pool(Loader& loader, int64_t size, int64_t num_batches, int64_t warm_up)
-      : num_batches_(num_batches), warm_up_(warm_up) {
+  Pool(Loader& loader, int64_t size, int64_t num_batches, Steps* steps) : num_batches_(num_batches), steps_(steps) {
     loader.begin_epoch(0);
     while (std::ssize(batches_) < size) {
       auto batch = loader.next();
@@ -119,20 +140,12 @@ class Pool final : public Loader {
   void begin_epoch(int64_t) override { num_given_ = 0; }
   std::optional<Batch> next() override {
     if (num_given_ == num_batches_) return std::nullopt;
-    if (num_given_ == warm_up_) {
-      bench::forget_peak();
-      warm_ = Clock::now();
-    }
-    last_ = Clock::now();
+    if (steps_ != nullptr) steps_->tick();
     return batches_[static_cast<size_t>(num_given_++) % batches_.size()];
   }
   std::optional<int64_t> num_batches() const override { return num_batches_; }
   bool set_shard(const DataShard&) override { return true; }
 
-  double us_per_step() const {
-    return std::chrono::duration<double, std::micro>(last_ - warm_).count() /
-           static_cast<double>(num_batches_ - 1 - warm_up_);
-  }
   NamedTensors tensors() const {  // "<batch>.<name>"
     NamedTensors all;
     for (size_t i = 0; i < batches_.size(); ++i) {
@@ -143,8 +156,8 @@ class Pool final : public Loader {
 
  private:
   std::vector<Batch> batches_;
-  int64_t num_batches_, warm_up_, num_given_ = 0;
-  Clock::time_point warm_, last_;
+  int64_t num_batches_, num_given_ = 0;
+  Steps* steps_;
 };
 
 template <class Model, class Data>
@@ -196,18 +209,20 @@ void run(StepOptions<Example, Data> options) {
   const double before_mb = bench::resident_mb();
   Data data(options.data, kSeed);
   data.setup(EntryPoint::fit);
-  const auto pool = std::make_shared<Pool>(*data.train_dataloader(), options.pool, options.steps, options.warm_up);
+  Steps steps(options.warm_up);
+  const auto pool = std::make_shared<Pool>(*data.train_dataloader(), options.pool, options.steps,
+                                           options.trainer.barebones ? &steps : nullptr);
   const auto module = make_example<Example>(options.model);
   if (!options.dropout) drop_nothing(*module);
   if (!options.folder.empty()) write_beginning(options.folder, *module, *pool);
-  const auto record = std::make_shared<Record>(options.trainer.strategy, options.trainer.precision);
+  const auto record = std::make_shared<Record>(options.trainer.strategy, options.trainer.precision, steps);
   if (!options.trainer.barebones) options.trainer.callbacks.push_back(record);
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = pool});
   if (!trainer.is_global_zero()) return;
   record->print();
   fmt::print("MB before the model: {:.1f}, at most: {:.1f}\nus/step: {:.1f}\n", before_mb, bench::peak_mb(),
-             pool->us_per_step());
+             steps.us_per_step());
 }
 
 using Main = int (*)(int argc, char** argv);
