@@ -11,6 +11,7 @@
 #include "fulgur/base/exception_text.h"
 #include "fulgur/base/seed.h"
 #include "fulgur/base/state.h"
+#include "fulgur/base/version.h"
 #include "fulgur/callbacks/backbone_finetuning.h"
 #include "fulgur/callbacks/callback_registry.h"
 #include "fulgur/callbacks/csv_logger.h"

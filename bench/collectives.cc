@@ -14,6 +14,7 @@
 #include "bench/side_by_side.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/distributed/world_stores.h"
 #include "fulgur/launch/run_distributed.h"
 
 namespace {
@@ -52,7 +53,7 @@ World over_gloo(World& world, WorldOptions options) {
   store.port = static_cast<uint16_t>(port.item<int64_t>());
   const auto met = server ? server : c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
   options.collectives.shared_memory = false;
-  return World(World::Stores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
+  return World(WorldStores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
 }
 
 void compare(World& world, World& gloo, int64_t num_megabytes) {

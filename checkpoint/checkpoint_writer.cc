@@ -11,6 +11,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/base/version.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/checkpoint/layout.h"
@@ -96,7 +97,11 @@ std::string write_part(const fs::path& folder, const CheckpointContent& content,
 }
 
 Manifest manifest_of(const CheckpointContent& content, const std::vector<std::string>& parts) {
-  Manifest manifest{.world_size = static_cast<int64_t>(parts.size()), .files = {}, .parameters = {}, .ranges = {}};
+  Manifest manifest{.fulgur_version = std::string(version()),
+                    .world_size = static_cast<int64_t>(parts.size()),
+                    .files = {},
+                    .parameters = {},
+                    .ranges = {}};
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     const Json part = Json::parse(parts[rank]);
     for (const Json& file : part.at("files")) {

@@ -210,7 +210,8 @@ Manifest read_manifest(nlohmann::json& json) {
   migrate(json, static_cast<int64_t>(version), Manifest::kFormatVersion, manifest_migrations());
   Fields fields(json, "the manifest");
   fields.count("format_version");
-  Manifest manifest{.world_size = fields.count("world_size"),
+  Manifest manifest{.fulgur_version = fields.text_or_empty("fulgur_version"),
+                    .world_size = fields.count("world_size"),
                     .files = read_all(fields.array("files"), &read_file),
                     .parameters = read_all(fields.array("parameters"), &read_parameter),
                     .ranges = read_all(fields.array("ranges"), &read_range)};
@@ -242,10 +243,13 @@ std::string to_text(const std::vector<T>& items) {
 }
 
 std::string to_text(const Manifest& manifest) try {
+  const std::string version = manifest.fulgur_version.empty()
+                                  ? ""
+                                  : fmt::format("  \"fulgur_version\": {},\n", Json(manifest.fulgur_version).dump());
   return fmt::format(
-      "{{\n  \"format_version\": {},\n  \"world_size\": {},\n  \"files\": {},\n  \"parameters\": {},\n  \"ranges\": "
-      "{}\n}}\n",
-      Manifest::kFormatVersion, manifest.world_size, to_text(manifest.files), to_text(manifest.parameters),
+      "{{\n  \"format_version\": {},\n{}  \"world_size\": {},\n  \"files\": {},\n  \"parameters\": {},\n  "
+      "\"ranges\": {}\n}}\n",
+      Manifest::kFormatVersion, version, manifest.world_size, to_text(manifest.files), to_text(manifest.parameters),
       to_text(manifest.ranges));
 } catch (const Json::type_error& error) {
   throw CheckpointError(fmt::format("a name in the checkpoint is not UTF-8: {}", error.what()));

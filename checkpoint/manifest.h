@@ -41,8 +41,9 @@ struct Manifest {
     bool operator==(const Range&) const = default;
   };
 
-  int64_t world_size = 1;   // number of ranks of the run that wrote the checkpoint
-  std::vector<File> files;  // all files except the manifest
+  std::string fulgur_version{};  // version of the fulgur that wrote it; empty: older than 0.1.0
+  int64_t world_size = 1;        // number of ranks of the run that wrote the checkpoint
+  std::vector<File> files;       // all files except the manifest
   std::vector<Parameter> parameters;
   std::vector<Range> ranges;
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/version.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -13,6 +14,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/version.h"
 #include "fulgur/cli/config.h"
 #include "fulgur/cli/toml_file.h"
 
@@ -38,7 +40,7 @@ std::string type_name(const FieldValue& value) {
 // What the arguments of a command line ask for.
 struct Asked {
   std::vector<std::string> config_files{};
-  bool prints_config = false;
+  bool prints_config = false, prints_version = false;
   std::optional<std::string> help{}, completion{};
   std::vector<Setting> settings{};
   std::vector<std::string> problems{};
@@ -57,8 +59,12 @@ std::string take_subcommand(std::vector<std::string>& arguments, std::span<const
   return *found;
 }
 
-// Whether help or completion was asked for, which is then printed.
+// Whether the version, help or completion was asked for, which is then printed.
 bool print_about(const Config& config, const ProgramDescription& program, const std::string& name, const Asked& asked) {
+  if (asked.prints_version) {
+    std::fputs(fmt::format("{}: fulgur {}, libtorch {}\n", name, version(), TORCH_VERSION).c_str(), stdout);
+    return true;
+  }
   if (asked.help) {
     std::fputs(help_text(config, name, program.subcommands, *asked.help).c_str(), stdout);
     return true;
@@ -132,6 +138,7 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   app.allow_extras();
   app.add_option("--config", asked.config_files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(1);
   app.add_flag("--print_config", asked.prints_config);
+  app.add_flag("--version", asked.prints_version);
   const auto add_text = [&app](const std::string& names, std::optional<std::string>& text) {
     app.add_option(names,
                    [&text](const CLI::results_t& results) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "fulgur/base/logging.h"
+#include "fulgur/base/version.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/cli/toml_file.h"
 
@@ -121,6 +122,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
       {"folder", fs::current_path().string()},
       {"git_commit", commit.empty() ? nlohmann::json() : nlohmann::json(commit)},
       {"git_has_changes", commit.empty() ? nlohmann::json() : nlohmann::json(is_changed)},
+      {"fulgur", version()},
       {"libtorch", TORCH_VERSION},
       {"compiler", __VERSION__},
       {"host", host_name()},

@@ -3,12 +3,43 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <utility>
 
 #include "fulgur/base/error.h"
 
 namespace fulgur {
+namespace {
+
+void add(State& state, const std::string& name, const nlohmann::json& json) {
+  if (json.is_object() || json.is_array()) {
+    if (json.is_array()) state.set("num_" + name, static_cast<int64_t>(json.size()));
+    State child;
+    for (const auto& [key, value] : json.items()) add(child, key, value);
+    state.set_child(name, child);
+  } else if (json.is_number_float()) {
+    state.set(name, json.get<double>());
+  } else if (json.is_number_integer()) {
+    state.set(name, json.get<int64_t>());
+  } else {  // JSON has no infinity
+    state.set(name, json.get<std::string>() == "-inf" ? -std::numeric_limits<double>::infinity()
+                                                      : std::numeric_limits<double>::infinity());
+  }
+}
+
+// The state of a built-in scheduler as checkpoints had it before fulgur 0.1.0: a text with JSON.
+State state_of_text(std::string_view scheduler, const std::string& text) try {
+  const auto parsed = nlohmann::json::parse(text);
+  State state;
+  for (const auto& [name, value] : parsed.items()) add(state, name, value);
+  return state;
+} catch (const nlohmann::json::exception& error) {
+  throw CheckpointError(fmt::format("the state of {} cannot be read: {}", scheduler, error.what()));
+}
+
+}  // namespace
 
 LRSchedule::LRSchedule(LRSchedulerConfig config, Optimizer& optimizer)
     : config_(std::move(config)), optimizer_(&optimizer) {
@@ -41,7 +72,7 @@ State LRSchedule::state() const {
   for (size_t i = 0; i < factors_.size(); ++i) {
     if (factors_[i] != 1.0) state.set(fmt::format("factor/{}", i), factors_[i]);
   }
-  state.set("state", config_.scheduler->state().dump());
+  state.set_child("state", config_.scheduler->state());
   return state;
 }
 
@@ -56,11 +87,8 @@ void LRSchedule::load_state(const State& state) {
     const auto* factor = state.find<double>(fmt::format("factor/{}", i));
     factors_[i] = factor == nullptr ? 1.0 : *factor;
   }
-  try {
-    config_.scheduler->load_state(nlohmann::json::parse(state.get<std::string>("state")));
-  } catch (const nlohmann::json::exception& error) {
-    throw CheckpointError(fmt::format("the state of {} cannot be read: {}", name, error.what()));
-  }
+  const auto* older = state.find<std::string>("state");
+  config_.scheduler->load_state(older == nullptr ? state.child("state") : state_of_text(name, *older));
   num_steps_ = state.get<int64_t>("num_steps");
 }
 

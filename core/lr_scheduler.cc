@@ -3,16 +3,16 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <nlohmann/json.hpp>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/state.h"
 
 namespace fulgur {
 
-nlohmann::json LRScheduler::state() const { return nlohmann::json::object(); }
+State LRScheduler::state() const { return {}; }
 
-void LRScheduler::load_state(const nlohmann::json&) {}
+void LRScheduler::load_state(const State&) {}
 
 void check_scheduler_config(const LRSchedulerConfig& config) {
   if (config.scheduler == nullptr)

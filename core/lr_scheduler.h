@@ -2,11 +2,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
 namespace fulgur {
+
+class State;  // base/state.h
 
 // How a learning rate changes over a run: a function of the step, except for ReduceLROnPlateau, which also reads a
 // metric. optim/lr_schedulers.h has the built-in schedulers.
@@ -23,8 +24,8 @@ class LRScheduler {
   virtual void observe(double /*metric*/) {}
 
   // State that is not a function of the step; empty for most schedulers.
-  virtual nlohmann::json state() const;
-  virtual void load_state(const nlohmann::json& state);
+  virtual State state() const;
+  virtual void load_state(const State& state);
 };
 
 // A scheduler and when it steps. Names and meanings are Lightning's.

@@ -6,22 +6,13 @@
 
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/transport_options.h"
 
 namespace fulgur {
-
-// How ranks exchange tensors in host memory.
-struct TransportOptions {
-  bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
-  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
-                                           // reduce_scatter, at any world size, wherever the tensor begins
-  std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
-                                           // memory per rank, or 8 MiB with Gloo
-};
 
 // A set of ranks, and what is needed to connect them.
 struct GroupConfig {

@@ -12,6 +12,7 @@
 #include "fulgur/distributed/heartbeat.h"
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/distributed/process_collective.h"
+#include "fulgur/distributed/world_stores.h"
 
 namespace fulgur {
 namespace {
@@ -76,10 +77,7 @@ World::World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> contr
   parts_->control = std::move(control);
 }
 
-World::Stores::Stores(const c10::intrusive_ptr<c10d::Store>& store)
-    : for_groups(store), for_heartbeat(store->clone()) {}
-
-World::World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
+World::World(const WorldStores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
              NetworkInterface network, const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();

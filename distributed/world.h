@@ -1,8 +1,6 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
 #include <memory>
@@ -10,10 +8,12 @@
 #include <string>
 
 #include "fulgur/distributed/collective.h"
-#include "fulgur/distributed/group.h"
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/transport_options.h"
 
 namespace fulgur {
+
+struct WorldStores;  // distributed/world_stores.h
 
 struct WorldOptions {
   c10::Device device = c10::kCPU;     // where the tensors of the data group are
@@ -34,16 +34,9 @@ class World {
   // A world of groups that exist already.
   World(std::shared_ptr<Collective> data, std::shared_ptr<Collective> control);
 
-  // Two connections to one store, so that a call that waits on one does not block the other.
-  struct Stores {
-    explicit Stores(const c10::intrusive_ptr<c10d::Store>& store);
-    c10::intrusive_ptr<c10d::Store> for_groups;
-    c10::intrusive_ptr<c10d::Store> for_heartbeat;
-  };
-
   // Connects ranks that share a store already: threads of one process, or processes that have met, see
   // launch/rendezvous.h. `store_rank`: see Heartbeat.
-  World(const Stores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
+  World(const WorldStores& stores, int64_t rank, int64_t world_size, std::optional<int64_t> store_rank,
         NetworkInterface network, const WorldOptions& options);
 
   ~World();

@@ -19,6 +19,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/world_stores.h"
 
 namespace fulgur {
 namespace {
@@ -154,10 +155,10 @@ class Meeting {
 };
 
 // Returns the store at which all ranks have met.
-World::Stores meet(const ClusterEnvironment& environment, const WorldOptions& options,
-                   const std::function<void()>& while_meeting, Clock::time_point deadline) {
+WorldStores meet(const ClusterEnvironment& environment, const WorldOptions& options,
+                 const std::function<void()>& while_meeting, Clock::time_point deadline) {
   const auto meeting = std::make_shared<Meeting>(environment, options, deadline);
-  std::future<World::Stores> stores = detached_call<World::Stores>([meeting] { return World::Stores(meeting->run()); });
+  std::future<WorldStores> stores = detached_call<WorldStores>([meeting] { return WorldStores(meeting->run()); });
   try {
     while (stores.wait_for(milliseconds(10)) != std::future_status::ready) {
       while_meeting();

@@ -1,14 +1,16 @@
 #include "fulgur/optim/lr_schedulers.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <iterator>
 #include <numbers>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/state.h"
 
 namespace fulgur::optim {
 namespace {
@@ -256,23 +258,23 @@ void ReduceLROnPlateau::observe(double metric) {
   }
 }
 
-nlohmann::json ReduceLROnPlateau::state() const {
-  return {{"best",
-           std::isfinite(best_) ? nlohmann::json(best_) : nlohmann::json(fmt::to_string(best_))},  // JSON has no inf
-          {"num_bad_steps", num_bad_steps_},
-          {"cooldown_left", cooldown_left_},
-          {"num_reductions", num_reductions_}};
+State ReduceLROnPlateau::state() const {
+  State state;
+  state.set("best", best_);
+  state.set("num_bad_steps", num_bad_steps_);
+  state.set("cooldown_left", cooldown_left_);
+  state.set("num_reductions", num_reductions_);
+  return state;
 }
 
-void ReduceLROnPlateau::load_state(const nlohmann::json& state) {
+void ReduceLROnPlateau::load_state(const State& state) {
   try {
-    const nlohmann::json& best = state.at("best");
-    best_ = best.is_string() ? std::stod(best.get<std::string>()) : best.get<double>();
-    num_bad_steps_ = state.at("num_bad_steps").get<int64_t>();
-    cooldown_left_ = state.at("cooldown_left").get<int64_t>();
-    num_reductions_ = state.at("num_reductions").get<int64_t>();
-  } catch (const std::exception& error) {
-    throw CheckpointError(fmt::format("not a state of ReduceLROnPlateau: {} ({})", state.dump(), error.what()));
+    best_ = state.get<double>("best");
+    num_bad_steps_ = state.get<int64_t>("num_bad_steps");
+    cooldown_left_ = state.get<int64_t>("cooldown_left");
+    num_reductions_ = state.get<int64_t>("num_reductions");
+  } catch (const CheckpointError& error) {
+    throw CheckpointError(fmt::format("not a state of ReduceLROnPlateau: {}", error.what()));
   }
 }
 
@@ -283,19 +285,22 @@ void check_schedulers(std::string_view name, const Schedulers& schedulers) {
   require(std::ranges::find(schedulers, nullptr) == schedulers.end(), "{}: a scheduler is null", name);
 }
 
-nlohmann::json states_of(const Schedulers& schedulers) {
-  auto states = nlohmann::json::array();
-  for (const auto& scheduler : schedulers) states.push_back(scheduler->state());
-  return {{"schedulers", states}};
+std::string child_name(size_t i) { return fmt::format("schedulers/{}", i); }
+
+State states_of(const Schedulers& schedulers) {
+  State states;
+  states.set("num_schedulers", static_cast<int64_t>(schedulers.size()));
+  for (size_t i = 0; i < schedulers.size(); ++i) states.set_child(child_name(i), schedulers[i]->state());
+  return states;
 }
 
-void load_states(std::string_view name, const Schedulers& schedulers, const nlohmann::json& state) {
-  const auto states = state.find("schedulers");
-  if (states == state.end() || states->size() != schedulers.size()) {
-    throw CheckpointError(
-        fmt::format("not a state of {} with {} schedulers: {}", name, schedulers.size(), state.dump()));
+void load_states(std::string_view name, const Schedulers& schedulers, const State& state) {
+  const auto* count = state.find<int64_t>("num_schedulers");
+  if (count == nullptr || *count != std::ssize(schedulers)) {
+    throw CheckpointError(fmt::format("not a state of {} with {} schedulers: it has {}", name, schedulers.size(),
+                                      count == nullptr ? 0 : *count));
   }
-  for (size_t i = 0; i < schedulers.size(); ++i) schedulers[i]->load_state((*states)[i]);
+  for (size_t i = 0; i < schedulers.size(); ++i) schedulers[i]->load_state(state.child(child_name(i)));
 }
 
 }  // namespace
@@ -318,8 +323,8 @@ void ChainedScheduler::observe(double metric) {
   for (const auto& scheduler : options_.schedulers) scheduler->observe(metric);
 }
 
-nlohmann::json ChainedScheduler::state() const { return states_of(options_.schedulers); }
-void ChainedScheduler::load_state(const nlohmann::json& state) { load_states(kName, options_.schedulers, state); }
+State ChainedScheduler::state() const { return states_of(options_.schedulers); }
+void ChainedScheduler::load_state(const State& state) { load_states(kName, options_.schedulers, state); }
 
 SequentialLR::SequentialLR(Options options) : SchedulerWith(std::move(options)) {
   const auto& [schedulers, milestones] = options_;
@@ -332,8 +337,7 @@ SequentialLR::SequentialLR(Options options) : SchedulerWith(std::move(options)) 
           "SequentialLR: {} schedulers need {} in milestones, the step at which each but the first begins; got {}",
           schedulers.size(), schedulers.size() - 1, milestones.size());
   require(std::ranges::is_sorted(milestones) && (milestones.empty() || milestones[0] >= 0),
-          "SequentialLR: milestones must be at least 0, none before another; got {}",
-          nlohmann::json(milestones).dump());
+          "SequentialLR: milestones must be at least 0, none before another; got [{}]", fmt::join(milestones, ","));
 }
 
 double SequentialLR::lr(double initial_lr, int64_t step) const {
@@ -342,7 +346,7 @@ double SequentialLR::lr(double initial_lr, int64_t step) const {
   return options_.schedulers[current]->lr(initial_lr, step - begin);
 }
 
-nlohmann::json SequentialLR::state() const { return states_of(options_.schedulers); }
-void SequentialLR::load_state(const nlohmann::json& state) { load_states(kName, options_.schedulers, state); }
+State SequentialLR::state() const { return states_of(options_.schedulers); }
+void SequentialLR::load_state(const State& state) { load_states(kName, options_.schedulers, state); }
 
 }  // namespace fulgur::optim

@@ -4,7 +4,6 @@
 #include <functional>
 #include <limits>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -246,8 +245,8 @@ class ReduceLROnPlateau final : public internal::SchedulerWith<ReduceLROnPlateau
   double lr(double initial_lr, int64_t step) const override;  // after the reductions so far, whatever the step
   bool needs_metric() const override { return true; }
   void observe(double metric) override;
-  nlohmann::json state() const override;
-  void load_state(const nlohmann::json& state) override;  // throws CheckpointError for another class's state
+  State state() const override;
+  void load_state(const State& state) override;  // throws CheckpointError for another class's state
 
  private:
   bool is_better(double metric) const;
@@ -276,8 +275,8 @@ class ChainedScheduler final : public internal::SchedulerWith<ChainedScheduler, 
   double lr(double initial_lr, int64_t step) const override;
   bool needs_metric() const override;
   void observe(double metric) override;
-  nlohmann::json state() const override;
-  void load_state(const nlohmann::json& state) override;
+  State state() const override;
+  void load_state(const State& state) override;
 };
 
 struct SequentialLROptions {
@@ -291,8 +290,8 @@ class SequentialLR final : public internal::SchedulerWith<SequentialLR, Sequenti
   static constexpr std::string_view kName = "SequentialLR";
   explicit SequentialLR(Options options);
   double lr(double initial_lr, int64_t step) const override;
-  nlohmann::json state() const override;
-  void load_state(const nlohmann::json& state) override;
+  State state() const override;
+  void load_state(const State& state) override;
 };
 
 }  // namespace fulgur::optim

@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/version.h"
 #include "fulgur/base/working_directory.h"
 
 namespace fulgur {
@@ -20,6 +21,7 @@ int report_error(const std::exception& error, int exit_code) {
 }  // namespace
 
 int run_command(CLI::App& app, int argc, char** argv, const std::function<int()>& body) try {
+  app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   app.parse(argc, argv);
   std::filesystem::current_path(working_directory());
   return body();

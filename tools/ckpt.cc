@@ -16,6 +16,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/base/version.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/checkpoint/formats/torch_archive.h"
@@ -45,6 +46,7 @@ void inspect(const fs::path& folder) {
   const Manifest& manifest = checkpoint.manifest();
   const State& run = checkpoint.run();
   fmt::print("{}\n", fs::canonical(folder).string());
+  if (!manifest.fulgur_version.empty()) fmt::print("written by fulgur {}\n", manifest.fulgur_version);
   fmt::print("epoch {}, step {}, {} of the epoch's batches done\n", value_of<int64_t>(run, "loops/epoch"),
              value_of<int64_t>(run, "loops/global_step"), value_of<int64_t>(run, "loops/batches_of_epoch"));
   fmt::print("strategy {} on {} rank{}, precision {}, optimizer {}\n", value_of<std::string>(run, "strategy/name"),
@@ -259,6 +261,7 @@ void convert(const fs::path& folder, const fs::path& file, const std::string& pr
 
 int run(int argc, char** argv) {
   CLI::App app("Looks at checkpoints and makes files of them that others read.");
+  app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   app.require_subcommand(1);
   std::string folder, other, program;
   bool optimizer = false;

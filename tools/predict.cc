@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/version.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/programs/predictor.h"
@@ -29,6 +30,7 @@ Batch read_batch(const std::string& path) {
 
 int main(int argc, char** argv) {
   CLI::App app("Runs a program of torch.export, or a package of AOTInductor, on a batch.");
+  app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   std::string program, inputs, outputs, weights;
   app.add_option("program", program, "a .pt2 file")->required();
   app.add_option("inputs", inputs, "a safetensors file with the inputs by name")->required();

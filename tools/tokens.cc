@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/version.h"
 #include "fulgur/base/working_directory.h"
 #include "fulgur/data/files/token_writer.h"
 
@@ -225,6 +226,7 @@ void make_token_files(const Options& options) {
 
 int main(int argc, char** argv) {
   CLI::App app("Makes a file of tokens of texts; each text ends with a token that says so.");
+  app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   Options options;
   app.add_option("texts", options.texts, "texts, and folders of texts")->required();
   app.add_option("--out", options.out, "file to write")->required();

@@ -63,6 +63,15 @@ TEST(Manifest, TextIsForPeople) {
 )");
 }
 
+TEST(Manifest, SaysWhichFulgurWroteIt) {
+  Manifest written = small();
+  written.fulgur_version = "0.1.0";
+  const std::string text = to_json(written);
+  EXPECT_THAT(text, HasSubstr("\"format_version\": 1,\n  \"fulgur_version\": \"0.1.0\",\n  \"world_size\": 2,"));
+  EXPECT_EQ(parse_manifest(text, "m"), written);
+  EXPECT_EQ(parse_manifest(to_json(small()), "m").fulgur_version, "");  // as before 0.1.0
+}
+
 TEST(Manifest, OfAnEmptyCheckpoint) {
   const Manifest empty;
   EXPECT_EQ(parse_manifest(to_json(empty), "m"), empty);

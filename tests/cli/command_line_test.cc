@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -10,6 +11,7 @@
 #include <stdexcept>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/version.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer_options.h"
 #include "tests/testing/errors.h"
@@ -135,6 +137,7 @@ TEST(CommandLine, HelpIsOneScreenBySections) {
   EXPECT_THAT(help, ::testing::Not(HasSubstr("ckpt_verify")));
   EXPECT_LE(std::ranges::count(help, '\n'), 50);
   EXPECT_EQ(printed({"-h"}), help);
+  EXPECT_EQ(printed({"--version"}), "program: fulgur " FULGUR_VERSION ", libtorch " TORCH_VERSION "\n");
   EXPECT_EQ(printed({"--lr=2", "--help"}), help);  // what is given is not looked at
 }
 

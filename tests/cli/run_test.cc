@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "fulgur/base/version.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/throughput_monitor.h"
 #include "fulgur/checkpoint/load_weights.h"
@@ -158,6 +159,7 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_EQ(environment.at("world_size"), 1);
   EXPECT_THAT(environment.at("strategy_and_devices").get<std::string>(), StartsWith("single_device on cpu"));
   EXPECT_EQ(environment.at("libtorch"), TORCH_VERSION);
+  EXPECT_EQ(environment.at("fulgur"), FULGUR_VERSION);
   EXPECT_EQ(fs::read_symlink(run_dir("latest")), "a");
 
   const std::string first = read(run_dir("a") / "config.toml");

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/distributed/world_stores.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 
@@ -426,9 +427,8 @@ TEST_P(Collectives, ARankThatDoesNotConnectIsWaitedForAsLongAsForOneThatDoesNotC
   WorldOptions options = over(GetParam(), patient());
   options.connect_timeout_s = 1;
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_THAT(message_of<DistributedError>([&] {
-                World(World::Stores(store), 0, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
-              }),
+  EXPECT_THAT(message_of<DistributedError>(
+                  [&] { World(WorldStores(store), 0, 2, std::nullopt, {.interface = "lo", .address = {}}, options); }),
               HasSubstr("rank 0: connecting (collective 0 of group 'data', timeout 1 s) failed"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
@@ -567,7 +567,7 @@ std::string heard_when(Through through, std::atomic<bool> FailingStore::* failur
   const auto run_rank = [&](int64_t rank) {
     WorldOptions options = over(through, patient());
     options.heartbeat_interval_s = 0.02;
-    World world(World::Stores(store), rank, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
+    World world(WorldStores(store), rank, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
     const auto sub_group = in_sub_group ? world.data().sub_group({0, 1}) : nullptr;
     both_are_there.arrive_and_wait();
     if (rank == 1) return is_over.wait();

@@ -9,6 +9,7 @@
 
 #include "fulgur/base/exception_text.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/distributed/world_stores.h"
 
 namespace fulgur {
 namespace {
@@ -19,7 +20,7 @@ using ::testing::HasSubstr;
 const c10::Device kGpu(c10::kCUDA, 0);
 
 World one_rank() {
-  return World(World::Stores(c10::make_intrusive<c10d::HashStore>()), /*rank=*/0, /*world_size=*/1, /*store_rank=*/0,
+  return World(WorldStores(c10::make_intrusive<c10d::HashStore>()), /*rank=*/0, /*world_size=*/1, /*store_rank=*/0,
                {.address = "127.0.0.1"}, {.device = kGpu, .timeout_s = 60, .heartbeat_interval_s = 0.1});
 }
 

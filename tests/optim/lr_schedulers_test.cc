@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fulgur/base/error.h"
+#include "fulgur/checkpoint/state_json.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur::optim {
@@ -149,14 +150,15 @@ TEST_P(EveryScheduler, GoesOnFromItsState) {
   for (size_t stop = 0; stop <= metrics.size(); ++stop) {
     const auto uninterrupted = make(), resumed = make();
     for (size_t i = 0; i < stop; ++i) uninterrupted->observe(metrics[i]);
-    resumed->load_state(nlohmann::json::parse(uninterrupted->state().dump()));
+    resumed->load_state(uninterrupted->state());
     for (size_t i = stop; i < metrics.size(); ++i) {
       const auto step = static_cast<int64_t>(i);
       ASSERT_EQ(resumed->lr(0.1, step), uninterrupted->lr(0.1, step)) << "stopped at " << stop << ", step " << step;
       uninterrupted->observe(metrics[i]);
       resumed->observe(metrics[i]);
     }
-    EXPECT_EQ(resumed->state(), uninterrupted->state());
+    NamedTensors none;
+    EXPECT_EQ(state_to_json(resumed->state(), none), state_to_json(uninterrupted->state(), none));
   }
 }
 

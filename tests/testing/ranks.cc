@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "fulgur/distributed/world_stores.h"
 #include "fulgur/launch/thread_world.h"
 
 namespace fulgur::testing {
@@ -31,7 +32,7 @@ void run_ranks(int64_t world_size, WorldOptions options, const std::function<voi
       world.abort(what);
     };
     World world = world_size == 1 ? World()
-                                  : World(World::Stores(store), rank, world_size, std::nullopt,
+                                  : World(WorldStores(store), rank, world_size, std::nullopt,
                                           {.interface = "lo", .address = {}}, options);
     try {
       const ScopedThreadWorld as_process(world);

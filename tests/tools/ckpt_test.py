@@ -40,7 +40,7 @@ class CkptTest(unittest.TestCase):
 
     def test_inspect_says_what_is_in_it(self):
         out = ckpt("inspect", self.last).stdout
-        for part in ["epoch=0-step=20", "epoch 0, step 20, 20 of the epoch's batches", "ddp_sharded on 2 ranks", "AdamW",
+        for part in ["epoch=0-step=20", "written by fulgur 0.", "epoch 0, step 20, 20 of the epoch's batches", "ddp_sharded on 2 ranks", "AdamW",
                      "optimizer-1-of-2.safetensors", "hidden.weight", "64x16"]:
             self.assertIn(part, out)
 

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace fulgur {
+
+// How ranks exchange tensors in host memory.
+struct TransportOptions {
+  bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
+  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
+                                           // reduce_scatter, at any world size, wherever the tensor begins
+  std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
+                                           // memory per rank, or 8 MiB with Gloo
+};
+
+}  // namespace fulgur
