@@ -125,8 +125,8 @@ class Record final : public Callback {
   std::vector<float> losses_;
 };
 
-// The first few batches of a loader, again and again, the same on every rank. With `steps` it ticks for each batch, which
-// a run on one device takes at most a step ahead: barebones mode has no callbacks.
+// The first few batches of a loader, again and again, the same on every rank. With `steps` it ticks for each batch,
+// which a run on one device takes at most a step ahead: barebones mode has no callbacks.
 class Pool final : public Loader {
  public:
   Pool(Loader& loader, int64_t size, int64_t num_batches, Steps* steps) : num_batches_(num_batches), steps_(steps) {

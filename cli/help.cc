@@ -81,6 +81,7 @@ std::string rows_of_programs_own() {
          row("--print_config", "print all options as TOML, with where each comes from") +
          row("--help=all", "all options; --help=strategy: those of one section") +
          row("--completion=bash", "print a script that completes options in bash") +
+         row("--doctor", "say what this machine has, and what would not work on it") +
          row("--version", "print the versions of fulgur and libtorch");
 }
 
@@ -138,7 +139,7 @@ std::string bash_completion(const Config& config, std::string_view program, std:
   std::vector<std::string> words;
   std::string cases;
   for (const Subcommand& command : subcommands) words.emplace_back(command.name);
-  for (const char* flag : {"--help", "--print_config", "--version"}) words.emplace_back(flag);
+  for (const char* flag : {"--help", "--print_config", "--doctor", "--version"}) words.emplace_back(flag);
   words.emplace_back("--config=");
   for (const Config::Option& option : config.options()) {
     const std::string flag = "--" + config.flag_of(option);

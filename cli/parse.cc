@@ -17,6 +17,7 @@
 #include "fulgur/base/version.h"
 #include "fulgur/cli/config.h"
 #include "fulgur/cli/toml_file.h"
+#include "fulgur/doctor/doctor.h"
 
 namespace fulgur {
 namespace {
@@ -40,7 +41,7 @@ std::string type_name(const FieldValue& value) {
 // What the arguments of a command line ask for.
 struct Asked {
   std::vector<std::string> config_files{};
-  bool prints_config = false, prints_version = false;
+  bool prints_config = false, prints_version = false, examines_host = false;
   std::optional<std::string> help{}, completion{};
   std::vector<Setting> settings{};
   std::vector<std::string> problems{};
@@ -59,11 +60,16 @@ std::string take_subcommand(std::vector<std::string>& arguments, std::span<const
   return *found;
 }
 
-// Whether the version, help or completion was asked for, which is then printed.
+// Whether something was asked for in place of a run, which is then printed: the version, what doctor finds, help, or
+// the completion.
 bool print_about(const Config& config, const ProgramDescription& program, const std::string& name, const Asked& asked) {
   if (asked.prints_version) {
     std::fputs(fmt::format("{}: fulgur {}, libtorch {}\n", name, version(), TORCH_VERSION).c_str(), stdout);
     return true;
+  }
+  if (asked.examines_host) {
+    if (doctor::examine(/*as_json=*/false) == 0) return true;
+    throw std::runtime_error("not everything would work here: see above");
   }
   if (asked.help) {
     std::fputs(help_text(config, name, program.subcommands, *asked.help).c_str(), stdout);
@@ -139,6 +145,7 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   app.add_option("--config", asked.config_files)->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)->expected(1);
   app.add_flag("--print_config", asked.prints_config);
   app.add_flag("--version", asked.prints_version);
+  app.add_flag("--doctor", asked.examines_host);
   const auto add_text = [&app](const std::string& names, std::optional<std::string>& text) {
     app.add_option(names,
                    [&text](const CLI::results_t& results) {

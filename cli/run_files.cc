@@ -22,6 +22,8 @@
 #include "fulgur/base/version.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/cli/toml_file.h"
+#include "fulgur/doctor/check.h"
+#include "fulgur/doctor/host_checks.h"
 
 namespace fulgur {
 namespace {
@@ -116,7 +118,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
   const std::string commit = output_of("git rev-parse HEAD 2>/dev/null");
   const bool is_changed = !output_of("git status --porcelain 2>/dev/null | head -1").empty();
   const auto num_steps = trainer.state().estimated_stepping_batches;
-  const nlohmann::ordered_json environment{
+  nlohmann::ordered_json environment{
       {"started", fmt::format("{:%FT%TZ}", fmt::gmtime(std::time(nullptr)))},
       {"command_line", command_line_},
       {"folder", fs::current_path().string()},
@@ -131,6 +133,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
       {"world_size", trainer.world_size()},
       {"first_step", first_step_},
       {"estimated_stepping_batches", num_steps ? nlohmann::json(*num_steps) : nlohmann::json()}};
+  for (const doctor::Check& check : doctor::check_host({.folder = folder})) environment[check.topic] = check.found;
   const std::string text = environment.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   write_new_file(numbered(folder, "env", ".json").free, text + "\n");
   replace_link_atomically(folder.parent_path() / "latest", folder.filename());

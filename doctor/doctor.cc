@@ -1,0 +1,40 @@
+#include "fulgur/doctor/doctor.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <iterator>
+
+#include "fulgur/distributed/network.h"
+#include "fulgur/doctor/check.h"
+#include "fulgur/doctor/exchange.h"
+#include "fulgur/doctor/host_checks.h"
+#include "fulgur/doctor/network_checks.h"
+
+namespace fulgur::doctor {
+namespace {
+
+constexpr size_t kUsualWidth = 120;
+
+size_t terminal_width() {
+  winsize size{};
+  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsualWidth;
+}
+
+}  // namespace
+
+int examine(bool as_json) {
+  if (is_second_rank()) {
+    check_exchange();
+    return 0;
+  }
+  Checks checks = check_host({});
+  std::ranges::move(check_network(interface_names(), process_environment_variables()), std::back_inserter(checks));
+  std::ranges::move(check_exchange(), std::back_inserter(checks));
+  std::cout << (as_json ? to_json(checks) : to_text(checks, terminal_width())) << std::flush;
+  return any_problem(checks) ? 1 : 0;
+}
+
+}  // namespace fulgur::doctor

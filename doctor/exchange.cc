@@ -1,0 +1,111 @@
+#include "fulgur/doctor/exchange.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "fulgur/base/environment_variables.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/world.h"
+#include "fulgur/distributed/world_stores.h"
+#include "fulgur/launch/run_distributed.h"
+
+namespace fulgur::doctor {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kVariable = "FULGUR_DOCTOR_RANKS";
+constexpr double kExchangeS = 1.0;
+constexpr double kTimeoutS = 10.0;
+constexpr int64_t kElements = 250'000;  // 1 MB of fp32
+constexpr int64_t kFirstCalls = 20;     // by which the number of calls in a second is estimated
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Calls per second of an all_reduce of 1 MB.
+double rate(World& world) {
+  const at::Tensor sum = at::full({kElements}, static_cast<double>(world.rank() + 1));
+  world.data().all_reduce(sum).wait();
+  if (sum.ne(3).any().item<bool>()) throw DistributedError("the sum of 1 and 2 over two ranks is not 3");
+  const at::Tensor zeros = at::zeros({kElements}), calls = at::full({1}, kFirstCalls, at::kLong);
+  double per_s = 0;
+  for (const bool is_estimate : {true, false}) {
+    world.control().barrier();
+    const auto start = Clock::now();
+    for (int64_t i = 0; i < calls.item<int64_t>(); ++i) world.data().all_reduce(zeros).wait();
+    per_s = static_cast<double>(calls.item<int64_t>()) / seconds_since(start);
+    if (!is_estimate) break;
+    calls.fill_(std::max<int64_t>(1, static_cast<int64_t>(per_s * kExchangeS)));
+    world.control().broadcast(calls, /*root=*/0).wait();
+  }
+  return per_s;
+}
+
+// A second World of the same ranks, over Gloo.
+World over_gloo(World& world, WorldOptions options) {
+  c10d::TCPStoreOptions store;
+  store.isServer = world.rank() == 0;
+  store.waitWorkers = false;
+  const at::Tensor port = at::zeros({1}, at::kLong);
+  c10::intrusive_ptr<c10d::TCPStore> server;
+  if (store.isServer) {
+    store.port = 0;
+    server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+    port.fill_(server->getPort());
+  }
+  world.control().broadcast(port, /*root=*/0).wait();
+  store.port = static_cast<uint16_t>(port.item<int64_t>());
+  const auto met = server ? server : c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+  options.collectives.shared_memory = false;
+  return World(WorldStores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
+}
+
+Check measured(const char* topic, double calls_per_s) {
+  return {.topic = topic, .found = fmt::format("two ranks sum 1 MB {:.0f} times a second", calls_per_s)};
+}
+
+}  // namespace
+
+bool is_second_rank() { return find_variable(process_environment_variables(), kVariable).has_value(); }
+
+Checks check_exchange() {
+  if (!is_second_rank()) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
+                             "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}) {
+      unsetenv(name);  // these two ranks are a run of their own
+    }
+    setenv(kVariable, "2", /*overwrite=*/1);
+  }
+  SessionOptions options{.devices = {c10::kCPU, c10::kCPU},
+                         .world = {.timeout_s = kTimeoutS, .connect_timeout_s = kTimeoutS}};
+  Checks checks;
+  try {
+    run_distributed(options, [&](World& world) {
+      at::set_num_threads(1);
+      checks.push_back(measured("shared memory", rate(world)));
+      World gloo = over_gloo(world, options.world);
+      checks.push_back(measured("Gloo", rate(gloo)));
+      gloo.leave();
+    });
+  } catch (const std::exception& error) {
+    checks.push_back({.topic = checks.empty() ? "shared memory" : "Gloo",
+                      .found = fmt::format("two ranks of this host cannot exchange tensors: {}", error.what()),
+                      .verdict = Verdict::problem,
+                      .advice = checks.empty() ? "does FULGUR_SHARED_MEMORY=0 help? Then ranks use Gloo alone"
+                                               : "is the loopback up (ip link set lo up), and does a firewall let "
+                                                 "connections to 127.0.0.1 pass?"});
+  }
+  return checks;
+}
+
+}  // namespace fulgur::doctor
