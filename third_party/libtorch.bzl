@@ -36,6 +36,12 @@ cc_library(
     textual_hdrs = ["include"],
 )
 
+# The file that says which version it is.
+filegroup(
+    name = "version",
+    srcs = ["site-packages/torch/version.py"],
+)
+
 # The headers of fmt alone, for programs that are not linked to libtorch.
 cc_library(
     name = "fmt",
