@@ -43,7 +43,8 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertRegex(done.stdout, "Gloo +two ranks sum 1 MB")
         done = doctor("--doctor", program=EXAMPLE, FULGUR_SOCKET_IFNAME="eth77")
-        self.assertEqual((done.returncode, done.stderr), (1, "error: not everything would work here: see above\n"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("error: not everything would work here: see above", done.stderr)
 
 
 if __name__ == "__main__":
