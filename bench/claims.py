@@ -243,7 +243,7 @@ def others():
     text = ["The article: faster than PyTorch, Megatron, ZeRO-2 and L2L on one GPU, for models that these can train at all. On a "
             "CPU, where device and host are one memory, what remains is how well each does its part."]
     for package, name, *flags in (("deepspeed", "python_offload"), ("fairscale", "python_sharded", "--only=times")):
-        command = script(name, FOLDER / "ddp_step", "2", *flags)
+        command = script(name, FOLDER / "ddp_step", "1", *flags)
         if has(package):
             text.append(code(output_of(command)) + f"\n\n`{shown(command)}`")
         else:
