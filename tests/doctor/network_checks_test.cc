@@ -60,7 +60,8 @@ TEST(NetworkChecks, AMasterThatListensIsGood) {
 
 TEST(NetworkChecks, AMasterOfNowhereIsAProblemAfterFiveSeconds) {
   using Clock = std::chrono::steady_clock;
-  for (const char* host : {"nowhere.invalid", "192.0.2.1"}) {  // of no name, and of no host: RFC 5737
+  for (const char* host :
+       {"nowhere.invalid", "192.0.2.1"}) {  // RFC 6761: no host has this name; RFC 5737: nor this address
     const auto start = Clock::now();
     const Check check = of("master", check_network({"lo"}, {{"MASTER_ADDR", host}, {"MASTER_PORT", "29500"}}));
     EXPECT_EQ(check.verdict, Verdict::problem) << host;
