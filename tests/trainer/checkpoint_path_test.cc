@@ -338,7 +338,14 @@ TEST_F(CheckpointPathTest, AStateOfASchedulerThatCannotBeReadIsRefusedWithTheFol
   const std::string name = "\"lr_schedules/0/scheduler\": \"StepLR\"";
   const size_t place = text.find(name);
   ASSERT_NE(place, text.npos);
+  const size_t size_before = text.size();
   std::ofstream(file) << text.insert(place + name.size(), ",\n  \"lr_schedules/0/state\": \"{,\"");
+  const fs::path manifest_file = checkpoints("run") / "last" / "manifest.json";
+  std::string manifest = read_text_file(manifest_file, 1 << 20);
+  const std::string size = std::to_string(size_before);
+  const size_t its_place = manifest.find(size);
+  ASSERT_NE(its_place, manifest.npos);
+  std::ofstream(manifest_file) << manifest.replace(its_place, size.size(), std::to_string(text.size()));
   EXPECT_THAT(message_of<CheckpointError>([&] {
                 steps_of({.ckpt_path = checkpoints("run") / "last", .ckpt_verify = false}, make_module<WithSchedule>());
               }),
