@@ -8,13 +8,12 @@
 #include <cstdint>
 #include <fstream>
 #include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
 #include "bench/side_by_side.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/distributed/world.h"
-#include "fulgur/distributed/world_stores.h"
+#include "fulgur/launch/rendezvous.h"
 #include "fulgur/launch/run_distributed.h"
 
 namespace {
@@ -35,25 +34,6 @@ void print_traffic(World& world, const bench::Contender& contender, double tenso
   const double sent = loopback_bytes() - before;
   const double least = 2.0 * static_cast<double>(world.world_size() - 1) * tensor_bytes;
   if (world.rank() == 0) fmt::print("{:<40} {:>9.3f} bytes over the least\n", contender.name, sent / least);
-}
-
-// Returns a second World of the same ranks, over Gloo.
-World over_gloo(World& world, WorldOptions options) {
-  c10d::TCPStoreOptions store;
-  store.isServer = world.rank() == 0;
-  store.waitWorkers = false;
-  const at::Tensor port = at::zeros({1}, at::kLong);
-  c10::intrusive_ptr<c10d::TCPStore> server;
-  if (store.isServer) {
-    store.port = 0;
-    server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
-    port.fill_(server->getPort());
-  }
-  world.control().broadcast(port, /*root=*/0).wait();
-  store.port = static_cast<uint16_t>(port.item<int64_t>());
-  const auto met = server ? server : c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
-  options.collectives.shared_memory = false;
-  return World(WorldStores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
 }
 
 void compare(World& world, World& gloo, int64_t num_megabytes) {
@@ -91,7 +71,9 @@ int main(int argc, char** argv) {
     if (argc > 2) options.world.collectives.staging_bytes = std::stoll(argv[2]);
     run_distributed(options, [&](World& world) {
       at::set_num_threads(1);
-      World gloo = over_gloo(world, options.world);
+      WorldOptions over_gloo = options.world;
+      over_gloo.collectives.shared_memory = false;
+      World gloo = connect_again(world, over_gloo);
       for (const int64_t num_megabytes : {25, 100}) compare(world, gloo, num_megabytes);
       gloo.leave();
     });

@@ -80,7 +80,7 @@ def main():
         ours, theirs = (run(command_of(program, kind, 576, 50, "32"), 1, line=-3) for kind in ("zero_offload", "deepspeed"))
         apart = [abs(a - b) / abs(b) for a, b in zip(ours, theirs)]
         print(f"losses of {len(ours)} steps, 1 M parameters, fp32: at most {max(apart[:3]):.1e} of them apart in the first three, "
-              f"then more and more ({max(apart):.1e}): this network magnifies how either rounds")
+              f"{max(apart):.1e} in all")
 
 
 if __name__ == "__main__":

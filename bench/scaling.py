@@ -43,7 +43,7 @@ def traffic(strategy, ranks):
     # A rank copies what the others need to where they see it, adds what they have of its own part, and hands that out:
     # gradients that are summed with ddp, new parameters with ddp_sharded.
     others = (ranks - 1) / ranks
-    sums = 4 * (2 * others + others + 2 / ranks) if ranks > 1 else 0
+    sums = 4 * (3 * others + 2 / ranks) if ranks > 1 else 0
     hand_out = 4 * (2 / ranks + 2 * others) if ranks > 1 else 0
     return NUM_PARAMETERS * (forward_backward + update + sums + hand_out)
 

@@ -11,12 +11,11 @@
 #include <cstdlib>
 #include <exception>
 #include <string>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "fulgur/base/environment_variables.h"
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/world.h"
-#include "fulgur/distributed/world_stores.h"
+#include "fulgur/launch/rendezvous.h"
 #include "fulgur/launch/run_distributed.h"
 
 namespace fulgur::doctor {
@@ -51,25 +50,6 @@ double rate(World& world) {
   return per_s;
 }
 
-// A second World of the same ranks, over Gloo.
-World over_gloo(World& world, WorldOptions options) {
-  c10d::TCPStoreOptions store;
-  store.isServer = world.rank() == 0;
-  store.waitWorkers = false;
-  const at::Tensor port = at::zeros({1}, at::kLong);
-  c10::intrusive_ptr<c10d::TCPStore> server;
-  if (store.isServer) {
-    store.port = 0;
-    server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
-    port.fill_(server->getPort());
-  }
-  world.control().broadcast(port, /*root=*/0).wait();
-  store.port = static_cast<uint16_t>(port.item<int64_t>());
-  const auto met = server ? server : c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
-  options.collectives.shared_memory = false;
-  return World(WorldStores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
-}
-
 Check measured(const char* topic, double calls_per_s) {
   return {.topic = topic, .found = fmt::format("two ranks sum 1 MB {:.0f} times a second", calls_per_s)};
 }
@@ -93,7 +73,9 @@ Checks check_exchange() {
     run_distributed(options, [&](World& world) {
       at::set_num_threads(1);
       checks.push_back(measured("shared memory", rate(world)));
-      World gloo = over_gloo(world, options.world);
+      WorldOptions over_gloo = options.world;
+      over_gloo.collectives.shared_memory = false;
+      World gloo = connect_again(world, over_gloo);
       checks.push_back(measured("Gloo", rate(gloo)));
       gloo.leave();
     });

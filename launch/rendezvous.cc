@@ -1,5 +1,6 @@
 #include "fulgur/launch/rendezvous.h"
 
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -186,6 +187,26 @@ World connect_world(const ClusterEnvironment& environment, const WorldOptions& o
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
   return World(meet(environment, chosen, while_meeting, deadline), environment.rank, environment.world_size, store_rank,
                std::move(network), chosen);
+}
+
+World connect_again(World& world, const WorldOptions& options) {
+  c10d::TCPStoreOptions store;
+  store.isServer = world.rank() == 0;
+  store.waitWorkers = false;
+  const at::Tensor port = at::zeros({1}, at::kLong);
+  Store met;
+  if (store.isServer) {
+    store.port = 0;
+    const auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+    port.fill_(static_cast<int64_t>(server->getPort()));
+    met = server;
+  }
+  world.control().broadcast(port, /*root=*/0).wait();
+  if (!store.isServer) {
+    store.port = static_cast<uint16_t>(port.item<int64_t>());
+    met = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", store);
+  }
+  return World(WorldStores(met), world.rank(), world.world_size(), /*store_rank=*/0, {.interface = "lo"}, options);
 }
 
 }  // namespace fulgur
