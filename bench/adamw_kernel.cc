@@ -129,6 +129,23 @@ void compare_at(int64_t size) {
             }}},
           kBf16Bytes);
 
+  const auto with_copy = [&](const at::Tensor& gradient, const at::Tensor& copy, const optim::Prediction& prediction) {
+    return [&, prediction] {
+      auto slice = buffers.slice(gradient);
+      slice.copy_out = copy.data_ptr();
+      slice.copy_type = copy.scalar_type();
+      optim::fused_update(kRule, slice, {}, prediction);
+    };
+  };
+  fmt::print("{} parameters, bf16 gradient in and copy out, one thread, prediction\n", size);
+  measure({{"copy ahead by the next update", with_copy(buffers.grad16, buffers.copy16, {.next = kRule})},
+           {"copy of the parameters", with_copy(buffers.grad16, buffers.copy16, {})}},
+          kBf16Bytes);
+  fmt::print("{} parameters, fp32, copy in the gradient's memory, one thread, prediction\n", size);
+  measure({{"copy ahead by the next update", with_copy(buffers.grad, buffers.grad, {.next = kRule})},
+           {"copy of the parameters", with_copy(buffers.grad, buffers.grad, {})}},
+          kFp32Bytes + 4);
+
   fmt::print("{} parameters, fp32, threads\n", size);
   const auto with_threads = [&](int num_threads) {
     return [&, num_threads] {

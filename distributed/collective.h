@@ -35,7 +35,8 @@ ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size);
 class [[nodiscard]] Work {
  public:
   Work() = default;  // a completed collective
-  explicit Work(std::function<void()> wait) : wait_(std::move(wait)) {}
+  explicit Work(std::function<void()> wait, std::function<bool()> is_done = [] { return false; })
+      : wait_(std::move(wait)), is_done_(std::move(is_done)) {}
 
   void wait() {
     const trace::Span span("wait for ranks");
@@ -43,8 +44,12 @@ class [[nodiscard]] Work {
     wait_ = nullptr;
   }
 
+  // True if wait() would return, or throw, at once. False as well where that is not known.
+  bool is_done() const { return !wait_ || is_done_(); }
+
  private:
   std::function<void()> wait_;
+  std::function<bool()> is_done_;
 };
 
 // A group of ranks that exchange flat tensors: 1-dimensional, contiguous, of fp32, fp64, bf16, fp16, int32, int64,

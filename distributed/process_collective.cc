@@ -92,7 +92,7 @@ class ProcessCollective::Impl {
     }
     const auto end = trace::enabled() ? work->getFuture() : nullptr;  // null for NCCL's collectives of uneven parts
     if (end != nullptr) end->addCallback([trace = span_of(name)](c10::ivalue::Future&) { trace(); });
-    return Work([this, call, work] { guarded(call, [&] { work->wait(); }); });
+    return Work([this, call, work] { guarded(call, [&] { work->wait(); }); }, [work] { return work->isCompleted(); });
   }
 
   Work start_small(const at::Tensor& flat, ReduceOp op) {
@@ -115,7 +115,8 @@ class ProcessCollective::Impl {
       run(*host_);
       trace();
     });
-    return Work([this, call, done] { guarded(call, [&] { done.get(); }); });
+    return Work([this, call, done] { guarded(call, [&] { done.get(); }); },
+                [done] { return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });
   }
 
   // Runs on the calling thread, so that it does not wait for the collectives on the worker.

@@ -18,9 +18,10 @@ struct ReduceOptions {
   bool shard = false;       // a rank keeps only its range of each bucket: reduce_scatter instead of all_reduce
   bool rank_order = false;  // add in rank order: with 3 or more ranks, bits do not depend on where buckets end
 
-  // A gradient waits for the other ranks rather than take a third bucket from the pool. Must be false if a backward
-  // function waits for other ranks, too (SyncBatchNorm): they may be waiting there for this rank.
-  bool limits_pool = true;
+  // A gradient for which the pool has no memory waits until the other ranks have given theirs for the oldest bucket in
+  // flight. Must be false if a backward function waits for other ranks, too (SyncBatchNorm): they may be waiting there
+  // for this rank. Gradients then take the memory of buckets whose sums have arrived, otherwise new memory.
+  bool may_wait_for_memory = true;
 
   // Buckets are launched in the order in which a backward fills them, not in the order of the parameters' buckets. If
   // false, every rank freezes the same parameters before each backward: buckets without a trainable one do not make

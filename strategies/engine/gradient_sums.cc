@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
 #include <numeric>
 #include <set>
@@ -107,11 +108,21 @@ bool GradientSums::becomes_bucket(size_t b, const at::Tensor& gradient) const {
 }
 
 void GradientSums::make_bucket_of_gradient(size_t b) {
-  while (has_to_wait()) finish_oldest();
+  while (takes_memory_in_flight()) finish_oldest();
   Bucket& bucket = buckets_[b];
   const at::Tensor gradient = std::exchange(parameters_.buckets()[b].slots.front().param.mutable_grad(), {});
   bucket.gradients = gradient.as_strided({gradient.numel()}, {1});
   bucket.is_of_pool = bucket.is_in_sums = bucket.is_added_to = false;
+}
+
+// Whether a bucket gets the memory of the oldest one in flight, instead of new memory.
+bool GradientSums::takes_memory_in_flight() const {
+  if (in_flight_.size() < kPooledBuckets) return false;
+  const Bucket& oldest = buckets_[in_flight_.front()];
+  const auto is_ready = [](const auto& future) {
+    return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  return options_.may_wait_for_memory || (oldest.kept.valid() ? is_ready(oldest.kept) : oldest.work.is_done());
 }
 
 // The copy worker may fill the bucket later if no other rank waits for it.
@@ -158,7 +169,7 @@ void GradientSums::ensure_memory(size_t b) {
     });
   };
   auto fits = find();
-  while (fits == pool_.end() && has_to_wait()) {
+  while (fits == pool_.end() && takes_memory_in_flight()) {
     finish_oldest();
     fits = find();
   }

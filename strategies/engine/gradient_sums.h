@@ -84,7 +84,7 @@ class GradientSums final : public GradientBuckets {
   bool becomes_bucket(size_t bucket, const at::Tensor& gradient) const;
   void make_bucket_of_gradient(size_t bucket);
   void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& grad);
-  bool has_to_wait() const { return options_.limits_pool && in_flight_.size() >= kPooledBuckets; }
+  bool takes_memory_in_flight() const;
   bool copy_worker_fills(size_t bucket) const;
   bool reduces_in_sums(size_t bucket) const;
   bool can_reduce_into_sums(size_t bucket) const;

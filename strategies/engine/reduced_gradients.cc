@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "fulgur/core/module.h"
-#include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
@@ -16,7 +15,6 @@ ReducedGradients::ReducedGradients(const GradientContext& context)
     : GradientsAtParameters(context),
       reducer_(context.parameters, context.world().data(), context.world().control(),
                {.rank_order = context.setup.deterministic,
-                .limits_pool = !nn::has_sync_batch_norm(context.module),
                 .learns_order = context.setup.reduces_during_backward && context.module.automatic_optimization}) {}
 
 void ReducedGradients::begin_backward(bool is_last) {

@@ -74,7 +74,7 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
   reducer_.emplace(context.parameters, world.data(), world.control(),
                    ReduceOptions{.shard = context.engine.shard,
                                  .rank_order = context.setup.deterministic,
-                                 .limits_pool = !nn::has_sync_batch_norm(context.module),
+                                 .may_wait_for_memory = !nn::has_sync_batch_norm(context.module),
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
                                  .copy_worker = copy_worker_.get()});

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -313,6 +314,51 @@ TEST(GradientReducer, AGradientThatFillsItsBucketTakesNoOtherMemory) {
     EXPECT_EQ(reducer.sums().of(0).at(0).max().item<float>(), 2.0F);
     EXPECT_EQ(reducer.sums().of(0).at(0).min().item<float>(), 2.0F);
   }
+}
+
+// Sums of which nobody knows whether they have arrived, before it waits for them.
+struct NeverKnown final : testing::OthersHaveTheSame {
+  using testing::OthersHaveTheSame::OthersHaveTheSame;
+  Work reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) override {
+    OthersHaveTheSame::reduce_scatter(flat, op, into).wait();
+    return Work([] {});
+  }
+};
+
+// Bytes that a backward through ten layers takes for buckets at most.
+int64_t bucket_memory(Collective& group, bool may_wait_for_memory) {
+  constexpr int64_t kWidth = 256, kLayers = 10;
+  testing::CountingAllocator memory;
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < kLayers; ++i) net->push_back(torch::nn::Linear(kWidth, kWidth));
+  const Optimizers optimizers(optim::SGD(net->parameters(), {.lr = 1.0}));
+  const FlatParameters flat(*net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 4 * kWidth * (kWidth + 1),
+                                               .world_size = group.world_size()});
+  ReduceOptions options = sharded_sums(flat, group.world_size());
+  options.may_wait_for_memory = may_wait_for_memory;
+  GradientReducer reducer(flat, group, group, options);
+  const at::Tensor x = torch::ones({1, kWidth});
+  int64_t most = 0;
+  for (int step = 0; step < 2; ++step) {
+    reducer.sums().clear();
+    reducer.begin();
+    const at::Tensor loss = net->forward(x).sum();
+    const int64_t before = memory.live();
+    memory.reset_peak();
+    loss.backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    most = memory.peak() - before;
+  }
+  return most / (4 * kWidth * kWidth);
+}
+
+TEST(GradientReducer, WithoutWaitingTakesTheMemoryOfSumsThatHaveArrived) {
+  testing::OthersHaveTheSame arrives_at_once(2);
+  NeverKnown never_known(2);
+  const int64_t waiting = bucket_memory(never_known, /*may_wait_for_memory=*/true);
+  EXPECT_EQ(bucket_memory(arrives_at_once, false), waiting);
+  EXPECT_GE(bucket_memory(never_known, false), waiting + 5);
 }
 
 TEST(GradientReducer, GradientsInTheSameMemoryAreSummedOnce) {
