@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""optim::AdamW beside Python's optimizers, from 1 to 100 million parameters and on 1 to all cores: torch.optim.AdamW with fused=True and as it comes, and, with 16-bit
-gradients and parameters over fp32 masters, DeepSpeed's three passes (cast, DeepSpeedCPUAdam's step, cast). Needs torch in the
-interpreter's path; without a working deepspeed (0.19.8 for the figures in the README) its part is left out.
+"""optim::AdamW beside Python's optimizers, from 1 to 100 million parameters and on 1 to all cores: torch.optim.AdamW with
+fused=True and as it comes, and, with 16-bit gradients and parameters over fp32 masters, DeepSpeed's three passes (cast,
+DeepSpeedCPUAdam's step, cast). Needs torch in the interpreter's path; without a working deepspeed its part is left out.
 
   ./bazelw build //bench:adamw_kernel && python3 bench/python_adamw.py bazel-bin/bench/adamw_kernel
 """

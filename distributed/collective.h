@@ -35,7 +35,8 @@ ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size);
 class [[nodiscard]] Work {
  public:
   Work() = default;  // a completed collective
-  explicit Work(std::function<void()> wait, std::function<bool()> is_done = [] { return false; })
+  explicit Work(
+      std::function<void()> wait, std::function<bool()> is_done = [] { return false; })
       : wait_(std::move(wait)), is_done_(std::move(is_done)) {}
 
   void wait() {

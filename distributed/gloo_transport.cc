@@ -17,6 +17,8 @@ namespace {
 
 using Transfer = c10::intrusive_ptr<c10d::Work>;
 
+constexpr int64_t kMostThatSendToAll = 8;  // ranks: more pass small messages on, in fewer but dependent rounds
+
 // Messages between two ranks with the same tag arrive in the order in which they are sent.
 constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;
 
@@ -62,12 +64,13 @@ at::Tensor GlooTransport::staging(const at::Tensor& like, int64_t num_elements) 
 }
 
 // Sends chunk by chunk, in the order in which the owners receive.
-std::vector<GlooTransport::Transfer> GlooTransport::send_to_owners(const at::Tensor& flat, int64_t chunk_size) {
+std::vector<GlooTransport::Transfer> GlooTransport::send_to_owners(const at::Tensor& flat, const RankRanges& ranges,
+                                                                   int64_t chunk_size) {
   std::vector<Transfer> sends;
-  for (int64_t begin = 0; begin < rank_range(flat.numel(), 0, world_size_).size(); begin += chunk_size) {
+  for (int64_t begin = 0; begin < ranges.range(0, flat).size(); begin += chunk_size) {
     for (int64_t step = 1; step < world_size_; ++step) {
       const int64_t peer = (rank_ + step) % world_size_;
-      const ElementRange range = rank_range(flat.numel(), peer, world_size_);
+      const ElementRange range = ranges.range(peer, flat);
       if (begin >= range.size()) continue;
       sends.push_back(
           send(flat.narrow(0, range.begin + begin, std::min(chunk_size, range.size() - begin)), peer, kDataTag));
@@ -101,9 +104,12 @@ void GlooTransport::keep_error(const std::exception_ptr& error) {
 }
 
 void GlooTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
-  if (rank_order_all_reduce_) {
-    reduce_scatter(flat, op, rank_range(flat.numel(), rank_, world_size_).of(flat));
-    return all_gather(flat);
+  const bool would_round_often =
+      op == ReduceOp::sum && at::isReducedFloatingType(flat.scalar_type()) && world_size_ > 2;
+  if (rank_order_all_reduce_ || would_round_often) {
+    const RankRanges ranges = RankRanges::of_whole(flat, world_size_);
+    reduce_scatter(flat, op, ranges.of(flat, rank_), ranges);
+    return all_gather(flat, ranges);
   }
   run([&] {
     std::vector<at::Tensor> tensors{flat};
@@ -118,23 +124,24 @@ void GlooTransport::broadcast(const at::Tensor& flat, int64_t root) {
   });
 }
 
-void GlooTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
-  run([&] { scatter(flat, op, into); });
+void GlooTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                   const RankRanges& ranges) {
+  run([&] { scatter(flat, op, into, ranges); });
 }
 
-void GlooTransport::all_gather(const at::Tensor& flat) {
-  run([&] { gather(flat); });
+void GlooTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) {
+  run([&] { gather(flat, ranges); });
 }
 
 void GlooTransport::barrier() {
   run([&] { meet(); });
 }
 
-void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
+void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) {
   const Clock::time_point deadline = Clock::now() + timeout_;
-  const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
+  const at::Tensor mine = ranges.of(flat, rank_);
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
-  const int64_t largest_range = std::max<int64_t>(rank_range(flat.numel(), 0, world_size_).size(), 1);
+  const int64_t largest_range = std::max<int64_t>(ranges.range(0, flat).size(), 1);
   const int64_t chunk_size =
       std::clamp<int64_t>(staging_bytes_ / (2 * num_peers * flat.element_size()), 1, largest_range);
   const int64_t num_chunks = (mine.numel() + chunk_size - 1) / chunk_size;
@@ -160,7 +167,7 @@ void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tenso
 
   start_receives(0);
   start_receives(1);
-  const std::vector<Transfer> sends = send_to_owners(flat, chunk_size);
+  const std::vector<Transfer> sends = send_to_owners(flat, ranges, chunk_size);
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     combine_in_rank_order(chunk_of(into, chunk), chunk_of(mine, chunk), rank_, world_size_, op, [&](int64_t peer) {
       wait_until(receive_of(chunk, peer), deadline);
@@ -171,13 +178,13 @@ void GlooTransport::scatter(const at::Tensor& flat, ReduceOp op, const at::Tenso
   for (const Transfer& transfer : sends) wait_until(transfer, deadline);
 }
 
-void GlooTransport::gather(const at::Tensor& flat) {
+void GlooTransport::gather(const at::Tensor& flat, const RankRanges& ranges) {
   const Clock::time_point deadline = Clock::now() + timeout_;
-  const at::Tensor mine = rank_range(flat.numel(), rank_, world_size_).of(flat);
+  const at::Tensor mine = ranges.of(flat, rank_);
   std::vector<Transfer> transfers;
   for (int64_t step = 1; step < world_size_; ++step) {
     const int64_t peer = (rank_ + world_size_ - step) % world_size_;
-    const ElementRange theirs = rank_range(flat.numel(), peer, world_size_);
+    const ElementRange theirs = ranges.range(peer, flat);
     if (theirs.size() > 0) transfers.push_back(receive(theirs.of(flat), peer, kDataTag));
   }
   for (int64_t step = 1; step < world_size_ && mine.numel() > 0; ++step) {
@@ -250,8 +257,34 @@ class GlooTransport::Small final : public SmallAllReduce {
   std::exception_ptr error_{};
 };
 
+// Brings the tensors of all ranks to every rank in log2(world size) rounds: in round k a rank passes on what it has, to
+// the rank 2^k before it. Source: Bruck et al. 1997, https://doi.org/10.1109/71.642949.
+void GlooTransport::gather_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline) {
+  // Row i is of the rank i after this one. The size is part of the tag, as with all small all_reduces.
+  const at::Tensor rows = at::empty({world_size_, flat.numel()}, flat.options());
+  const int tag = kSmallAllReduceTag + static_cast<int>(flat.nbytes()) * kNumTags;
+  rows[0].copy_(flat);
+  for (int64_t distance = 1; distance < world_size_; distance *= 2) {
+    const int64_t count = std::min(distance, world_size_ - distance);
+    const Transfer heard = receive(rows.narrow(0, distance, count), (rank_ + distance) % world_size_, tag);
+    const Transfer told = send(rows.narrow(0, 0, count), (rank_ + world_size_ - distance) % world_size_, tag);
+    wait_until(heard, deadline);
+    wait_until(told, deadline);
+  }
+  combine_in_rank_order(flat, flat, rank_, world_size_, op,
+                        [&](int64_t peer) { return rows[(peer + world_size_ - rank_) % world_size_]; });
+}
+
 // Keeps the result until it is finished: a transfer must not be destroyed earlier, unless the connections are closed.
 std::shared_ptr<SmallAllReduce> GlooTransport::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+  if (world_size_ > kMostThatSendToAll) {
+    rethrow_error();
+    return small_of_many_.start([&] {
+      return [this, flat, op, deadline = Clock::now() + timeout_] {
+        run([&] { gather_in_few_messages(flat, op, deadline); });
+      };
+    });
+  }
   std::shared_ptr<Small> small;
   run([&] { small = std::make_shared<Small>(*this, flat, op); });
   std::erase_if(small_, [](const auto& one) { return one->finished(); });

@@ -14,6 +14,7 @@
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
 #include "fulgur/distributed/host_transport.h"
+#include "fulgur/distributed/small_queue.h"
 
 namespace fulgur {
 
@@ -21,10 +22,10 @@ namespace fulgur {
 // of the group calls it. Throws what c10d throws (std::exception).
 std::unique_ptr<HostTransport> connect_gloo(const GroupConfig& group);
 
-// Moves tensors over connections of Gloo. all_reduce and broadcast are Gloo's; reduce_scatter and all_gather are sends
-// and receives between every two ranks, in place, because Gloo's own send twice the bytes and clone the tensor. Each
-// rank sends and receives (world_size - 1) / world_size of the tensor, which is the minimum. Every call after an error
-// throws that error.
+// Moves tensors over connections of Gloo. all_reduce, except of 16-bit sums, and broadcast are Gloo's; reduce_scatter
+// and all_gather are sends and receives between every two ranks, in place, because Gloo's own send twice the bytes and
+// clone the tensor. Each rank sends and receives (world_size - 1) / world_size of the tensor, which is the minimum.
+// Every call after an error throws that error.
 class GlooTransport final : public HostTransport {
  public:
   // `timeout` is the limit for a whole collective. The memory of TransportOptions::staging_bytes has room for two
@@ -33,15 +34,15 @@ class GlooTransport final : public HostTransport {
                 const TransportOptions& options = {});
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;
-  void all_gather(const at::Tensor& flat) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
+  void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
 
   // Uses a message tag of its own: if another rank makes another call, both wait until the timeout. (In Gloo, a message
   // of one collective that arrives in another of another size ends the process.)
   void barrier() override;
 
-  // Sends the whole tensor to every other rank.
+  // Sends the whole tensor to every other rank, from 9 ranks on by way of others.
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
 
   void abort() override;
@@ -58,10 +59,11 @@ class GlooTransport final : public HostTransport {
   void run(const Body& body);
   void rethrow_error() const;
   void keep_error(const std::exception_ptr& error);
-  void scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into);
-  void gather(const at::Tensor& flat);
+  void scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
+  void gather(const at::Tensor& flat, const RankRanges& ranges);
   void meet();
-  std::vector<Transfer> send_to_owners(const at::Tensor& flat, int64_t chunk_size);
+  void gather_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline);
+  std::vector<Transfer> send_to_owners(const at::Tensor& flat, const RankRanges& ranges, int64_t chunk_size);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::chrono::milliseconds timeout_;
@@ -71,8 +73,9 @@ class GlooTransport final : public HostTransport {
   const int64_t world_size_;
   at::Tensor staging_;                         // bytes
   std::vector<std::shared_ptr<Small>> small_;  // all that may be unfinished
-  mutable std::mutex error_mutex_;             // several threads may call
-  std::exception_ptr error_{};                 // the first error; null if none
+  SmallQueue small_of_many_;
+  mutable std::mutex error_mutex_;  // several threads may call
+  std::exception_ptr error_{};      // the first error; null if none
 };
 
 }  // namespace fulgur

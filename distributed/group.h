@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fulgur/distributed/network.h"
@@ -27,6 +28,13 @@ struct GroupConfig {
   TransportOptions transport{};
 
   int64_t world_size() const { return static_cast<int64_t>(ranks.size()); }
+
+  // Part of the group, with the same options; `rank` is one of `places`, which are indices of this group's ranks.
+  GroupConfig part(const std::string& name_of_part, const std::vector<int64_t>& places) const;
 };
+
+// Tells the other ranks of the group a text, and returns the texts of all, by rank. `what` tells one exchange of a
+// group from another. Throws what the store throws if a rank has not called it within the group's connect_timeout.
+std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine);
 
 }  // namespace fulgur

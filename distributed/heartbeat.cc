@@ -16,6 +16,8 @@ namespace fulgur {
 namespace {
 
 constexpr const char* kFailureKey = "failure";
+constexpr const char* kDiagnosingKey = "diagnosing";  // how many ranks have asked for the cause of a failure
+constexpr const char* kNone = "none";
 constexpr std::chrono::milliseconds kSilence{800};  // at least two intervals
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
@@ -267,7 +269,7 @@ struct Heartbeat::Shared {
       if (!watched || !on_failure || at_end) return;
     }
     const std::string key = rank_key(*watched);
-    if (store->check({kFailureKey})) return tell_of_failure();
+    if (find_record()) return tell_of_failure();
     const Beat beat = to_beat(store->get_to_str(key));
     if (beat.beat < 0 || beat.at_end || !silence.is_too_long(beat.beat)) return;
     record({*watched, fmt::format("rank {} gives no sign of life (its host has gone, or it hangs); last seen {}",
@@ -326,11 +328,26 @@ struct Heartbeat::Shared {
     }
   }
 
+  // The record of failure, in one request.
+  std::optional<Diagnosis> find_record() {
+    const std::string record = store->compareSet(kFailureKey, std::string(kNone), std::string(kNone));
+    return record == kNone ? std::nullopt : std::optional(to_diagnosis(record));
+  }
+
+  // Three requests for any number of ranks, if each of them has written once.
   Reading read(const std::vector<int64_t>& ranks) {
-    Reading reading;
-    if (store->check({kFailureKey})) reading.failure = to_diagnosis(store->get_to_str(kFailureKey));
-    for (const int64_t other : ranks) {
-      if (store->check({rank_key(other)})) reading.beats[other] = to_beat(store->get_to_str(rank_key(other)));
+    Reading reading{.failure = find_record()};
+    std::vector<int64_t> there = ranks;
+    std::vector<std::string> keys;
+    for (const int64_t other : ranks) keys.push_back(rank_key(other));
+    if (!store->check(keys)) {
+      std::erase_if(there, [&](int64_t other) { return !store->check({rank_key(other)}); });
+      keys.clear();
+      for (const int64_t other : there) keys.push_back(rank_key(other));
+    }
+    const auto texts = keys.empty() ? std::vector<std::vector<uint8_t>>() : store->multiGet(keys);
+    for (size_t i = 0; i < there.size(); ++i) {
+      reading.beats[there[i]] = to_beat(std::string(texts[i].begin(), texts[i].end()));
     }
     return reading;
   }
@@ -387,11 +404,22 @@ void Heartbeat::report_failure(const std::string& message) {
   shared->ask<Diagnosis>([shared, mine] { return shared->record(mine); });
 }
 
+// The first rank that asks looks for the cause; the others read what it has found, or look themselves if it takes too
+// long: if all looked, the store would get requests for N^2 heartbeats.
 Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks) {
   const auto shared = shared_;
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto others_are_asking = shared->ask<bool>([shared] { return shared->store->add(kDiagnosingKey, 1) > 1; });
+  const auto end_of_patience = now() + kSilence + 3 * shared->interval;
+  while (others_are_asking.value_or(false) && now() < end_of_patience) {
+    const auto record = shared->ask<std::optional<Diagnosis>>([shared] { return shared->find_record(); });
+    if (!record) break;
+    if (*record) return **record;
+    std::this_thread::sleep_for(3 * shared->interval);
+  }
   std::optional<Reading> first, last;
-  const auto end = std::chrono::steady_clock::now() + kSilence;
-  for (int i = 0; i < 3 || (any_silent(*first, *last, ranks) && std::chrono::steady_clock::now() < end); ++i) {
+  const auto end = now() + kSilence;
+  for (int i = 0; i < 3 || (any_silent(*first, *last, ranks) && now() < end); ++i) {
     if (i > 0) std::this_thread::sleep_for(shared->interval);
     last = shared->ask<Reading>([shared, ranks] { return shared->read(ranks); });
     if (!last) break;

@@ -61,7 +61,8 @@ class Heartbeat {
   // Records that this rank has failed by itself, unless another rank's record came first.
   void report_failure(const std::string& message);
 
-  // Why collective `number` of `group` failed. Takes two to four intervals, unless a rank has left a record.
+  // Why collective `number` of `group` failed. Takes two to four intervals, unless a rank has left a record; while
+  // another rank looks for the cause, up to 0.8 s and three intervals more.
   Diagnosis diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks);
 
   // The last call in a run without errors, after every rank has finished: stops the heartbeat. In the process of the

@@ -44,4 +44,16 @@ void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, Re
   }
 }
 
+void add_rounded_once(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
+  const at::NoGradGuard no_grad;
+  for (int64_t begin = 0; begin < out.numel(); begin += at::internal::GRAIN_SIZE) {
+    const auto piece = [&](const at::Tensor& whole) {
+      return whole.narrow(0, begin, std::min(at::internal::GRAIN_SIZE, out.numel() - begin));
+    };
+    at::Tensor sum = piece(parts.front()).to(at::kFloat);
+    for (size_t i = 1; i < parts.size(); ++i) sum.add_(piece(parts[i]));
+    piece(out).copy_(sum);
+  }
+}
+
 }  // namespace fulgur

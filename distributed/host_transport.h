@@ -2,8 +2,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "fulgur/distributed/collective.h"
 
@@ -21,17 +23,38 @@ class SmallAllReduce {
   virtual bool is_sent() const { return true; }
 };
 
+// Which elements of a flat tensor a collective takes, and whose they are: rank r's are `size` elements from
+// `first + r * stride` on, as far as the tensor has them. The size is not 0, and not above the stride.
+struct RankRanges {
+  int64_t first = 0;
+  int64_t stride = 0;
+  int64_t size = 0;
+
+  static RankRanges of_whole(const at::Tensor& flat, int64_t world_size) {  // as rank_range() divides it
+    const int64_t size = std::max<int64_t>(rank_range(flat.numel(), 0, world_size).size(), 1);
+    return {.first = 0, .stride = size, .size = size};
+  }
+
+  ElementRange range(int64_t rank, const at::Tensor& flat) const {
+    const int64_t begin = std::min(first + rank * stride, flat.numel());
+    return {begin, std::min(begin + size, flat.numel())};
+  }
+  at::Tensor of(const at::Tensor& flat, int64_t rank) const { return range(rank, flat).of(flat); }
+};
+
 // How the ranks of a group exchange flat tensors in host memory. Calls block. Every rank makes the same calls in the
 // same order. A reduction adds in the order of ranks, ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor
-// where the tensor begins, except for Gloo's own all_reduce. Threading: one thread at a time, except where noted.
+// where the tensor begins, except for Gloo's own all_reduce. Sums of 16-bit numbers are added in fp32 and rounded once,
+// on several hosts once by each host and once across hosts. Threading: one thread at a time, except where noted.
 // Errors: std::exception, after the group's timeout at the latest.
 class HostTransport {
  public:
   virtual ~HostTransport() = default;
 
   virtual void all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
-  virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) = 0;
-  virtual void all_gather(const at::Tensor& flat) = 0;
+  virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                              const RankRanges& ranges) = 0;
+  virtual void all_gather(const at::Tensor& flat, const RankRanges& ranges) = 0;
   virtual void broadcast(const at::Tensor& flat, int64_t root) = 0;
 
   // These two may also run concurrently with one of the above.
@@ -49,11 +72,19 @@ bool is_small(const at::Tensor& flat, int64_t world_size);
 // out = a (op) b; `out` may be `a` or `b`.
 void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp op);
 
-// out = x0 (op) x1 (op) ..., in the order of ranks, where x_rank is `own` and of_rank(r) returns the tensor of another
-// rank r. The tensor that of_rank(0) returns is overwritten; `out` may be `own`.
+// out = parts[0] + parts[1] + ..., added in fp32 and rounded once; `out` may be one of the parts.
+void add_rounded_once(const at::Tensor& out, const std::vector<at::Tensor>& parts);
+
+// out = x0 (op) x1 (op) ..., in the order of ranks; 16-bit sums are rounded once. Here x_rank is `own` and of_rank(r)
+// returns the tensor of another rank r. The tensor that of_rank(0) returns is overwritten; `out` may be `own`.
 template <class OfRank>
 void combine_in_rank_order(const at::Tensor& out, const at::Tensor& own, int64_t rank, int64_t world_size, ReduceOp op,
                            const OfRank& of_rank) {
+  if (op == ReduceOp::sum && at::isReducedFloatingType(out.scalar_type()) && world_size > 2) {
+    std::vector<at::Tensor> parts;
+    for (int64_t peer = 0; peer < world_size; ++peer) parts.push_back(peer == rank ? own : of_rank(peer));
+    return add_rounded_once(out, parts);
+  }
   at::Tensor sum = own;
   if (rank > 0) {
     const at::Tensor below = of_rank(0);

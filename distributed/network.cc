@@ -143,6 +143,10 @@ bool allows_shared_memory(const EnvironmentVariables& variables) {
   return value == "1";
 }
 
+std::string host_id(const EnvironmentVariables& variables) {
+  return find_variable(variables, "FULGUR_HOST_ID").value_or("");
+}
+
 std::vector<std::string> interface_names() {
   const std::unique_ptr<struct if_nameindex, decltype(&::if_freenameindex)> list(::if_nameindex(), ::if_freenameindex);
   std::vector<std::string> names;

@@ -30,6 +30,7 @@ bool may_be_known_later(const std::string& host);
 // False if FULGUR_SHARED_MEMORY is 0: ranks of one host then exchange over the network, too. Throws UsageError for a
 // value other than 0 and 1.
 bool allows_shared_memory(const EnvironmentVariables& variables);
+std::string host_id(const EnvironmentVariables& variables);  // FULGUR_HOST_ID, or empty
 
 std::vector<std::string> interface_names();
 

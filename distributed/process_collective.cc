@@ -301,8 +301,9 @@ Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor 
   flat = as_numbers(flat);
   if (!into.defined()) into = rank_range(flat.numel(), rank(), world_size()).of(flat);
   if (impl_->is_on_host()) {
-    return impl_->start_on_worker(
-        "reduce_scatter", [flat, op, into](HostTransport& transport) { transport.reduce_scatter(flat, op, into); });
+    return impl_->start_on_worker("reduce_scatter",
+                                  [flat, op, into, ranges = RankRanges::of_whole(flat, world_size())](
+                                      HostTransport& transport) { transport.reduce_scatter(flat, op, into, ranges); });
   }
   return impl_->start("reduce_scatter", [&](c10d::Backend& backend) {
     const c10d::ReduceScatterOptions options{.reduceOp = c10d_op(op), .timeout = impl_->group().timeout};
@@ -318,7 +319,8 @@ Work ProcessCollective::all_gather(at::Tensor flat) {
   impl_->check(flat);
   flat = as_numbers(flat);
   if (impl_->is_on_host()) {
-    return impl_->start_on_worker("all_gather", [flat](HostTransport& transport) { transport.all_gather(flat); });
+    return impl_->start_on_worker("all_gather", [flat, ranges = RankRanges::of_whole(flat, world_size())](
+                                                    HostTransport& transport) { transport.all_gather(flat, ranges); });
   }
   return impl_->start("all_gather", [&](c10d::Backend& backend) {
     const c10d::AllgatherOptions options{.timeout = impl_->group().timeout};

@@ -17,7 +17,6 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
 #include "fulgur/base/logging.h"
@@ -59,19 +58,6 @@ bool sleep_while(uint32_t& word, uint32_t value, milliseconds at_most) {
 // Correct across the wrap-around of a counter.
 bool is_at_least(uint32_t counter, uint32_t least) { return static_cast<int32_t>(counter - least) >= 0; }
 
-// Equal for two processes that run on one host and see the same process numbers: the host and its namespaces. The
-// network namespace is included, because tests of several hosts may run in several network namespaces of one host.
-std::optional<std::string> host_identity() {
-  std::string identity;
-  if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> identity)) return std::nullopt;
-  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
-    std::array<char, 64> link{};
-    if (::readlink(name, link.data(), link.size() - 1) <= 0) return std::nullopt;
-    identity += fmt::format(" {}", link.data());
-  }
-  return identity;
-}
-
 std::string_view first_word(std::string_view text) { return text.substr(0, text.find(' ')); }
 
 // Warns once per process, for all groups.
@@ -99,23 +85,23 @@ class Descriptor {
   const int value_;
 };
 
-// Sends `mine` to all ranks and returns the texts of all, by rank.
-std::vector<std::string> exchange(c10d::Store& store, const GroupConfig& group, std::string_view what,
-                                  const std::string& mine) {
-  const auto key = [&](int64_t rank) { return fmt::format("{}/{}", what, rank); };
-  store.set(key(group.rank), mine);
-  std::vector<std::string> keys;
-  for (int64_t rank = 0; rank < group.world_size(); ++rank) keys.push_back(key(rank));
-  store.wait(keys, group.connect_timeout);
-  std::vector<std::string> all;
-  for (const std::vector<uint8_t>& value : store.multiGet(keys)) all.emplace_back(value.begin(), value.end());
-  return all;
-}
-
 // Counters begin shortly before their wrap-around, so that every run exercises it.
 constexpr uint32_t kFirstRound = 0U - 8U * SharedMemory::kOutboxes;
 
 }  // namespace
+
+// The network namespace is included, because tests of several hosts may run in several network namespaces of one host.
+std::optional<std::string> host_identity(const TransportOptions& options) {
+  std::string identity;
+  if (!(std::ifstream("/proc/sys/kernel/random/boot_id") >> identity)) return std::nullopt;
+  if (!options.host_id.empty()) identity += "/" + options.host_id;
+  for (const char* name : {"/proc/self/ns/pid", "/proc/self/ns/net"}) {
+    std::array<char, 64> link{};
+    if (::readlink(name, link.data(), link.size() - 1) <= 0) return std::nullopt;
+    identity += fmt::format(" {}", link.data());
+  }
+  return identity;
+}
 
 // At the beginning of the shared memory.
 struct alignas(kCacheLine) SharedMemory::Header {
@@ -202,16 +188,15 @@ void SharedMemory::Channel::done() { set_and_wake(counters(shared_.rank()).done,
 // only if every rank has mapped it.
 std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
                                                     const std::vector<ChannelOptions>& channels, bool willing) {
-  c10d::PrefixStore store(group.name + "/shared_memory", group.store);
   size_t num_bytes = sizeof(Header);
   for (const ChannelOptions& options : channels) num_bytes += Channel::num_bytes(group.world_size(), options);
-  const std::optional<std::string> host = host_identity();
+  const std::optional<std::string> host = host_identity(group.transport);
   willing = willing && host.has_value();
   const std::string place = willing ? fmt::format("{} {}", *host, num_bytes) : "";
   const Descriptor made(willing && group.rank == 0 ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
   if (made.get() >= 0 && ::ftruncate(made.get(), static_cast<off_t>(num_bytes)) != 0) willing = false;
   const std::vector<std::string> others =
-      exchange(store, group, "place", fmt::format("{}\n{} {}", place, ::getpid(), made.get()));
+      exchange_texts(group, "place", fmt::format("{}\n{} {}", place, ::getpid(), made.get()));
 
   std::shared_ptr<SharedMemory> shared(new SharedMemory(group));
   std::string path;
@@ -231,7 +216,7 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
     works = shared->map(opened.get(), num_bytes, channels);
   }
   works = works && is_expected_to;
-  const std::vector<std::string> answers = exchange(store, group, "works", works ? "yes" : "no");
+  const std::vector<std::string> answers = exchange_texts(group, "works", works ? "yes" : "no");
   if (std::ranges::count(answers, "yes") == group.world_size()) return shared;
   if (is_expected_to && group.rank == 0) warn_of_network();
   return nullptr;

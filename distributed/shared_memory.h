@@ -15,6 +15,9 @@
 
 namespace fulgur {
 
+// Equal for two processes that run on one host and see the same process numbers; none if the host does not say.
+std::optional<std::string> host_identity(const TransportOptions& options);
+
 // Memory shared by the ranks of a group on one host, in which they exchange bytes in rounds, on several channels. In a
 // round of a channel every rank fills its outbox, then reads those of the others. A rank may fill up to kOutboxes
 // rounds before it has read the first of them. The memory has no name in the file system: it is freed with the last

@@ -19,6 +19,9 @@ constexpr size_t kLarge = 0, kSmall = 1;
 // A core that waits for a small message has nothing else to do; one that moves large ones has gradients to compute.
 constexpr microseconds kSmallSpin{50}, kLargeSpin{5};
 
+// What a rank sends to another in a round, at least: smaller rounds spend their time on meeting.
+constexpr int64_t kPartBytes = 32 << 10;
+
 std::byte* bytes_of(const at::Tensor& flat, int64_t element) {
   return static_cast<std::byte*>(flat.mutable_data_ptr()) + element * flat.element_size();
 }
@@ -45,14 +48,16 @@ struct SharedMemoryTransport::Exchange {
   at::Tensor flat;
   Channel::Call call;
   Clock::time_point deadline;
-  int64_t world_size;
+  RankRanges ranges;
 
-  ElementRange range(int64_t rank) const { return rank_range(flat.numel(), rank, world_size); }
+  ElementRange range(int64_t rank) const { return ranges.range(rank, flat); }
 };
 
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
   if (!group.device.is_cpu()) return nullptr;
-  const int64_t staging_bytes = group.transport.staging_bytes.value_or(1 << 20);
+  const int64_t default_bytes =
+      std::max<int64_t>(1 << 20, SharedMemory::kOutboxes * kPartBytes * (group.world_size() - 1));
+  const int64_t staging_bytes = group.transport.staging_bytes.value_or(default_bytes);
   const int64_t alignment = 64, largest_element = 8;
   const int64_t wanted = std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size());
   const int64_t outbox_bytes = (wanted + alignment - 1) / alignment * alignment;
@@ -73,10 +78,14 @@ SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> share
       small_(shared_->channel(kSmall)) {}
 
 SharedMemoryTransport::Exchange SharedMemoryTransport::exchange(const char* name, const at::Tensor& flat) const {
+  return exchange(name, flat, RankRanges::of_whole(flat, world_size_));
+}
+SharedMemoryTransport::Exchange SharedMemoryTransport::exchange(const char* name, const at::Tensor& flat,
+                                                                const RankRanges& ranges) const {
   return {.flat = flat,
           .call = {.name = name, .num_bytes = static_cast<int64_t>(flat.nbytes())},
           .deadline = Clock::now() + timeout_,
-          .world_size = world_size_};
+          .ranges = ranges};
 }
 
 // The number of elements of a range that fit into one round.
@@ -147,8 +156,9 @@ void SharedMemoryTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
   });
 }
 
-void SharedMemoryTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) {
-  const Exchange exchange = this->exchange("reduce_scatter", flat);
+void SharedMemoryTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                           const RankRanges& ranges) {
+  const Exchange exchange = this->exchange("reduce_scatter", flat, ranges);
   const int64_t size = scatter_size(flat);
   run([&] {
     for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
@@ -157,8 +167,8 @@ void SharedMemoryTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, 
   });
 }
 
-void SharedMemoryTransport::all_gather(const at::Tensor& flat) {
-  const Exchange exchange = this->exchange("all_gather", flat);
+void SharedMemoryTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) {
+  const Exchange exchange = this->exchange("all_gather", flat, ranges);
   const int64_t size = gather_size(flat);
   run([&] {
     for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) gather_chunk(exchange, begin, size);

@@ -30,8 +30,8 @@ class SharedMemoryTransport final : public HostTransport {
   SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into) override;
-  void all_gather(const at::Tensor& flat) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
+  void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
   void barrier() override;
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
@@ -44,6 +44,7 @@ class SharedMemoryTransport final : public HostTransport {
   class Small;
 
   Exchange exchange(const char* name, const at::Tensor& flat) const;
+  Exchange exchange(const char* name, const at::Tensor& flat, const RankRanges& ranges) const;
   void scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin, int64_t size);
   void gather_chunk(const Exchange& exchange, int64_t begin, int64_t size);
   int64_t scatter_size(const at::Tensor& flat) const;

@@ -2,16 +2,20 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace fulgur {
 
 // How ranks exchange tensors in host memory.
 struct TransportOptions {
   bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
+  std::string host_id{};                   // ranks with different ones count as ranks of different hosts
   bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
-                                           // reduce_scatter, at any world size, wherever the tensor begins
+                                           // reduce_scatter, at any world size, wherever the tensor begins; other
+                                           // transports always do
   std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
-                                           // memory per rank, or 8 MiB with Gloo
+                                           // memory per rank, or 128 KiB for each other rank if that is more; 8 MiB
+                                           // with Gloo; 4 MiB of a tensor go between hosts at a time
 };
 
 }  // namespace fulgur

@@ -4,12 +4,15 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/gloo_transport.h"
+#include "fulgur/distributed/hierarchical_transport.h"
 #include "fulgur/distributed/nccl_transport.h"
 #include "fulgur/distributed/shared_memory_transport.h"
 
 namespace fulgur {
 
-std::vector<ConnectTransport> transports() { return {connect_shared_memory, connect_gloo, connect_nccl}; }
+std::vector<ConnectTransport> transports() {
+  return {connect_shared_memory, connect_hierarchy, connect_gloo, connect_nccl};
+}
 
 Connection connect(const GroupConfig& group, const std::vector<ConnectTransport>& transports) {
   for (const ConnectTransport& connect_transport : transports) {

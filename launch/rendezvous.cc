@@ -184,6 +184,7 @@ World connect_world(const ClusterEnvironment& environment, const WorldOptions& o
                                             environment.local_world_size < environment.world_size);
   WorldOptions chosen = options;
   chosen.collectives.shared_memory = options.collectives.shared_memory && allows_shared_memory(variables);
+  chosen.collectives.host_id = host_id(variables);
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
   return World(meet(environment, chosen, while_meeting, deadline), environment.rank, environment.world_size, store_rank,
                std::move(network), chosen);

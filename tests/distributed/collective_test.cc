@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <latch>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -29,22 +30,39 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using ::testing::Not;
 using testing::run_ranks;
+using testing::run_ranks_on_hosts;
 
 // The transport between ranks.
-enum class Through { shared_memory, gloo };
+enum class Through { shared_memory, gloo, two_hosts, three_hosts };
 
-std::string name_of(Through through) { return through == Through::gloo ? "gloo" : "shared_memory"; }
+std::string name_of(Through through) {
+  const std::map<Through, std::string> names{{Through::shared_memory, "shared_memory"},
+                                             {Through::gloo, "gloo"},
+                                             {Through::two_hosts, "two_hosts"},
+                                             {Through::three_hosts, "three_hosts"}};
+  return names.at(through);
+}
+
+int64_t num_hosts(Through through) {
+  if (through == Through::two_hosts) return 2;
+  return through == Through::three_hosts ? 3 : 1;
+}
 
 WorldOptions over(Through through, WorldOptions options) {
-  options.collectives.shared_memory = through == Through::shared_memory;
+  options.collectives.shared_memory = through != Through::gloo;
   return options;
+}
+
+void run_ranks_through(Through through, int64_t world_size, const WorldOptions& options,
+                       const std::function<void(World&)>& body) {
+  run_ranks_on_hosts(num_hosts(through), world_size / num_hosts(through), over(through, options), body);
 }
 
 WorldOptions patient() { return {.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1}; }
 WorldOptions impatient() { return {.timeout_s = 1, .heartbeat_interval_s = 0.1}; }
 
-WorldOptions little_staging(Through through) {
-  WorldOptions options = over(through, patient());
+WorldOptions little_staging() {
+  WorldOptions options = patient();
   options.collectives.staging_bytes = 512;
   return options;
 }
@@ -75,7 +93,7 @@ class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::
   void for_each_size(const std::function<void(World&, int64_t)>& body) const {
     std::vector<int64_t> sizes{1, 2, 5, 64, 1003};
     if (world_size() <= 4) sizes.push_back(20011);
-    run_ranks(world_size(), little_staging(std::get<2>(GetParam())), [&](World& world) {
+    run_ranks_through(std::get<2>(GetParam()), world_size(), little_staging(), [&](World& world) {
       for (const int64_t size : sizes) body(world, size);
     });
   }
@@ -146,8 +164,19 @@ INSTANTIATE_TEST_SUITE_P(ManyRanks, EveryCollective,
                          kNameOfCollective);
 
 INSTANTIATE_TEST_SUITE_P(ManyRanksOverGloo, EveryCollective,
-                         ::testing::Combine(::testing::Values(8), ::testing::Values(at::kDouble),
+                         ::testing::Combine(::testing::Values(8, 11), ::testing::Values(at::kDouble),
                                             ::testing::Values(Through::gloo)),
+                         kNameOfCollective);
+
+INSTANTIATE_TEST_SUITE_P(OfTwoHosts, EveryCollective,
+                         ::testing::Combine(::testing::Values(4, 8),
+                                            ::testing::Values(at::kFloat, at::kBFloat16, at::kLong, at::kBool),
+                                            ::testing::Values(Through::two_hosts)),
+                         kNameOfCollective);
+
+INSTANTIATE_TEST_SUITE_P(OfThreeHosts, EveryCollective,
+                         ::testing::Combine(::testing::Values(6), ::testing::Values(at::kDouble, at::kByte),
+                                            ::testing::Values(Through::three_hosts)),
                          kNameOfCollective);
 
 INSTANTIATE_TEST_SUITE_P(Alone, EveryCollective,
@@ -177,15 +206,23 @@ std::vector<at::Tensor> noise(int64_t world_size, at::ScalarType dtype) {
   return values;
 }
 
-TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
+TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnotherThenOneHostAfterAnother) {
   const auto [world_size, through] = GetParam();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const std::vector<at::Tensor> values = noise(world_size, dtype);
-    at::Tensor expected = values[0].clone();
-    for (size_t rank = 1; rank < values.size(); ++rank) expected += values[rank];
-    WorldOptions options = little_staging(through);
+    at::Tensor expected;
+    const size_t ranks_per_host = values.size() / static_cast<size_t>(num_hosts(through));
+    for (size_t first = 0; first < values.size(); first += ranks_per_host) {
+      at::Tensor of_host =
+          values[first].to(at::promote_types(dtype, at::kFloat), /*non_blocking=*/false, /*copy=*/true);
+      for (size_t rank = first + 1; rank < first + ranks_per_host; ++rank) of_host += values[rank];
+      of_host = of_host.to(dtype).to(of_host.scalar_type());
+      expected = expected.defined() ? expected + of_host : of_host;
+    }
+    expected = expected.to(dtype);
+    WorldOptions options = little_staging();
     options.collectives.rank_order_all_reduce = through == Through::gloo;
-    run_ranks(world_size, options, [&](World& world) {
+    run_ranks_through(through, world_size, options, [&](World& world) {
       const at::Tensor scattered = values[static_cast<size_t>(world.rank())].clone();
       world.data().reduce_scatter(scattered).wait();
       const ElementRange mine = rank_range(20011, world.rank(), world.world_size());
@@ -200,6 +237,9 @@ TEST_P(RankOrder, SumsHaveTheBitsOfAddingOneRankAfterAnother) {
 INSTANTIATE_TEST_SUITE_P(Ranks, RankOrder,
                          ::testing::Combine(::testing::Values(2, 3, 4),
                                             ::testing::Values(Through::shared_memory, Through::gloo)));
+INSTANTIATE_TEST_SUITE_P(RanksOfHosts, RankOrder,
+                         ::testing::Values(std::tuple(4, Through::two_hosts), std::tuple(6, Through::two_hosts),
+                                           std::tuple(6, Through::three_hosts)));
 
 // How ranks wait for each other, find each other and fail.
 class Collectives : public ::testing::TestWithParam<Through> {};
@@ -207,8 +247,24 @@ class Collectives : public ::testing::TestWithParam<Through> {};
 INSTANTIATE_TEST_SUITE_P(Over, Collectives, ::testing::Values(Through::shared_memory, Through::gloo),
                          [](const auto& param) { return name_of(param.param); });
 
-TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
-  run_ranks(3, over(GetParam(), patient()), [](World& world) {
+class InFlight : public ::testing::TestWithParam<std::tuple<int64_t, Through>> {
+ protected:
+  int64_t world_size() const { return std::get<0>(GetParam()); }
+  void on_ranks(const std::function<void(World&)>& body) const {
+    run_ranks_through(std::get<1>(GetParam()), world_size(), patient(), body);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, InFlight,
+                         ::testing::Values(std::tuple(3, Through::shared_memory), std::tuple(3, Through::gloo),
+                                           std::tuple(9, Through::gloo), std::tuple(4, Through::two_hosts)),
+                         [](const auto& test) {
+                           return name_of(std::get<1>(test.param)) + "_" + std::to_string(std::get<0>(test.param));
+                         });
+
+TEST_P(InFlight, ManyAreWaitedForInAnyOrder) {
+  on_ranks([this](World& world) {
+    const int64_t n = world_size();
     std::vector<at::Tensor> buckets;
     std::vector<Work> works;
     for (int64_t i = 0; i < 6; ++i) {
@@ -220,15 +276,16 @@ TEST_P(Collectives, ManyAreInFlightAndWaitedForInAnyOrder) {
     for (size_t i = 0; i < 6; ++i) works[world.rank() % 2 == 0 ? i : 5 - i].wait();
     for (size_t i = 0; i < 6; ++i) {
       const ElementRange whole{0, buckets[i].numel()};
-      const ElementRange got = i % 3 == 0 ? whole : rank_range(whole.end, world.rank(), 3);
-      EXPECT_TRUE(got.of(buckets[i]).eq(6.0).all().item<bool>());
+      const ElementRange got = i % 3 == 0 ? whole : rank_range(whole.end, world.rank(), n);
+      EXPECT_TRUE(got.of(buckets[i]).eq(static_cast<double>(n * (n + 1) / 2)).all().item<bool>());
     }
   });
 }
 
 // More collectives than are kept at a time, some finished on another thread than the one that starts them.
-TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
-  run_ranks(3, over(GetParam(), patient()), [](World& world) {
+TEST_P(InFlight, ManySmallOnesAreWaitedForInAnyOrder) {
+  on_ranks([this](World& world) {
+    const int64_t n = world_size();
     std::vector<at::Tensor> sums;
     std::vector<Work> works;
     for (int64_t i = 0; i < 40; ++i) {
@@ -238,7 +295,9 @@ TEST_P(Collectives, ManySmallOnesAreWaitedForInAnyOrder) {
       if (i % 11 == 5) world.control().barrier();
     }
     for (size_t i = 0; i < 40; ++i) works[world.rank() % 2 == 0 ? i : 39 - i].wait();
-    for (int64_t i = 0; i < 40; ++i) EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(3 + 3 * i).all().item<bool>());
+    for (int64_t i = 0; i < 40; ++i) {
+      EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(n * (n - 1) / 2 + n * i).all().item<bool>());
+    }
   });
 }
 
@@ -449,26 +508,27 @@ class Timeout : public ::testing::TestWithParam<std::tuple<const char*, Through>
 TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
   std::mutex mutex;
   std::vector<std::string> messages;
-  std::latch others_failed(2);
+  const int64_t world_size = num_hosts(std::get<1>(GetParam())) == 2 ? 4 : 3;
+  std::latch others_failed(world_size - 1);
   const auto start = std::chrono::steady_clock::now();
-  EXPECT_THROW(run_ranks(3, over(std::get<1>(GetParam()), impatient()),
-                         [&](World& world) {
-                           world.set_step(12);
-                           world.data().barrier();
-                           if (world.rank() == 2) return others_failed.wait();
-                           try {
-                             call(world.data());
-                           } catch (const DistributedError& error) {
-                             others_failed.count_down();
-                             const std::lock_guard lock(mutex);
-                             messages.emplace_back(error.what());
-                             EXPECT_EQ(error.failed_rank, 2);
-                             throw;
-                           }
-                         }),
+  EXPECT_THROW(run_ranks_through(std::get<1>(GetParam()), world_size, impatient(),
+                                 [&](World& world) {
+                                   world.set_step(12);
+                                   world.data().barrier();
+                                   if (world.rank() == 2) return others_failed.wait();
+                                   try {
+                                     call(world.data());
+                                   } catch (const DistributedError& error) {
+                                     others_failed.count_down();
+                                     const std::lock_guard lock(mutex);
+                                     messages.emplace_back(error.what());
+                                     EXPECT_EQ(error.failed_rank, 2);
+                                     throw;
+                                   }
+                                 }),
                DistributedError);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(6));
-  ASSERT_EQ(messages.size(), 2U);
+  ASSERT_EQ(std::ssize(messages), world_size - 1);
   for (const std::string& message : messages) {
     EXPECT_THAT(message, HasSubstr("rank 2 is missing: alive, but still at step 12, in collective 1 of group 'data'"));
     EXPECT_THAT(message, HasSubstr("collective 2 of group 'data', timeout 1 s"));
@@ -478,7 +538,7 @@ TEST_P(Timeout, NamesTheRankThatIsMissingAndWhereItIs) {
 INSTANTIATE_TEST_SUITE_P(
     Calls, Timeout,
     ::testing::Combine(::testing::Values("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier"),
-                       ::testing::Values(Through::shared_memory, Through::gloo)),
+                       ::testing::Values(Through::shared_memory, Through::gloo, Through::two_hosts)),
     [](const auto& param) { return std::string(std::get<0>(param.param)) + "_" + name_of(std::get<1>(param.param)); });
 
 TEST_P(Collectives, RanksThatMakeDifferentCallsAreToldWhich) {
@@ -523,7 +583,7 @@ TEST_P(Collectives, ARankAtTheEndOfItsProgramIsNamed) {
   EXPECT_THROW(run_ranks(2, over(GetParam(), impatient()), body), std::runtime_error);
 }
 
-TEST_P(Collectives, ARankThatThrowsStopsTheOthersWithItsReason) {
+TEST_P(InFlight, ARankThatThrowsStopsTheOthersWithItsReason) {
   for (const bool scatters : {false, true}) {
     const auto start = std::chrono::steady_clock::now();
     const auto body = [&](World& world) {
@@ -538,7 +598,7 @@ TEST_P(Collectives, ARankThatThrowsStopsTheOthersWithItsReason) {
       }
       EXPECT_THAT(message_of<DistributedError>([&] { world.data().all_reduce(flat).wait(); }), HasSubstr("boom"));
     };
-    EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(3, over(GetParam(), patient()), body); }), "boom");
+    EXPECT_EQ(message_of<std::runtime_error>([&] { on_ranks(body); }), "boom");
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
   }
 }

@@ -45,8 +45,10 @@ class FailsOnce final : public c10d::Backend {
 using CallOf = std::function<void(GlooTransport&)>;
 const std::vector<CallOf> kCalls{
     [](GlooTransport& group) { group.all_reduce(torch::ones({8}), ReduceOp::sum); },
-    [](GlooTransport& group) { group.reduce_scatter(torch::ones({8}), ReduceOp::sum, torch::ones({4})); },
-    [](GlooTransport& group) { group.all_gather(torch::ones({8})); },
+    [](GlooTransport& group) {
+      group.reduce_scatter(torch::ones({8}), ReduceOp::sum, torch::ones({4}), {.stride = 4, .size = 4});
+    },
+    [](GlooTransport& group) { group.all_gather(torch::ones({8}), {.stride = 4, .size = 4}); },
     [](GlooTransport& group) { group.barrier(); },
     [](GlooTransport& group) { group.small_all_reduce(torch::ones({8}), ReduceOp::sum)->finish(); },
 };

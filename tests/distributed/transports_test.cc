@@ -11,6 +11,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/gloo_transport.h"
+#include "fulgur/distributed/hierarchical_transport.h"
 #include "fulgur/distributed/nccl_transport.h"
 #include "fulgur/distributed/shared_memory_transport.h"
 #include "tests/testing/errors.h"
@@ -59,15 +60,18 @@ TEST(Transports, ThoseOfAnotherDeviceDoNotApply) {
   EXPECT_FALSE(connect_nccl(group_on(c10::kCPU)).defined());
 }
 
-enum class Kind { shared_memory, gloo, none };
+enum class Kind { shared_memory, hierarchy, gloo, none };
 
 Kind kind_of(const Connection& connection) {
   if (dynamic_cast<SharedMemoryTransport*>(connection.host.get()) != nullptr) return Kind::shared_memory;
+  if (dynamic_cast<HierarchicalTransport*>(connection.host.get()) != nullptr) return Kind::hierarchy;
   return dynamic_cast<GlooTransport*>(connection.host.get()) != nullptr ? Kind::gloo : Kind::none;
 }
 
-// Connects ranks, each a thread, of which each may share its memory or not, and lets them add their numbers.
-std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory) {
+// Connects ranks, each a thread on the named host, of which each may share its memory or not, and lets them add their
+// numbers.
+std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory, std::vector<std::string> hosts = {}) {
+  hosts.resize(may_share_memory.size());
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto world_size = static_cast<int64_t>(may_share_memory.size());
   std::vector<Connection> connections(may_share_memory.size());  // destroyed when all ranks have ended
@@ -82,6 +86,7 @@ std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory) {
       group.rank = static_cast<int64_t>(rank);
       group.network.interface = "lo";
       group.transport.shared_memory = may_share_memory[rank];
+      group.transport.host_id = hosts[rank];
       connections[rank] = connect(group, transports());
       kinds[rank] = kind_of(connections[rank]);
       const at::Tensor sum = at::full({5}, group.rank, at::kLong);
@@ -98,6 +103,26 @@ TEST(Transports, RanksOfOneHostShareMemoryUnlessOneOfThemMayNot) {
   EXPECT_THAT(kinds_where({true, true}), Each(Kind::shared_memory));
   EXPECT_THAT(kinds_where({false, false}), Each(Kind::gloo));
   EXPECT_THAT(kinds_where({true, false, true}), Each(Kind::gloo));
+}
+
+TEST(Transports, RanksOfSeveralHostsShareMemoryWithinEachUnlessOneOfThemMayNot) {
+  EXPECT_THAT(kinds_where({true, true, true, true}, {"a", "a", "b", "b"}), Each(Kind::hierarchy));
+  EXPECT_THAT(kinds_where({true, true, true, false}, {"a", "a", "b", "b"}), Each(Kind::gloo));
+  EXPECT_THAT(kinds_where({true, true, true}, {"a", "a", "b"}), Each(Kind::gloo));
+  EXPECT_THAT(kinds_where({true, true}, {"a", "b"}), Each(Kind::gloo));
+}
+
+TEST(Transports, RanksOfAHostFollowOneAnotherAndHostsHaveAsMany) {
+  EXPECT_EQ(ranks_per_host({"a", "a", "b", "b"}), 2);
+  EXPECT_EQ(ranks_per_host({"a", "a", "a", "b", "b", "b", "c", "c", "c"}), 3);
+  for (const std::vector<std::string>& hosts : std::vector<std::vector<std::string>>{{"a", "a"},
+                                                                                     {"a", "b"},
+                                                                                     {"a", "a", "b"},
+                                                                                     {"a", "b", "a", "b"},
+                                                                                     {"a", "a", "b", "c"},
+                                                                                     {"a", "a", "b", "b", "a", "a"}}) {
+    EXPECT_EQ(ranks_per_host(hosts), std::nullopt);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 """A program with a Trainer trains the same, whoever starts its ranks."""
 import os
 import pathlib
-import shutil
 import signal
 import socket
 import subprocess
@@ -9,54 +8,16 @@ import sys
 import tempfile
 import unittest
 
-PROGRAM = pathlib.Path("tests/failure/fault_program").absolute()
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-CLEAN = {name: value for name, value in os.environ.items() if name not in LAUNCHERS} | {"OMP_NUM_THREADS": "1"}
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2")
+from two_hosts import CLEAN, HOSTS, why_no_namespaces
 
-# Two network namespaces with an interface each, as hosts 0 and 1: sh -c ... HOSTS PORT COMMAND. The output of host 1 is
-# not shown.
-HOSTS = """
-set -e
-port=$1
-shift
-new_namespace() {
-  unshare --net sleep 300 &
-  host=$!
-  until [ "$(readlink /proc/$host/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.05; done
-}
-new_namespace; a=$host
-new_namespace; b=$host
-trap 'kill $a $b' EXIT
-ip link add in-a netns $a type veth peer name in-b netns $b
-inside() { host=$1; shift; nsenter --net=/proc/$host/ns/net "$@"; }
-inside $a ip link set lo up
-inside $b ip link set lo up
-inside $a ip address add 10.77.0.1/24 dev in-a
-inside $b ip address add 10.77.0.2/24 dev in-b
-inside $a ip link set in-a up
-inside $b ip link set in-b up
-inside $b env NODE_RANK=1 MASTER_ADDR=10.77.0.1 MASTER_PORT=$port "$@" >/dev/null &
-second=$!
-inside $a env NODE_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT=$port "$@"
-wait $second
-"""
+PROGRAM = pathlib.Path("tests/failure/fault_program").absolute()
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2")
 
 
 def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return str(listener.getsockname()[1])
-
-
-def why_no_namespaces():
-    """None if this process may make network namespaces."""
-    for tool in ("ip", "nsenter", "unshare"):
-        if shutil.which(tool) is None:
-            return f"there is no '{tool}'"
-    tried = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "unshare", "--net", "ip", "link", "add",
-                            "in-a", "type", "veth", "peer", "name", "in-b"], capture_output=True, text=True)
-    return None if tried.returncode == 0 else tried.stderr.strip()
 
 
 class TrainerTest(unittest.TestCase):
@@ -118,10 +79,13 @@ class TrainerTest(unittest.TestCase):
         mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2")
         self.expect(self.train(({}, mpirun)))
 
-    def test_two_hosts_on_loopback(self):
+    def on_two_hosts_of_two_ranks(self, *environments):
         port = free_port()
-        self.expect(self.train(*(({"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-                                   "FULGUR_SHARED_MEMORY": "0"}, []) for node in range(2)), devices=2))
+        return self.train(*(({"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}, [])
+                            for node, environment in enumerate(environments)), devices=2)
+
+    def test_two_hosts_on_loopback(self):
+        self.expect(self.on_two_hosts_of_two_ranks({"FULGUR_SHARED_MEMORY": "0"}, {"FULGUR_SHARED_MEMORY": "0"}))
 
     def test_two_hosts_in_namespaces(self):
         if why := why_no_namespaces():
@@ -130,7 +94,10 @@ class TrainerTest(unittest.TestCase):
             subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29500", PROGRAM,
                             "--strategy=ddp", "--devices=2", "--num_nodes=2", f"--folder={folder}"], env=CLEAN,
                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=100, check=True)
-            self.expect({int(file.name.split(".")[0]): file.read_text() for file in pathlib.Path(folder).glob("*.losses0")})
+            found = {int(file.name.split(".")[0]): file.read_text() for file in pathlib.Path(folder).glob("*.losses0")}
+        # Sums of hosts are added up: other bits than on one host.
+        self.assertEqual(found, self.on_two_hosts_of_two_ranks({"FULGUR_HOST_ID": "a"}, {"FULGUR_HOST_ID": "b"}))
+        self.assertNotEqual(found, self.train(({}, []), devices=4))
 
 
 if __name__ == "__main__":

@@ -106,6 +106,21 @@ TEST(DeterministicTest, DdpOverGlooAddsAsDdpSharded) {
   }
 }
 
+TEST(DeterministicTest, DdpAddsAsDdpShardedOnSeveralHosts) {
+  for (const auto& [num_hosts, ranks_per_host] : {std::pair<int64_t, int64_t>{2, 2}, {3, 2}, {2, 3}}) {
+    WorldOptions options = over_gloo();
+    options.collectives.shared_memory = true;
+    testing::run_ranks_on_hosts(num_hosts, ranks_per_host, options, [](World& world) {
+      const Case c{.bucket_mib = 0.1};
+      const Ddp ddp{.bucket_cap_mib = c.bucket_mib};
+      const DdpSharded sharded{.reduce = "at_boundary", .ranks = {.bucket_cap_mib = c.bucket_mib}};
+      const at::Tensor expected = train<Wide>(world, c, sharded);
+      EXPECT_TRUE(train<Wide>(world, c, ddp, /*deterministic=*/true).equal(expected));
+      EXPECT_TRUE(train<Wide>(world, c, ddp, /*deterministic=*/false).equal(expected));
+    });
+  }
+}
+
 struct Preset {
   std::string name;
   StrategyChoice strategy;

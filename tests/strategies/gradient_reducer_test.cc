@@ -332,8 +332,9 @@ int64_t bucket_memory(Collective& group, bool may_wait_for_memory) {
   torch::nn::Sequential net;
   for (int64_t i = 0; i < kLayers; ++i) net->push_back(torch::nn::Linear(kWidth, kWidth));
   const Optimizers optimizers(optim::SGD(net->parameters(), {.lr = 1.0}));
-  const FlatParameters flat(*net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 4 * kWidth * (kWidth + 1),
-                                               .world_size = group.world_size()});
+  const FlatParameters flat(
+      *net, optimizers,
+      {.first_bucket_bytes = 64, .bucket_cap_bytes = 4 * kWidth * (kWidth + 1), .world_size = group.world_size()});
   ReduceOptions options = sharded_sums(flat, group.world_size());
   options.may_wait_for_memory = may_wait_for_memory;
   GradientReducer reducer(flat, group, group, options);

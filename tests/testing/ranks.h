@@ -14,6 +14,10 @@ namespace fulgur::testing {
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body);
 void run_ranks(int64_t world_size, WorldOptions options, const std::function<void(World&)>& body);
 
+// The same with ranks that count as ranks of several hosts.
+void run_ranks_on_hosts(int64_t num_hosts, int64_t ranks_per_host, WorldOptions options,
+                        const std::function<void(World&)>& body);
+
 inline constexpr double kRanksTimeoutS = 20;
 
 }  // namespace fulgur::testing
