@@ -274,9 +274,9 @@ def compare(program, subject, minilm, rounds):
 
 
 SUBJECTS = [
-    Subject("bert_classifier", "full", 12, []),
+    Subject("bert_classifier", "full", 9, []),
     Subject("bert_classifier", "small", 200, ["--model.pretrained=false", "--data.max_length=16", "--data.batch_size=4"]),
-    Subject("transformer_lm", "full", 50, []),
+    Subject("transformer_lm", "full", 40, []),
     Subject("transformer_lm", "small", 400, ["--data.batch_size=4",
                                              *(f"--model.{name}={value}" for name, value in SMALL_LM.items())]),
 ]

@@ -2,7 +2,7 @@
 """ddp_sharded on two ranks of this host over ddp, in turn: time of a step, bytes on the wire (all that the loopback device
 sends), and how memory grows with the model; and beside it FairScale's OSS + ShardedDataParallel over torch's
 DistributedDataParallel, if torch and fairscale are in the interpreter's path. 32 samples and one thread a rank; Adam in
-fp32.
+fp32. With --two_groups the biases are a parameter group of their own. --only=times leaves out that, bytes and memory.
 
   ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds] [--only=times]
 """
@@ -89,9 +89,11 @@ def growth(program, kind):
 
 def main():
     program = sys.argv[1]
+    only_times = "--only=times" in sys.argv
     numbers = [argument for argument in sys.argv[2:] if argument != "--only=times"]
     rounds = int(numbers[0]) if numbers else ROUNDS
-    kinds = ["ddp", "ddp_sharded", "ddp --two_groups", "ddp_sharded --two_groups"]
+    own = ["ddp", "ddp_sharded"] if only_times else ["ddp", "ddp_sharded", "ddp --two_groups", "ddp_sharded --two_groups"]
+    kinds = list(own)
     try:
         import fairscale  # noqa: F401
         kinds += ["torch", "fairscale"]
@@ -112,12 +114,12 @@ def main():
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
         print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
               f"{worst:.1e} of them")
-    if "--only=times" in sys.argv:
+    if only_times:
         return
-    for kind in kinds[:4]:
+    for kind in own:
         sent = bytes_of_a_step(program, kind, 1152)
         print(f"{kind}: {sent:.3f} of the model's bytes sent by a rank in a step, 4 M parameters")
-    for kind in [*kinds[:4], "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[4:]]:
+    for kind in [*own, "ddp_sharded --strategy.bucket_cap_mib=4", *kinds[len(own):]]:
         steady, peak = growth(program, kind)
         print(f"{kind}: memory of a rank grows by {steady:.2f} of the model's bytes, at most {peak:.2f}", flush=True)
 
