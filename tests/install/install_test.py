@@ -182,6 +182,11 @@ class InstalledTest(unittest.TestCase):
             self.assertIn("a torch for the CPU alone", message)
             self.assertIn("install a fulgur that was built with FULGUR_CUDA=0", message)
 
+    def test_a_compiler_before_cpp20_is_refused(self):
+        message = self.refusal("-DCMAKE_CXX_COMPILER_FORCED=TRUE", "-DCMAKE_CXX_COMPILER_ID=GNU", "-DCMAKE_CXX_COMPILER_VERSION=10.2.1")
+        self.assertIn("fulgur needs C++20 as in GCC 12 or Clang 14; found GNU 10.2.1", message)
+        self.assertIn("set CMAKE_CXX_COMPILER to a later one", message)
+
     def test_flags_for_another_abi_are_refused(self):
         self.assertIn("C++ ABI before C++11", self.refusal("-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"))
 
