@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <numbers>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -32,6 +33,7 @@
 #include "examples/transformer_lm/text_data.h"
 #include "fulgur.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
+#include "fulgur/programs/program.h"
 
 namespace {
 
@@ -67,6 +69,30 @@ struct StepOptions {
     visit({.name = "dropout", .help = "false: every torch::nn::Dropout of the model lets everything through"},
           &dropout);
   }
+};
+
+struct CompiledLmOptions : transformer_lm::LanguageModelOptions {
+  std::string program;
+  void describe(FieldVisitor& visit) {
+    LanguageModelOptions::describe(visit);
+    visit({.name = "program", .help = "the model with its compiled step, as bench/python_examples.py writes it"},
+          &program);
+  }
+};
+
+// The model of transformer_lm from Python, whose step is native code.
+struct CompiledLm final : Module {
+  using Options = CompiledLmOptions;
+  Options options;
+  nn::Program net{nullptr};
+  explicit CompiledLm(Options model_options)
+      : options(std::move(model_options)), net(register_module("net", nn::Program(options.program))) {}
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor loss = net->forward(batch)["loss"];
+    log("train_bpc", loss / std::numbers::ln2, {.prog_bar = true});
+    return loss;
+  }
+  Optimizers configure_optimizers() override { return transformer_lm::optimizers_of(*this, options); }
 };
 
 // Time and memory from the tick after those of the warm-up to the last one.
@@ -175,6 +201,9 @@ void link_options(bert_classifier::BertClassifierOptions& model, bert_classifier
 void link_options(const transformer_lm::LanguageModelOptions& model, transformer_lm::TextDataOptions& data) {
   data.context = model.context;
 }
+void link_options(const CompiledLmOptions& model, transformer_lm::TextDataOptions& data) {
+  data.context = model.context;
+}
 
 template <class Example>
 std::shared_ptr<Example> make_example(const typename Example::Options& options) {
@@ -234,6 +263,7 @@ int main_of(int argc, char** argv) {
 
 const std::vector<std::pair<std::string_view, Main>> kExamples{
     {"bert_classifier", main_of<bert_classifier::BertClassifier, bert_classifier::LabelledTextsData>},
+    {"compiled_lm", main_of<CompiledLm, transformer_lm::TextData>},
     {"deepspeech2", main_of<deepspeech2::DeepSpeech2, deepspeech2::SpeechData>},
     {"image_gpt", main_of<image_gpt::ImageGpt, digits::DigitsData>},
     {"resnet", main_of<resnet::ImageClassifier, resnet::ImageData>},

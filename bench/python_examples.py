@@ -2,7 +2,7 @@
 """Two examples beside the same models in Lightning, in turn: the same initial weights, batches, schedules and optimizers, on
 one thread. First the losses of 50 steps without dropout, then the time of a step: with nothing but the training (barebones
 on both sides), and with the default loggers and progress bar, without checkpoints. Lightning runs with torch.optim.AdamW as
-it comes, and fused. Needs torch, lightning and safetensors in the interpreter's path.
+it comes, and fused. For transformer_lm also with the step compiled, by tools/compile_step.py and by torch.compile. Needs torch, lightning and safetensors in the interpreter's path.
 
   ./bazelw build //bench:example_step
   python3 bench/python_examples.py bazel-bin/bench/example_step bazel-bin/bench/example_step.runfiles/minilm [rounds]
@@ -30,6 +30,9 @@ import safetensors.torch
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+sys.path.append(str(pathlib.Path(__file__).parent.absolute().parent / "tools"))
+import compile_step  # noqa: E402
 
 ROUNDS = 3
 POOL = 8  # different batches
@@ -143,8 +146,10 @@ class Block(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class LanguageModel(lightning.LightningModule):
-    def __init__(self, n_layer, n_head, n_embd, context, fused):
+class Gpt(nn.Module):
+    """Returns the loss, in a dict, as the program of a compiled step does."""
+
+    def __init__(self, n_layer, n_head, n_embd, context):
         super().__init__()
         self.token_embedding = nn.Embedding(256, n_embd)
         self.position_embedding = nn.Embedding(context, n_embd)
@@ -152,13 +157,24 @@ class LanguageModel(lightning.LightningModule):
         self.norm = nn.LayerNorm(n_embd)
         self.head = nn.Linear(n_embd, 256, bias=False)
         self.head.weight = self.token_embedding.weight
+
+    def forward(self, tokens):
+        tokens = tokens.long()
+        text, following = tokens[:, :-1], tokens[:, 1:]
+        x = self.token_embedding(text) + self.position_embedding(torch.arange(text.size(1)))
+        return {"loss": F.cross_entropy(self.head(self.norm(self.blocks(x))).flatten(0, 1), following.flatten())}
+
+
+class LanguageModel(lightning.LightningModule):
+    def __init__(self, sizes, weights, fused, compiled):
+        super().__init__()
+        self.gpt = Gpt(**sizes)
+        self.gpt.load_state_dict(weights)
+        self.loss_of = torch.compile(self.gpt) if compiled else self.gpt
         self.fused = fused
 
     def training_step(self, batch, _):
-        tokens = batch["tokens"].long()
-        text, following = tokens[:, :-1], tokens[:, 1:]
-        x = self.token_embedding(text) + self.position_embedding(torch.arange(text.size(1)))
-        loss = F.cross_entropy(self.head(self.norm(self.blocks(x))).flatten(0, 1), following.flatten())
+        loss = self.loss_of(batch["tokens"])["loss"]
         if not self.trainer.barebones:
             self.log("train_bpc", loss / math.log(2), prog_bar=True)
         return loss
@@ -214,14 +230,18 @@ def bert_sizes(subject, weights):
     return config if subject.size == "full" else config | TINY
 
 
-def in_lightning(subject, folder, minilm, steps, dropout, fused, **options):
+def lm_sizes(subject):
+    return LM if subject.size == "full" else SMALL_LM
+
+
+def in_lightning(subject, folder, minilm, steps, dropout, fused, compiled=False, **options):
     """Losses and microseconds per step."""
     weights = safetensors.torch.load_file(folder / "weights.safetensors")
     if subject.example == "bert_classifier":
         module = BertClassifier(bert_sizes(subject, minilm), weights["head.weight"].size(0), dropout, fused)
+        module.load_state_dict(weights)
     else:
-        module = LanguageModel(**(LM if subject.size == "full" else SMALL_LM), fused=fused)
-    module.load_state_dict(weights)
+        module = LanguageModel(lm_sizes(subject), weights, fused, compiled)
     losses, batches = Losses(), Batches(folder, steps)
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     with tempfile.TemporaryDirectory() as root, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
@@ -231,9 +251,18 @@ def in_lightning(subject, folder, minilm, steps, dropout, fused, **options):
     return losses.values, batches.us_per_step()
 
 
-def in_fulgur(program, subject, folder, minilm, steps, *flags):
+def compile_lm(subject, folder):
+    """Writes the model of transformer_lm with its step as native code."""
+    model = Gpt(**lm_sizes(subject))
+    model.load_state_dict(safetensors.torch.load_file(folder / "weights.safetensors"))
+    tokens = safetensors.torch.load_file(folder / "batches.safetensors")["0.tokens"]
+    with contextlib.redirect_stdout(sys.stderr):
+        compile_step.export(model, None, {"tokens": tokens}, folder / "step.pt2", step_only=True)
+
+
+def in_fulgur(program, subject, folder, minilm, steps, *flags, example=None):
     """Losses and microseconds per step."""
-    command = [program, subject.example, f"--folder={folder}", f"--steps={steps}", f"--pool={POOL}", f"--warm_up={WARM_UP}",
+    command = [program, example or subject.example, f"--folder={folder}", f"--steps={steps}", f"--pool={POOL}", f"--warm_up={WARM_UP}",
                *subject.flags, *flags]
     if subject.example == "bert_classifier":
         command += [f"--model.weights={minilm if subject.size == 'full' else folder}",
@@ -262,12 +291,22 @@ def compare(program, subject, minilm, rounds):
             "fulgur, bar and logger": lambda: in_fulgur(program, subject, folder, minilm, subject.steps),
             "Lightning, bar and logger": lambda: in_lightning(subject, folder, minilm, subject.steps, True, False, **QUIET),
         }
+        if subject.example == "transformer_lm":
+            compile_lm(subject, folder)
+            code = [f"--model.program={folder / 'step.pt2'}", "--barebones"]
+            contenders["fulgur, compiled step, barebones"] = (
+                lambda: in_fulgur(program, subject, folder, minilm, subject.steps, *code, example="compiled_lm"))
+            contenders["Lightning, torch.compile, barebones, fused"] = (
+                lambda: in_lightning(subject, folder, minilm, subject.steps, True, True, compiled=True, barebones=True))
         times = {name: [] for name in contenders}
         for _ in range(rounds):
             for name, run in contenders.items():
                 times[name].append(run()[1])
         for name, us in times.items():
-            base = "fulgur, barebones" if "barebones" in name else "fulgur, bar and logger"
+            if "compile" in name:
+                base = "fulgur, compiled step, barebones"
+            else:
+                base = "fulgur, barebones" if "barebones" in name else "fulgur, bar and logger"
             ratios = [a / b for a, b in zip(us, times[base])]
             print(f"{subject.name + ': ' + name:<55} {statistics.median(us):>10.1f} us/step   ratio "
                   f"{statistics.median(ratios):.2f}   (rounds: {min(ratios):.2f} .. {max(ratios):.2f})", flush=True)

@@ -154,14 +154,16 @@ void LanguageModel::validation_step(const Batch& batch, int64_t) {
   log("val_bpc", bits_per_character(*this, batch), {.prog_bar = true});
 }
 
-Optimizers LanguageModel::configure_optimizers() {
-  const int64_t total_steps = estimated_stepping_batches();
-  const auto warmup_steps = static_cast<int64_t>(options_.warmup * static_cast<double>(total_steps));
+Optimizers LanguageModel::configure_optimizers() { return optimizers_of(*this, options_); }
 
-  ParamGroup matrices{.weight_decay = options_.weight_decay}, others{.weight_decay = 0.0};
-  for (const at::Tensor& parameter : parameters())
+Optimizers optimizers_of(const Module& module, const LanguageModelOptions& options) {
+  const int64_t total_steps = module.estimated_stepping_batches();
+  const auto warmup_steps = static_cast<int64_t>(options.warmup * static_cast<double>(total_steps));
+
+  ParamGroup matrices{.weight_decay = options.weight_decay}, others{.weight_decay = 0.0};
+  for (const at::Tensor& parameter : module.parameters())
     (parameter.dim() < 2 ? others : matrices).params.push_back(parameter);
-  return {optim::AdamW({matrices, others}, {.lr = options_.lr, .betas = {0.9, 0.95}}),
+  return {optim::AdamW({matrices, others}, {.lr = options.lr, .betas = {0.9, 0.95}}),
           {.scheduler = optim::WarmupCosineLR::make(
                {.warmup_steps = warmup_steps, .total_steps = total_steps, .min_lr_ratio = kMinLrRatio}),
            .interval = "step"}};

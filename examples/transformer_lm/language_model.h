@@ -61,6 +61,9 @@ class LanguageModel final : public fulgur::Module {
   torch::nn::Linear head_{nullptr};  // shares the weight of token_embedding_
 };
 
+// AdamW for the parameters of a module, with the weight decay and the schedule of the options.
+fulgur::Optimizers optimizers_of(const fulgur::Module& module, const LanguageModelOptions& options);
+
 // Continues the prompt, character by character, on the model's device; returns what follows the prompt. The same seed
 // gives the same text. The model is in its former mode afterwards. Throws UsageError for options that cannot be used.
 std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t seed);
