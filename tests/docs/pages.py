@@ -3,7 +3,7 @@ import pathlib
 import re
 from typing import NamedTuple
 
-ROOT = pathlib.Path("README.md").resolve().parent  # the source tree, also from the runfiles of a test
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent  # the source tree, also from the runfiles of a test
 
 FENCE = re.compile(r"^ *```(\S*)$")
 COMMENT = re.compile(r"<!-- (?P<kind>[\w ]+):\s*(?P<text>.*?)\s*-->", re.S)
