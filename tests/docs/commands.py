@@ -83,7 +83,7 @@ def sources_of(label):
     """Returns the text of the files that a target is made of; a wrapper of a Python program has that among its data."""
     package, _, name = label.removeprefix("//").partition(":")
     name = name or package.rpartition("/")[2]
-    target = re.search(rf'^\w+\(\n    name = "{name}",\n.*?^\)', build_file(package), re.M | re.S)
+    target = re.search(rf'^\w+\(\n    name = "{re.escape(name)}",\n.*?^\)', build_file(package) or "", re.M | re.S)
     files = re.findall(r'"([\w/]+\.(?:cc|py|h))"', target[0] if target else "")
     return "".join((pages.ROOT / package / file).read_text(encoding="utf-8") for file in files)
 

@@ -1,4 +1,5 @@
 """The command lines of the pages name targets, programs and files that exist, with options that they take."""
+import functools
 import os
 import re
 import subprocess
@@ -20,6 +21,8 @@ WITH_OPTIONS = {
 }
 NOT_OF_BENCHMARKS = ("docs/benchmarks.md", "docs/claims.md")  # their commands are what was run then, and written by a program
 
+WITH_WEIGHTS = ("predict", "test", "validate")
+
 # Lines that show what a mistake leads to.
 MISTAKES = {"--max_epohcs=3"}
 
@@ -30,10 +33,12 @@ def short_label(label):
     return package if package.rpartition("/")[2] == name else label
 
 
+@functools.lru_cache(maxsize=None)
 def refusal(program, arguments):
     """What a program of cli::run says about its command line; empty if nothing is wrong."""
-    if any(map(commands.PLACEHOLDER.match, arguments)):
-        arguments = [word for word in arguments if not commands.PLACEHOLDER.match(word)]
+    if arguments[:1] and arguments[0] in WITH_WEIGHTS:
+        arguments = arguments[1:]  # such a command looks for a checkpoint at once
+    arguments = [word for word in arguments if not commands.PLACEHOLDER.match(word)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([os.path.abspath(program), *arguments, "--print-config"], cwd=folder, capture_output=True, text=True)
     return "" if done.returncode == 0 else done.stderr or f"exit code {done.returncode}"
@@ -52,7 +57,7 @@ def wrong_options(command):
         return
     program, arguments = short_label(called[0]), called[1]
     if program in WITH_OPTIONS:
-        if complaint := refusal(WITH_OPTIONS[program], arguments):
+        if complaint := refusal(WITH_OPTIONS[program], tuple(arguments)):
             yield complaint
     elif program.startswith("//") or (pages.ROOT / program).exists():
         yield from unknown_options(program, arguments)
@@ -75,7 +80,7 @@ class CommandsTest(unittest.TestCase):
         self.assertEqual([line for page in checked for line in complaints(wrong_options, page, pages.read(page))], [])
 
     def test_wrong_commands_are_found(self):
-        text = "\n".join(["```sh", "./bazelw run //tools:chpt -- inspect a", "tools/old a && bench/claims.py", "make -C a", "grpe b",
+        text = "\n".join(["```sh", "./bazelw run //tools:chpt -- inspect a", "tools/old a && tools/format --check", "make -C a", "grpe b",
                           "./bazelw run //examples/digits -- --max_epochs=2 \\", "    --model.lr=fast", "```", "```text",
                           "$ ./bazelw run //tools:report -- a --output=b", "no command", "```", "`python3 bench/no.py 2`"])
         self.assertEqual(complaints(commands.wrong_names, "a.md", text), [
@@ -87,7 +92,7 @@ class CommandsTest(unittest.TestCase):
         lines = "\n".join(["```sh", *text.split("\n")[5:]])
         self.assertEqual(complaints(wrong_options, "a.md", lines), [
             "a.md:2: error: --model.lr: 'fast' is not a number\n",
-            "a.md:5: //tools:report has no option --output",
+            "a.md:6: //tools:report has no option --output",
         ])
 
 
