@@ -17,6 +17,12 @@ NOT_PUBLIC = re.compile(r"#include <(CLI|nlohmann|hwy|toml\+\+|arrow|parquet|tor
 sys.path.insert(0, str(PACKAGING))
 import install  # noqa: E402
 
+sys.path.insert(0, str(ROOT / "tests/docs"))
+import pages  # noqa: E402
+import transcript  # noqa: E402
+
+QUICKSTART = "docs/quickstart.md"
+
 
 def run(*command, **options):
     return subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)
@@ -82,14 +88,28 @@ class InstalledTest(unittest.TestCase):
         self.assertEqual(trained.returncode, 0, trained.stderr)
         self.assertEqual(test_loss(trained.stdout), self.expected)
 
-    def test_a_new_project_builds_and_learns(self):
-        project = self.folder / "my_model"
-        made = run(ROOT / "tools/new", project)
-        self.assertEqual(made.returncode, 0, made.stderr)
-        build, done = self.configure(source=project)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        built = run("cmake", "--build", build, "--parallel", "2")
-        self.assertEqual(built.returncode, 0, built.stdout + built.stderr)
+    def compare_with_the_quickstart(self, begin, printed):
+        """What the command of the page that begins so prints, apart from figures."""
+        step = next(step for step in transcript.steps_of(QUICKSTART, pages.read(QUICKSTART)) if step.command.startswith(begin))
+        self.assertEqual(transcript.difference(step.expected, printed(step.command).split("\n")), "")
+
+    def test_a_new_project_builds_and_learns_by_the_commands_of_the_quickstart(self):
+        home, clone, project = self.folder / "home", self.folder / "clone", self.folder / "my_model"
+        home.mkdir()
+        (home / "fulgur").symlink_to(self.prefix)
+        clone.symlink_to(ROOT)
+
+        def shell(folder):
+            environment = {**os.environ, "HOME": str(home)}
+            return lambda command: subprocess.run(["sh", "-ec", command], cwd=folder, text=True, env=environment,
+                                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+
+        self.compare_with_the_quickstart("./bazelw run //tools:install",
+                                         lambda _: self.installed.stdout.replace("/before", "/fulgur"))
+        self.compare_with_the_quickstart("tools/new ../my_model\n", lambda command: shell(clone)(
+            command.replace("../my_model", str(project))))
+        self.compare_with_the_quickstart("cmake ", shell(project))
+        build = project / "build"
         tested = run("ctest", "--test-dir", build, "--output-on-failure")
         self.assertEqual(tested.returncode, 0, tested.stdout)
         trained = run(build / "my_model", "--max_epochs=2", "--accelerator=cpu", cwd=self.folder)

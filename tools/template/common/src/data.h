@@ -40,6 +40,7 @@ class Data final : public fulgur::DataModule {
   fulgur::LoaderList test_dataloader() override {
     return fulgur::DataLoader::make(parts_[2], {.batch_size = options_.batch_size});
   }
+  fulgur::LoaderList predict_dataloader() override { return test_dataloader(); }
 
  private:
   Options options_;

@@ -30,6 +30,9 @@ class Model final : public fulgur::Module {
   }
   void validation_step(const fulgur::Batch& batch, int64_t) override { evaluate("val", batch); }
   void test_step(const fulgur::Batch& batch, int64_t) override { evaluate("test", batch); }
+  fulgur::Batch predict_step(const fulgur::Batch& batch, int64_t) override {
+    return {{"class", net_->forward(batch["point"]).argmax(1)}};
+  }
 
   fulgur::Optimizers configure_optimizers() override { return fulgur::optim::AdamW(parameters(), {.lr = options_.lr}); }
 
