@@ -9,6 +9,7 @@ using namespace fulgur;
 namespace F = torch::nn::functional;
 
 constexpr int64_t kSmallWidth = 16;
+constexpr int64_t kDigitSize = 8, kSmallPictureSize = 32, kArticleImageSize = 224;  // pixels of a side
 constexpr double kWarmupRatio = 0.1;
 
 ResNetConfig config_of(const ImageClassifierOptions& options) {
@@ -35,6 +36,17 @@ void ImageClassifierOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate at its peak", .min = 0}, &lr);
   visit({.name = "momentum", .help = "decay of the running sum of gradients", .min = 0, .max = 1}, &momentum);
   visit({.name = "weight_decay", .help = "L2 penalty of all parameters", .min = 0}, &weight_decay);
+}
+
+void link_options(ImageClassifierOptions& model, ImageDataOptions& data) {
+  model.num_classes = data.num_classes();
+  model.in_channels = data.num_channels();
+  if (data.image_size) return;
+  if (model.size == "small") {
+    data.image_size = data.path.empty() ? kDigitSize : kSmallPictureSize;
+  } else {
+    data.image_size = kArticleImageSize;
+  }
 }
 
 ImageClassifier::ImageClassifier(Options options) : options_(std::move(options)) {

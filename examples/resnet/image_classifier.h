@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "examples/resnet/image_data.h"
 #include "examples/resnet/resnet.h"
 #include "fulgur.h"
 
@@ -17,6 +18,10 @@ struct ImageClassifierOptions {
   double weight_decay = 1e-4;  // L2, for all parameters
   void describe(fulgur::FieldVisitor& visit);
 };
+
+// Sets the classes and channels of the data, and the size of its images unless one is given: for the small network 8
+// pixels for digits and 32 for pictures, otherwise 224.
+void link_options(ImageClassifierOptions& model, ImageDataOptions& data);
 
 // A ResNet that classifies images. SGD with momentum; a linear warm-up of a tenth of the steps, then half a cosine to
 // 0. Logs train_loss, val_loss and val_acc.

@@ -5,25 +5,8 @@
 #include "examples/resnet/image_data.h"
 #include "fulgur.h"
 
-namespace {
-
 using namespace fulgur;
 using namespace resnet;
-
-constexpr int64_t kArticleImageSize = 224, kSmallImageSize = 32;  // pixels
-
-void link_options(ImageClassifierOptions& model, ImageDataOptions& data) {
-  model.num_classes = data.num_classes();
-  model.in_channels = data.num_channels();
-  if (data.image_size) return;
-  if (model.size == "article") {
-    data.image_size = kArticleImageSize;
-  } else if (!data.path.empty()) {
-    data.image_size = kSmallImageSize;
-  }
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return cli::run<ImageClassifier, ImageData>(

@@ -16,20 +16,6 @@ namespace {
 using namespace fulgur;
 using namespace swav;
 
-// The article's crops go with its network, unless others are given.
-void link_options(SwavOptions& model, CropsDataOptions& data) {
-  const MultiCropOptions defaults;
-  const auto replace = [](int64_t& value, int64_t unless_changed_from, int64_t by) {
-    if (value == unless_changed_from) value = by;
-  };
-  if (model.size == "article") {
-    replace(data.crops.large_size, defaults.large_size, 224);
-    replace(data.crops.small_size, defaults.small_size, 96);
-    replace(data.crops.num_small, defaults.num_small, 6);
-  }
-  if (model.objective == "simclr") data.crops.num_small = 0;
-}
-
 // What the encoder makes of all whole images of a loader.
 linear_probe::LabelledFeatures features_of(resnet::ResNet encoder, Loader& loader) {
   const at::NoGradGuard no_grad;

@@ -57,6 +57,19 @@ void SwavOptions::describe(FieldVisitor& visit) {
   visit({.name = "weight_decay", .help = "weight decay of all parameters", .min = 0}, &weight_decay);
 }
 
+void link_options(SwavOptions& model, CropsDataOptions& data) {
+  const MultiCropOptions defaults;
+  const auto replace = [](int64_t& value, int64_t unless_changed_from, int64_t by) {
+    if (value == unless_changed_from) value = by;
+  };
+  if (model.size == "article") {
+    replace(data.crops.large_size, defaults.large_size, 224);
+    replace(data.crops.small_size, defaults.small_size, 96);
+    replace(data.crops.num_small, defaults.num_small, 6);
+  }
+  if (model.objective == "simclr") data.crops.num_small = 0;
+}
+
 Swav::Swav(Options options) : options_(std::move(options)) {
   using namespace torch::nn;
   const Sizes sizes = sizes_of(options_);
