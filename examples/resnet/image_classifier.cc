@@ -9,7 +9,6 @@ using namespace fulgur;
 namespace F = torch::nn::functional;
 
 constexpr int64_t kSmallWidth = 16;
-constexpr int64_t kDigitSize = 8, kSmallPictureSize = 32, kArticleImageSize = 224;  // pixels of a side
 constexpr double kWarmupRatio = 0.1;
 
 ResNetConfig config_of(const ImageClassifierOptions& options) {
@@ -24,12 +23,17 @@ ResNetConfig config_of(const ImageClassifierOptions& options) {
   return config;
 }
 
+int64_t image_size_of(const std::string& model_size, bool is_digit) {
+  if (model_size == "small") return is_digit ? 8 : 32;
+  return model_size == "resnet18" && is_digit ? 32 : 224;
+}
+
 }  // namespace
 
 void ImageClassifierOptions::describe(FieldVisitor& visit) {
   visit({.name = "size",
-         .help = "which network: a narrow ResNet-18 for small images, or ResNet-50",
-         .choices = {"small", "article"}},
+         .help = "which network: a narrow ResNet-18 for small images, ResNet-18, or ResNet-50",
+         .choices = {"small", "resnet18", "article"}},
         &size);
   visit({.name = "num_classes", .help = "classes of the images; follows from the data", .min = 2}, &num_classes);
   visit({.name = "in_channels", .help = "channels of an image; follows from the data", .min = 1}, &in_channels);
@@ -41,12 +45,7 @@ void ImageClassifierOptions::describe(FieldVisitor& visit) {
 void link_options(ImageClassifierOptions& model, ImageDataOptions& data) {
   model.num_classes = data.num_classes();
   model.in_channels = data.num_channels();
-  if (data.image_size) return;
-  if (model.size == "small") {
-    data.image_size = data.path.empty() ? kDigitSize : kSmallPictureSize;
-  } else {
-    data.image_size = kArticleImageSize;
-  }
+  if (!data.image_size) data.image_size = image_size_of(model.size, /*is_digit=*/data.path.empty());
 }
 
 ImageClassifier::ImageClassifier(Options options) : options_(std::move(options)) {

@@ -1,8 +1,13 @@
 #include "examples/resnet/image_data.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "fulgur/data/images/image_dataset.h"
 #include "fulgur/data/images/image_transforms.h"
@@ -36,7 +41,7 @@ void ImageDataOptions::describe(FieldVisitor& visit) {
   visit({.name = "path", .help = "folder of pictures to read instead: train/<class>/*.png and val/<class>/*.png"},
         &path);
   visit({.name = "image_size",
-         .help = "side of an image; none: 8 for digits, 32 or 224 for pictures",
+         .help = "side of an image; none: 8, 32 or 224, as suits the data and the model",
          .unit = "pixels",
          .min = 1},
         &image_size);
@@ -69,9 +74,13 @@ void ImageData::read_pictures() {
   const auto val = read_folder(options_.path, "val", options);
   options.augment = true;
   const auto train = read_folder(options_.path, "train", options);
-  if (train->classes() != val->classes()) {
-    throw UsageError(fmt::format("the folders in '{}/train' and '{}/val' have different names; they are the classes",
-                                 options_.path.string(), options_.path.string()));
+  std::vector<std::string> only_in_one;
+  std::ranges::set_symmetric_difference(train->classes(), val->classes(), std::back_inserter(only_in_one));
+  if (!only_in_one.empty()) {
+    throw UsageError(
+        fmt::format("only one of '{0}/train' and '{0}/val' has '{1}'; the folders are the classes, and both "
+                    "must have the same",
+                    options_.path.string(), fmt::join(only_in_one, "', '")));
   }
   train_ = train;
   val_ = val;

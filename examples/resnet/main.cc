@@ -1,5 +1,6 @@
 // Trains a ResNet on the UCI digits, or on a folder of pictures.
 //   ./bazelw run //examples/resnet
+//   ./bazelw run //examples/resnet -- --model.size=resnet18
 //   ./bazelw run //examples/resnet -- --data.path=pets --model.size=article
 #include "examples/resnet/image_classifier.h"
 #include "examples/resnet/image_data.h"
