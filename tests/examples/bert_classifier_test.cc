@@ -56,9 +56,15 @@ TEST_F(BertText, WordsAreCutIntoTheLongestPieces) {
 }
 
 TEST_F(BertText, BadVocabulariesAreNamed) {
-  EXPECT_THAT(
-      fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("a", "[PAD]\n[CLS]\n[SEP]\nthe\n")); }),
-      HasSubstr("has no token [UNK]"));
+  const std::string special[] = {"[UNK]", "[CLS]", "[SEP]"};
+  for (const std::string& missing : special) {
+    std::string tokens = "the\n";
+    for (const std::string& token : special) {
+      if (token != missing) tokens += token + "\n";
+    }
+    EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("a", tokens)); }),
+                HasSubstr("a has no token " + missing + ": give the vocab.txt of an uncased BERT"));
+  }
   EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("b", "the\n[PAD]\nthe\n")); }),
               HasSubstr("b:3: the token 'the' is that of line 1, too"));
   EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(dir_.path() / "none"); }),
