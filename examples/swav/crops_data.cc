@@ -44,7 +44,8 @@ std::shared_ptr<Loader> CropsData::labelled_dataloader() const {
 }
 
 DatasetPtr CropsData::whole(const std::shared_ptr<TensorDataset>& digits) const {
-  return map_samples(digits, [size = options_.crops.large_size](const Batch& sample, Random&) {
+  const int64_t size = options_.crops.large_size.value_or(MultiCropOptions::kDefaultSize);
+  return map_samples(digits, [size](const Batch& sample, Random&) {
     return sample.with("image", resize_image(sample["image"], size, size));
   });
 }

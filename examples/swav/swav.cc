@@ -1,5 +1,7 @@
 #include "examples/swav/swav.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 #include <vector>
 
@@ -58,16 +60,20 @@ void SwavOptions::describe(FieldVisitor& visit) {
 }
 
 void link_options(SwavOptions& model, CropsDataOptions& data) {
-  const MultiCropOptions defaults;
-  const auto replace = [](int64_t& value, int64_t unless_changed_from, int64_t by) {
-    if (value == unless_changed_from) value = by;
-  };
-  if (model.size == "article") {
-    replace(data.crops.large_size, defaults.large_size, 224);
-    replace(data.crops.small_size, defaults.small_size, 96);
-    replace(data.crops.num_small, defaults.num_small, 6);
+  MultiCropOptions& crops = data.crops;
+  if (model.objective == "simclr") {
+    if (crops.num_small.value_or(0) > 0) {
+      throw UsageError(
+          fmt::format("--data.crops.num_small is {}, but simclr compares the two large crops alone: leave it "
+                      "out, or set it to 0",
+                      *crops.num_small));
+    }
+    crops.num_small = 0;
   }
-  if (model.objective == "simclr") data.crops.num_small = 0;
+  if (model.size != "article") return;
+  crops.num_small = crops.num_small.value_or(6);
+  crops.large_size = crops.large_size.value_or(224);
+  crops.small_size = crops.small_size.value_or(96);
 }
 
 Swav::Swav(Options options) : options_(std::move(options)) {

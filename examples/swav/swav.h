@@ -22,7 +22,8 @@ struct SwavOptions {
   void describe(fulgur::FieldVisitor& visit);
 };
 
-// Makes the article's crops for its network, unless others are given, and no small ones for simclr.
+// Sets the crops that are not given: the article's for its network, and no small ones for simclr, which does not
+// compare them. Throws UsageError if simclr is given small ones.
 void link_options(SwavOptions& model, CropsDataOptions& data);
 
 // Learns features of images without labels, by one of two objectives:
