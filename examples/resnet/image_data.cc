@@ -18,7 +18,6 @@ namespace {
 using namespace fulgur;
 namespace fs = std::filesystem;
 
-constexpr int64_t kHeldOutDigits = 360;
 constexpr int64_t kDigitSize = 8, kPictureSize = 224;  // pixels
 
 std::shared_ptr<ImageDataset> read_folder(const fs::path& root, const char* part, const ImageOptions& options) {
@@ -62,11 +61,10 @@ void ImageData::setup(EntryPoint) {
 }
 
 void ImageData::read_digits() {
-  const TensorDataset all(digits::read_digits(options_.file));
-  const auto parts = random_split(all, {all.size() - kHeldOutDigits, kHeldOutDigits}, seed_);
+  const auto [train, held_out] = digits::split_digits(options_.file, seed_);
   const int64_t size = options_.image_size.value_or(kDigitSize);
-  train_ = resized(parts[0], size);
-  val_ = resized(parts[1], size);
+  train_ = resized(train, size);
+  val_ = resized(held_out, size);
 }
 
 void ImageData::read_pictures() {
