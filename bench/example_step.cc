@@ -186,24 +186,8 @@ class Pool final : public Loader {
   Steps* steps_;
 };
 
-template <class Model, class Data>
-void link_options(const Model&, Data&) {}
-void link_options(const deepspeech2::DeepSpeech2Options& model, deepspeech2::SpeechDataOptions& data) {
-  const auto sizes = deepspeech2::DeepSpeech2Sizes::named(model.size);
-  data.format = {.sample_rate = sizes.sample_rate, .frames_per_output = sizes.frames_per_output()};
-}
-
-void link_options(bert_classifier::BertClassifierOptions& model, bert_classifier::LabelledTextsOptions& data) {
-  if (data.vocabulary.empty()) data.vocabulary = (fs::path(model.weights) / "vocab.txt").string();
-  model.num_classes = std::ssize(bert_classifier::read_labelled_texts(data.path).classes);
-}
-
-void link_options(const transformer_lm::LanguageModelOptions& model, transformer_lm::TextDataOptions& data) {
-  data.context = model.context;
-}
-void link_options(const CompiledLmOptions& model, transformer_lm::TextDataOptions& data) {
-  data.context = model.context;
-}
+// The other examples have a link_options of their own, which is found beside their options.
+void link_options(const image_gpt::ImageGptOptions&, const digits::DigitsDataOptions&) {}
 
 template <class Example>
 std::shared_ptr<Example> make_example(const typename Example::Options& options) {

@@ -20,10 +20,11 @@ namespace nn = torch::nn;
 
 constexpr double kDropout = 0.1;
 constexpr double kInitStd = 0.02;
-constexpr double kNormEps = 1e-12;
 constexpr int64_t kNumSegments = 2;
 
-nn::LayerNorm norm(int64_t width) { return nn::LayerNorm(nn::LayerNormOptions({width}).eps(kNormEps)); }
+nn::LayerNorm norm(const BertSizes& sizes) {
+  return nn::LayerNorm(nn::LayerNormOptions({sizes.hidden}).eps(sizes.norm_eps));
+}
 
 class LayerImpl final : public nn::Module {
  public:
@@ -33,10 +34,10 @@ class LayerImpl final : public nn::Module {
     key_ = register_module("key", nn::Linear(width, width));
     value_ = register_module("value", nn::Linear(width, width));
     project_ = register_module("project", nn::Linear(width, width));
-    attention_norm_ = register_module("attention_norm", norm(width));
+    attention_norm_ = register_module("attention_norm", norm(sizes));
     expand_ = register_module("expand", nn::Linear(width, sizes.intermediate));
     contract_ = register_module("contract", nn::Linear(sizes.intermediate, width));
-    output_norm_ = register_module("output_norm", norm(width));
+    output_norm_ = register_module("output_norm", norm(sizes));
     dropout_ = register_module("dropout", nn::Dropout(kDropout));
   }
 
@@ -93,12 +94,17 @@ BertSizes BertSizes::read(const std::filesystem::path& config) {
     if (const auto type = json.at("model_type").get<std::string>(); type != "bert") {
       throw UsageError(fmt::format("{} is of a model of type '{}'; a 'bert' is needed", config.string(), type));
     }
+    if (const auto activation = json.value("hidden_act", "gelu"); activation != "gelu") {
+      throw UsageError(fmt::format("{} has the hidden_act '{}'; only 'gelu' is known: give a BERT that has it",
+                                   config.string(), activation));
+    }
     return {.hidden = json.at("hidden_size"),
             .num_layers = json.at("num_hidden_layers"),
             .num_heads = json.at("num_attention_heads"),
             .intermediate = json.at("intermediate_size"),
             .max_length = json.at("max_position_embeddings"),
-            .vocab_size = json.at("vocab_size")};
+            .vocab_size = json.at("vocab_size"),
+            .norm_eps = json.value("layer_norm_eps", BertSizes{}.norm_eps)};
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{} is no config.json of a BERT: {}", config.string(), error.what()));
   }
@@ -108,7 +114,7 @@ BertImpl::BertImpl(const BertSizes& sizes) : sizes_(sizes) {
   token_embedding_ = register_module("token_embedding", nn::Embedding(sizes.vocab_size, sizes.hidden));
   position_embedding_ = register_module("position_embedding", nn::Embedding(sizes.max_length, sizes.hidden));
   segment_embedding_ = register_module("segment_embedding", nn::Embedding(kNumSegments, sizes.hidden));
-  embedding_norm_ = register_module("embedding_norm", norm(sizes.hidden));
+  embedding_norm_ = register_module("embedding_norm", norm(sizes));
   dropout_ = register_module("dropout", nn::Dropout(kDropout));
   layers_ = register_module("layers", nn::Sequential());
   for (int64_t i = 0; i < sizes.num_layers; ++i) layers_->push_back(Layer(sizes));

@@ -7,7 +7,7 @@
 
 namespace bert_classifier {
 
-// The sizes of a BERT; by default those of BERT-base.
+// The sizes of a BERT, and the constant of its norms; by default those of BERT-base.
 struct BertSizes {
   int64_t hidden = 768;
   int64_t num_layers = 12;
@@ -15,9 +15,10 @@ struct BertSizes {
   int64_t intermediate = 3072;
   int64_t max_length = 512;  // tokens
   int64_t vocab_size = 30522;
+  double norm_eps = 1e-12;  // added to the variance in each layer norm
 
   // From the config.json of the Hugging Face hub. Throws UsageError, naming file and key, for a file that is not of a
-  // BERT.
+  // BERT, or of one whose activation is not the exact GELU.
   static BertSizes read(const std::filesystem::path& config);
 };
 

@@ -1,6 +1,8 @@
 #include "examples/bert_classifier/bert_classifier.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 namespace bert_classifier {
 namespace {
@@ -30,6 +32,12 @@ void BertClassifierOptions::describe(FieldVisitor& visit) {
 BertSizes BertClassifierOptions::encoder() const {
   if (size == "article") return {};  // BERT-base
   return BertSizes::read(std::filesystem::path(weights) / "config.json");
+}
+
+void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
+  if (data.vocabulary.empty()) data.vocabulary = (std::filesystem::path(model.weights) / "vocab.txt").string();
+  data.max_length = std::min(data.max_length, model.encoder().max_length);
+  model.num_classes = std::ssize(read_labelled_texts(data.path).classes);
 }
 
 BertClassifier::BertClassifier(Options options) : options_(std::move(options)) {

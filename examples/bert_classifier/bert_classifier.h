@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "examples/bert_classifier/bert.h"
+#include "examples/bert_classifier/labelled_texts.h"
 #include "fulgur.h"
 
 namespace bert_classifier {
@@ -18,6 +19,10 @@ struct BertClassifierOptions {
   void describe(fulgur::FieldVisitor& visit);
   BertSizes encoder() const;  // throws what BertSizes::read throws
 };
+
+// Sets the classes, the vocabulary of the weights' folder unless one is given, and as many tokens as the model has
+// positions if more are asked for. Throws what BertSizes::read and read_labelled_texts throw.
+void link_options(BertClassifierOptions& model, LabelledTextsOptions& data);
 
 // A BERT with a head on its pooled output, fine-tuned as a whole by AdamW: a linear warm-up over the first tenth of all
 // steps, then a linear decay. Logs acc and train_loss, val_acc and val_loss.

@@ -2,7 +2,6 @@
 //   ./bazelw run //examples/bert_classifier
 #include "examples/bert_classifier/bert_classifier.h"
 
-#include <algorithm>
 #include <filesystem>
 
 #include "examples/bert_classifier/labelled_texts.h"
@@ -15,12 +14,6 @@ using namespace bert_classifier;
 
 // The folder of all-MiniLM-L6-v2, which the build has downloaded for this program.
 std::string default_weights() { return std::filesystem::read_symlink("/proc/self/exe").string() + ".runfiles/minilm"; }
-
-void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
-  if (data.vocabulary.empty()) data.vocabulary = (std::filesystem::path(model.weights) / "vocab.txt").string();
-  data.max_length = std::min(data.max_length, model.encoder().max_length);
-  model.num_classes = std::ssize(read_labelled_texts(data.path).classes);
-}
 
 }  // namespace
 

@@ -130,7 +130,6 @@ WordPiece::WordPiece(const std::filesystem::path& vocabulary) : file_(vocabulary
     throw fulgur::UsageError(fmt::format("{}:{}: the token '{}' is that of line {}, too", vocabulary.string(),
                                          size() + 1, token, first->second + 1));
   }
-  pad_ = number_of("[PAD]");
   unknown_ = number_of("[UNK]");
   begin_ = number_of("[CLS]");
   end_ = number_of("[SEP]");

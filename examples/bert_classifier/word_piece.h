@@ -16,8 +16,8 @@ namespace bert_classifier {
 // Sources: Devlin et al. 2018, arXiv:1810.04805; Wu et al. 2016, arXiv:1609.08144, for the pieces.
 class WordPiece {
  public:
-  // `vocabulary` has a token in each line, by number. Throws UsageError without [PAD], [UNK], [CLS] and [SEP], and for
-  // a token that is there twice.
+  // `vocabulary` has a token in each line, by number. Throws UsageError without [UNK], [CLS] and [SEP], and for a
+  // token that is there twice.
   explicit WordPiece(const std::filesystem::path& vocabulary);
 
   // [CLS], the pieces of the text, [SEP]. Of a text with more than `max_length` tokens the last pieces are left out.
@@ -25,7 +25,6 @@ class WordPiece {
   std::vector<int64_t> encode(std::string_view text, int64_t max_length) const;
 
   int64_t size() const { return static_cast<int64_t>(numbers_.size()); }
-  int64_t pad() const { return pad_; }
 
  private:
   struct Hash {
@@ -38,7 +37,7 @@ class WordPiece {
 
   std::filesystem::path file_;
   std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> numbers_;
-  int64_t pad_, unknown_, begin_, end_;
+  int64_t unknown_, begin_, end_;
 };
 
 }  // namespace bert_classifier

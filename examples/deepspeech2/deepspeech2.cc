@@ -115,6 +115,11 @@ void DeepSpeech2Options::describe(FieldVisitor& visit) {
   visit({.name = "beam_width", .help = "texts that beam search keeps", .min = 1}, &beam_width);
 }
 
+void link_options(DeepSpeech2Options& model, SpeechDataOptions& data) {
+  const auto sizes = DeepSpeech2Sizes::named(model.size);
+  data.format = {.sample_rate = sizes.sample_rate, .frames_per_output = sizes.frames_per_output()};
+}
+
 DeepSpeech2::DeepSpeech2(Options options) : options_(std::move(options)) {
   const auto sizes = DeepSpeech2Sizes::named(options_.size);
   convolutions_ = register_module("convolutions", nn::Sequential());

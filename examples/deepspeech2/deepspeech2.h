@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "examples/deepspeech2/speech_data.h"
 #include "fulgur.h"
 
 namespace deepspeech2 {
@@ -32,6 +33,9 @@ struct DeepSpeech2Options {
   int64_t beam_width = 16;  // texts that beam search keeps after each frame
   void describe(fulgur::FieldVisitor& visit);
 };
+
+// Sets the sample rate and the frames of an output that follow from the model's size.
+void link_options(DeepSpeech2Options& model, SpeechDataOptions& data);
 
 // Letters from spectrograms: convolutions with a clipped ReLU, bidirectional GRUs whose directions are added, and a
 // linear layer, trained by CTC. Batch norm follows each convolution, and precedes each GRU and the linear layer. Frames

@@ -12,11 +12,6 @@ namespace {
 using namespace fulgur;
 using namespace deepspeech2;
 
-void link_options(DeepSpeech2Options& model, SpeechDataOptions& data) {
-  const auto sizes = DeepSpeech2Sizes::named(model.size);
-  data.format = {.sample_rate = sizes.sample_rate, .frames_per_output = sizes.frames_per_output()};
-}
-
 // Prints the first utterances of the test: what was said, and what the model hears.
 void print_transcripts(DeepSpeech2& model, SpeechData& data) {
   constexpr size_t kNumPrinted = 5;

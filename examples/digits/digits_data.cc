@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kSide = 8, kPixels = kSide * kSide;
 constexpr float kMaxPixel = 16;
+constexpr int64_t kHeldOut = 360;
 
 std::string read_gzip(const std::filesystem::path& path) {
   gzFile file = gzopen(path.c_str(), "rb");
@@ -69,6 +70,12 @@ fulgur::Batch read_digit_pictures(const std::filesystem::path& folder) {
   return pictures->get_batch(torch::arange(pictures->size()), unused);
 }
 
+SplitDigits split_digits(const std::filesystem::path& file, uint64_t seed) {
+  const fulgur::TensorDataset all(read_digits(file));
+  const auto parts = fulgur::random_split(all, {all.size() - kHeldOut, kHeldOut}, seed);
+  return {.train = parts[0], .held_out = parts[1]};
+}
+
 std::filesystem::path default_file() {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   return program + ".runfiles/digits/digits.csv.gz";
@@ -86,12 +93,12 @@ void DigitsData::setup(fulgur::EntryPoint) {
   if (!parts_.empty()) return;
   const fulgur::TensorDataset all(options_.path.empty() ? read_digits(options_.file)
                                                         : read_digit_pictures(options_.path / "train"));
-  constexpr int64_t kVal = 180, kTest = 360;
-  if (all.size() < kVal + kTest + options_.batch_size) {
+  constexpr int64_t kVal = 180;
+  if (all.size() < kVal + kHeldOut + options_.batch_size) {
     throw std::runtime_error(fmt::format("there are {} digits; {} are for validation and test, and training needs {}",
-                                         all.size(), kVal + kTest, options_.batch_size));
+                                         all.size(), kVal + kHeldOut, options_.batch_size));
   }
-  parts_ = fulgur::random_split(all, {all.size() - kVal - kTest, kVal, kTest}, seed_);
+  parts_ = fulgur::random_split(all, {all.size() - kVal - kHeldOut, kVal, kHeldOut}, seed_);
 }
 
 std::shared_ptr<fulgur::Loader> DigitsData::train_dataloader() {

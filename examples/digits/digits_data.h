@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <vector>
 
 #include "fulgur.h"
 
@@ -15,6 +17,12 @@ fulgur::Batch read_digits(const std::filesystem::path& file);
 // The same from `folder/<digit>/*.png` (or .jpg, .webp): grey pictures, made 8 x 8 if they are larger, where black is 0
 // and white is 1. Throws std::runtime_error unless there are ten folders with pictures.
 fulgur::Batch read_digit_pictures(const std::filesystem::path& folder);
+
+// The digits of the file, of which 360, drawn by `seed`, are held out.
+struct SplitDigits {
+  std::shared_ptr<fulgur::TensorDataset> train, held_out;
+};
+SplitDigits split_digits(const std::filesystem::path& file, uint64_t seed);
 
 // The file that the build has downloaded for this program.
 std::filesystem::path default_file();

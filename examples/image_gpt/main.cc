@@ -46,10 +46,11 @@ linear_probe::LabelledFeatures features_of(ImageGpt& model, const Digits& digits
 void print_probe(ImageGpt& model, const Digits& train, const Digits& held_out) {
   seed_everything(model.seed());
   ImageGpt untrained(model.options(), model.seed());
-  const double accuracy = linear_probe::probe(features_of(model, train), features_of(model, held_out));
-  const double baseline = linear_probe::probe(features_of(untrained, train), features_of(untrained, held_out));
-  fmt::print("linear probe of block {} of {}: {:.3f} of the digits; with random weights: {:.3f}; margin: {:.3f}\n",
-             model.n_layer() / 2, model.n_layer(), accuracy, baseline, accuracy - baseline);
+  const auto features = [&](ImageGpt& net) -> linear_probe::DigitFeatures {
+    return {.train = features_of(net, train), .held_out = features_of(net, held_out)};
+  };
+  linear_probe::print_margin(fmt::format("linear probe of block {} of {}", model.n_layer() / 2, model.n_layer()),
+                             features(model), features(untrained));
 }
 
 void report(Trainer& trainer, const std::shared_ptr<ImageGpt>& model, digits::DigitsData& data) {

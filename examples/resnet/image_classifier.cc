@@ -23,18 +23,29 @@ ResNetConfig config_of(const ImageClassifierOptions& options) {
   return config;
 }
 
+int64_t image_size_of(const std::string& model_size, bool is_digit) {
+  if (model_size == "small") return is_digit ? 8 : 32;
+  return model_size == "resnet18" && is_digit ? 32 : 224;
+}
+
 }  // namespace
 
 void ImageClassifierOptions::describe(FieldVisitor& visit) {
   visit({.name = "size",
-         .help = "which network: a narrow ResNet-18 for small images, or ResNet-50",
-         .choices = {"small", "article"}},
+         .help = "which network: a narrow ResNet-18 for small images, ResNet-18, or ResNet-50",
+         .choices = {"small", "resnet18", "article"}},
         &size);
   visit({.name = "num_classes", .help = "classes of the images; follows from the data", .min = 2}, &num_classes);
   visit({.name = "in_channels", .help = "channels of an image; follows from the data", .min = 1}, &in_channels);
   visit({.name = "lr", .help = "learning rate at its peak", .min = 0}, &lr);
   visit({.name = "momentum", .help = "decay of the running sum of gradients", .min = 0, .max = 1}, &momentum);
   visit({.name = "weight_decay", .help = "L2 penalty of all parameters", .min = 0}, &weight_decay);
+}
+
+void link_options(ImageClassifierOptions& model, ImageDataOptions& data) {
+  model.num_classes = data.num_classes();
+  model.in_channels = data.num_channels();
+  if (!data.image_size) data.image_size = image_size_of(model.size, /*is_digit=*/data.path.empty());
 }
 
 ImageClassifier::ImageClassifier(Options options) : options_(std::move(options)) {

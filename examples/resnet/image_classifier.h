@@ -3,13 +3,14 @@
 #include <cstdint>
 #include <string>
 
+#include "examples/resnet/image_data.h"
 #include "examples/resnet/resnet.h"
 #include "fulgur.h"
 
 namespace resnet {
 
 struct ImageClassifierOptions {
-  std::string size = "small";  // "small": ResNet-18 with 16 channels, for small images; "article": ResNet-50
+  std::string size = "small";  // "small": a narrow ResNet-18 for small images; "resnet18"; "article": ResNet-50
   int64_t num_classes = 10;
   int64_t in_channels = 1;
   double lr = 0.05;            // the peak of the schedule; the article's is 0.1 for 256 images in a step
@@ -17,6 +18,10 @@ struct ImageClassifierOptions {
   double weight_decay = 1e-4;  // L2, for all parameters
   void describe(fulgur::FieldVisitor& visit);
 };
+
+// Sets the classes and channels of the data, and the size of its images unless one is given. Pictures have 224 pixels a
+// side, and 32 for the small network; digits have 8 for the small network, 32 for ResNet-18 and 224 for ResNet-50.
+void link_options(ImageClassifierOptions& model, ImageDataOptions& data);
 
 // A ResNet that classifies images. SGD with momentum; a linear warm-up of a tenth of the steps, then half a cosine to
 // 0. Logs train_loss, val_loss and val_acc.

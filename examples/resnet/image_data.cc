@@ -1,8 +1,13 @@
 #include "examples/resnet/image_data.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <iterator>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "fulgur/data/images/image_dataset.h"
 #include "fulgur/data/images/image_transforms.h"
@@ -13,7 +18,6 @@ namespace {
 using namespace fulgur;
 namespace fs = std::filesystem;
 
-constexpr int64_t kHeldOutDigits = 360;
 constexpr int64_t kDigitSize = 8, kPictureSize = 224;  // pixels
 
 std::shared_ptr<ImageDataset> read_folder(const fs::path& root, const char* part, const ImageOptions& options) {
@@ -36,7 +40,7 @@ void ImageDataOptions::describe(FieldVisitor& visit) {
   visit({.name = "path", .help = "folder of pictures to read instead: train/<class>/*.png and val/<class>/*.png"},
         &path);
   visit({.name = "image_size",
-         .help = "side of an image; none: 8 for digits, 32 or 224 for pictures",
+         .help = "side of an image; none: 8, 32 or 224, as suits the data and the model",
          .unit = "pixels",
          .min = 1},
         &image_size);
@@ -57,11 +61,10 @@ void ImageData::setup(EntryPoint) {
 }
 
 void ImageData::read_digits() {
-  const TensorDataset all(digits::read_digits(options_.file));
-  const auto parts = random_split(all, {all.size() - kHeldOutDigits, kHeldOutDigits}, seed_);
+  const auto [train, held_out] = digits::split_digits(options_.file, seed_);
   const int64_t size = options_.image_size.value_or(kDigitSize);
-  train_ = resized(parts[0], size);
-  val_ = resized(parts[1], size);
+  train_ = resized(train, size);
+  val_ = resized(held_out, size);
 }
 
 void ImageData::read_pictures() {
@@ -69,9 +72,13 @@ void ImageData::read_pictures() {
   const auto val = read_folder(options_.path, "val", options);
   options.augment = true;
   const auto train = read_folder(options_.path, "train", options);
-  if (train->classes() != val->classes()) {
-    throw UsageError(fmt::format("the folders in '{}/train' and '{}/val' have different names; they are the classes",
-                                 options_.path.string(), options_.path.string()));
+  std::vector<std::string> only_in_one;
+  std::ranges::set_symmetric_difference(train->classes(), val->classes(), std::back_inserter(only_in_one));
+  if (!only_in_one.empty()) {
+    throw UsageError(
+        fmt::format("only one of '{0}/train' and '{0}/val' has '{1}'; the folders are the classes, and both "
+                    "must have the same",
+                    options_.path.string(), fmt::join(only_in_one, "', '")));
   }
   train_ = train;
   val_ = val;

@@ -5,13 +5,8 @@
 #include "fulgur/data/images/image_transforms.h"
 
 namespace swav {
-namespace {
 
 using namespace fulgur;
-
-constexpr int64_t kHeldOut = 360;
-
-}  // namespace
 
 void CropsDataOptions::describe(FieldVisitor& visit) {
   visit({.name = "file", .help = "file of the digits: gzipped CSV"}, &file);
@@ -22,13 +17,11 @@ void CropsDataOptions::describe(FieldVisitor& visit) {
 CropsData::CropsData(Options options, uint64_t seed) : options_(std::move(options)), seed_(seed) {}
 
 void CropsData::setup(EntryPoint) {
-  if (!parts_.empty()) return;
-  const TensorDataset all(digits::read_digits(options_.file));
-  parts_ = random_split(all, {all.size() - kHeldOut, kHeldOut}, seed_);
+  if (digits_.train == nullptr) digits_ = digits::split_digits(options_.file, seed_);
 }
 
 std::shared_ptr<Loader> CropsData::train_dataloader() {
-  const auto crops = map_samples(parts_[0], [options = options_.crops](const Batch& sample, Random& random) {
+  const auto crops = map_samples(digits_.train, [options = options_.crops](const Batch& sample, Random& random) {
     return multi_crop(sample["image"], options, random);
   });
   return DataLoader::make(crops,
@@ -36,15 +29,16 @@ std::shared_ptr<Loader> CropsData::train_dataloader() {
 }
 
 LoaderList CropsData::test_dataloader() {
-  return DataLoader::make(whole(parts_[1]), {.batch_size = options_.batch_size});
+  return DataLoader::make(whole(digits_.held_out), {.batch_size = options_.batch_size});
 }
 
 std::shared_ptr<Loader> CropsData::labelled_dataloader() const {
-  return DataLoader::make(whole(parts_[0]), {.batch_size = options_.batch_size});
+  return DataLoader::make(whole(digits_.train), {.batch_size = options_.batch_size});
 }
 
 DatasetPtr CropsData::whole(const std::shared_ptr<TensorDataset>& digits) const {
-  return map_samples(digits, [size = options_.crops.large_size](const Batch& sample, Random&) {
+  const int64_t size = options_.crops.large_size.value_or(MultiCropOptions::kDefaultSize);
+  return map_samples(digits, [size](const Batch& sample, Random&) {
     return sample.with("image", resize_image(sample["image"], size, size));
   });
 }

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
-#include <vector>
 
 #include "examples/digits/digits_data.h"
 #include "examples/swav/multi_crop.h"
@@ -39,7 +38,7 @@ class CropsData final : public fulgur::DataModule {
 
   Options options_;
   uint64_t seed_;
-  std::vector<std::shared_ptr<fulgur::TensorDataset>> parts_{};  // for training, held out
+  digits::SplitDigits digits_{};
 };
 
 }  // namespace swav

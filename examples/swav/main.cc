@@ -1,8 +1,6 @@
 // Learns features of the UCI digits without their labels, by SwAV or SimCLR, then compares a linear probe on these
 // features with one on a random network's.
 //   ./bazelw run //examples/swav -- --model.objective=simclr
-#include <fmt/format.h>
-
 #include <memory>
 #include <vector>
 
@@ -15,20 +13,6 @@ namespace {
 
 using namespace fulgur;
 using namespace swav;
-
-// The article's crops go with its network, unless others are given.
-void link_options(SwavOptions& model, CropsDataOptions& data) {
-  const MultiCropOptions defaults;
-  const auto replace = [](int64_t& value, int64_t unless_changed_from, int64_t by) {
-    if (value == unless_changed_from) value = by;
-  };
-  if (model.size == "article") {
-    replace(data.crops.large_size, defaults.large_size, 224);
-    replace(data.crops.small_size, defaults.small_size, 96);
-    replace(data.crops.num_small, defaults.num_small, 6);
-  }
-  if (model.objective == "simclr") data.crops.num_small = 0;
-}
 
 // What the encoder makes of all whole images of a loader.
 linear_probe::LabelledFeatures features_of(resnet::ResNet encoder, Loader& loader) {
@@ -49,13 +33,11 @@ void compare_probes(Trainer& trainer, const std::shared_ptr<Swav>& model, CropsD
   if (!trainer.is_global_zero()) return;
   seed_everything(data.seed());
   const Swav untrained(model->options());
-  const auto accuracy = [&](const Swav& net) {
-    return linear_probe::probe(features_of(net.encoder(), *data.labelled_dataloader()),
-                               features_of(net.encoder(), *data.test_dataloader()[0]));
+  const auto features = [&](const Swav& net) -> linear_probe::DigitFeatures {
+    return {.train = features_of(net.encoder(), *data.labelled_dataloader()),
+            .held_out = features_of(net.encoder(), *data.test_dataloader()[0])};
   };
-  const double trained = accuracy(*model), random = accuracy(untrained);
-  fmt::print("linear probe: {:.3f} of the digits; with random weights: {:.3f}; margin: {:.3f}\n", trained, random,
-             trained - random);
+  linear_probe::print_margin("linear probe", features(*model), features(untrained));
 }
 
 }  // namespace

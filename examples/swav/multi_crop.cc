@@ -34,9 +34,20 @@ at::Tensor crops(const at::Tensor& image, int64_t count, int64_t size, const std
 }  // namespace
 
 void MultiCropOptions::describe(FieldVisitor& visit) {
-  visit({.name = "num_small", .help = "small crops, in addition to the two large ones", .min = 0}, &num_small);
-  visit({.name = "large_size", .help = "side of a large crop", .unit = "pixels", .min = 1}, &large_size);
-  visit({.name = "small_size", .help = "side of a small crop", .unit = "pixels", .min = 1}, &small_size);
+  visit({.name = "num_small",
+         .help = "small crops, in addition to the two large ones; none: 2, 6 or 0, as suits the model",
+         .min = 0},
+        &num_small);
+  visit({.name = "large_size",
+         .help = "side of a large crop; none: 8 or 224, as suits the model",
+         .unit = "pixels",
+         .min = 1},
+        &large_size);
+  visit({.name = "small_size",
+         .help = "side of a small crop; none: 8 or 96, as suits the model",
+         .unit = "pixels",
+         .min = 1},
+        &small_size);
   visit({.name = "large_area", .help = "range of a large crop's share of the image", .min = 0, .max = 1}, &large_area);
   visit({.name = "small_area", .help = "range of a small crop's share of the image", .min = 0, .max = 1}, &small_area);
   visit({.name = "max_rotation", .help = "largest angle of a crop", .unit = "degrees", .min = 0, .max = 180},
@@ -45,9 +56,12 @@ void MultiCropOptions::describe(FieldVisitor& visit) {
 }
 
 Batch multi_crop(const at::Tensor& image, const MultiCropOptions& options, Random& random) {
-  Batch views{{"large", crops(image, kNumLarge, options.large_size, options.large_area, options, random)}};
-  if (options.num_small == 0) return views;
-  return views.with("small", crops(image, options.num_small, options.small_size, options.small_area, options, random));
+  const int64_t large_size = options.large_size.value_or(MultiCropOptions::kDefaultSize);
+  const int64_t small_size = options.small_size.value_or(MultiCropOptions::kDefaultSize);
+  const int64_t num_small = options.num_small.value_or(MultiCropOptions::kDefaultNumSmall);
+  Batch views{{"large", crops(image, kNumLarge, large_size, options.large_area, options, random)}};
+  if (num_small == 0) return views;
+  return views.with("small", crops(image, num_small, small_size, options.small_area, options, random));
 }
 
 }  // namespace swav

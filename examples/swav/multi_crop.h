@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "fulgur.h"
@@ -9,9 +10,10 @@ namespace swav {
 
 // Which crops are made of an image. An area is relative to that of the image.
 struct MultiCropOptions {
-  int64_t num_small = 2;   // small crops, in addition to the two large ones
-  int64_t large_size = 8;  // pixels of a side
-  int64_t small_size = 8;  // pixels of a side
+  static constexpr int64_t kDefaultNumSmall = 2, kDefaultSize = 8;
+  std::optional<int64_t> num_small{};   // small crops, in addition to the two large ones; nullopt: kDefaultNumSmall
+  std::optional<int64_t> large_size{};  // pixels of a side; nullopt: kDefaultSize
+  std::optional<int64_t> small_size{};  // pixels of a side; nullopt: kDefaultSize
   std::pair<double, double> large_area{0.5, 1.0};
   std::pair<double, double> small_area{0.5, 0.8};
   double max_rotation = 15;  // degrees, either way

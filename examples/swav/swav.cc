@@ -1,5 +1,7 @@
 #include "examples/swav/swav.h"
 
+#include <fmt/format.h>
+
 #include <utility>
 #include <vector>
 
@@ -55,6 +57,23 @@ void SwavOptions::describe(FieldVisitor& visit) {
         &freeze_prototypes_steps);
   visit({.name = "lr", .help = "learning rate at its peak", .min = 0}, &lr);
   visit({.name = "weight_decay", .help = "weight decay of all parameters", .min = 0}, &weight_decay);
+}
+
+void link_options(SwavOptions& model, CropsDataOptions& data) {
+  MultiCropOptions& crops = data.crops;
+  if (model.objective == "simclr") {
+    if (crops.num_small.value_or(0) > 0) {
+      throw UsageError(
+          fmt::format("--data.crops.num_small is {}, but simclr compares the two large crops alone: leave it "
+                      "out, or set it to 0",
+                      *crops.num_small));
+    }
+    crops.num_small = 0;
+  }
+  if (model.size != "article") return;
+  crops.num_small = crops.num_small.value_or(6);
+  crops.large_size = crops.large_size.value_or(224);
+  crops.small_size = crops.small_size.value_or(96);
 }
 
 Swav::Swav(Options options) : options_(std::move(options)) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "examples/resnet/resnet.h"
+#include "examples/swav/crops_data.h"
 #include "examples/swav/sinkhorn.h"
 #include "fulgur.h"
 
@@ -20,6 +21,10 @@ struct SwavOptions {
   double weight_decay = 1e-6;
   void describe(fulgur::FieldVisitor& visit);
 };
+
+// Sets the crops that are not given: the article's for its network, and no small ones for simclr, which does not
+// compare them. Throws UsageError if simclr is given small ones.
+void link_options(SwavOptions& model, CropsDataOptions& data);
 
 // Learns features of images without labels, by one of two objectives:
 //   swav    The large crops of an image are assigned to prototypes, all prototypes alike over the batches of all ranks

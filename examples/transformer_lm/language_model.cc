@@ -109,6 +109,8 @@ void LanguageModelOptions::describe(FieldVisitor& visit) {
   visit({.name = "sample", .help = "what is written after training"}, &sample);
 }
 
+void link_options(LanguageModelOptions& model, TextDataOptions& data) { data.context = model.context; }
+
 LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
   save_hyper_parameters(options_);
   const int64_t width = options_.n_embd;

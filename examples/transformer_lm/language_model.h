@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "examples/transformer_lm/text_data.h"
 #include "fulgur.h"
 
 namespace transformer_lm {
@@ -29,6 +30,9 @@ struct LanguageModelOptions {
   SampleOptions sample{};
   void describe(fulgur::FieldVisitor& visit);
 };
+
+// Cuts the text into as many characters as the model looks back on.
+void link_options(LanguageModelOptions& model, TextDataOptions& data);
 
 // A GPT-2 on bytes: embeddings of the character and its position, pre-norm blocks of causal attention and a GELU MLP, a
 // last norm, and an output head that is the token embedding. AdamW; a linear warm-up, then half a cosine to a tenth.

@@ -34,6 +34,6 @@ int main(int argc, char** argv) {
                                                         .gradient_clip_val = 1.0,
                                                         .checkpoint = {.monitor = "val_bpc"},
                                                         .callbacks = {throughput}},
-                                            .link = [](auto& model, auto& data) { data.context = model.context; },
+                                            .link = link_options,
                                             .after_fit = after_fit});
 }

@@ -1,4 +1,4 @@
-// The text side of examples/bert_classifier: how text becomes tokens, and files become labelled texts.
+// The side of examples/bert_classifier that reads files: text becomes tokens, and config.json the sizes of a model.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "examples/bert_classifier/bert.h"
+#include "examples/bert_classifier/bert_classifier.h"
 #include "examples/bert_classifier/labelled_texts.h"
 #include "examples/bert_classifier/word_piece.h"
 #include "fulgur.h"
@@ -56,9 +57,15 @@ TEST_F(BertText, WordsAreCutIntoTheLongestPieces) {
 }
 
 TEST_F(BertText, BadVocabulariesAreNamed) {
-  EXPECT_THAT(
-      fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("a", "[PAD]\n[CLS]\n[SEP]\nthe\n")); }),
-      HasSubstr("has no token [UNK]"));
+  const std::string special[] = {"[UNK]", "[CLS]", "[SEP]"};
+  for (const std::string& missing : special) {
+    std::string tokens = "the\n";
+    for (const std::string& token : special) {
+      if (token != missing) tokens += token + "\n";
+    }
+    EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("no " + missing, tokens)); }),
+                HasSubstr("has no token " + missing + ": give the vocab.txt of an uncased BERT"));
+  }
   EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(write("b", "the\n[PAD]\nthe\n")); }),
               HasSubstr("b:3: the token 'the' is that of line 1, too"));
   EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { WordPiece(dir_.path() / "none"); }),
@@ -125,6 +132,32 @@ TEST_F(BertText, ParagraphsThatAnotherClassHasAlmostWordForWordAreLeftOut) {
   EXPECT_THAT(all.texts, Not(Contains(program)));
   EXPECT_THAT(all.texts, Not(Contains(library)));
   EXPECT_THAT(all.texts, AllOf(Contains(own), Contains(again)));  // both are the GPL's
+}
+
+constexpr std::string_view kConfig =
+    R"({"model_type": "bert", "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 32, "max_position_embeddings": 8, "vocab_size": 20)";
+
+TEST_F(BertText, NormsAreThoseOfTheConfigAndAnotherActivationThanGeluIsRefused) {
+  const auto read = [&](const std::string& name, const std::string& more) {
+    return BertSizes::read(write(name, std::string(kConfig) + more + "}"));
+  };
+  EXPECT_EQ(read("neither", "").norm_eps, 1e-12);
+  EXPECT_EQ(read("both", R"(, "layer_norm_eps": 1e-5, "hidden_act": "gelu")").norm_eps, 1e-5);
+  EXPECT_THAT(fulgur::testing::message_of<fulgur::UsageError>([&] { read("other", R"(, "hidden_act": "relu")"); }),
+              HasSubstr("other has the hidden_act 'relu'; only 'gelu' is known"));
+}
+
+TEST_F(BertText, MoreTokensThanPositionsAreNotAskedFor) {
+  write("config.json", std::string(kConfig) + "}");
+  BertClassifierOptions model{.weights = dir_.path()};
+  LabelledTextsOptions data;
+  data.path = write("texts.tsv", "a\tb\nc\td\ne\tf\n");
+  data.max_length = 9;
+  link_options(model, data);
+  EXPECT_EQ(data.max_length, 8);
+  EXPECT_EQ(data.vocabulary, (dir_.path() / "vocab.txt").string());
+  EXPECT_EQ(model.num_classes, 3);
 }
 
 TEST_F(BertText, PaddingChangesNothing) {

@@ -76,17 +76,27 @@ class BertPythonTest(unittest.TestCase):
             self.assertEqual(tokens, theirs.encode(line).ids, msg=line)
         self.assertEqual(len(ours[-1]), 512)
 
-    @torch.no_grad()
     def test_hidden_states_are_those_of_torch_encoder_layers(self):
         config = json.loads((WEIGHTS / "config.json").read_text())
+        for eps in (config["layer_norm_eps"], 1e-2):
+            with self.subTest(eps=eps):
+                model = self.folder / str(eps)
+                model.mkdir()
+                (model / "model.safetensors").symlink_to(WEIGHTS / "model.safetensors")
+                (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": eps}))
+                self.compare_hidden_states(model)
+
+    @torch.no_grad()
+    def compare_hidden_states(self, model):
+        config = json.loads((model / "config.json").read_text())
         weights = safetensors.torch.load_file(WEIGHTS / "model.safetensors")
         torch.manual_seed(0)
         ids = torch.randint(1000, config["vocab_size"], (4, 40))
         mask = torch.ones_like(ids)
         mask[1, 30:] = mask[2, 5:] = 0
-        safetensors.torch.save_file({"input_ids": ids, "attention_mask": mask}, self.folder / "in")
-        subprocess.run([ORACLE, "hidden", WEIGHTS, self.folder / "in", self.folder / "out"], check=True)
-        ours = safetensors.torch.load_file(self.folder / "out")
+        safetensors.torch.save_file({"input_ids": ids, "attention_mask": mask}, model / "in")
+        subprocess.run([ORACLE, "hidden", model, model / "in", model / "out"], check=True)
+        ours = safetensors.torch.load_file(model / "out")
 
         hidden = (weights["embeddings.word_embeddings.weight"][ids] +
                   weights["embeddings.position_embeddings.weight"][:ids.size(1)] +

@@ -11,10 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "examples/swav/crops_data.h"
 #include "examples/swav/losses.h"
 #include "examples/swav/multi_crop.h"
 #include "examples/swav/sinkhorn.h"
 #include "fulgur/distributed/world.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 
@@ -134,8 +136,9 @@ TEST_P(Objective, TwoRanksHaveTheGradientsOfOneWithTheWholeBatch) {
     const Gradients gradients = gradients_of_first_step(own, "ddp", crops, kBatchSize / 2);
     ASSERT_EQ(gradients.size(), expected.size());
     for (const auto& [name, gradient] : gradients) {
-      const at::Tensor error = (gradient - expected.at(name)).abs().max();
-      EXPECT_LT(error.item<double>(), 1e-5) << name;
+      const at::Tensor difference = gradient - expected.at(name);
+      EXPECT_TRUE(gradient.allclose(expected.at(name), 1e-9, 1e-12))
+          << name << ": " << difference.abs().max().item<double>();
     }
   });
 }
@@ -154,6 +157,26 @@ TEST(Swav, PrototypesAreTrainedFromTheGivenStepOn) {
   const auto [initial, after_two] = prototypes_after(2);
   EXPECT_TRUE(after_two.equal(initial));
   EXPECT_FALSE(prototypes_after(3).second.equal(initial));
+}
+
+TEST(Swav, GivenCropsStayWhatTheyAre) {
+  const auto linked = [](SwavOptions model, MultiCropOptions crops) {
+    CropsDataOptions data{.crops = crops};
+    link_options(model, data);
+    return data.crops;
+  };
+  const MultiCropOptions article = linked({.size = "article"}, {});
+  EXPECT_EQ(article.num_small, 6);
+  EXPECT_EQ(article.large_size, 224);
+  EXPECT_EQ(article.small_size, 96);
+  const MultiCropOptions given = linked({.size = "article"}, {.num_small = 2, .large_size = 8, .small_size = 8});
+  EXPECT_EQ(given.num_small, 2);
+  EXPECT_EQ(given.large_size, 8);
+  EXPECT_EQ(given.small_size, 8);
+  EXPECT_EQ(linked({.objective = "simclr", .size = "article"}, {}).num_small, 0);
+  EXPECT_THAT(
+      fulgur::testing::message_of<fulgur::UsageError>([&] { linked({.objective = "simclr"}, {.num_small = 2}); }),
+      ::testing::HasSubstr("num_small is 2, but simclr compares the two large crops alone"));
 }
 
 TEST(MultiCrop, WithoutChangesALargeCropIsTheImage) {
