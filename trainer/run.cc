@@ -472,12 +472,15 @@ void Run::handle_failure(const std::exception_ptr& failure) {
   call_on_exception(failure);
 }
 
-// A rank that does not know the run's folder yet has nowhere to write.
+// Before the first batch the message says all that is known, such as which file is missing. A rank that does not know
+// the run's folder yet has nowhere to write.
 bool Run::deserves_post_mortem(const std::exception_ptr& failure) const {
   const TrainerOptions& options = resources_.options;
   const bool has_folder = world_.rank() == 0 || !results_.run_dir.empty();
+  const RunState& state = results_.state;
+  const bool has_begun = !context_.failed_batch.empty() || state.batch_idx > 0 || state.global_step > 0;
   return *options.enable_post_mortem && !request_.is_trial && options.fast_dev_run == 0 && has_folder &&
-         !is_explained(failure);
+         (has_begun || is_of_ranks(failure)) && !is_explained(failure);
 }
 
 void Run::leave_post_mortem(const std::exception_ptr& failure) {

@@ -249,6 +249,17 @@ TEST_F(PostMortemTest, WhatItsMessageExplainsLeavesNone) {
   EXPECT_FALSE(fs::exists(run()));
 }
 
+TEST_F(PostMortemTest, BeforeTheFirstBatchThereIsNone) {
+  struct NoData final : Loader {
+    void begin_epoch(int64_t) override { throw std::runtime_error("there is no file 'data'"); }
+    std::optional<Batch> next() override { return std::nullopt; }
+    std::optional<int64_t> num_batches() const override { return 1; }
+  };
+  const std::string printed = fit(fail, {}, std::make_shared<NoData>());
+  EXPECT_EQ(printed, "");
+  EXPECT_FALSE(fs::exists(run()));
+}
+
 TEST_F(PostMortemTest, IsLeftOutWhereNothingIsWritten) {
   fit(fail, {.fast_dev_run = 1});
   const auto fails = [&](const TrainerOptions& given) {
