@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -97,7 +99,74 @@ Recorder* recorder() {
   return recorder;
 }
 
+// The spans that ended last. Names are copied: their owners may be gone when somebody asks.
+class RecentSpans {
+ public:
+  static RecentSpans& instance() {
+    static auto* const never_destroyed = new RecentSpans;  // threads may end spans until the process ends
+    return *never_destroyed;
+  }
+
+  void add(std::string_view name, uint64_t begin, uint64_t end) {
+    const std::lock_guard lock(mutex_);
+    if (thread_ == 0) thread_ = ++num_threads_;
+    Entry& entry = entries_[num_added_++ % entries_.size()];
+    entry.num_bytes = std::min(name.size(), entry.name.size());
+    std::copy_n(name.data(), entry.num_bytes, entry.name.data());
+    entry.thread = thread_;
+    entry.begin = begin;
+    entry.end = end;
+  }
+
+  std::vector<RecentSpan> get() {
+    const std::lock_guard lock(mutex_);
+    const uint64_t now = internal::ticks();
+    const std::chrono::duration<double> passed = Clock::now() - start_;
+    const double seconds_per_tick = now > start_ticks_ ? passed.count() / static_cast<double>(now - start_ticks_) : 0;
+    const auto seconds = [&](uint64_t begin, uint64_t end) {
+      return end > begin ? static_cast<double>(end - begin) * seconds_per_tick : 0.0;
+    };
+    std::vector<RecentSpan> spans;
+    for (uint64_t i = num_added_ - std::min<uint64_t>(num_added_, entries_.size()); i < num_added_; ++i) {
+      const Entry& entry = entries_[i % entries_.size()];
+      spans.push_back({.name = std::string(entry.name.data(), entry.num_bytes),
+                       .thread = entry.thread,
+                       .ended_s = seconds(entry.end, now),
+                       .seconds = seconds(entry.begin, entry.end)});
+    }
+    return spans;
+  }
+
+ private:
+  struct Entry {
+    std::array<char, RecentSpan::kMostNameBytes> name;
+    size_t num_bytes = 0;
+    int64_t thread = 0;
+    uint64_t begin = 0, end = 0;  // ticks
+  };
+
+  static inline constinit thread_local int64_t thread_ = 0;  // number of the calling thread; 0: none yet
+
+  const Clock::time_point start_ = Clock::now();
+  const uint64_t start_ticks_ = internal::ticks();
+  std::mutex mutex_;
+  std::array<Entry, kMostRecentSpans> entries_{};
+  uint64_t num_added_ = 0;
+  int64_t num_threads_ = 0;
+};
+
 }  // namespace
+
+void internal::remember(std::string_view name, uint64_t begin_ticks) {
+  RecentSpans::instance().add(name, begin_ticks, ticks());
+}
+
+ScopedRecentSpans::ScopedRecentSpans() {
+  RecentSpans::instance();  // starts the clock that its times are measured by
+  ++internal::num_recent_scopes;
+}
+
+std::vector<RecentSpan> recent_spans() { return RecentSpans::instance().get(); }
 
 void Profile::add(std::string_view name, Clock::duration time) {
   auto sum = sums_.find(name);

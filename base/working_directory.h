@@ -8,4 +8,7 @@ namespace fulgur {
 // BUILD_WORKING_DIRECTORY.
 std::filesystem::path working_directory();
 
+// The path relative to the present folder if it is in there, otherwise as it is; for messages.
+std::filesystem::path short_path(const std::filesystem::path& path);
+
 }  // namespace fulgur

@@ -10,7 +10,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
-#include "fulgur/cli/toml_file.h"
+#include "fulgur/base/toml_file.h"
 
 namespace fulgur {
 namespace {

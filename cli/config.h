@@ -10,7 +10,7 @@
 
 #include "fulgur/base/describe.h"
 #include "fulgur/base/environment_variables.h"
-#include "fulgur/cli/setting.h"
+#include "fulgur/base/setting.h"
 
 namespace fulgur {
 

@@ -14,9 +14,9 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/toml_file.h"
 #include "fulgur/base/version.h"
 #include "fulgur/cli/config.h"
-#include "fulgur/cli/toml_file.h"
 #include "fulgur/doctor/doctor.h"
 
 namespace fulgur {

@@ -8,8 +8,8 @@
 
 #include "fulgur/base/describe.h"
 #include "fulgur/base/environment_variables.h"
+#include "fulgur/base/setting.h"
 #include "fulgur/cli/help.h"
-#include "fulgur/cli/setting.h"
 
 namespace fulgur {
 

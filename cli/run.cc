@@ -21,6 +21,7 @@
 #include "fulgur/base/names.h"
 #include "fulgur/base/seed.h"
 #include "fulgur/base/state.h"
+#include "fulgur/base/working_directory.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/prediction_writer.h"
 #include "fulgur/checkpoint/load_weights.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -9,14 +8,12 @@
 
 namespace fulgur {
 
-// Relative to the present folder if it is in there.
-std::filesystem::path short_path(const std::filesystem::path& path);
-
 // Writes into the run's folder, when fit starts, what it takes to run it again:
 //   config.toml  all options of the program; a run that goes on in a folder with other options writes config-v1.toml,
 //                config-v2.toml, ... and says what is different
-//   env.json     where it runs: command line, git commit, versions, host, devices, strategy, number of ranks, and from
-//                which optimizer step to which, if that is known; likewise env-v1.json
+//   env.json     where it runs: command line, git commit, versions, host, devices, strategy with the memory that it
+//                takes, number of ranks, and from which optimizer step to which, if that is known; likewise
+//                env-v1.json
 //   log.txt      what is printed from now on (copy_output_to in base/logging.h); log-rank1.txt, ... of other ranks
 // and lets the link `latest` beside the folder point to it. Nothing is overwritten. Throws CheckpointError.
 class RunFiles final : public Callback {

@@ -223,6 +223,7 @@ struct Heartbeat::Shared {
   std::optional<int64_t> watched{};  // the rank whose heartbeat this rank checks
   Silence silence{interval};         // how long the watched rank has been silent
   std::function<void()> on_failure{};
+  std::map<int64_t, Beat> seen{};  // the other ranks when a failure was diagnosed
 
   Beat beat_now(int64_t number) {
     const std::lock_guard lock(mutex);
@@ -423,6 +424,10 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
     if (i > 0) std::this_thread::sleep_for(shared->interval);
     last = shared->ask<Reading>([shared, ranks] { return shared->read(ranks); });
     if (!last) break;
+    {
+      const std::lock_guard lock(shared->mutex);
+      shared->seen = last->beats;
+    }
     if (last->failure) return *last->failure;
     if (!first) first = last;
   }
@@ -435,6 +440,24 @@ Diagnosis Heartbeat::diagnose(const std::string& group, int64_t number, const st
   if (!shared->store_rank) return {std::nullopt, "the store that the launcher keeps does not answer"};
   return {shared->store_rank, fmt::format("rank {}, which keeps the store, does not answer (killed, ended, or hanging)",
                                           *shared->store_rank)};
+}
+
+std::vector<std::string> Heartbeat::places() {
+  std::map<int64_t, Beat> beats;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    beats = shared_->seen;
+  }
+  beats[shared_->rank] = shared_->beat_now(0);
+  std::vector<std::string> lines;
+  for (const auto& [rank, beat] : beats) {
+    lines.push_back(fmt::format("rank {} {} {}", rank,
+                                beat.beat < 0           ? "has left"
+                                : rank == shared_->rank ? "is"
+                                                        : "was seen",
+                                place_of(beat, "data")));
+  }
+  return lines;
 }
 
 void Heartbeat::leave(const std::vector<int64_t>& ranks) {

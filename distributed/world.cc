@@ -114,6 +114,10 @@ void World::set_step(int64_t global_step) {
   if (parts_->heartbeat) parts_->heartbeat->set_step(global_step);
 }
 
+std::vector<std::string> World::places() const {
+  return parts_->heartbeat ? parts_->heartbeat->places() : std::vector<std::string>();
+}
+
 void World::abort(const std::string& reason) { parts_->abort(reason); }
 
 void World::leave() {

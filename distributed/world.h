@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/network.h"
@@ -49,6 +50,9 @@ class World {
   Collective& control();
 
   void set_step(int64_t global_step);  // for the error messages of other ranks
+
+  // Where each rank was when a failure was diagnosed, as sentences (Heartbeat::places); empty for a single rank.
+  std::vector<std::string> places() const;
 
   // Aborts the run: the other ranks learn the reason and stop, as do this rank's own collectives. Call it before an
   // exception destroys the World; otherwise the others only see that a rank has left. Threading: any thread.

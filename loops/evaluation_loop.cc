@@ -155,10 +155,8 @@ bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
         read([&] { return LimitedBatches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i)); });
     while (!batches.empty()) {
       if (ends()) return false;
-      const Batch batch = context.to_device(read([&] { return batches.take(); }));
-      context.metrics.set_batch(&batch);
-      body(batch);
-      context.metrics.set_batch(nullptr);
+      const RunningBatch running(context, context.to_device(read([&] { return batches.take(); })));
+      body(*running);
       ++state.batch_idx;
     }
   }

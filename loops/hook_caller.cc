@@ -19,7 +19,9 @@ std::string description_of(const Batch& batch) {
     std::string type = c10::toString(tensor.scalar_type());
     std::ranges::transform(type, type.begin(),
                            [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
-    tensors.push_back(c10::str(name, " ", tensor.sizes(), " ", type));
+    // A nested tensor has no sizes, and this runs while an exception travels.
+    tensors.push_back(tensor.is_nested() ? c10::str(name, " nested ", type)
+                                         : c10::str(name, " ", tensor.sizes(), " ", type));
   }
   return fmt::format("{}", fmt::join(tensors, ", "));
 }

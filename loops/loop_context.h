@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
+#include <exception>
 #include <utility>
 
 #include "fulgur/core/make_module.h"
@@ -50,6 +51,7 @@ struct LoopContext {
   const SignalWatch signals;
   NonFinite non_finite;
   int64_t accumulate_grad_batches;  // takes effect with the next epoch
+  Batch failed_batch{};             // the batch that an exception left; empty: none
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.
   ScopedPrecision precision_scope() const { return ScopedPrecision(precision, device_type); }
@@ -71,6 +73,29 @@ struct LoopContext {
     };
     return hooks.within(hooks::batch_transfer, transfer);
   }
+};
+
+// A batch that runs for the lifetime of the object. If an exception ends that, the context keeps the batch for whoever
+// reports the failure.
+class RunningBatch {
+ public:
+  RunningBatch(LoopContext& context, Batch batch)
+      : context_(context), batch_(std::move(batch)), num_exceptions_(std::uncaught_exceptions()) {
+    context_.metrics.set_batch(&batch_);
+  }
+  ~RunningBatch() {
+    context_.metrics.set_batch(nullptr);
+    if (std::uncaught_exceptions() > num_exceptions_) context_.failed_batch = std::move(batch_);
+  }
+  RunningBatch(const RunningBatch&) = delete;
+  RunningBatch& operator=(const RunningBatch&) = delete;
+
+  const Batch& operator*() const { return batch_; }
+
+ private:
+  LoopContext& context_;
+  Batch batch_;
+  const int num_exceptions_;
 };
 
 }  // namespace fulgur

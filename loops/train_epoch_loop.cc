@@ -84,17 +84,16 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
         c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
   }
   while (!batches.empty() && !ended_ && !ends_here()) {
-    const Batch batch = context_.to_device(read([&] { return batches.take(); }));
+    Batch batch = context_.to_device(read([&] { return batches.take(); }));
     state.is_last_batch = batches.empty();
     if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
-    context_.metrics.set_batch(&batch);
-    if (hooks.train_batch_start(batch, state.batch_idx) == BatchAction::skip_epoch) {
-      skipped = true;
-      break;
+    {
+      const RunningBatch running(context_, std::move(batch));
+      skipped = hooks.train_batch_start(*running, state.batch_idx) == BatchAction::skip_epoch;
+      if (!skipped) run_batch(*running, batches);
     }
-    run_batch(batch, batches);
+    if (skipped) break;
     reached_last = state.is_last_batch;
-    context_.metrics.set_batch(nullptr);
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
     if (state.is_last_batch || ended_ || ends_here())
       context_.strategy.drain();  // for whoever looks at the weights now
@@ -102,7 +101,6 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     ++state.batch_idx;
     if (window_batches_ == 0) at_boundary();
   }
-  context_.metrics.set_batch(nullptr);
   const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
   if (others_wait && steps_.needs_closure()) {
     steps_.skip_closure();

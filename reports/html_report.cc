@@ -46,9 +46,10 @@ table { border-collapse: collapse; font-size: 0.87em; }
 th, td { padding: 2px 12px 2px 0; text-align: left; vertical-align: top; overflow-wrap: normal; }
 th { font-weight: 600; color: var(--faint); } td { border-top: 1px solid var(--grid); font-variant-numeric: tabular-nums; }
 .long td { overflow-wrap: anywhere; min-width: 8em; }
+pre { margin: 0 0 1em; overflow-x: auto; font-size: 0.85em; }
 .note { color: var(--faint); }
 @media print { body { max-width: none; padding: 0; font-size: 11px; }
-  .charts { grid-template-columns: repeat(2, 1fr); } .table { overflow: visible; } }
+  .charts { grid-template-columns: repeat(2, 1fr); } .table { overflow: visible; } pre { white-space: pre-wrap; } }
 )";
 
 std::string colour_rules() {
@@ -206,11 +207,34 @@ std::string config_section(Runs runs) {
                             table("long", run_cells(runs, "option"), all));
 }
 
+constexpr std::string_view kMemory = "memory_of_strategy";  // a table, as env.json has it
+
+std::string text_block(const RunFolder& run, size_t index, std::string_view title, std::string_view text) {
+  return fmt::format("<h3>{} {}</h3>\n<pre>{}</pre>\n", run_cell(run, index), escape_html(title), escape_html(text));
+}
+
+std::string memory_section(Runs runs) {
+  std::string html;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const std::string* memory = runs[i].find_environment(kMemory);
+    if (memory != nullptr && !memory->empty()) html += text_block(runs[i], i, "", *memory);
+  }
+  return html.empty() ? "" : "<h2>Memory by strategy</h2>\n" + html;
+}
+
+std::string profile_section(Runs runs) {
+  std::string html;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    for (const auto& [name, text] : runs[i].profiles) html += text_block(runs[i], i, name, text);
+  }
+  return html.empty() ? "" : "<h2>Profile</h2>\n" + html;
+}
+
 std::string environment_section(Runs runs) {
   std::vector<std::string> names;  // in the order of env.json
   for (const RunFolder& run : runs) {
     for (const auto& [name, value] : run.environment) {
-      if (std::ranges::count(names, name) == 0) names.push_back(name);
+      if (name != kMemory && std::ranges::count(names, name) == 0) names.push_back(name);
     }
   }
   if (names.empty()) return "";
@@ -252,9 +276,9 @@ std::string html_report(Runs runs) {
   return fmt::format(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>{}</title>\n"
-      "<style>{}{}</style>\n</head>\n<body>\n<h1>{}</h1>\n{}{}{}{}{}</body>\n</html>\n",
-      names, kStyle, colour_rules(), names, overview(runs), metric_sections(runs), config_section(runs),
-      environment_section(runs), checkpoint_section(runs));
+      "<style>{}{}</style>\n</head>\n<body>\n<h1>{}</h1>\n{}{}{}{}{}{}{}</body>\n</html>\n",
+      names, kStyle, colour_rules(), names, overview(runs), metric_sections(runs), memory_section(runs),
+      profile_section(runs), config_section(runs), environment_section(runs), checkpoint_section(runs));
 }
 
 }  // namespace fulgur

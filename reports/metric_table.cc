@@ -1,9 +1,12 @@
 #include "fulgur/reports/metric_table.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <system_error>
@@ -113,6 +116,56 @@ class RowReader {
   const char* row_end_ = nullptr;
 };
 
+// A table without rows, of the header that is taken off the text. Without a whole header it has a torn row.
+MetricTable take_header_of(std::string_view& text, std::string_view name) {
+  const bool is_ours = begins_as_ours(text);
+  const auto header = take_header(text);
+  if (!is_ours || (header && (*header)[1] != "step")) {
+    throw UsageError(
+        fmt::format("'{}' was not written by a CSVLogger: its first line does not begin with {}", name, kFirstColumns));
+  }
+  MetricTable table;
+  table.has_torn_row = !header;
+  for (size_t i = kNumFirstColumns; header && i < header->size(); ++i) table.curves.push_back({.name = (*header)[i]});
+  return table;
+}
+
+// Where the last line begins, which may be incomplete, or change as long as the run writes.
+size_t begin_of_last_line(std::string_view text) {
+  if (text.size() < 2) return 0;
+  const size_t newline = text.rfind('\n', text.size() - 2);
+  return newline == text.npos ? 0 : newline + 1;
+}
+
+// Adds whole rows, which come after those that the table has.
+void add_rows(MetricTable& table, std::string_view text, std::string_view name) {
+  RowReader rows(table);
+  for (int64_t line = table.num_rows + 2; !text.empty(); ++line) {
+    const size_t length = text.find('\n');
+    const std::string problem = rows.add(text.substr(0, length));
+    text.remove_prefix(length + 1);
+    if (!problem.empty()) {
+      throw UsageError(fmt::format("'{}' was not written by a CSVLogger: line {} {}", name, line, problem));
+    }
+  }
+}
+
+// Adds the last row, unless it is incomplete.
+void add_last_row(MetricTable& table, std::string_view line) {
+  const bool is_whole = line.ends_with('\n') && RowReader(table).add(line.substr(0, line.size() - 1)).empty();
+  table.has_torn_row = !line.empty() && !is_whole;
+}
+
+// The bytes from `begin` to `end`, or to the end of the file, which may be cut meanwhile.
+std::string bytes_from(std::istream& stream, int64_t begin, int64_t end) {
+  std::string bytes(static_cast<size_t>(end - begin), '\0');
+  stream.clear();
+  stream.seekg(begin);
+  stream.read(bytes.data(), end - begin);
+  bytes.resize(static_cast<size_t>(stream.gcount()));
+  return bytes;
+}
+
 }  // namespace
 
 const MetricCurve* MetricTable::find(std::string_view name) const {
@@ -121,42 +174,67 @@ const MetricCurve* MetricTable::find(std::string_view name) const {
 }
 
 MetricTable parse_metric_table(std::string_view text, std::string_view name) {
-  MetricTable table;
-  const bool is_ours = begins_as_ours(text);
-  const auto header = take_header(text);
-  if (!is_ours || (header && (*header)[1] != "step")) {
-    throw UsageError(
-        fmt::format("'{}' was not written by a CSVLogger: its first line does not begin with {}", name, kFirstColumns));
-  }
-  table.has_torn_row = !header;
-  if (!header) return table;
-  for (size_t i = kNumFirstColumns; i < header->size(); ++i) table.curves.push_back({.name = (*header)[i]});
-  RowReader rows(table);
-  for (int64_t line = 2; !text.empty(); ++line) {
-    const size_t length = text.find('\n');
-    const std::string_view row = text.substr(0, length);
-    text.remove_prefix(length == text.npos ? text.size() : length + 1);
-    const std::string problem = length == text.npos ? "has no end" : rows.add(row);
-    if (problem.empty()) continue;
-    table.has_torn_row = text.empty();
-    if (!text.empty()) {
-      throw UsageError(fmt::format("'{}' was not written by a CSVLogger: line {} {}", name, line, problem));
-    }
-  }
+  MetricTable table = take_header_of(text, name);
+  if (table.has_torn_row) return table;
+  const size_t settled = begin_of_last_line(text);
+  add_rows(table, text.substr(0, settled), name);
+  add_last_row(table, text.substr(settled));
   return table;
 }
 
-MetricTable read_metric_table(const fs::path& file) {
-  std::error_code error;
-  const auto num_bytes = fs::file_size(file, error);
-  std::ifstream stream(file, std::ios::binary);
-  if (error || !stream) {
-    throw UsageError(fmt::format("'{}' cannot be read: {}", file.string(), error ? error.message() : "no permission"));
+MetricTable read_metric_table(const fs::path& file) { return GrowingMetricFile(file).read({}); }
+
+MetricTable GrowingMetricFile::read(MetricTable table) {
+  std::ifstream stream(path_, std::ios::binary);
+  struct stat status{};
+  if (!stream || ::stat(path_.c_str(), &status) != 0) {
+    throw UsageError(fmt::format("'{}' cannot be read: {}", path_.string(), std::strerror(errno)));
   }
-  std::string text(num_bytes, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(num_bytes));
-  text.resize(static_cast<size_t>(stream.gcount()));
-  return parse_metric_table(text, file.string());
+  const bool has_grown = is_continued(stream, status.st_size, status.st_ino, table);
+  if (!has_grown) settled_ = {.inode = status.st_ino};
+  const std::string bytes = bytes_from(stream, settled_.num_bytes, status.st_size);
+  num_bytes_read_ = static_cast<int64_t>(bytes.size());
+  std::string_view rows = bytes;
+  if (has_grown) {
+    forget_last_row(table);
+  } else {
+    table = take_header_of(rows, path_.string());
+    if (table.has_torn_row) return table;  // there is no whole header yet
+  }
+  const size_t num_settled = bytes.size() - rows.size() + begin_of_last_line(rows);
+  add_rows(table, rows.substr(0, begin_of_last_line(rows)), path_.string());
+  settle(table, std::string_view(bytes).substr(0, num_settled));
+  add_last_row(table, rows.substr(begin_of_last_line(rows)));
+  num_rows_ = table.num_rows;
+  return table;
+}
+
+bool GrowingMetricFile::is_continued(std::istream& stream, int64_t num_bytes, uint64_t inode,
+                                     const MetricTable& table) const {
+  const auto end_size = static_cast<int64_t>(settled_.end.size());
+  return settled_.num_bytes > 0 && settled_.inode == inode && num_bytes >= settled_.num_bytes &&
+         table.num_rows == num_rows_ && table.curves.size() == settled_.num_points.size() &&
+         bytes_from(stream, settled_.num_bytes - end_size, settled_.num_bytes) == settled_.end;
+}
+
+void GrowingMetricFile::forget_last_row(MetricTable& table) const {
+  for (size_t i = 0; i < table.curves.size(); ++i) table.curves[i].points.resize(settled_.num_points[i]);
+  table.num_rows = settled_.num_rows;
+  table.last_epoch = settled_.last_epoch;
+  table.last_step = settled_.last_step;
+}
+
+// `bytes`: what was added to the table since it was settled before.
+void GrowingMetricFile::settle(const MetricTable& table, std::string_view bytes) {
+  constexpr size_t kEndBytes = 256;
+  settled_.num_bytes += static_cast<int64_t>(bytes.size());
+  settled_.end += bytes.substr(bytes.size() - std::min(bytes.size(), kEndBytes));
+  settled_.end.erase(0, settled_.end.size() - std::min(settled_.end.size(), kEndBytes));
+  settled_.num_points.clear();
+  for (const MetricCurve& curve : table.curves) settled_.num_points.push_back(curve.points.size());
+  settled_.num_rows = table.num_rows;
+  settled_.last_epoch = table.last_epoch;
+  settled_.last_step = table.last_step;
 }
 
 MetricKind kind_of_metric(std::string_view name) {

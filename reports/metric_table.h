@@ -1,9 +1,12 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <istream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fulgur {
@@ -35,6 +38,38 @@ MetricTable read_metric_table(const std::filesystem::path& file);
 
 // The same for the text of a file; `name` is for messages.
 MetricTable parse_metric_table(std::string_view text, std::string_view name);
+
+// A file that is read again and again while a run writes it: each time only what is new, and the last row, which may
+// still change. A file that was replaced, or whose rows have changed, as those of a run that resumes, is read anew.
+class GrowingMetricFile {
+ public:
+  explicit GrowingMetricFile(std::filesystem::path path) : path_(std::move(path)) {}
+
+  const std::filesystem::path& path() const { return path_; }
+
+  // `before`: what the last call returned, or an empty table. Throws as read_metric_table().
+  MetricTable read(MetricTable before);
+  int64_t num_bytes_read() const { return num_bytes_read_; }  // by the last call
+
+ private:
+  // What is known of the file without its last row.
+  struct Settled {
+    uint64_t inode = 0;
+    int64_t num_bytes = 0;             // 0: nothing is read yet
+    std::string end{};                 // the last of these bytes
+    std::vector<size_t> num_points{};  // number of points of each curve
+    int64_t num_rows = 0, last_epoch = 0, last_step = 0;
+  };
+
+  bool is_continued(std::istream& stream, int64_t num_bytes, uint64_t inode, const MetricTable& table) const;
+  void forget_last_row(MetricTable& table) const;
+  void settle(const MetricTable& table, std::string_view bytes);
+
+  std::filesystem::path path_;
+  Settled settled_{};
+  int64_t num_rows_ = 0;  // number of rows of the table that was returned last
+  int64_t num_bytes_read_ = 0;
+};
 
 // What a metric is about, judged by its name, in the order of a report.
 enum class MetricKind {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -13,11 +14,12 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/base/toml_file.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/checkpoint/formats/flat_json.h"
 #include "fulgur/checkpoint/limits.h"
 #include "fulgur/checkpoint/manifest.h"
-#include "fulgur/cli/toml_file.h"
+#include "fulgur/checkpoint/numbered_files.h"
 
 namespace fulgur {
 namespace {
@@ -25,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kEnvironmentBytes = 1 << 20;
+constexpr int64_t kProfileBytes = 1 << 20;
 constexpr std::streamoff kLastOutputBytes = 4096;  // a longer last line loses its beginning
 constexpr size_t kMostNames = 10;                  // a message lists no more
 
@@ -69,17 +72,6 @@ void require_folder(const fs::path& folder) {
                                    : fmt::format("there is no folder '{}' either", parent.string())));
 }
 
-// The last of stem.ext, stem-v1.ext, stem-v2.ext, ... that exists; empty if there is none.
-fs::path newest(const fs::path& folder, std::string_view stem, std::string_view extension) {
-  std::error_code error;
-  fs::path last, next = folder / fmt::format("{}{}", stem, extension);
-  for (int i = 1; fs::exists(next, error); ++i) {
-    last = next;
-    next = folder / fmt::format("{}-v{}{}", stem, i, extension);
-  }
-  return last;
-}
-
 std::string text_of(const nlohmann::ordered_json& value) {
   if (value.is_null()) return "";
   return value.is_string() ? value.get<std::string>()
@@ -91,11 +83,18 @@ class FolderReader {
   explicit FolderReader(const fs::path& folder) : folder_(folder), run_{.name = folder.string()} {}
 
   void read_metrics() {
-    run_.metrics_file = newest(folder_, "metrics", ".csv");
+    GrowingMetricFile file("");
+    read_metrics(file, {});
+  }
+
+  // `before`: the metrics that were read of `file`, which becomes the file with the newest.
+  void read_metrics(GrowingMetricFile& file, MetricTable before) {
+    run_.metrics_file = last_numbered(folder_, "metrics", ".csv");
     if (run_.metrics_file.empty()) return note("there is no metrics.csv: no CSVLogger has written here yet");
     std::error_code error;
     run_.metrics_time = std::chrono::file_clock::to_sys(fs::last_write_time(run_.metrics_file, error));
-    run_.metrics = read_metric_table(run_.metrics_file);
+    if (file.path() != run_.metrics_file) file = GrowingMetricFile(run_.metrics_file);
+    run_.metrics = file.read(std::move(before));
     const std::string name = run_.metrics_file.filename().string();
     if (name != "metrics.csv") note(fmt::format("{} is shown, which the newest run in this folder has written", name));
     if (run_.metrics.has_torn_row) note(fmt::format("the last row of {} is incomplete, and is left out", name));
@@ -103,7 +102,7 @@ class FolderReader {
   }
 
   void read_config() {
-    const fs::path file = newest(folder_, "config", ".toml");
+    const fs::path file = last_numbered(folder_, "config", ".toml");
     if (file.empty()) return;
     std::vector<std::string> problems;
     run_.config = read_toml_values(file, problems);
@@ -111,7 +110,7 @@ class FolderReader {
   }
 
   void read_environment() {
-    const fs::path file = newest(folder_, "env", ".json");
+    const fs::path file = last_numbered(folder_, "env", ".json");
     if (file.empty()) return;
     try {
       const auto json = nlohmann::ordered_json::parse(read_text_file(file, kEnvironmentBytes));
@@ -136,6 +135,21 @@ class FolderReader {
       checkpoint.monitor = score->second.monitor;
       checkpoint.score = score->second.value;
     }
+  }
+
+  // profile-fit.txt is that of profiler = "simple", trace-rank0.txt that of KinetoProfiler.
+  void read_profiles() {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(folder_, error)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.ends_with(".txt") || (!name.starts_with("profile-") && !name.starts_with("trace-rank"))) continue;
+      try {
+        run_.profiles.emplace_back(name, read_text_file(entry.path(), kProfileBytes));
+      } catch (const CheckpointError& refused) {
+        note(refused.what());
+      }
+    }
+    std::ranges::sort(run_.profiles);
   }
 
   void read_last_output() {
@@ -223,6 +237,13 @@ const std::string* RunFolder::find_environment(std::string_view key) const {
   return found == environment.end() ? nullptr : &found->second;
 }
 
+bool is_run_folder(const fs::path& folder) {
+  std::error_code error;
+  return std::ranges::any_of(
+      std::initializer_list<const char*>{"metrics.csv", "config.toml", "env.json", "checkpoints"},
+      [&](const char* name) { return fs::exists(folder / name, error); });
+}
+
 RunFolder read_run_folder(const fs::path& asked) {
   const fs::path folder = without_slash(asked);
   require_folder(folder);
@@ -231,17 +252,20 @@ RunFolder read_run_folder(const fs::path& asked) {
   reader.read_config();
   reader.read_environment();
   reader.read_checkpoints();
+  reader.read_profiles();
   return reader.take();
 }
 
-RunFolder read_progress(const fs::path& asked) {
-  const fs::path folder = without_slash(asked);
-  require_folder(folder);
-  FolderReader reader(folder);
-  reader.read_metrics();
+ProgressReader::ProgressReader(fs::path folder) : folder_(without_slash(folder)) {}
+
+const RunFolder& ProgressReader::read() {
+  require_folder(folder_);
+  FolderReader reader(folder_);
+  reader.read_metrics(metrics_, std::move(run_.metrics));
   reader.read_environment();
   reader.read_last_output();
-  return reader.take();
+  run_ = reader.take();
+  return run_;
 }
 
 }  // namespace fulgur

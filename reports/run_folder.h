@@ -32,11 +32,15 @@ struct RunFolder {
   std::map<std::string, std::string> config{};                     // all options by name, as text
   std::vector<std::pair<std::string, std::string>> environment{};  // in the order of env.json
   std::vector<CheckpointSummary> checkpoints{};                    // by step
+  std::vector<std::pair<std::string, std::string>> profiles{};     // name and text of each table that a profiler wrote
   std::vector<std::string> notes{};                                // sentences about what is missing or incomplete
-  std::string last_output{};                                       // last line of log.txt; only for read_progress
+  std::string last_output{};                                       // last line of log.txt; only for ProgressReader
 
   const std::string* find_environment(std::string_view key) const;  // null if env.json does not have it
 };
+
+// Whether anything in the folder is of a run.
+bool is_run_folder(const std::filesystem::path& folder);
 
 // Reads a folder, in which a run may be in progress: what is incomplete is left out and noted. If several runs have
 // written into the folder, the files of the newest are read (metrics-v1.csv, config-v2.toml, env-v1.json).
@@ -44,7 +48,21 @@ struct RunFolder {
 // run; if its metrics were not written by a CSVLogger.
 RunFolder read_run_folder(const std::filesystem::path& folder);
 
-// The same without checkpoints and config, and with the last line of log.txt, for a reader that repeats it often.
-RunFolder read_progress(const std::filesystem::path& folder);
+// Reads a folder again and again while the run is in progress: the same without checkpoints, config and profiles, and
+// with the last line of log.txt. Of the metrics it reads what is new.
+class ProgressReader {
+ public:
+  explicit ProgressReader(std::filesystem::path folder);
+
+  const RunFolder& read();  // valid until the next call
+  int64_t num_metric_bytes() const {
+    return metrics_.num_bytes_read();
+  }  // number of bytes of metrics that the last read() took
+
+ private:
+  const std::filesystem::path folder_;
+  GrowingMetricFile metrics_{""};
+  RunFolder run_{};
+};
 
 }  // namespace fulgur

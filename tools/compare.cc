@@ -13,7 +13,7 @@
 namespace {
 
 fulgur::RunFolder read(const std::filesystem::path& folder) {
-  fulgur::RunFolder run = fulgur::read_progress(folder);
+  fulgur::RunFolder run = fulgur::ProgressReader(folder).read();
   for (const std::string& note : run.notes) std::cout << run.name << ": " << note << '\n';
   if (run.metrics.num_rows > 0) return run;
   throw fulgur::UsageError("'" + run.name + "' has no metrics to compare; let a CSVLogger write them");

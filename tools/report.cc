@@ -13,7 +13,7 @@
 
 int main(int argc, char** argv) {
   namespace fs = std::filesystem;
-  CLI::App app("Makes a page of runs: curves, differing options, environment and checkpoints.");
+  CLI::App app("Makes a page of runs: curves, memory, profiles, differing options, environment and checkpoints.");
   std::vector<fs::path> folders;
   fs::path out;
   app.add_option("runs", folders, "folders of runs, such as runs/version_0")->required();

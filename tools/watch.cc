@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
+#include <ctime>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -19,7 +19,8 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// Reading takes at most this share of a core: whoever trains on the machine needs the rest.
+// Pictures but the first, which reads all that there is, take at most this share of a core: whoever trains on the
+// machine needs the rest.
 constexpr double kShareOfCore = 0.01;
 
 // The size of the terminal; 80 columns and any height if the output is none.
@@ -35,8 +36,8 @@ void show(const std::string& picture) {
   std::cout << (is_terminal ? "\x1b[H\x1b[J" : "") << picture << (is_terminal ? "" : "\n") << std::flush;
 }
 
-std::string picture_of(const std::filesystem::path& folder, fulgur::PictureOptions options) {
-  const fulgur::RunFolder run = fulgur::read_progress(folder);
+std::string picture_of(fulgur::ProgressReader& reader, fulgur::PictureOptions options) {
+  const fulgur::RunFolder& run = reader.read();
   return run_picture(run, progress_of(run, std::chrono::system_clock::now()), options);
 }
 
@@ -54,17 +55,20 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0.1, 1e6));
   app.add_option("--width", width, "columns of the picture; default: those of the terminal");
   return fulgur::run_command(app, argc, argv, [&] {
+    fulgur::ProgressReader reader(folder);
+    bool is_first = true;
     while (true) {
       fulgur::PictureOptions options = terminal_size();
       if (width > 0) options.width = width;
-      const auto begin = std::chrono::steady_clock::now();
-      const std::string picture = picture_of(folder, options);
+      const std::clock_t begin = std::clock();
+      const std::string picture = picture_of(reader, options);
       if (once) {
         std::cout << picture;
         return 0;
       }
       show(picture);
-      const Seconds spent = std::chrono::steady_clock::now() - begin;
+      const Seconds spent(is_first ? 0.0 : double(std::clock() - begin) / CLOCKS_PER_SEC);
+      is_first = false;
       std::this_thread::sleep_for(std::max(Seconds(every_s), spent / kShareOfCore));
     }
   });

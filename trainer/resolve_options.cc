@@ -17,6 +17,7 @@
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/callbacks/model_summary.h"
 #include "fulgur/callbacks/progress_bar.h"
+#include "fulgur/callbacks/run_report.h"
 #include "fulgur/strategies/precision.h"
 
 namespace fulgur {
@@ -48,6 +49,8 @@ void resolve_barebones(TrainerOptions& options) {
   turn_off(options.enable_model_summary, "enable_model_summary");
   turn_off(options.enable_checkpointing, "enable_checkpointing");
   turn_off(options.logger, "logger");
+  turn_off(options.enable_report, "enable_report");
+  turn_off(options.enable_post_mortem, "enable_post_mortem");
   if (options.num_sanity_val_steps.value_or(0) != 0) asked_for.push_back("num_sanity_val_steps");
   if (options.log_every_n_steps.value_or(0) != 0) asked_for.push_back("log_every_n_steps");
   if (options.fast_dev_run != 0) asked_for.push_back("fast_dev_run");
@@ -75,7 +78,7 @@ void resolve_fast_dev_run(TrainerOptions& options) {
   options.overfit_batches = std::nullopt;
   options.limit_train_batches = options.limit_val_batches = options.limit_test_batches = options.limit_predict_batches =
       batches;
-  options.logger = options.enable_checkpointing = false;
+  options.logger = options.enable_checkpointing = options.enable_report = options.enable_post_mortem = false;
   if (!options.ckpt_path.empty()) {
     log_warning(
         "ckpt_path = '{}' is left out in fast_dev_run, which trains from the start; to try out how a run "
@@ -123,6 +126,9 @@ void add_default_callbacks(TrainerOptions& options) {
   }
   add_default<ModelCheckpoint>(options, options.enable_checkpointing, "enable_checkpointing", "ModelCheckpoint",
                                [&] { return ModelCheckpoint::make(options.checkpoint); });
+  options.enable_report = options.enable_report.value_or(contains<CSVLogger>(options));
+  if (*options.enable_report) options.callbacks.push_back(std::make_shared<RunReport>());
+  options.enable_post_mortem = options.enable_post_mortem.value_or(true);
   if (canonical_name(options.profiler) == "kineto" && !contains<KinetoProfiler>(options)) {
     options.callbacks.push_back(KinetoProfiler::make());
   }

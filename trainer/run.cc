@@ -18,8 +18,10 @@
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/type_name.h"
+#include "fulgur/base/working_directory.h"
 #include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/numbered_files.h"
 #include "fulgur/distributed/rank_messages.h"
 #include "fulgur/launch/launcher.h"
 #include "fulgur/loops/fit_loop.h"
@@ -31,6 +33,7 @@
 #include "fulgur/trainer/check_inputs.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "fulgur/trainer/debug_modes.h"
+#include "fulgur/trainer/post_mortem.h"
 #include "fulgur/trainer/resolve_options.h"
 #include "fulgur/trainer/run_dir.h"
 #include "fulgur/trainer/simple_profiler.h"
@@ -93,6 +96,36 @@ int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   double pending = signals.pending();
   if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
   return static_cast<int>(pending);
+}
+
+// A run that goes on in the folder of one that failed leaves that one's post-mortem alone.
+std::string free_post_mortem_name(const std::filesystem::path& run_dir) {
+  return next_numbered(run_dir, "post_mortem", "").filename();
+}
+
+// What an error message says all about: a mistake in a setting or in the program, or a signal.
+bool is_explained(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const UsageError&) {
+    return true;
+  } catch (const SetupError&) {
+    return true;
+  } catch (const InterruptedError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool is_of_ranks(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const DistributedError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
 }
 
 constexpr auto kRun = HookCaller::WhatRuns::run;
@@ -238,6 +271,8 @@ void Run::execute(const std::function<void()>& body) {
   trace::Profile profile;
   std::optional<trace::ScopedProfile> profiling;
   if (canonical_name(resources_.options.profiler) == "simple" && !request_.is_trial) profiling.emplace(profile);
+  std::optional<trace::ScopedRecentSpans> recent_spans;
+  if (*resources_.options.enable_post_mortem && !request_.is_trial) recent_spans.emplace();
   const auto begin = trace::Clock::now();
   int late_signal = 0;
   std::exception_ptr failure;
@@ -359,11 +394,15 @@ void Run::prepare_data() {
   world_.world().control().barrier();
 }
 
-// Every rank uses the run folder that rank 0 creates.
+// Every rank uses the run folder that rank 0 creates, and leaves its post-mortem in one folder of that.
 void Run::broadcast_run_dir() {
   if (world_.world_size() == 1) return;
-  const std::string own = world_.rank() == 0 ? run_dir().string() : "";
-  results_.run_dir = all_gather_bytes(world_.world().control(), own).front();
+  const bool is_zero = world_.rank() == 0;
+  const auto from_zero = [&](const std::string& own) {
+    return all_gather_bytes(world_.world().control(), is_zero ? own : "").front();
+  };
+  results_.run_dir = from_zero(is_zero ? run_dir().string() : "");
+  post_mortem_name_ = from_zero(free_post_mortem_name(results_.run_dir));
 }
 
 // The folder is created when its path is first needed; it may have stayed empty.
@@ -423,10 +462,49 @@ void Run::teardown() {
 // Runs once per run; later calls return at once.
 void Run::handle_failure(const std::exception_ptr& failure) {
   if (checkpoints_.has_failed()) return;
-  results_.metrics.set_batch(nullptr);  // the batch is gone
   checkpoints_.abort(text_of(failure));
   world_.abort(text_of(failure));
+  if (deserves_post_mortem(failure)) {
+    FirstError error;
+    error.run([&] { leave_post_mortem(failure); });
+    error.warn("no post-mortem is written");
+  }
   call_on_exception(failure);
+}
+
+// Before the first batch the message says all that is known, such as which file is missing. A rank that does not know
+// the run's folder yet has nowhere to write.
+bool Run::deserves_post_mortem(const std::exception_ptr& failure) const {
+  const TrainerOptions& options = resources_.options;
+  const bool has_folder = world_.rank() == 0 || !results_.run_dir.empty();
+  const RunState& state = results_.state;
+  const bool has_begun = !context_.failed_batch.empty() || state.batch_idx > 0 || state.global_step > 0;
+  return *options.enable_post_mortem && !request_.is_trial && options.fast_dev_run == 0 && has_folder &&
+         (has_begun || is_of_ranks(failure)) && !is_explained(failure);
+}
+
+void Run::leave_post_mortem(const std::exception_ptr& failure) {
+  PostMortem found{.error = text_of(failure),
+                   .state = results_.state,
+                   .rank = world_.rank(),
+                   .world_size = world_.world_size(),
+                   .strategy_and_devices = device_summary(),
+                   .places = world_.world().places(),
+                   .batch = std::move(context_.failed_batch),
+                   .can_read_devices = context_.device_type == c10::DeviceType::CPU || !is_of_ranks(failure),
+                   .metrics = results_.metrics.logged_metrics(),
+                   .options = resources_.options};
+  FirstError unread;  // the loss may be what failed on the device
+  unread.run([&] {
+    if (!found.can_read_devices) return;
+    Metrics newest = results_.metrics.callback_metrics();
+    newest.merge(found.metrics);
+    found.metrics = std::move(newest);
+  });
+  if (post_mortem_name_.empty()) post_mortem_name_ = free_post_mortem_name(run_dir());
+  const std::filesystem::path folder = run_dir() / post_mortem_name_;
+  if (write_post_mortem(found, run_dir(), folder))
+    log_warning("an exception ended the run; what was known of it is in {}", short_path(folder).string());
 }
 
 void Run::call_on_exception(const std::exception_ptr& failure) {

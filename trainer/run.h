@@ -117,6 +117,8 @@ class Run final : public TrainerControl {
   void prepare_data();
   void broadcast_run_dir();
   void handle_failure(const std::exception_ptr& failure);
+  bool deserves_post_mortem(const std::exception_ptr& failure) const;
+  void leave_post_mortem(const std::exception_ptr& failure);
   void call_on_exception(const std::exception_ptr& failure);
   void teardown();
   void remove_unused_run_dir();
@@ -131,7 +133,8 @@ class Run final : public TrainerControl {
   std::vector<std::shared_ptr<Callback>> callbacks_;  // the request's and, once set up, the Module's
   RunCheckpoints checkpoints_;
   LoopContext context_;
-  const RunAccess link_;                    // what the module can access of the run
+  const RunAccess link_;            // what the module can access of the run
+  std::string post_mortem_name_{};  // a folder in that of the run, the same on every rank; empty: not chosen yet
   std::optional<ModuleRestored> restored_;  // restores the module after a trial
 };
 

@@ -99,6 +99,9 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);
   visit({.name = "checkpoint", .help = "which checkpoints are saved"}, &checkpoint);
   visit({.name = "logger", .help = "write metrics.csv"}, &logger);
+  visit({.name = "enable_report", .help = "write report.html at the end of fit"}, &enable_report);
+  visit({.name = "enable_post_mortem", .help = "write what is known of a run that an exception has ended"},
+        &enable_post_mortem);
   visit({.name = "profiler",
          .help = "measure where the time goes, and show it at the end",
          .choices = {"none", "simple", "kineto"},

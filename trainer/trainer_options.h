@@ -75,6 +75,9 @@ struct TrainerOptions {
   std::optional<bool> enable_checkpointing{};  // adds a ModelCheckpoint if callbacks has none
   ModelCheckpointOptions checkpoint{};         // how that ModelCheckpoint saves
   std::optional<bool> logger{};                // adds a CSVLogger if callbacks has none
+  std::optional<bool> enable_report{};         // adds a RunReport, which writes report.html at the end of fit, if there
+                                               // is a CSVLogger
+  std::optional<bool> enable_post_mortem{};    // leaves post_mortem/ in the run's folder when an exception ends the run
   std::string profiler = "none";               // none; simple: a table of where the time went; kineto: KinetoProfiler
   bool barebones = false;                      // for measuring: turns every extra off; requesting one throws
   std::vector<std::shared_ptr<Callback>> callbacks{};  // in firing order; ModelCheckpoint is moved to the end

@@ -74,6 +74,20 @@ TEST(HtmlReport, AMetricThatIsNeverFiniteSaysSo) {
   EXPECT_THAT(page, HasSubstr("<td>nan<br>at 0</td><td>nan<br>at 1</td><td>-</td><td>-</td>"));
 }
 
+TEST(HtmlReport, MemoryAndProfilesAreShownAsTheyWereWritten) {
+  RunFolder run = run_of("a", "epoch,step,loss\n0,0,1\n");
+  run.environment = {{"host", "here"}, {"memory_of_strategy", "parameters  1 <MB>\n"}};
+  run.profiles = {{"profile-fit.txt", "forward  90%\n"}};
+  const std::string page = report_of({run});
+  EXPECT_THAT(page, HasSubstr("<h2>Memory by strategy</h2>"));
+  EXPECT_THAT(page, HasSubstr("<pre>parameters  1 &lt;MB&gt;\n</pre>"));
+  EXPECT_THAT(page, HasSubstr("profile-fit.txt</h3>\n<pre>forward  90%\n</pre>"));
+  EXPECT_THAT(page, Not(HasSubstr("memory_of_strategy")));
+  run.environment = {{"memory_of_strategy", ""}};  // not known
+  run.profiles = {};
+  EXPECT_THAT(report_of({run}), Not(HasSubstr("<pre>")));
+}
+
 TEST(HtmlReport, WithoutMetricsItSaysSo) {
   RunFolder run{.name = "a"};
   run.notes = {"there is no metrics.csv: no CSVLogger has written here yet"};

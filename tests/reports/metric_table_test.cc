@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "tests/testing/errors.h"
@@ -83,6 +86,81 @@ TEST(MetricTable, FilesOfOtherProgramsAreRefusedWithTheLine) {
   EXPECT_THAT(refusal("epoch,step,loss\n0,0,1\n0,1,high\n0,2,3\n"), HasSubstr("line 3 has a cell that is no number"));
   EXPECT_THAT(refusal("epoch,step,loss\nx,1,2\n0,2,3\n"), HasSubstr("line 2 does not begin with an epoch and a step"));
   EXPECT_THAT(refusal("epoch,step,loss\n\n0,2,3\n"), HasSubstr("line 2 does not begin with an epoch and a step"));
+}
+
+// A file that is written by and by, and a reader that follows it.
+class Following {
+ public:
+  void write(const std::string& text) { std::ofstream(file_, std::ios::binary | std::ios::trunc) << text; }
+  void replace(const std::string& text) {  // as the CSVLogger does for a new column
+    std::ofstream(folder_.path() / "next", std::ios::binary) << text;
+    std::filesystem::rename(folder_.path() / "next", file_);
+  }
+
+  // Reads, and compares with what somebody sees who reads the whole file.
+  void expect_as_whole(const char* where) {
+    table_ = reader_.read(std::move(table_));
+    const MetricTable whole = read_metric_table(file_);
+    EXPECT_EQ(table_.num_rows, whole.num_rows) << where;
+    EXPECT_EQ(table_.last_step, whole.last_step) << where;
+    EXPECT_EQ(table_.last_epoch, whole.last_epoch) << where;
+    EXPECT_EQ(table_.has_torn_row, whole.has_torn_row) << where;
+    ASSERT_EQ(table_.curves.size(), whole.curves.size()) << where;
+    for (size_t i = 0; i < whole.curves.size(); ++i) {
+      const auto &points = table_.curves[i].points, &expected = whole.curves[i].points;
+      EXPECT_EQ(table_.curves[i].name, whole.curves[i].name) << where;
+      ASSERT_EQ(points.size(), expected.size()) << where;
+      for (size_t j = 0; j < points.size(); ++j) {
+        EXPECT_EQ(points[j].step, expected[j].step) << where;
+        EXPECT_THAT(points[j].value, ::testing::NanSensitiveDoubleEq(expected[j].value)) << where;
+      }
+    }
+  }
+  int64_t num_bytes_read() const { return reader_.num_bytes_read(); }
+
+ private:
+  testing::TempDir folder_;
+  std::filesystem::path file_ = folder_.path() / "metrics.csv";
+  GrowingMetricFile reader_{file_};
+  MetricTable table_{};
+};
+
+TEST(GrowingMetricFile, EveryPartOfAFileIsReadAsItIs) {
+  const std::string text = "epoch,step,\"a\nb\",loss\n0,0,1,\n0,1,,2.5\n0,2,3,nan\n1,3,4,4\n";
+  Following file;
+  for (size_t length = 1; length <= text.size(); ++length) {
+    file.write(text.substr(0, length));
+    file.expect_as_whole(std::to_string(length).c_str());
+  }
+}
+
+TEST(GrowingMetricFile, OnlyTheLastRowAndWhatIsNewAreRead) {
+  Following file;
+  std::string text = "epoch,step,loss\n";
+  for (int i = 0; i < 10000; ++i) text += "0," + std::to_string(i) + ",0.5\n";
+  file.write(text);
+  file.expect_as_whole("first");
+  EXPECT_EQ(file.num_bytes_read(), static_cast<int64_t>(text.size()));
+  const std::string last = "0,9999,0.5\n", added = "0,10000,0.25\n0,10001,0.125\n";
+  file.write(text + added);
+  file.expect_as_whole("added");
+  EXPECT_EQ(file.num_bytes_read(), static_cast<int64_t>(last.size() + added.size()));
+}
+
+TEST(GrowingMetricFile, WhatChangesBehindItsBackIsReadAnew) {
+  Following file;
+  file.write("epoch,step,loss,val\n0,0,1,\n0,1,2,\n");
+  file.expect_as_whole("begin");
+  file.write("epoch,step,loss,val\n0,0,1,\n0,1,2,7\n");
+  file.expect_as_whole("the last row got a value");
+  file.replace("epoch,step,loss,lr,val\n0,0,1,,\n0,1,2,,7\n0,2,3,4,\n");
+  file.expect_as_whole("a column was added");
+  file.write("epoch,step,loss,lr,val\n0,0,1,,\n");
+  file.expect_as_whole("a run that resumes has cut the file");
+  file.write("epoch,step,loss,lr,val\n0,0,1,,\n0,1,5,,8\n0,2,6,4,\n0,3,6,4,\n");
+  file.expect_as_whole("the run that resumed goes on");
+  file.write("epoch,step,loss,lr,val\n0,0,1,,\n0,1,9,,8\n0,2,6,4,\n0,3,6,4,\n0,4,6,4,\n");
+  file.expect_as_whole("another run has resumed meanwhile");
 }
 
 TEST(MetricTable, AFileThatCannotBeReadIsNamed) {

@@ -144,11 +144,44 @@ TEST_F(RunFolderTest, ProgressLeavesOutConfigAndCheckpoints) {
   write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
   write("a/config.toml", "seed = \n");
   write("a/env.json", R"({"host": "here"})");
-  const RunFolder run = read_progress(runs() / "a");
+  const RunFolder run = ProgressReader(runs() / "a").read();
   EXPECT_EQ(run.metrics.num_rows, 1);
   EXPECT_EQ(*run.find_environment("host"), "here");
   EXPECT_THAT(run.config, IsEmpty());
   EXPECT_THAT(run.notes, IsEmpty());
+}
+
+TEST_F(RunFolderTest, ProgressFollowsTheRunAndReadsWhatIsNew) {
+  std::string rows = "epoch,step,loss\n";
+  for (int i = 0; i < 1000; ++i) rows += "0," + std::to_string(i) + ",0.5\n";
+  write("a/metrics.csv", rows);
+  ProgressReader reader(runs() / "a");
+  EXPECT_EQ(reader.read().metrics.num_rows, 1000);
+  EXPECT_EQ(reader.num_metric_bytes(), static_cast<int64_t>(rows.size()));
+  write("a/metrics.csv", rows + "0,1000,0.25\n");
+  EXPECT_EQ(reader.read().metrics.find("loss")->points.back().value, 0.25);
+  EXPECT_LT(reader.num_metric_bytes(), 40);
+  write("a/metrics-v1.csv", "epoch,step,accuracy\n0,3,1\n");
+  EXPECT_EQ(reader.read().metrics.num_rows, 1);
+  EXPECT_EQ(reader.read().metrics.find("loss"), nullptr);
+}
+
+TEST_F(RunFolderTest, TablesOfProfilersAreRead) {
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
+  write("a/trace-rank0.txt", "operators\n");
+  write("a/trace-rank0.json", "[]");
+  write("a/profile-fit.txt", "spans\n");
+  write("a/log.txt", "loss 0.5\n");
+  EXPECT_THAT(read_run_folder(runs() / "a").profiles,
+              ElementsAre(std::pair("profile-fit.txt", "spans\n"), std::pair("trace-rank0.txt", "operators\n")));
+}
+
+TEST_F(RunFolderTest, OnlyWhatARunWritesMakesAFolderARuns) {
+  write("a/report.html", "");
+  EXPECT_FALSE(is_run_folder(runs() / "a"));
+  EXPECT_FALSE(is_run_folder(runs() / "none"));
+  write("a/env.json", "{}");
+  EXPECT_TRUE(is_run_folder(runs() / "a"));
 }
 
 }  // namespace

@@ -57,6 +57,8 @@ inline TrainerOptions quiet(TrainerOptions options = {}) {
   if (!options.max_epochs && options.max_steps < 0 && !options.max_time) options.max_epochs = 1;
   options.accelerator = "cpu";
   options.enable_progress_bar = options.enable_model_summary = options.enable_checkpointing = options.logger = false;
+  options.enable_report = options.enable_report.value_or(false);
+  options.enable_post_mortem = options.enable_post_mortem.value_or(false);
   return options;
 }
 

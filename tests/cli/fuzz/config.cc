@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "fulgur/cli/toml_file.h"
+#include "fulgur/base/toml_file.h"
 #include "tests/checkpoint/fuzz/require.h"
 
 namespace {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "fulgur/cli/setting.h"
+#include "fulgur/base/setting.h"
 
 namespace fulgur {
 

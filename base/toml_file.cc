@@ -1,4 +1,4 @@
-#include "fulgur/cli/toml_file.h"
+#include "fulgur/base/toml_file.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
