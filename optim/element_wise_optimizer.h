@@ -68,6 +68,9 @@ class ElementWiseOptimizer : public Optimizer {
   void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& tensors,
                                   std::vector<State>& states, const GradientTransform& transform, const Copies& copies);
 
+  // Whether something can be expected of an update before its gradient is known: optim/update_rules.h.
+  bool has_momentum() const { return optim::has_momentum(rule(groups().front(), /*num_updates=*/1)); }
+
   // The states that step() keeps for a group, by parameter.
   std::vector<State>& states(size_t group);
   ParameterState parameter_state(size_t group, size_t index) override;
