@@ -63,7 +63,7 @@ void WeightAveraging::update(TrainerControl& trainer) {
   trainer.average_weights(options_.method == "ema" ? 1.0 - options_.decay : 1.0 / static_cast<double>(num_updates_));
 }
 
-void WeightAveraging::on_train_end(TrainerControl& trainer) { trainer.show_average(true); }
+void WeightAveraging::on_train_end(TrainerControl& trainer) { trainer.show_evaluated(true); }
 
 State WeightAveraging::state() const {
   State state;

@@ -24,8 +24,9 @@ struct WeightAveragingOptions {
 // this callback or without, trains on as if nothing was averaged. Trainer::validate, test and predict with such a
 // checkpoint use the average. If a validation fails, the module is left with the average.
 //   The average is kept in fp32, in parts of the ranks: 4/N bytes for each parameter. It has the parameters that
-// optimizers train; buffers, such as the statistics of BatchNorm, are those of training. Under delayed_update the
-// weights after a step are those before its update. SWA's learning rate is a schedule of configure_optimizers.
+// optimizers train; buffers, such as the statistics of BatchNorm, are those of training. Under
+// delayed_update the weights after a step have its update: the average takes them once it is computed. SWA's learning
+// rate is a schedule of configure_optimizers.
 //   Throws UsageError for options out of range, and fit throws it for an optimizer that is not element-wise.
 // Source: Polyak and Juditsky 1992 (EMA); Izmailov et al. 2018, arXiv:1803.05407 (SWA).
 class WeightAveraging final : public Callback {

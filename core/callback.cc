@@ -16,4 +16,11 @@ void TrainerControl::log_image(std::string_view name, const at::Tensor& pixels) 
   if (takes_records()) send({std::string(name), image_of(name, pixels)});
 }
 
+// After an exception other ranks would not take part in going back.
+void TrainerControl::with_evaluated_weights(const std::function<void()>& body) {
+  const bool was_shown = show_evaluated(true);
+  body();
+  if (!was_shown) show_evaluated(false);
+}
+
 }  // namespace fulgur

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,11 +69,21 @@ class TrainerControl {
   // not fit, for example because a parameter group was added since.
   virtual bool roll_back() = 0;
 
-  // For a callback that averages_weights(). average_weights() is Strategy::average_weights. After show_average(true)
-  // the module's parameters are the average, with all updates, and after show_average(false) those that training reads;
-  // returns whether the average was shown before. Every rank calls them, between steps.
+  // Strategy::average_weights, for a callback that averages_weights(). Every rank calls it, between steps.
   virtual void average_weights(double share) = 0;
-  virtual bool show_average(bool shown) = 0;
+
+  // Calls `body` while the module's parameters are those that validations and checkpoints take. Hooks of validations
+  // see these anyway, and other hooks of training see what the next forward reads: with a callback that
+  // averages_weights() the trained weights instead of their average; with `delayed_update` weights that lack the update
+  // in progress and are ahead by what is expected of it, except from the end of an epoch to the first batch of the next
+  // one, when no update is in progress.
+  //   Every rank calls it, between steps: in on_train_batch_start, in on_train_batch_end or outside of a batch. With
+  // `delayed_update` it waits for the update in progress, copies the parameters twice and, if updates are sharded,
+  // gathers them twice. Training is not changed by it. If `body` throws, the parameters stay as `body` saw them.
+  void with_evaluated_weights(const std::function<void()>& body);
+
+  // The two halves of it: Strategy::show_evaluated.
+  virtual bool show_evaluated(bool shown) = 0;
 
   virtual int64_t global_rank() const = 0;  // rank of this process over all machines
   virtual int64_t world_size() const = 0;   // number of ranks over all machines

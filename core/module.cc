@@ -119,6 +119,9 @@ TrainerControl& Module::trainer(std::string_view caller) const {
 
 int64_t Module::global_rank() const { return link_.trainer == nullptr ? 0 : link_.trainer->global_rank(); }
 int64_t Module::world_size() const { return link_.trainer == nullptr ? 1 : link_.trainer->world_size(); }
+void Module::with_evaluated_weights(const std::function<void()>& body) {
+  link_.trainer == nullptr ? body() : link_.trainer->with_evaluated_weights(body);
+}
 void Module::request_stop(std::string_view reason) { trainer("request_stop()").request_stop(reason); }
 at::Tensor Module::all_gather(const at::Tensor& tensor) { return trainer("all_gather()").all_gather(tensor); }
 

@@ -187,6 +187,11 @@ class Module : public torch::nn::Module {
   bool is_global_zero() const { return global_rank() == 0; }
   c10::Device device() const { return link_.device; }
 
+  // Calls `body` while the parameters are those that validations and checkpoints take, for a hook of a training batch
+  // that reads or exports weights: TrainerControl::with_evaluated_weights says what it sees otherwise. Outside a run
+  // the parameters are that already.
+  void with_evaluated_weights(const std::function<void()>& body);
+
   // As in TrainerControl (core/callback.h). Both throw c10::Error outside a run.
   void request_stop(std::string_view reason);
   at::Tensor all_gather(const at::Tensor& tensor);

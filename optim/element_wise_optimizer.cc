@@ -90,7 +90,7 @@ void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tens
   } else if (copies == nullptr) {
     run_torch_kernels(group, tensors, states, gradient_divisor(transform, tensors));
   } else {
-    update_and_copy_with_torch(group, tensors, states, gradient_divisor(transform, tensors), *copies);
+    update_and_copy_with_torch(group, tensors, states, transform, *copies);
   }
 }
 
@@ -228,14 +228,17 @@ void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vect
 
 // The prediction takes a second update, of copies of a tensor and its state.
 void ElementWiseOptimizer::update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params,
-                                                      std::vector<State>& states,
-                                                      const std::optional<at::Tensor>& divisor, const Copies& copies) {
+                                                      std::vector<State>& states, const GradientTransform& transform,
+                                                      const Copies& copies) {
+  const c10::NoGradGuard no_grad;
+  const std::optional<at::Tensor> divisor = gradient_divisor(transform, params);
   std::vector<at::Tensor> before(params.size()), grads(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
     if (!params[i].grad().defined()) continue;
     if (copies.by == PredictBy::repeat) before[i] = states[i].values_of(params[i]).clone();
-    if (copies.by == PredictBy::gradient)
-      grads[i] = divisor ? params[i].grad().div(*divisor) : params[i].grad().clone();
+    if (copies.by != PredictBy::gradient) continue;
+    const at::Tensor grad = params[i].grad().to(widened(params[i].scalar_type()));
+    grads[i] = divisor ? grad.div(*divisor) : grad.clone();
   }
   run_torch_kernels(group, params, states, divisor);
   for (size_t i = 0; i < params.size(); ++i) {
@@ -244,7 +247,7 @@ void ElementWiseOptimizer::update_and_copy_with_torch(const Group& group, const 
     const Prediction expected = is_updated ? prediction(group, states[i].num_updates, copies) : Prediction{};
     if (expected.next) {
       ahead = ahead.clone();
-      const at::Tensor grad = grads[i].defined() ? grads[i].to(ahead.scalar_type()) : at::zeros_like(ahead);
+      const at::Tensor grad = grads[i].defined() ? grads[i] : at::zeros_like(ahead);
       TensorLists lists{.params = {ahead}, .grads = {grad}, .states = {}};
       for (const StateField& field : state_fields_) lists.states[field.slot] = {states[i].tensors[field.slot].clone()};
       const Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};

@@ -64,6 +64,13 @@ class ElementWiseOptimizer : public Optimizer {
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
               const GradientTransform& transform, const Copies* copies = nullptr);
 
+  // The update with copies for other devices; works on a CPU, too.
+  void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& tensors,
+                                  std::vector<State>& states, const GradientTransform& transform, const Copies& copies);
+
+  // Whether something can be expected of an update before its gradient is known: optim/update_rules.h.
+  bool has_momentum() const { return optim::has_momentum(rule(groups().front(), /*num_updates=*/1)); }
+
   // The states that step() keeps for a group, by parameter.
   std::vector<State>& states(size_t group);
   ParameterState parameter_state(size_t group, size_t index) override;
@@ -100,8 +107,6 @@ class ElementWiseOptimizer : public Optimizer {
                          const at::Tensor* copy, const Prediction& prediction) const;
   void run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
                          const std::optional<at::Tensor>& gradient_divisor);
-  void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
-                                  const std::optional<at::Tensor>& gradient_divisor, const Copies& copies);
 
   std::vector<StateField> state_fields_;
   std::vector<std::vector<State>> states_;  // [group][parameter]

@@ -60,6 +60,16 @@ struct LionRule {
 
 using Rule = std::variant<AdamRule, SGDRule, AdagradRule, RMSpropRule, LionRule>;
 
+// Whether a rule carries a direction from one update to the next, so that most of an update is known before its
+// gradient is. Without momentum nothing is: an update by no gradient is 0, but for decay.
+inline bool has_momentum(const Rule& rule) {
+  if (const auto* adam = std::get_if<AdamRule>(&rule)) return adam->one_minus_beta1 < 1.0;
+  if (const auto* sgd = std::get_if<SGDRule>(&rule)) return sgd->momentum != 0.0;
+  if (const auto* rmsprop = std::get_if<RMSpropRule>(&rule)) return rmsprop->momentum != 0.0;
+  if (const auto* lion = std::get_if<LionRule>(&rule)) return lion->one_minus_beta1 < 1.0;
+  return false;  // Adagrad
+}
+
 constexpr size_t kMaxStates = 3;  // largest number of states of a rule
 
 // How far a copy of the parameters is ahead of them. By default it is not.

@@ -87,7 +87,7 @@ class Run final : public TrainerControl {
   bool roll_back() override;
   c10::Device device() const override;
   void average_weights(double share) override { resources_.strategy->average_weights(share); }
-  bool show_average(bool shown) override { return resources_.strategy->show_evaluated(shown); }
+  bool show_evaluated(bool shown) override { return resources_.strategy->show_evaluated(shown); }
   int64_t global_rank() const override { return world_.rank(); }
   int64_t world_size() const override { return world_.world_size(); }
   at::Tensor all_gather(const at::Tensor& tensor) override;

@@ -436,7 +436,14 @@ void FlatStrategy::teardown() noexcept {
 // After an exception a late update may be in progress. It is completed if that takes no other rank.
 void FlatStrategy::complete_after_error() noexcept {
   if (!store_ || !store_->is_late() || evaluated_are_shown_) return;
-  if (engine_.shard && setup_->world.world_size() > 1) return;
+  if (engine_.shard && !alone()) {
+    if (setup_->world.rank() > 0) return;
+    return log_warning(
+        "{}: the run has failed while an update was in progress, of which every rank has a part: the module keeps the "
+        "weights that forward was to read, which lack that update and are not what a validation would see; load a "
+        "checkpoint before you use them",
+        name());
+  }
   FirstError error;
   error.run([&] { store_->drain(); });
   error.warn(name() + ": the last update could not be completed");

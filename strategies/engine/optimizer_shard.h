@@ -125,9 +125,9 @@ class OptimizerShard {
   void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read,
                    const LateTensors& late);
 
-  // The parameters for forward that a late update has left, one tensor of the range's elements, on the CPU if a section
-  // is on the host; `gradients` as in
-  // publish_for_forward(). set_for_forward() writes them.
+  // for_forward() returns the parameters that a late update has left for forward: one tensor of the range's elements,
+  // on the CPU if a section is on the host. set_for_forward() writes them. `gradients` is that of
+  // publish_for_forward().
   at::Tensor for_forward(size_t bucket, const std::vector<at::Tensor>& gradients) const;
   void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;
 

@@ -78,18 +78,26 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
                                  .copy_worker = copy_worker_.get()});
-  if (context.engine.delayed) {
-    const int64_t on_time = context.engine.warmup_steps;
-    log_info("{}: {}updates are one step late, {}", context.strategy,
-             on_time > 0 ? fmt::format("after {} steps on time ", on_time) : "",
-             context.engine.predict == optim::PredictBy::none ? "unpredicted"
-                                                              : "and forward is ahead by what is expected of them");
-  }
+  if (context.engine.delayed) say_what_is_late();
   const int64_t num_workers = shard_.num_workers();
   schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
                                                world.data(), device, num_workers);
   if (num_workers == 0) return;
   log_info("{}: {} thread{} a rank for the update", context.strategy, num_workers, num_workers == 1 ? "" : "s");
+}
+
+void SeparateGradients::say_what_is_late() const {
+  const int64_t on_time = context_.engine.warmup_steps;
+  const Optimizer& optimizer = context_.optimizers[0];
+  std::string predicted = "and forward is ahead by what is expected of them";
+  if (context_.engine.predict == optim::PredictBy::none) {
+    predicted = "unpredicted";
+  } else if (predict(/*optimizer=*/0) == optim::PredictBy::none) {
+    predicted =
+        fmt::format("unpredicted, because {} has no momentum from which to expect the next one", optimizer.name());
+  }
+  log_info("{}: {}updates are one step late, {}", context_.strategy,
+           on_time > 0 ? fmt::format("after {} steps on time ", on_time) : "", predicted);
 }
 
 void SeparateGradients::append() {
@@ -228,8 +236,15 @@ void SeparateGradients::take_back(size_t optimizer) {
 
 void SeparateGradients::update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
                                bool late) {
-  const UpdateSchedule::LateOptions options{.predict = context_.engine.predict, .next_lr = next_lr};
+  const UpdateSchedule::LateOptions options{.predict = predict(optimizer), .next_lr = next_lr};
   schedule_->step(optimizer, transform, late ? &options : nullptr);
+}
+
+// Without momentum a gradient that is expected to come again only adds to what is late: in SGD on a quadratic it lowers
+// the largest stable learning rate from 1 / curvature to 0.618.
+optim::PredictBy SeparateGradients::predict(size_t optimizer) const {
+  const auto& rules = static_cast<const optim::ElementWiseOptimizer&>(context_.optimizers[optimizer]);
+  return rules.has_momentum() ? context_.engine.predict : optim::PredictBy::none;
 }
 
 // The range of a bucket's parameters that this rank updates.
@@ -293,7 +308,7 @@ void SeparateGradients::save(StrategyState& state) {
     OptimizerShard::LateTensors late;
     if (schedule_->updates(b)) {
       late = {{"forward", for_forward_[b]}, {"predicted", shard_.for_forward(b, schedule_->late_sums(b))}};
-      if (context_.engine.predict == optim::PredictBy::none) late.pop_back();
+      if (predict(buckets[b].optimizer) == optim::PredictBy::none) late.pop_back();
     }
     const ElementRange mine = rank_range(buckets[b].flat.numel(), world.rank(), world.world_size());
     auto ranges = shard_.state_ranges(b, mine, late);

@@ -69,11 +69,14 @@ void DelayedUpdate::describe(FieldVisitor& visit) {
         &base);
   visit({.name = "predict",
          .help = "what the next update is expected to be, by which forward reads parameters that are ahead: gradient "
-                 "(an update by the last gradient again), moments (by none: momentum and decay alone), repeat (the "
-                 "last update again), none",
+                 "(an update by the last gradient again), moments (an update by a gradient of 0: what momentum and "
+                 "decay do), repeat (the last update again), none (always so without momentum)",
          .choices = {"gradient", "moments", "repeat", "none"}},
         &predict);
-  visit({.name = "warmup_steps", .help = "number of steps at the beginning whose updates are not delayed", .min = 0},
+  visit({.name = "warmup_steps",
+         .help = "number of steps at the beginning whose updates are not delayed; of 100, 200 and 300 such steps, 300 "
+                 "cost a character model the least",
+         .min = 0},
         &warmup_steps);
   host.describe(visit);
   describe_reduce(reduce, visit);

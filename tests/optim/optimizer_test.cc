@@ -442,6 +442,47 @@ TEST_P(ElementWiseOptimizer, DoesTheSameWithTorchsOperations) {
   expect_close(ours, theirs, 1e-6);
 }
 
+// Copies are fp32, so that the error of a gradient that is divided in 16 bits would be seen: 1e-3 of an update.
+TEST_P(ElementWiseOptimizer, CopiesTheSameWithTorchsOperations) {
+  using optim::PredictBy;
+  for (const PredictBy by : {PredictBy::none, PredictBy::gradient, PredictBy::moments, PredictBy::repeat}) {
+    for (const bool clips : {false, true}) {
+      SCOPED_TRACE(static_cast<int>(by));
+      const auto generator = at::make_generator<at::CPUGeneratorImpl>(11);
+      const auto draw = [&] { return torch::randn({100}, generator).to(at::kBFloat16); };
+      const at::Tensor values = draw();
+      const auto optimizer = [&] { return GetParam().make(one_group({values.clone()})); };
+      const Optimizers kernel = optimizer(), operations = optimizer();
+      const std::vector<at::Tensor> copy_of_kernel{torch::zeros({100})}, copy_of_operations{torch::zeros({100})};
+      GradientTransform transform{.factor = torch::tensor(0.3, at::kDouble)};
+      if (clips) transform.clip_value = 0.2;
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor gradient = draw();
+        const auto group_of = [&](const Optimizers& all, at::ScalarType dtype) -> Optimizer::Group& {
+          Optimizer::Group& group = all[0].groups()[0];
+          group.params[0].mutable_grad() = gradient.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+          return group;
+        };
+        const auto states_of = [](const Optimizers& all) -> optim::ElementWiseOptimizer& {
+          return dynamic_cast<optim::ElementWiseOptimizer&>(all[0]);
+        };
+        Optimizer::Group& ours = group_of(kernel, at::kFloat);
+        const double next_lr = 1.5 * ours.lr;
+        const optim::ElementWiseOptimizer::Copies by_kernel{.tensors = copy_of_kernel, .by = by, .next_lr = next_lr};
+        states_of(kernel).update(ours, ours.params, states_of(kernel).states(0), transform, &by_kernel);
+        Optimizer::Group& theirs = group_of(operations, at::kBFloat16);
+        const optim::ElementWiseOptimizer::Copies by_torch{.tensors = copy_of_operations, .by = by, .next_lr = next_lr};
+        states_of(operations)
+            .update_and_copy_with_torch(theirs, theirs.params, states_of(operations).states(0), transform, by_torch);
+        expect_close(copy_of_kernel, copy_of_operations, 1e-6);
+      }
+      const auto master = [](const Optimizers& all) { return all[0].parameter_state(0, 0).tensor("master"); };
+      expect_close({master(kernel)}, {master(operations)}, 1e-6);
+      EXPECT_EQ(copy_of_kernel[0].equal(master(kernel)), by == PredictBy::none);
+    }
+  }
+}
+
 TEST_P(ElementWiseOptimizer, RefusesASparseGradient) {
   const at::Tensor param = torch::ones({3}).requires_grad_();
   const Optimizers optimizers = GetParam().make(one_group({param}));

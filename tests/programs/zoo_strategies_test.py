@@ -14,10 +14,10 @@ import architectures
 import training
 
 PROGRAM = "tests/programs/strategies_program"
-NUM_STEPS, NUM_RANKS, LR = 3, 2, 1e-3
-DELAYED = ("delayed_update", "--strategy.warmup_steps=1", "--strategy.predict=none")
+NUM_STEPS, NUM_RANKS = 3, 2
+LR, MOMENTUM, WEIGHT_DECAY = 1e-3, 0.9, 1e-4
 STRATEGIES = {"dp": ("dp",), "ddp": ("ddp",), "ddp_sharded": ("ddp_sharded",), "zero_offload": ("zero_offload",),
-              "delayed_update": DELAYED}
+              "delayed_update": ("delayed_update", "--strategy.warmup_steps=0")}
 
 
 def without_dropout(model):
@@ -47,26 +47,37 @@ def gradients_of(model, part, loss):
 
 def train_eagerly(model, samples, strategy, loss, batch_size):
     """The tensors of the model after the last step. Buffers are those of the first rank."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
-    late = []
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+    exact = [parameter.detach().clone() for parameter in parameters]
+    late = None  # the gradients of an update in progress
 
-    def update(gradients):
-        for parameter, gradient in zip(model.parameters(), gradients):
+    @torch.no_grad()
+    def update(gradients, is_followed=False):
+        """Updates the exact parameters. Where another update follows, of which forward knows nothing yet, it reads them after
+        one more update by the same gradients."""
+        for parameter, value, gradient in zip(parameters, exact, gradients):
+            parameter.copy_(value)
             parameter.grad = gradient
         optimizer.step()
+        for parameter, value, gradient in zip(parameters, exact, gradients):
+            value.copy_(parameter)
+            if is_followed and gradient is not None:
+                momentum = optimizer.state[parameter]["momentum_buffer"]
+                parameter -= LR * (MOMENTUM * momentum + gradient + WEIGHT_DECAY * value)
     for step in range(NUM_STEPS):
         parts = parts_of(samples, strategy, step, batch_size)
         of_ranks = [gradients_of(copy.deepcopy(model), part, loss) for part in parts[1:]]
         of_ranks.append(gradients_of(model, parts[0], loss))
         gradients = [None if mine[0] is None else torch.stack(mine).mean(0) for mine in zip(*of_ranks)]
-        if strategy == "delayed_update" and step >= 1:  # one step late, from the end of warmup on
-            late.append(gradients)
-            if len(late) > 1:
-                update(late.pop(0))
+        if strategy == "delayed_update":
+            if late is not None:
+                update(late, is_followed=True)
+            late = gradients
         else:
             update(gradients)
-    for gradients in late:
-        update(gradients)
+    if late is not None:
+        update(late)
     return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=False).items()}
 
 

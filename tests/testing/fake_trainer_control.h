@@ -27,7 +27,7 @@ class FakeTrainerControl final : public TrainerControl {
   bool has_checkpoint = false;                             // to roll back to
   int64_t num_roll_backs = 0;
   std::vector<double> shares;  // the arguments of average_weights()
-  bool average_is_shown = false;
+  bool evaluated_are_shown = false;
   int64_t accumulate = 1, ranks = 1;
 
   // Logs `metrics` as one epoch of the stage does.
@@ -51,7 +51,7 @@ class FakeTrainerControl final : public TrainerControl {
     return has_checkpoint;
   }
   void average_weights(double share) override { shares.push_back(share); }
-  bool show_average(bool shown) override { return std::exchange(average_is_shown, shown); }
+  bool show_evaluated(bool shown) override { return std::exchange(evaluated_are_shown, shown); }
   int64_t global_rank() const override { return 0; }
   int64_t world_size() const override { return ranks; }
   c10::Device device() const override { return c10::kCPU; }

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
+#include <cmath>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -99,7 +100,6 @@ Outcome fit(const Given& run) {
     module->leaves_out = run.leaves_out;
     bool went_back = false;
     TrainerOptions options{.strategy = testing::without_warmup(run.strategy), .precision = run.precision};
-    if (run.strategy == "delayed_update") options.strategy = DelayedUpdate{.predict = "none", .warmup_steps = 0};
     options.ckpt_path = run.ckpt_path;
     if (run.strategy == "dp") options.devices = 2;
     if (run.world_size > 1) options.devices = run.world_size;
@@ -123,17 +123,35 @@ Outcome fit(const Given& run) {
   return outcome;
 }
 
+// A parameter after one more update by the same gradient: AdamW's formula, with the defaults of torch.
+at::Tensor updated_again(torch::optim::AdamW& adamw, const at::Tensor& param) {
+  const auto& options = static_cast<torch::optim::AdamWOptions&>(adamw.param_groups()[0].options());
+  auto& state = static_cast<torch::optim::AdamWParamState&>(*adamw.state()[param.unsafeGetTensorImpl()]);
+  const auto [beta1, beta2] = options.betas();
+  const auto t = static_cast<double>(state.step() + 1);
+  const at::Tensor m = state.exp_avg() * beta1 + param.grad() * (1 - beta1);
+  const at::Tensor v = state.exp_avg_sq() * beta2 + param.grad().square() * (1 - beta2);
+  const at::Tensor root = (v / (1 - std::pow(beta2, t))).sqrt() + options.eps();
+  return param - options.lr() * (m / (1 - std::pow(beta1, t)) / root + options.weight_decay() * param);
+}
+
 // Torch's AdamW on the batches that count; `late`: each update is applied after the next backward, as by
-// delayed_update, but the update that was in progress when the checkpoint was saved is applied at once.
+// delayed_update, and forward expects the last update again, but the update that was in progress when the checkpoint
+// was saved is applied at once.
 std::shared_ptr<Counting> plain_loop(int64_t world_size, bool late) {
-  const auto module = seeded_module();
+  const auto module = seeded_module(), read_by_forward = seeded_module();
   torch::optim::AdamW adamw(module->parameters(), torch::optim::AdamWOptions(kLr).weight_decay(1e-2));
   std::optional<std::vector<at::Tensor>> pending;
-  const auto apply = [&] {
+  const auto apply = [&](bool is_followed) {
     if (!pending) return;
     for (size_t i = 0; i < pending->size(); ++i) module->parameters()[i].mutable_grad() = (*pending)[i];
     adamw.step();
     pending.reset();
+    const torch::NoGradGuard no_grad;
+    for (size_t i = 0; i < module->parameters().size(); ++i) {
+      const at::Tensor param = module->parameters()[i];
+      read_by_forward->parameters()[i].copy_(is_followed ? updated_again(adamw, param) : param);
+    }
   };
   const auto loader = tiny_loader(kBatches * kBatchSize * world_size, kBatchSize * world_size);
   loader->begin_epoch(0);
@@ -141,18 +159,18 @@ std::shared_ptr<Counting> plain_loop(int64_t world_size, bool late) {
     const auto batch = loader->next();
     if (i > kSaved && i <= kUndoneUpTo) continue;
     if (i == kUndoneUpTo + 1) {
-      apply();
+      apply(/*is_followed=*/false);
       static_cast<torch::optim::AdamWOptions&>(adamw.param_groups()[0].options()).lr(kLr * kFactor);
     }
-    module->zero_grad();
-    module->loss(*batch).backward();
+    read_by_forward->zero_grad();
+    read_by_forward->loss(*batch).backward();
     std::vector<at::Tensor> gradients;
-    for (const at::Tensor& param : module->parameters()) gradients.push_back(param.grad().clone());
-    apply();
+    for (const at::Tensor& param : read_by_forward->parameters()) gradients.push_back(param.grad().clone());
+    apply(/*is_followed=*/true);
     pending = gradients;
-    if (!late) apply();
+    if (!late) apply(/*is_followed=*/false);
   }
-  apply();
+  apply(/*is_followed=*/false);
   return module;
 }
 
