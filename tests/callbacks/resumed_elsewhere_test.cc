@@ -34,12 +34,12 @@ TrainerOptions options_of(const fs::path& root, const std::string& name) {
   return options;
 }
 
-// The files of the run, but for its checkpoints, with their content.
+// The files that the run has written as it went, but for its checkpoints, with their content.
 std::map<std::string, std::string> files_of(const fs::path& run) {
   std::map<std::string, std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(run)) {
     const std::string name = fs::relative(entry.path(), run).string();
-    if (!entry.is_regular_file() || name.starts_with("checkpoints")) continue;
+    if (!entry.is_regular_file() || name.starts_with("checkpoints") || name == "report.html") continue;
     std::ifstream file(entry.path(), std::ios::binary);
     files[name] = {std::istreambuf_iterator<char>(file), {}};
   }
