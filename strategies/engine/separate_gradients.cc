@@ -243,6 +243,7 @@ void SeparateGradients::update(size_t optimizer, const GradientTransform& transf
 // Without momentum a gradient that is expected to come again only adds to what is late: in SGD on a quadratic it lowers
 // the largest stable learning rate from 1 / curvature to 0.618.
 optim::PredictBy SeparateGradients::predict(size_t optimizer) const {
+  if (context_.engine.predict == optim::PredictBy::none) return optim::PredictBy::none;
   const auto& rules = static_cast<const optim::ElementWiseOptimizer&>(context_.optimizers[optimizer]);
   return rules.has_momentum() ? context_.engine.predict : optim::PredictBy::none;
 }
