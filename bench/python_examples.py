@@ -2,7 +2,8 @@
 """Two examples beside the same models in Lightning, in turn: the same initial weights, batches, schedules and optimizers, on
 one thread. First the losses of 50 steps without dropout, then the time of a step: with nothing but the training (barebones
 on both sides), and with the default loggers and progress bar, without checkpoints. Lightning runs with torch.optim.AdamW as
-it comes, and fused. For transformer_lm also with the step compiled, by tools/compile_step.py and by torch.compile. Needs torch, lightning and safetensors in the interpreter's path.
+it comes, and fused. For transformer_lm also with the step compiled, by tools/compile_step.py and by torch.compile. Needs
+torch, lightning and safetensors in the interpreter's path.
 
   ./bazelw build //bench:example_step
   python3 bench/python_examples.py bazel-bin/bench/example_step bazel-bin/bench/example_step.runfiles/minilm [rounds]

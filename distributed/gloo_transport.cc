@@ -257,9 +257,9 @@ class GlooTransport::Small final : public SmallAllReduce {
   std::exception_ptr error_{};
 };
 
-// Brings the tensors of all ranks to every rank in log2(world size) rounds: in round k a rank passes on what it has, to
-// the rank 2^k before it. Source: Bruck et al. 1997, https://doi.org/10.1109/71.642949.
-void GlooTransport::gather_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline) {
+// Brings the tensors of all ranks to every rank, which adds them, in log2(world size) rounds: in round k a rank passes
+// on what it has, to the rank 2^k before it. Source: Bruck et al. 1997, https://doi.org/10.1109/71.642949.
+void GlooTransport::reduce_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline) {
   // Row i is of the rank i after this one. The size is part of the tag, as with all small all_reduces.
   const at::Tensor rows = at::empty({world_size_, flat.numel()}, flat.options());
   const int tag = kSmallAllReduceTag + static_cast<int>(flat.nbytes()) * kNumTags;
@@ -281,7 +281,7 @@ std::shared_ptr<SmallAllReduce> GlooTransport::small_all_reduce(const at::Tensor
     rethrow_error();
     return small_of_many_.start([&] {
       return [this, flat, op, deadline = Clock::now() + timeout_] {
-        run([&] { gather_in_few_messages(flat, op, deadline); });
+        run([&] { reduce_in_few_messages(flat, op, deadline); });
       };
     });
   }

@@ -62,7 +62,7 @@ class GlooTransport final : public HostTransport {
   void scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
   void gather(const at::Tensor& flat, const RankRanges& ranges);
   void meet();
-  void gather_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline);
+  void reduce_in_few_messages(const at::Tensor& flat, ReduceOp op, Clock::time_point deadline);
   std::vector<Transfer> send_to_owners(const at::Tensor& flat, const RankRanges& ranges, int64_t chunk_size);
 
   const c10::intrusive_ptr<c10d::Backend> backend_;

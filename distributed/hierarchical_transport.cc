@@ -73,25 +73,23 @@ void HierarchicalTransport::in_chunks(const at::Tensor& flat, const RankRanges& 
   const auto finish_previous = [&] {
     if (running.valid()) running.get();
   };
-  run([&] {
-    try {
-      for (int64_t begin = 0; begin < ranges.size; begin += chunk_size) {
-        const RankRanges chunk{ranges.first + begin, ranges.stride, std::min(chunk_size, ranges.size - begin)};
-        before(chunk);
-        finish_previous();
-        const bool is_first = !running.valid();
-        running = between_hosts_.run([&between_hosts, chunk] { between_hosts(chunk); });
-        if (!is_first) after(previous);
-        previous = chunk;
-      }
+  try {
+    for (int64_t begin = 0; begin < ranges.size; begin += chunk_size) {
+      const RankRanges chunk{ranges.first + begin, ranges.stride, std::min(chunk_size, ranges.size - begin)};
+      before(chunk);
       finish_previous();
-      if (running.valid()) after(previous);
-    } catch (...) {
-      abort();  // what runs between hosts then ends; it uses tensors of the caller
-      if (running.valid()) running.wait();
-      throw;
+      const bool is_first = !running.valid();
+      running = between_hosts_.run([&between_hosts, chunk] { between_hosts(chunk); });
+      if (!is_first) after(previous);
+      previous = chunk;
     }
-  });
+    finish_previous();
+    if (running.valid()) after(previous);
+  } catch (...) {
+    abort();  // what runs between hosts then ends; it uses tensors of the caller
+    if (running.valid()) running.wait();
+    throw;
+  }
 }
 
 // The parts of a chunk that belong to the ranks of one host, by their places there.
