@@ -61,14 +61,25 @@ class LayerImpl final : public nn::Module {
 };
 TORCH_MODULE(Layer);
 
-// From the names of the hub to ours.
+// Maps the hub's names to ours: those of a bare encoder, and those of BertForPreTraining, which begin with "bert." and
+// have heads of their own. Files of before 2019 call the parameters of a norm gamma and beta.
 NameMap names_of(const BertSizes& sizes) {
-  NameMap names{.rules = {{"embeddings.word_embeddings.", "token_embedding."},
-                          {"embeddings.position_embeddings.", "position_embedding."},
-                          {"embeddings.token_type_embeddings.", "segment_embedding."},
-                          {"embeddings.LayerNorm.", "embedding_norm."},
-                          {"embeddings.position_ids", std::nullopt},
-                          {"pooler.dense.", "pooler."}}};
+  NameMap names{.rules = {{"cls.", std::nullopt}}};
+  const auto add = [&](const std::string& from, const std::optional<std::string>& to) {
+    for (const char* prefix : {"", "bert."}) {
+      if (to && from.ends_with("LayerNorm.")) {
+        names.rules.push_back({prefix + from + "gamma", *to + "weight"});
+        names.rules.push_back({prefix + from + "beta", *to + "bias"});
+      }
+      names.rules.push_back({prefix + from, to});
+    }
+  };
+  add("embeddings.word_embeddings.", "token_embedding.");
+  add("embeddings.position_embeddings.", "position_embedding.");
+  add("embeddings.token_type_embeddings.", "segment_embedding.");
+  add("embeddings.LayerNorm.", "embedding_norm.");
+  add("embeddings.position_ids", std::nullopt);
+  add("pooler.dense.", "pooler.");
   const std::pair<const char*, const char*> of_layer[] = {{"attention.self.query.", "query."},
                                                           {"attention.self.key.", "key."},
                                                           {"attention.self.value.", "value."},
@@ -79,7 +90,7 @@ NameMap names_of(const BertSizes& sizes) {
                                                           {"output.LayerNorm.", "output_norm."}};
   for (int64_t i = 0; i < sizes.num_layers; ++i) {
     for (const auto& [from, to] : of_layer) {
-      names.rules.push_back({fmt::format("encoder.layer.{}.{}", i, from), fmt::format("layers.{}.{}", i, to)});
+      add(fmt::format("encoder.layer.{}.{}", i, from), fmt::format("layers.{}.{}", i, to));
     }
   }
   return names;
@@ -88,8 +99,9 @@ NameMap names_of(const BertSizes& sizes) {
 }  // namespace
 
 BertSizes BertSizes::read(const std::filesystem::path& config) {
+  std::ifstream file(config);
+  if (!file) throw UsageError(fmt::format("there is no file '{}', which a folder of the hub has", config.string()));
   try {
-    std::ifstream file(config);
     const auto json = nlohmann::json::parse(file);
     if (const auto type = json.at("model_type").get<std::string>(); type != "bert") {
       throw UsageError(fmt::format("{} is of a model of type '{}'; a 'bert' is needed", config.string(), type));
@@ -98,13 +110,18 @@ BertSizes BertSizes::read(const std::filesystem::path& config) {
       throw UsageError(fmt::format("{} has the hidden_act '{}'; only 'gelu' is known: give a BERT that has it",
                                    config.string(), activation));
     }
-    return {.hidden = json.at("hidden_size"),
-            .num_layers = json.at("num_hidden_layers"),
-            .num_heads = json.at("num_attention_heads"),
-            .intermediate = json.at("intermediate_size"),
-            .max_length = json.at("max_position_embeddings"),
-            .vocab_size = json.at("vocab_size"),
-            .norm_eps = json.value("layer_norm_eps", BertSizes{}.norm_eps)};
+    const BertSizes sizes{.hidden = json.at("hidden_size"),
+                          .num_layers = json.at("num_hidden_layers"),
+                          .num_heads = json.at("num_attention_heads"),
+                          .intermediate = json.at("intermediate_size"),
+                          .max_length = json.at("max_position_embeddings"),
+                          .vocab_size = json.at("vocab_size"),
+                          .norm_eps = json.value("layer_norm_eps", BertSizes{}.norm_eps)};
+    if (sizes.num_heads < 1 || sizes.hidden % sizes.num_heads != 0) {
+      throw UsageError(fmt::format("{} has a hidden_size of {}, which its num_attention_heads, {}, do not divide",
+                                   config.string(), sizes.hidden, sizes.num_heads));
+    }
+    return sizes;
   } catch (const nlohmann::json::exception& error) {
     throw UsageError(fmt::format("{} is no config.json of a BERT: {}", config.string(), error.what()));
   }

@@ -17,14 +17,14 @@ struct BertSizes {
   int64_t vocab_size = 30522;
   double norm_eps = 1e-12;  // added to the variance in each layer norm
 
-  // From the config.json of the Hugging Face hub. Throws UsageError, naming file and key, for a file that is not of a
+  // Reads the config.json of the Hugging Face hub. Throws UsageError, naming file and key, for a file that is not of a
   // BERT, or of one whose activation is not the exact GELU.
   static BertSizes read(const std::filesystem::path& config);
 };
 
-// An encoder of text: embeddings of token, position and segment (all are of the first one), then layers of attention
-// and a GELU MLP with a norm behind each sum, then the pooler, a dense layer with tanh on the first token. Dropout of
-// 0.1 where the paper has it. Source: Devlin et al. 2018, arXiv:1810.04805.
+// An encoder of text: embeddings of token, position and segment (every token is of the first segment), then layers of
+// attention and a GELU MLP with a norm behind each sum, then the pooler, a dense layer with tanh on the first token.
+// Dropout of 0.1 where the paper has it. Source: Devlin et al. 2018, arXiv:1810.04805.
 class BertImpl final : public torch::nn::Module {
  public:
   explicit BertImpl(const BertSizes& sizes);

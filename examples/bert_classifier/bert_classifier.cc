@@ -1,5 +1,7 @@
 #include "examples/bert_classifier/bert_classifier.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
@@ -24,7 +26,7 @@ void BertClassifierOptions::describe(FieldVisitor& visit) {
          .help = "which encoder: that of config.json, or BERT-base with random weights",
          .choices = {"weights", "article"}},
         &size);
-  visit({.name = "num_classes", .help = "classes of the texts", .min = 2}, &num_classes);
+  visit({.name = "num_classes", .help = "classes of the texts; follows from the data", .min = 2}, &num_classes);
   visit({.name = "dropout", .help = "fraction dropped in front of the head", .min = 0, .max = 1}, &dropout);
   visit({.name = "lr", .help = "learning rate at its peak; for BERT-base, 2e-5 to 5e-5", .min = 0}, &lr);
 }
@@ -38,6 +40,10 @@ void link_options(BertClassifierOptions& model, LabelledTextsOptions& data) {
   if (data.vocabulary.empty()) data.vocabulary = (std::filesystem::path(model.weights) / "vocab.txt").string();
   data.max_length = std::min(data.max_length, model.encoder().max_length);
   model.num_classes = std::ssize(read_labelled_texts(data.path).classes);
+  if (const int64_t tokens = WordPiece(data.vocabulary).size(); tokens > model.encoder().vocab_size) {
+    throw UsageError(fmt::format("'{}' has {} tokens, but the model knows {}: give the vocabulary of its weights",
+                                 data.vocabulary, tokens, model.encoder().vocab_size));
+  }
 }
 
 BertClassifier::BertClassifier(Options options) : options_(std::move(options)) {

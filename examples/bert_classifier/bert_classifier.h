@@ -21,7 +21,8 @@ struct BertClassifierOptions {
 };
 
 // Sets the classes, the vocabulary of the weights' folder unless one is given, and as many tokens as the model has
-// positions if more are asked for. Throws what BertSizes::read and read_labelled_texts throw.
+// positions if more are asked for. Throws what BertSizes::read, read_labelled_texts and WordPiece throw, and UsageError
+// for a vocabulary with more tokens than the model has.
 void link_options(BertClassifierOptions& model, LabelledTextsOptions& data);
 
 // A BERT with a head on its pooled output, fine-tuned as a whole by AdamW: a linear warm-up over the first tenth of all

@@ -18,10 +18,9 @@ struct LabelledTexts {
 };
 
 // A file of lines "class<tab>text", or a folder: each paragraph of a file is a text, and its class is the file's name
-// up to the first '-' ("GPL" of GPL-2 and GPL-3). Of a folder are left out: links, paragraphs of less than 60 bytes,
-// paragraphs that share more than half of their words with one of another class, and then classes of less than 20
-// paragraphs. Throws UsageError, naming file and line, for a line without a tab, and if there are less than two
-// classes.
+// up to the first '-' ("GPL" of GPL-2 and GPL-3). A folder's links, its paragraphs of less than 60 bytes, those that
+// share more than half of their words with one of another class, and then classes of less than 20 paragraphs are left
+// out. Throws UsageError, naming file and line, for a line without a tab, and if there are less than two classes.
 LabelledTexts read_labelled_texts(const std::filesystem::path& path);
 
 struct LabelledTextsOptions {

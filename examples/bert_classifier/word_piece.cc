@@ -70,7 +70,7 @@ bool is_punctuation(utf8proc_int32_t point) {
   return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
 }
 
-// Each is a word of its own.
+// True for the characters of Chinese, which are words of their own. The blocks are those of the tokenizers package.
 bool is_ideograph(utf8proc_int32_t point) {
   constexpr std::array<std::pair<utf8proc_int32_t, utf8proc_int32_t>, 8> kBlocks = {{{0x4E00, 0x9FFF},
                                                                                      {0x3400, 0x4DBF},

@@ -20,8 +20,8 @@ class WordPiece {
   // token that is there twice.
   explicit WordPiece(const std::filesystem::path& vocabulary);
 
-  // [CLS], the pieces of the text, [SEP]. Of a text with more than `max_length` tokens the last pieces are left out.
-  // Bytes that are no UTF-8 are left out.
+  // Returns [CLS], the pieces of the text, [SEP], at most `max_length` tokens: the last pieces of a longer text are
+  // left out. Bytes that are no UTF-8 are ignored.
   std::vector<int64_t> encode(std::string_view text, int64_t max_length) const;
 
   int64_t size() const { return static_cast<int64_t>(numbers_.size()); }

@@ -12,6 +12,7 @@
 #include <array>
 #include <fstream>
 #include <memory>
+#include <vector>
 
 #include "fulgur/base/error.h"
 
@@ -37,8 +38,15 @@ struct Sound {
   std::unique_ptr<SNDFILE, CloseSound> file;
 };
 
+UsageError cut_off(const fs::path& file, int64_t num_frames) {
+  return UsageError(
+      fmt::format("'{}' ends before the {} samples that its header says: it was cut off; write it again, or "
+                  "remove its line from the transcripts",
+                  file.string(), num_frames));
+}
+
 // libsndfile reads what is left of a WAV that was cut off, and tells nobody.
-void check_is_whole(const fs::path& file) {
+void check_riff_size(const fs::path& file) {
   constexpr uint64_t kUnknown = 0x7ff00000;  // programs that write to a pipe give this size or more
   std::array<unsigned char, 8> header{};
   std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(header.data()), header.size());
@@ -52,6 +60,17 @@ void check_is_whole(const fs::path& file) {
                   file.string(), fs::file_size(file), num_bytes));
 }
 
+// Reads the last sample, and goes back to the first one: a FLAC that was cut off has none.
+void check_last_sample(const fs::path& file, const Sound& sound) {
+  if (sound.info.frames == 0 || sound.info.seekable == 0) return;
+  std::vector<float> sample(static_cast<size_t>(sound.info.channels));
+  if (sf_seek(sound.file.get(), sound.info.frames - 1, SEEK_SET) < 0 ||
+      sf_readf_float(sound.file.get(), sample.data(), 1) != 1) {
+    throw cut_off(file, sound.info.frames);
+  }
+  sf_seek(sound.file.get(), 0, SEEK_SET);
+}
+
 Sound open_sound(const fs::path& file) {
   if (!fs::exists(file)) throw UsageError(fmt::format("there is no file '{}'", file.string()));
   Sound sound;
@@ -60,7 +79,8 @@ Sound open_sound(const fs::path& file) {
     throw UsageError(fmt::format("'{}' is no sound that libsndfile reads ({}); WAV and FLAC are", file.string(),
                                  sf_strerror(nullptr)));
   }
-  check_is_whole(file);
+  check_riff_size(file);
+  check_last_sample(file, sound);
   return sound;
 }
 
@@ -76,8 +96,7 @@ at::Tensor read_audio(const fs::path& file, int64_t sample_rate) {
   const Sound sound = open_sound(file);
   const auto channels = at::empty({sound.info.frames, sound.info.channels});
   if (sf_readf_float(sound.file.get(), channels.data_ptr<float>(), sound.info.frames) != sound.info.frames) {
-    throw UsageError(fmt::format("'{}' ends before the {} samples that its header says: it was cut off; write it again",
-                                 file.string(), sound.info.frames));
+    throw cut_off(file, sound.info.frames);
   }
   return resample(channels.mean(1), num_resampled(sound.info, sample_rate));
 }

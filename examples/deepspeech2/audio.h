@@ -7,7 +7,8 @@
 
 namespace deepspeech2 {
 
-// The samples that read_audio() returns for this file; only the header is read. Throws UsageError, naming the file, if
+// The samples that read_audio() returns for this file; only the header and the last sample are read.
+// Throws UsageError, naming the file, if
 // it is missing, is no sound, or is shorter than its header says.
 int64_t num_audio_samples(const std::filesystem::path& file, int64_t sample_rate);
 

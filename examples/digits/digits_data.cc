@@ -4,11 +4,11 @@
 #include <zlib.h>
 
 #include <charconv>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "fulgur/base/error.h"
 #include "fulgur/data/images/image_dataset.h"
 
 namespace digits {
@@ -21,7 +21,7 @@ constexpr int64_t kHeldOut = 360;
 std::string read_gzip(const std::filesystem::path& path) {
   gzFile file = gzopen(path.c_str(), "rb");
   if (file == nullptr) {
-    throw std::runtime_error(fmt::format("there is no data file '{}'; give its path with --data.file", path.string()));
+    throw fulgur::UsageError(fmt::format("there is no data file '{}'; give its path with --data.file", path.string()));
   }
   std::string text;
   char chunk[1 << 16];
@@ -29,7 +29,7 @@ std::string read_gzip(const std::filesystem::path& path) {
   while ((num_read = gzread(file, chunk, sizeof(chunk))) > 0) text.append(chunk, static_cast<size_t>(num_read));
   const int closed = gzclose(file);
   if (num_read < 0 || closed != Z_OK)
-    throw std::runtime_error(fmt::format("'{}' is not a whole gzip file", path.string()));
+    throw fulgur::UsageError(fmt::format("'{}' is not a whole gzip file", path.string()));
   return text;
 }
 
@@ -37,7 +37,7 @@ std::string read_gzip(const std::filesystem::path& path) {
 float take_number(std::string_view& text, const std::filesystem::path& path) {
   float number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc{}) throw std::runtime_error(fmt::format("'{}' is not the digits' CSV", path.string()));
+  if (error != std::errc{}) throw fulgur::UsageError(fmt::format("'{}' is not the digits' CSV", path.string()));
   text.remove_prefix(static_cast<size_t>(end - text.data()));
   const size_t next = std::min(text.find_first_of("0123456789"), text.size());
   text.remove_prefix(next);
@@ -63,7 +63,7 @@ fulgur::Batch read_digit_pictures(const std::filesystem::path& folder) {
   const auto pictures =
       fulgur::ImageDataset::from_folder(folder, {.size = kSide, .resize = kSide, .color = fulgur::ImageColor::gray});
   if (pictures->classes().size() != 10) {
-    throw std::runtime_error(fmt::format("'{}' has {} folders; there must be one for each of the ten digits",
+    throw fulgur::UsageError(fmt::format("'{}' has {} folders; there must be one for each of the ten digits",
                                          folder.string(), pictures->classes().size()));
   }
   std::vector<fulgur::Random> unused(static_cast<size_t>(pictures->size()), fulgur::Random(0));
@@ -72,6 +72,10 @@ fulgur::Batch read_digit_pictures(const std::filesystem::path& folder) {
 
 SplitDigits split_digits(const std::filesystem::path& file, uint64_t seed) {
   const fulgur::TensorDataset all(read_digits(file));
+  if (all.size() <= kHeldOut) {
+    throw fulgur::UsageError(fmt::format("'{}' has {} digits; {} are held out, and training needs more", file.string(),
+                                         all.size(), kHeldOut));
+  }
   const auto parts = fulgur::random_split(all, {all.size() - kHeldOut, kHeldOut}, seed);
   return {.train = parts[0], .held_out = parts[1]};
 }
@@ -95,7 +99,7 @@ void DigitsData::setup(fulgur::EntryPoint) {
                                                         : read_digit_pictures(options_.path / "train"));
   constexpr int64_t kVal = 180;
   if (all.size() < kVal + kHeldOut + options_.batch_size) {
-    throw std::runtime_error(fmt::format("there are {} digits; {} are for validation and test, and training needs {}",
+    throw fulgur::UsageError(fmt::format("there are {} digits; {} are for validation and test, and training needs {}",
                                          all.size(), kVal + kHeldOut, options_.batch_size));
   }
   parts_ = fulgur::random_split(all, {all.size() - kVal - kHeldOut, kVal, kHeldOut}, seed_);

@@ -21,9 +21,9 @@ struct ImageDataOptions {
   int64_t num_channels() const { return path.empty() ? 1 : 3; }
 };
 
-// Images with labels. The UCI digits, of which 360, drawn by the seed, are held out for validation. Or the pictures of
-// path/train/<class>/ and path/val/<class>/, in colour: cropped and mirrored at random for training, and the square in
-// the middle for validation.
+// Images with labels: the UCI digits, of which 360, drawn by the seed, are held out for validation, unless `path` is
+// set. With it the pictures of path/train/<class>/ and path/val/<class>/, in colour: cropped and mirrored at random for
+// training, and the square in the middle for validation.
 // Batches: "image", float [batch_size, num_channels, image_size, image_size]; "label", int64 [batch_size].
 // Throws UsageError for a folder without such folders, or if train and val have different classes.
 class ImageData final : public fulgur::DataModule {

@@ -48,8 +48,16 @@ void MultiCropOptions::describe(FieldVisitor& visit) {
          .unit = "pixels",
          .min = 1},
         &small_size);
-  visit({.name = "large_area", .help = "range of a large crop's share of the image", .min = 0, .max = 1}, &large_area);
-  visit({.name = "small_area", .help = "range of a small crop's share of the image", .min = 0, .max = 1}, &small_area);
+  visit({.name = "large_area",
+         .help = "range of a large crop's share of the image, the smaller first",
+         .min = 0.01,
+         .max = 1},
+        &large_area);
+  visit({.name = "small_area",
+         .help = "range of a small crop's share of the image, the smaller first",
+         .min = 0.01,
+         .max = 1},
+        &small_area);
   visit({.name = "max_rotation", .help = "largest angle of a crop", .unit = "degrees", .min = 0, .max = 180},
         &max_rotation);
   visit({.name = "noise", .help = "standard deviation of what is added to each pixel", .min = 0}, &noise);

@@ -22,8 +22,8 @@ struct MultiCropOptions {
 };
 
 // Random views of one image: squares of different areas and places, turned, resized and with Gaussian noise. Unlike
-// crops of whole pixels, which ImageDataset makes, they suit images of 8 x 8. Neither mirrored nor in other colours:
-// a digit would become another one, or has none.
+// crops of whole pixels, which ImageDataset makes, they suit images of 8 x 8. Views are neither mirrored, because a
+// mirrored digit may be another one, nor in other colours, because digits have none.
 //   image: float [channels, height, width].
 // Returns "large": [2, channels, large_size, large_size], and, unless num_small is 0, "small": [num_small, channels,
 // small_size, small_size]. Source: Caron et al. 2020, arXiv:2006.09882, section 3.2, for the two sizes.

@@ -53,6 +53,26 @@ class BertClassifierRunTest(unittest.TestCase):
         self.assertIn("'token_embedding.weight' has shape 30522x384, but that of bert_classifier::BertImpl has shape 30522x128",
                       done.stderr)
 
+    def test_weights_with_other_layers_are_refused(self):
+        for name in ("model.safetensors", "vocab.txt"):
+            (self.folder / name).symlink_to(WEIGHTS / name)
+        for num_layers, tensor in ((7, "layers.6."), (5, "layer.5.")):
+            (self.folder / "config.json").write_text(json.dumps(json.loads((WEIGHTS / "config.json").read_text()) |
+                                                                {"num_hidden_layers": num_layers}))
+            done = self.run_program(weights=self.folder)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(tensor, done.stderr)
+
+    def test_a_folder_without_weights_and_a_vocabulary_of_another_model_are_refused(self):
+        done = self.run_program(weights=self.folder)
+        self.assertEqual(done.returncode, 2)
+        self.assertRegex(done.stderr, "there is no file '.*/(config.json|vocab.txt)'")
+        vocabulary = self.folder / "vocab.txt"
+        vocabulary.write_text((WEIGHTS / "vocab.txt").read_text() + "onemore\n")
+        done = self.run_program(f"--data.vocabulary={vocabulary}")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("has 30523 tokens, but the model knows 30522", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "examples/bert_classifier/bert.h"
@@ -14,6 +15,7 @@
 #include "examples/bert_classifier/word_piece.h"
 #include "fulgur.h"
 #include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/formats/safetensors.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 
@@ -29,6 +31,40 @@ using ::testing::Not;
 
 constexpr std::string_view kVocabulary =
     "[PAD]\n[UNK]\n[CLS]\n[SEP]\nun\n##aff\n##able\nthe\ncafe\n,\n!\n$\n\u8a9e\nstra\n##\u00df\n##e\n";
+
+// What the Hugging Face hub calls a parameter of Bert.
+std::string hub_name(std::string name, const std::string& prefix, bool is_old) {
+  const std::vector<std::pair<std::string, std::string>> replaced = {
+      {"token_embedding", "embeddings.word_embeddings"},
+      {"position_embedding", "embeddings.position_embeddings"},
+      {"segment_embedding", "embeddings.token_type_embeddings"},
+      {"embedding_norm", "embeddings.LayerNorm"},
+      {"pooler", "pooler.dense"},
+      {"layers", "encoder.layer"},
+      {"query", "attention.self.query"},
+      {"key", "attention.self.key"},
+      {"value", "attention.self.value"},
+      {"project", "attention.output.dense"},
+      {"attention_norm", "attention.output.LayerNorm"},
+      {"expand", "intermediate.dense"},
+      {"contract", "output.dense"},
+      {"output_norm", "output.LayerNorm"}};
+  std::string result = prefix;
+  for (size_t begin = 0; begin <= name.size();) {
+    const size_t end = std::min(name.find('.', begin), name.size());
+    std::string part = name.substr(begin, end - begin);
+    if (is_old && result.ends_with("LayerNorm.")) part = part == "weight" ? "gamma" : "beta";
+    for (const auto& [from, to] : replaced) {
+      if (part == from) {
+        part = to;
+        break;
+      }
+    }
+    result += part + (end < name.size() ? "." : "");
+    begin = end + 1;
+  }
+  return result;
+}
 
 class BertText : public ::testing::Test {
  protected:
@@ -150,6 +186,7 @@ TEST_F(BertText, NormsAreThoseOfTheConfigAndAnotherActivationThanGeluIsRefused) 
 
 TEST_F(BertText, MoreTokensThanPositionsAreNotAskedFor) {
   write("config.json", std::string(kConfig) + "}");
+  write("vocab.txt", kVocabulary);
   BertClassifierOptions model{.weights = dir_.path()};
   LabelledTextsOptions data;
   data.path = write("texts.tsv", "a\tb\nc\td\ne\tf\n");
@@ -170,6 +207,35 @@ TEST_F(BertText, PaddingChangesNothing) {
   const auto padded = bert->forward(torch::constant_pad_nd(ids, {0, 3}, 7), torch::constant_pad_nd(mask, {0, 3}, 0));
   EXPECT_TRUE(padded.hidden.slice(1, 0, 5).allclose(expected.hidden, 1e-5, 1e-6));
   EXPECT_TRUE(padded.pooled.allclose(expected.pooled, 1e-5, 1e-6));
+}
+
+// 109,482,240 is what the transformers package counts in bert-base-uncased.
+TEST(Bert, OfTheArticlesSizeHasAsManyParametersAsBertBase) {
+  const BertClassifier model({.weights = "", .size = "article", .num_classes = 2});
+  int64_t count = 0;
+  for (const at::Tensor& parameter : model.parameters()) count += parameter.numel();
+  EXPECT_EQ(count, 109'482'240 + 2 * 768 + 2);
+}
+
+// The names of BertForPreTraining, and those that norms had before 2019.
+TEST_F(BertText, WeightsOfPretrainingAreRead) {
+  const BertSizes sizes{
+      .hidden = 8, .num_layers = 2, .num_heads = 2, .intermediate = 16, .max_length = 4, .vocab_size = 6};
+  Bert saved(sizes), bare(sizes), pretraining(sizes);
+  const auto file = [&](const std::string& name, const std::string& prefix, bool is_old) {
+    fulgur::NamedTensors tensors;
+    for (const auto& item : saved->named_parameters())
+      tensors.emplace_back(hub_name(item.key(), prefix, is_old), item.value().detach());
+    if (!prefix.empty()) tensors.emplace_back("cls.predictions.bias", torch::zeros({6}));
+    fulgur::write_safetensors(dir_.path() / name, tensors);
+    return dir_.path() / name;
+  };
+  bare->load_huggingface(file("bare.safetensors", "", false));
+  pretraining->load_huggingface(file("pretraining.safetensors", "bert.", true));
+  for (const auto& item : saved->named_parameters()) {
+    EXPECT_TRUE(at::equal(bare->named_parameters()[item.key()], item.value())) << item.key();
+    EXPECT_TRUE(at::equal(pretraining->named_parameters()[item.key()], item.value())) << item.key();
+  }
 }
 
 }  // namespace

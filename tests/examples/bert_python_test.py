@@ -31,7 +31,8 @@ def real_lines():
 def lines_of_characters():
     """Letters, signs and marks whose category is the same in all versions of Unicode."""
     draw = random.Random(1)
-    characters = [character for character in map(chr, range(0x20, 0x3000))
+    ranges = [range(0x20, 0x3000), range(0x3000, 0xD800), range(0xF900, 0xFB00), range(0x1F300, 0x1F700), range(0x20000, 0x2A6D7)]
+    characters = [character for character in map(chr, [point for block in ranges for point in draw.sample(block, min(len(block), 4000))])
                   if unicodedata.category(character)[0] in "LMNPSZ" and
                   unicodedata.category(character) == unicodedata.ucd_3_2_0.category(character)]
     return ["".join(draw.choices(characters, k=20)) for _ in range(500)]

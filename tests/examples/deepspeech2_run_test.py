@@ -1,7 +1,9 @@
 """The speech example as its user meets it: it learns spoken digits, tests its best weights, and refuses bad input."""
+import itertools
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import tempfile
 import unittest
@@ -38,6 +40,12 @@ class DeepSpeech2RunTest(unittest.TestCase):
         for rate in ("val_cer", "val_wer"):  # of other batches, but the same utterances
             self.assertAlmostEqual(metric(rate, single.stdout), metric(rate, done.stdout), places=5)
             self.assertEqual(metric(rate, ddp.stdout), metric(rate, single.stdout))
+
+    def test_voices_and_speeds_of_one_part_are_in_no_other(self):
+        program = runpy.run_path("examples/deepspeech2/spoken_digits.py")
+        for a, b in itertools.combinations(program["PARTS"].values(), 2):
+            for own, others in zip(a[1:], b[1:]):  # voices, speeds
+                self.assertEqual(set(own) & set(others), set())
 
     def test_bad_input_is_refused_before_training(self):
         transcripts = (DIGITS / "val/digits.trans.txt").read_text().splitlines()

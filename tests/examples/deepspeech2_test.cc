@@ -183,7 +183,7 @@ TEST_F(Speech, FilesThatAreNoWholeSoundAreRefused) {
               HasSubstr("cut.wav' has 1000 bytes, but its header says 2044: it was cut off"));
   const auto flac = write_audio("cut.flac", torch::randn({9000}) / 9, 8000, SF_FORMAT_FLAC | SF_FORMAT_PCM_16);
   fs::resize_file(flac, fs::file_size(flac) / 2);
-  EXPECT_THAT(message_of<fulgur::UsageError>([&] { read_audio(flac, 8000); }), HasSubstr("cut.flac' ends before"));
+  EXPECT_THAT(refusal(flac), HasSubstr("cut.flac' ends before the 9000 samples"));
 }
 
 TEST_F(Speech, WavFromAPipeDoesNotKnowItsLength) {
@@ -401,6 +401,18 @@ TEST(DeepSpeech2, ErrorRatesAreThoseOfAllBatchesTogether) {
   const auto metrics = trainer.validate(model, {.val = loader});
   EXPECT_DOUBLE_EQ(metrics.at("val_cer"), static_cast<double>(wrong_characters) / static_cast<double>(characters));
   EXPECT_DOUBLE_EQ(metrics.at("val_wer"), static_cast<double>(wrong_words) / static_cast<double>(words));
+}
+
+// Three convolutions on the 161 bins of 20 ms at 16 kHz, of which 21 are left, and seven bidirectional GRUs whose two
+// directions are added.
+TEST(DeepSpeech2, HasTheParametersOfTheArticlesDimensions) {
+  const DeepSpeech2 model({.size = "article"});
+  int64_t count = 0;
+  for (const at::Tensor& parameter : model.parameters()) count += parameter.numel();
+  const auto gru = [](int64_t in) { return 2 * 3 * (in * 1280 + 1280 * 1280 + 2 * 1280); };
+  const int64_t convolutions = 32 * 11 * 41 + 32 * 32 * 11 * 21 + 96 * 32 * 11 * 21;
+  const int64_t norms = 2 * (32 + 32 + 96) + 2 * (96 * 21 + 6 * 1280) + 2 * 1280;
+  EXPECT_EQ(count, convolutions + gru(96 * 21) + 6 * gru(1280) + norms + 1280 * kNumLabels + kNumLabels);
 }
 
 }  // namespace

@@ -60,6 +60,10 @@ class StrategiesTest(unittest.TestCase):
     def test_resnet(self):
         self.assert_trains("resnet", "train_loss", DIGITS)
 
+    def test_resnet18(self):
+        metrics = self.metrics_of(EXAMPLES / "resnet/resnet", "ddp", DIGITS, "--model.size=resnet18", "--data.batch_size=8")
+        self.assertTrue(math.isfinite(metrics["train_loss"]))
+
     def test_swav(self):
         self.assert_trains("swav", "train_loss", DIGITS)
 

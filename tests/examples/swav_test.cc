@@ -159,6 +159,14 @@ TEST(Swav, PrototypesAreTrainedFromTheGivenStepOn) {
   EXPECT_FALSE(prototypes_after(3).second.equal(initial));
 }
 
+// The authors' resnet50 has 28,354,752 parameters with pictures in colour, of which 23,508,032 are the ResNet's.
+TEST(Swav, HasAsManyParametersAsTheArticles) {
+  const Swav model({.size = "article", .in_channels = 3});
+  int64_t count = 0;
+  for (const at::Tensor& parameter : model.parameters()) count += parameter.numel();
+  EXPECT_EQ(count, 23'508'032 + (2048 * 2048 + 2048) + 2 * 2048 + (2048 * 128 + 128) + 128 * 3000);
+}
+
 TEST(Swav, GivenCropsStayWhatTheyAre) {
   const auto linked = [](SwavOptions model, MultiCropOptions crops) {
     CropsDataOptions data{.crops = crops};
