@@ -1,6 +1,6 @@
 // Steps of a model of examples/, for bench/python_examples.py, which runs the same in Lightning, and bench/claims.py:
 //   example_step bert_classifier --steps=50 --strategy=ddp_sharded --devices=2 --model.size=article
-// Trains on the same few batches again and again. The size of images for a model is given by flags here. Rank 0 prints
+// Trains on the same few batches again and again. Rank 0 prints
 // the losses and the bytes that a rank keeps, counted, on 1, 2 and 8 devices, unless --barebones is given; then MB of
 // the process before the model is made and at most after the first steps, and microseconds of a step after the first
 // ones.

@@ -46,6 +46,8 @@ def attempt(program, flags, n_layer, fraction, trace=None):
         env["FULGUR_TRACE"] = str(trace)
     done = subprocess.run([program, f"--n_layer={n_layer}", *flags], capture_output=True, text=True, env=env)
     if done.returncode == 0:
+        if "there is no GPU" in done.stdout:
+            sys.exit("nvidia-smi finds a GPU, but this build of fulgur does not: build without FULGUR_CUDA=0")
         return [float(figure) for figure in done.stdout.split("\n")[-2].split()]
     if "out of memory" in done.stderr or "of host memory" in done.stderr:
         return None
@@ -85,7 +87,11 @@ def main():
                 print(f"{cap} GiB, {kind}: not even one layer fits", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as folder:
-                num_params, step_s, tflops, peak = attempt(program, flags, n_layer, fraction, trace=folder)
+                found = attempt(program, flags, n_layer, fraction, trace=folder)
+                if found is None:
+                    print(f"{cap} GiB, {kind}: {n_layer} layers fit at first, but not once more with a trace", flush=True)
+                    continue
+                num_params, step_s, tflops, peak = found
                 sizes[kind] = num_params
                 times = f"{num_params / sizes[next(iter(KINDS))]:.2f} times" if next(iter(KINDS)) in sizes else ""
                 print(f"{cap} GiB, {kind}: {n_layer} layers, {num_params / 1e9:.2f} billion parameters ({times}), "

@@ -39,6 +39,8 @@ ROUNDS = 3
 POOL = 8  # different batches
 WARM_UP = 5  # steps that are not timed
 LOSSES = 50  # steps whose losses are compared
+LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
+BARS = {"full": 1.1, "small": 2.0}  # how many times as long Lightning should take, as it comes
 QUIET = {"enable_checkpointing": False}
 
 warnings.filterwarnings("ignore")
@@ -274,6 +276,10 @@ def in_fulgur(program, subject, folder, minilm, steps, *flags, example=None):
     return [float(loss) for loss in losses[1].split()] if losses else [], float(re.search(r"^us/step: (.*)$", said, re.M)[1])
 
 
+def verdict(subject, ratio):
+    return f"   bar {BARS[subject.size]}: {'met' if ratio >= BARS[subject.size] else 'missed'}"
+
+
 def compare(program, subject, minilm, rounds):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -284,6 +290,8 @@ def compare(program, subject, minilm, rounds):
         worst = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
         print(f"{subject.name}: losses of {LOSSES} steps, {ours[0]:.4f} to {ours[-1]:.4f}, at most {worst:.1e} of them apart",
               flush=True)
+        if worst > LARGEST_DIFFERENCE:
+            sys.exit(f"that is more than {LARGEST_DIFFERENCE}: the two do not train alike, so their times say nothing")
         contenders = {
             "fulgur, barebones": lambda: in_fulgur(program, subject, folder, minilm, subject.steps, "--barebones"),
             "Lightning, barebones": lambda: in_lightning(subject, folder, minilm, subject.steps, True, False, barebones=True),
@@ -310,7 +318,8 @@ def compare(program, subject, minilm, rounds):
                 base = "fulgur, barebones" if "barebones" in name else "fulgur, bar and logger"
             ratios = [a / b for a, b in zip(us, times[base])]
             print(f"{subject.name + ': ' + name:<55} {statistics.median(us):>10.1f} us/step   ratio "
-                  f"{statistics.median(ratios):.2f}   (rounds: {min(ratios):.2f} .. {max(ratios):.2f})", flush=True)
+                  f"{statistics.median(ratios):.2f}   (rounds: {min(ratios):.2f} .. {max(ratios):.2f})"
+                  f"{verdict(subject, statistics.median(ratios)) if name.startswith('Lightning') else ''}", flush=True)
 
 
 SUBJECTS = [
@@ -326,6 +335,7 @@ def main():
     program = pathlib.Path(sys.argv[1]).resolve()
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else ROUNDS
     torch.set_num_threads(1)
+    print(f"PyTorch {torch.__version__}, Lightning {lightning.__version__}")
     minilm = pathlib.Path(sys.argv[2]).resolve()
     for subject in SUBJECTS:
         compare(program, subject, minilm, rounds)

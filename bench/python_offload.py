@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""The step of zero_offload and of delayed_update in one process of this host beside DeepSpeed's ZeRO-2 with the optimizer
-offloaded to the CPU, in turn: the same model, batches and Adam, and the same losses, or no times are taken. One thread, and
-with delayed_update a second one, which updates. Here device and host are the same memory, so this compares what each does
-besides. Needs torch and deepspeed in the interpreter's path.
+"""The step of zero_offload and of delayed_update in one process of this host, in turn beside plain PyTorch with its fused Adam
+(in fp32), DeepSpeed's ZeRO-2, and that with the optimizer offloaded to the CPU: the same model, batches and Adam, and the same
+losses, or no times are taken. One thread, and with delayed_update a second one, which updates. Here device and host are the
+same memory, so this compares what each does besides. Needs torch in the interpreter's path, and deepspeed for its rows.
 
   ./bazelw build //bench:ddp_step && DS_ACCELERATOR=cpu python3 bench/python_offload.py bazel-bin/bench/ddp_step [rounds]
 """
+import importlib.metadata
+import importlib.util
 import os
 import statistics
 import sys
@@ -16,9 +18,39 @@ ROUNDS = 5
 LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
 SIZES = {"1 M": (576, 100), "20 M": (2576, 15)}  # width, steps
 PRECISIONS = ("32", "bf16-true")
+DEEPSPEED = {"ZeRO-2": {}, "ZeRO-2 offload": {"offload_optimizer": {"device": "cpu"}}}
 
 
-def with_deepspeed(width, steps, precision):
+def train(torch, forward, update, width, steps, dtype):
+    """Prints the losses, and what Clock has found."""
+    pool = [(x.to(dtype), y) for x, y in make_pool(torch, width)]
+    losses = []
+    clock = Clock()
+    for step in range(steps + WARM_UP):
+        x, y = pool[step % POOL]
+        loss = torch.nn.functional.cross_entropy(forward(x), y)
+        losses.append(loss.item())  # as fulgur's program keeps it
+        update(loss)
+        clock.tick(step)
+    print(*losses)
+    clock.print(steps)
+
+
+def with_torch(width, steps):
+    import torch
+    torch.set_num_threads(1)
+    model = make_model(width)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+    def update(loss):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    train(torch, model, update, width, steps, torch.float32)
+
+
+def with_deepspeed(kind, width, steps, precision):
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29531")
     import deepspeed
@@ -29,29 +61,24 @@ def with_deepspeed(width, steps, precision):
         model=make_model(width),
         config={
             "train_micro_batch_size_per_gpu": BATCH_SIZE,
-            "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False}},
+            "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "adam_w_mode": False, "torch_adam": kind == "ZeRO-2",
+                                                     **({"fused": True} if kind == "ZeRO-2" else {})}},
             "gradient_clipping": 0.0,  # by default DeepSpeed clips to a norm of 1
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "zero_optimization": {"stage": 2, **DEEPSPEED[kind]},
             "bf16": {"enabled": precision != "32"},
         })
     dtype = torch.float32 if precision == "32" else torch.bfloat16
-    pool = [(x.to(dtype), y) for x, y in make_pool(torch, width)]
-    losses = []
-    clock = Clock()
-    for step in range(steps + WARM_UP):
-        x, y = pool[step % POOL]
-        loss = torch.nn.functional.cross_entropy(engine(x), y)
-        losses.append(loss.item())  # as fulgur's program keeps it
+
+    def update(loss):
         engine.backward(loss)
         engine.step()
-        clock.tick(step)
-    print(*losses)
-    clock.print(steps)
+
+    train(torch, engine, update, width, steps, dtype)
 
 
 def command_of(program, kind, width, steps, precision):
-    if kind == "deepspeed":
-        return [sys.executable, __file__, "--as", str(width), str(steps), precision]
+    if kind == "PyTorch" or kind in DEEPSPEED:
+        return [sys.executable, __file__, "--as", kind, str(width), str(steps), precision]
     settings = [] if kind == "single_device" else ["--strategy.update_threads=1"]
     if kind == "delayed_update":
         settings.append("--strategy.warmup_steps=0")
@@ -61,26 +88,27 @@ def command_of(program, kind, width, steps, precision):
 def main():
     program = sys.argv[1]
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
-    kinds = ["zero_offload", "delayed_update", "single_device"]
-    try:
-        import deepspeed
-        print(f"DeepSpeed {deepspeed.__version__}")
-        kinds.append("deepspeed")
-    except ImportError:
+    kinds = ["zero_offload", "delayed_update", "single_device", "PyTorch"]
+    print(f"PyTorch {importlib.metadata.version('torch')}")
+    if importlib.util.find_spec("deepspeed"):
+        print(f"DeepSpeed {importlib.metadata.version('deepspeed')}")
+        kinds += DEEPSPEED
+    else:
         print("there is no deepspeed here, so its rows are left out")
-    if "deepspeed" in kinds:
-        ours, theirs = (run(command_of(program, kind, 576, 50, "32"), 1, line=-3) for kind in ("zero_offload", "deepspeed"))
+    ours = run(command_of(program, "zero_offload", 576, 50, "32"), 1, line=-3)
+    for kind in kinds[3:]:
+        theirs = run(command_of(program, kind, 576, 50, "32"), 1, line=-3)
         worst = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
-        print(f"losses of {len(ours)} steps, 1 M parameters, fp32: at most {worst:.1e} of them apart", flush=True)
+        print(f"losses of {len(ours)} steps, 1 M parameters, fp32: {kind} at most {worst:.1e} of zero_offload's apart", flush=True)
         if worst > LARGEST_DIFFERENCE:
             sys.exit(f"that is more than {LARGEST_DIFFERENCE}: the two do not train alike, so their times say nothing")
     for size, (width, steps) in SIZES.items():
         for precision in PRECISIONS:
-            found = {kind: [] for kind in kinds}
+            found = {kind: [] for kind in kinds if kind != "PyTorch" or precision == "32"}
             for _ in range(rounds):
-                for kind in kinds:
+                for kind in found:
                     found[kind].append(run(command_of(program, kind, width, steps, precision), 1))
-            for kind in kinds:
+            for kind in found:
                 ratio = statistics.median(a[0] / b[0] for a, b in zip(found[kind], found["zero_offload"]))
                 ms, peak = (statistics.median(t[i] for t in found[kind]) for i in (0, 3))
                 print(f"{size:>5} {precision:<10}{kind:<15} {ms / 1e3:>8.2f} ms/step, {ratio:.2f} of zero_offload's; "
@@ -89,6 +117,7 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--as"]:
-        with_deepspeed(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+        kind, width, steps, precision = sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+        with_torch(width, steps) if kind == "PyTorch" else with_deepspeed(kind, width, steps, precision)
     else:
         main()

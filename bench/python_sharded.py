@@ -2,10 +2,12 @@
 """ddp_sharded on two ranks of this host over ddp, in turn: time of a step, bytes on the wire (all that the loopback device
 sends), and how memory grows with the model; and beside it FairScale's OSS + ShardedDataParallel over torch's
 DistributedDataParallel, if torch and fairscale are in the interpreter's path. 32 samples and one thread a rank; Adam in
-fp32. With --two_groups the biases are a parameter group of their own. --only=times leaves out that, bytes and memory.
+fp32. With --two_groups the biases are a parameter group of their own. --only=times leaves out two groups, bytes and memory.
+Times are printed only if all train alike: losses of 55 steps that differ by at most 1e-4 of them.
 
   ./bazelw build //bench:ddp_step && python3 bench/python_sharded.py bazel-bin/bench/ddp_step [rounds] [--only=times]
 """
+import importlib.metadata
 import os
 import statistics
 import sys
@@ -13,6 +15,7 @@ import sys
 from python_ddp import WARM_UP, Clock, make_model, make_pool, run
 
 ROUNDS = 5
+LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
 SIZES = {"4 M": (1152, 40), "20 M": (2576, 15), "50 M": (4080, 10)}  # width, steps
 DEEP_WIDTH, SHALLOW, DEEP = 1024, 1, 48  # memory's growth is from the one depth to the other: 1 M to 50 M parameters
 
@@ -42,7 +45,7 @@ def with_torch(kind, width, steps, depth):
     clock = Clock()
     for step in range(steps + WARM_UP):
         x, y = pool[step % len(pool)]
-        optimizer.zero_grad(set_to_none=kind != "fairscale")  # else it trains wrongly
+        optimizer.zero_grad(set_to_none=kind != "fairscale")  # FairScale trains wrongly with gradients that are None
         loss = torch.nn.functional.cross_entropy(model(x), y)
         losses.append(loss.item())
         loss.backward()
@@ -95,10 +98,18 @@ def main():
     own = ["ddp", "ddp_sharded"] if only_times else ["ddp", "ddp_sharded", "ddp --two_groups", "ddp_sharded --two_groups"]
     kinds = list(own)
     try:
-        import fairscale  # noqa: F401
+        import fairscale
         kinds += ["torch", "fairscale"]
+        print(f"PyTorch {importlib.metadata.version('torch')}, FairScale {fairscale.__version__}")
     except ImportError:
         print("there is no fairscale here, so its rows are left out")
+    losses = {kind: run(command_of(program, kind, 576, 50), 2, line=-3) for kind in kinds}
+    for kind in kinds[1:]:
+        worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"], strict=True))
+        print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
+              f"{worst:.1e} of them", flush=True)
+        if worst > LARGEST_DIFFERENCE:
+            sys.exit(f"that is more than {LARGEST_DIFFERENCE}: the two do not train alike, so their times say nothing")
     for size, (width, steps) in SIZES.items():
         times = {kind: [] for kind in kinds}
         for _ in range(rounds):
@@ -109,11 +120,6 @@ def main():
         for base, sharded in zip(kinds[::2], kinds[1::2]):
             ratio = statistics.median(a / b for a, b in zip(times[sharded], times[base]))
             print(f"  {sharded} over {base}: {ratio:.3f}", flush=True)
-    losses = {kind: run(command_of(program, kind, 576, 50), 2, line=-3) for kind in kinds}
-    for kind in kinds[1:]:
-        worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"]))
-        print(f"losses of {len(losses[kind])} steps, 1 M parameters: {kind} differs from fulgur's ddp by at most "
-              f"{worst:.1e} of them")
     if only_times:
         return
     for kind in own:

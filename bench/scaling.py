@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """A model of the time of a step with data parallelism: what each rank computes, and the bytes that it moves over the bandwidth
 of what it shares with others. First the model is fitted on this host, at one and two ranks of ddp and ddp_sharded, and checked
-against three and four: there it is memory that ranks share, through which gradients are summed, too. Then it says what a cluster of GPUs would do, whose constants come from its data sheet and
-from the ZeRO-Offload paper (Ren et al. 2021, arXiv:2101.06840): nothing there is measured.
+against three and four: there ranks share the memory, through which gradients are summed, too. Then it says what a cluster of
+GPUs would do, whose constants come from its data sheet and from the ZeRO-Offload paper (Ren et al. 2021, arXiv:2101.06840):
+nothing there is measured.
 
   ./bazelw build //bench:ddp_step && OMP_NUM_THREADS=1 python3 bench/scaling.py bazel-bin/bench/ddp_step [rounds]
 """
