@@ -15,6 +15,7 @@
 #include "fulgur/base/environment_variables.h"
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/launch/launcher_variables.h"
 #include "fulgur/launch/rendezvous.h"
 #include "fulgur/launch/run_distributed.h"
 
@@ -60,9 +61,8 @@ bool is_second_rank() { return find_variable(process_environment_variables(), kV
 
 Checks check_exchange() {
   if (!is_second_rank()) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
-                             "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}) {
-      unsetenv(name);  // these two ranks are a run of their own
+    for (const auto& [name, value] : process_environment_variables()) {
+      if (is_launcher_variable(name)) unsetenv(name.c_str());  // the two ranks are a run of their own
     }
     setenv(kVariable, "2", /*overwrite=*/1);
   }
