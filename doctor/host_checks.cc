@@ -260,7 +260,9 @@ Check locked_memory(const Host& host) {
 
 Check disk(const Host& host) {
   std::error_code error;
-  const fs::path folder = fs::weakly_canonical(host.folder, error);
+  fs::path folder = fs::weakly_canonical(host.folder, error);
+  while (!fs::exists(folder, error) && folder.has_relative_path())
+    folder = folder.parent_path();  // a run makes its folder
   const fs::space_info space = fs::space(folder, error);
   if (error) {
     return {.topic = "disk",

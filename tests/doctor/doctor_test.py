@@ -4,6 +4,7 @@ import os
 import pathlib
 import socket
 import subprocess
+import tempfile
 import unittest
 
 PROGRAM = pathlib.Path("tools/doctor").absolute()
@@ -50,6 +51,21 @@ class DoctorTest(unittest.TestCase):
         done = doctor(RANK="0")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, "launcher +problem: ")
+
+    def test_the_disk_is_that_of_the_folder_in_which_runs_are_written(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = os.path.realpath(folder)
+            done = doctor(BUILD_WORKING_DIRECTORY=folder)
+            self.assertRegex(done.stdout, f"disk .* GiB free in {folder}\n")
+            os.mkdir(f"{folder}/runs_of_a_program")
+            done = doctor("--doctor", "--default_root_dir=runs_of_a_program", program=EXAMPLE, BUILD_WORKING_DIRECTORY=folder)
+            self.assertRegex(done.stdout, f"disk .* GiB free in {folder}/runs_of_a_program\n")
+
+    def test_an_unknown_flag_has_exit_code_2(self):
+        done = doctor("--jsn")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertIn("--jsn", done.stderr)
+        self.assertEqual(doctor("--help").returncode, 0)
 
     def test_the_two_ranks_are_a_run_of_their_own_under_every_launcher(self):
         with socket.create_server(("127.0.0.1", 0)) as agent:
