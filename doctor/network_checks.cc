@@ -32,7 +32,7 @@ Check interfaces_check(const std::vector<std::string>& interfaces, const Environ
   if (interfaces.empty()) {
     check.found = "none";
     check.verdict = Verdict::warning;
-    check.advice = "ranks need at least the loopback: write ip link set lo up, or start the container with a network";
+    check.advice = "ranks need at least the loopback: start the container with a network";
   } else if (only_loopback) {
     check.found += " alone: ranks of other hosts cannot be reached";
   }

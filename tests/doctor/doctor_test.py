@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -12,7 +13,7 @@ EXAMPLE = pathlib.Path("examples/digits/digits").absolute()
 
 
 def doctor(*flags, program=PROGRAM, **environment):
-    return subprocess.run([program, *flags], capture_output=True, text=True, check=False, timeout=60,
+    return subprocess.run([program, *flags], capture_output=True, text=True, check=False, timeout=30,
                           env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
 
@@ -66,6 +67,16 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stdout), (2, ""))
         self.assertIn("--jsn", done.stderr)
         self.assertEqual(doctor("--help").returncode, 0)
+
+    def test_without_a_loopback_that_is_up_two_ranks_cannot_meet(self):
+        unshare = ["unshare", "--user", "--map-root-user", "--net"]
+        if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+            self.skipTest("a network namespace cannot be made here")
+        done = subprocess.run([*unshare, PROGRAM], capture_output=True, text=True, check=False, timeout=30)
+        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        self.assertRegex(done.stdout, "loopback +problem: ranks of this host cannot meet at it: ")
+        self.assertIn("ip link set lo up", done.stdout)
+        self.assertNotIn("FULGUR_SHARED_MEMORY", done.stdout)
 
     def test_the_two_ranks_are_a_run_of_their_own_under_every_launcher(self):
         with socket.create_server(("127.0.0.1", 0)) as agent:
