@@ -121,7 +121,7 @@ Check launcher_check(const EnvironmentVariables& variables) {
     return {.topic = "launcher",
             .found = fmt::format("{}: rank {} of {}, {} of {} on this host", cluster->name, cluster->rank,
                                  cluster->world_size, cluster->local_rank, cluster->local_world_size)};
-  } catch (const UsageError& error) {  // its message says what to write
+  } catch (const UsageError& error) {  // the message of the error says what to write
     return {.topic = "launcher", .found = error.what(), .verdict = Verdict::problem};
   }
 }
