@@ -60,16 +60,11 @@ std::string take_subcommand(std::vector<std::string>& arguments, std::span<const
   return *found;
 }
 
-// Whether something was asked for in place of a run, which is then printed: the version, what doctor finds, help, or
-// the completion.
+// Whether something was asked for in place of a run, which is then printed: the version, help, or the completion.
 bool print_about(const Config& config, const ProgramDescription& program, const std::string& name, const Asked& asked) {
   if (asked.prints_version) {
     std::fputs(fmt::format("{}: fulgur {}, libtorch {}\n", name, version(), TORCH_VERSION).c_str(), stdout);
     return true;
-  }
-  if (asked.examines_host) {
-    if (doctor::examine(/*as_json=*/false) == 0) return true;
-    throw std::runtime_error("not everything would work here: see above");
   }
   if (asked.help) {
     std::fputs(help_text(config, name, program.subcommands, *asked.help).c_str(), stdout);
@@ -82,6 +77,17 @@ bool print_about(const Config& config, const ProgramDescription& program, const 
   }
   std::fputs(bash_completion(config, name, program.subcommands).c_str(), stdout);
   return true;
+}
+
+// Prints what doctor finds on this host, where runs are written to the Trainer's default_root_dir.
+void examine_host(const Config& config) {
+  doctor::ExamineOptions options;
+  for (const Config::Option& option : config.options()) {
+    std::string* const* folder = std::get_if<std::string*>(&option.value);
+    if (option.path == "trainer.default_root_dir" && folder != nullptr && !(*folder)->empty())
+      options.folder = **folder;
+  }
+  if (doctor::examine(options) != 0) throw std::runtime_error("not everything would work here: see above");
 }
 
 void add_flag(CLI::App& app, const Config& config, const Config::Option& option, Asked& asked) {
@@ -180,6 +186,10 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   std::ranges::move(settings_of(variables), std::back_inserter(settings));
   std::ranges::move(asked.settings, std::back_inserter(settings));
   config.set(settings, asked.problems);
+  if (asked.examines_host) {  // also if other options are wrong
+    examine_host(config);
+    return std::nullopt;
+  }
   refuse(app.remaining(), config, !program.subcommands.empty(), asked.problems);
   config.make_objects(asked.problems);
   if (program.fill && asked.problems.empty()) config.fill(program.fill(parsed.subcommand), asked.problems);

@@ -175,13 +175,13 @@ bool may_be_known_later(const std::string& host) { return Addresses(host, 0, SOC
 
 std::optional<std::string> why_nobody_listens(const std::string& host, uint16_t port) {
   const Addresses addresses(host, port, SOCK_STREAM);
-  std::string why = addresses.error();
+  std::string why;
   for (const addrinfo* target = addresses.first(); target != nullptr; target = target->ai_next) {
     const int error = try_to_connect(*target);
     if (error == 0) return std::nullopt;
-    why = std::strerror(error);
+    if (why.empty() || error == ECONNREFUSED) why = std::strerror(error);  // a refusal shows that the host was reached
   }
-  return why;
+  return why.empty() ? addresses.error() : why;
 }
 
 LoopbackListener::LoopbackListener() {

@@ -21,6 +21,10 @@ std::string_view name_of(Verdict verdict) {
   return "";
 }
 
+std::string marked(const Check& check) {
+  return check.verdict == Verdict::good ? check.found : fmt::format("{}: {}", name_of(check.verdict), check.found);
+}
+
 // `text` in lines of at most `width` columns, each after the first behind `indent` spaces.
 std::string wrapped(const std::string& text, size_t width, size_t indent) {
   std::istringstream words(text);
@@ -48,14 +52,17 @@ std::string to_text(const Checks& checks, size_t width) {
   const size_t indent = is_narrow ? 2 : longest + 2;
   std::string text;
   for (const Check& check : checks) {
-    const std::string mark = check.verdict == Verdict::good ? "" : fmt::format("{}: ", name_of(check.verdict));
     text += is_narrow ? fmt::format("{}\n  ", check.topic) : fmt::format("{:<{}}", check.topic, indent);
-    text += wrapped(mark + check.found, width, indent) + "\n";
+    text += wrapped(marked(check), width, indent) + "\n";
     if (!check.advice.empty()) {
       text += std::string(indent, ' ') + wrapped(check.advice, width, indent) + "\n";
     }
   }
   return text;
+}
+
+std::string to_line(const Check& check) {
+  return check.advice.empty() ? marked(check) : fmt::format("{}; {}", marked(check), check.advice);
 }
 
 std::string to_json(const Checks& checks) {

@@ -24,6 +24,9 @@ bool any_problem(const Checks& checks);
 // columns; a longer word has a line of its own.
 std::string to_text(const Checks& checks, size_t width);
 
+// What was found with its mark and the advice in one line: "warning: 0.1 GiB free in here; name another folder".
+std::string to_line(const Check& check);
+
 // {"works": bool, "checks": [{"topic": ..., "found": ..., "verdict": "good", "warning" or "problem", "advice": ...}]}
 std::string to_json(const Checks& checks);
 

@@ -6,7 +6,10 @@
 #include <algorithm>
 #include <iostream>
 #include <iterator>
+#include <optional>
+#include <utility>
 
+#include "fulgur/base/environment_variables.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/doctor/check.h"
 #include "fulgur/doctor/exchange.h"
@@ -25,15 +28,17 @@ size_t terminal_width() {
 
 }  // namespace
 
-int examine(bool as_json) {
+int examine(const ExamineOptions& options) {
   if (is_second_rank()) {
     check_exchange();
     return 0;
   }
-  Checks checks = check_host({});
-  std::ranges::move(check_network(interface_names(), process_environment_variables()), std::back_inserter(checks));
+  Checks checks = check_host({.folder = options.folder});
+  const EnvironmentVariables variables = process_environment_variables();
+  std::ranges::move(check_network_settings(interface_names(), variables), std::back_inserter(checks));
+  if (auto master = check_master(variables)) checks.push_back(std::move(*master));
   std::ranges::move(check_exchange(), std::back_inserter(checks));
-  std::cout << (as_json ? to_json(checks) : to_text(checks, terminal_width())) << std::flush;
+  std::cout << (options.prints_json ? to_json(checks) : to_text(checks, terminal_width())) << std::flush;
   return any_problem(checks) ? 1 : 0;
 }
 

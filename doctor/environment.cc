@@ -9,8 +9,12 @@
 #include <string>
 #include <system_error>
 
+#include "fulgur/base/environment_variables.h"
 #include "fulgur/base/version.h"
+#include "fulgur/distributed/network.h"
+#include "fulgur/doctor/check.h"
 #include "fulgur/doctor/host_checks.h"
+#include "fulgur/doctor/network_checks.h"
 
 namespace fulgur::doctor {
 namespace {
@@ -43,7 +47,10 @@ nlohmann::ordered_json describe_environment(const std::filesystem::path& run_fol
                                      {"compiler", __VERSION__},
                                      {"host", host_name()},
                                      {"process", getpid()}};
-  for (const Check& check : check_host({.folder = run_folder})) environment[check.topic] = check.found;
+  for (const Checks& checks : {check_host({.folder = run_folder}),
+                               check_network_settings(interface_names(), process_environment_variables())}) {
+    for (const Check& check : checks) environment[check.topic] = to_line(check);
+  }
   return environment;
 }
 

@@ -7,7 +7,8 @@
 namespace fulgur::doctor {
 
 // What the record of a run says of its process and machine: the present folder, git commit, versions, host, process id,
-// and what check_host() finds. `run_folder`: where the run writes. What is unknown is null.
+// and, under the topic of each check, the line of what check_host() and check_network_settings() find. What is unknown
+// is null. `run_folder` is where the run writes.
 nlohmann::ordered_json describe_environment(const std::filesystem::path& run_folder);
 
 // What a shell command prints, without the newline; empty if it fails.

@@ -10,11 +10,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <exception>
+#include <optional>
 #include <string>
 
 #include "fulgur/base/environment_variables.h"
 #include "fulgur/base/error.h"
+#include "fulgur/distributed/network.h"
 #include "fulgur/distributed/world.h"
+#include "fulgur/launch/launcher_variables.h"
 #include "fulgur/launch/rendezvous.h"
 #include "fulgur/launch/run_distributed.h"
 
@@ -25,9 +28,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kVariable = "FULGUR_DOCTOR_RANKS";
 constexpr double kExchangeS = 1.0;
-constexpr double kTimeoutS = 10.0;
+constexpr double kTimeoutS = 5.0;
 constexpr int64_t kElements = 250'000;  // 1 MB of fp32
-constexpr int64_t kFirstCalls = 20;     // by which the number of calls in a second is estimated
+constexpr int64_t kFirstCalls = 20;     // they are timed to estimate how many calls take kExchangeS
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -54,15 +57,29 @@ Check measured(const char* topic, double calls_per_s) {
   return {.topic = topic, .found = fmt::format("two ranks sum 1 MB {:.0f} times a second", calls_per_s)};
 }
 
+// Returns nullopt if a connection to the loopback, at which the ranks of a host meet, can be made. With the interface
+// down, a program can listen there all the same.
+std::optional<std::string> why_no_loopback() try {
+  const LoopbackListener listener;
+  return why_nobody_listens(listener.address(), listener.port());
+} catch (const DistributedError& error) {
+  return error.what();
+}
+
 }  // namespace
 
 bool is_second_rank() { return find_variable(process_environment_variables(), kVariable).has_value(); }
 
 Checks check_exchange() {
   if (!is_second_rank()) {
-    for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK",
-                             "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"}) {
-      unsetenv(name);  // these two ranks are a run of their own
+    if (const auto why = why_no_loopback()) {
+      return {{.topic = "loopback",
+               .found = fmt::format("ranks of this host cannot meet at it: {}", *why),
+               .verdict = Verdict::problem,
+               .advice = "write ip link set lo up, and let firewalls pass connections to 127.0.0.1"}};
+    }
+    for (const auto& [name, value] : process_environment_variables()) {
+      if (is_launcher_variable(name)) unsetenv(name.c_str());  // the two ranks are a run of their own
     }
     setenv(kVariable, "2", /*overwrite=*/1);
   }
@@ -84,8 +101,7 @@ Checks check_exchange() {
                       .found = fmt::format("two ranks of this host cannot exchange tensors: {}", error.what()),
                       .verdict = Verdict::problem,
                       .advice = checks.empty() ? "does FULGUR_SHARED_MEMORY=0 help? Then ranks use Gloo alone"
-                                               : "is the loopback up (ip link set lo up), and does a firewall let "
-                                                 "connections to 127.0.0.1 pass?"});
+                                               : "does a firewall let connections to 127.0.0.1 pass?"});
   }
   return checks;
 }

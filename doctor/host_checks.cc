@@ -7,13 +7,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <torch/version.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -74,13 +74,77 @@ int64_t usable_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
-// Cores' worth of time that the control group may use; nullopt without a limit.
-std::optional<double> core_quota(const Host& host) {
-  const std::string line = first_line(host.cgroup / "cpu.max");  // "200000 100000" or "max 100000"
+// The folders with the limits that a controller ("cpu", "memory") sets this process: that of its control group and of
+// each group around it, as /proc/self/cgroup says, whose lines are "4:cpu,cpuacct:/a/b" in version 1, with a tree for
+// each controller, and "0::/a/b" in version 2. In a container, the root of the tree may be the container's own group,
+// whereas the path is that on the host: folders that do not exist are without limits.
+std::vector<fs::path> control_groups(const Host& host, const std::string& controller) {
+  std::vector<fs::path> folders{host.cgroup, host.cgroup / controller};
+  std::ifstream file(host.proc / "self/cgroup");
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    const bool is_version_2 = controllers.empty();
+    const bool has_controller =
+        fmt::format(",{},", controllers).find(fmt::format(",{},", controller)) != std::string::npos;
+    if (!is_version_2 && !has_controller) continue;
+    const fs::path root = is_version_2 ? host.cgroup : host.cgroup / controller;
+    for (fs::path path = fs::path(line.substr(second + 1)).relative_path(); !path.empty(); path = path.parent_path()) {
+      folders.push_back(root / path);
+    }
+  }
+  return folders;
+}
+
+// The least of what `read` returns for the folders; nullopt if it returns nothing for any of them.
+std::optional<double> least(const std::vector<fs::path>& folders,
+                            const std::function<std::optional<double>(const fs::path&)>& read) {
+  std::optional<double> least;
+  for (const fs::path& folder : folders) {
+    const std::optional<double> value = read(folder);
+    if (value && (!least || *value < *least)) least = value;
+  }
+  return least;
+}
+
+// Cores' worth of time that a control group may use; nullopt without a limit.
+std::optional<double> core_quota(const fs::path& group) {
+  const std::string line = first_line(group / "cpu.max");  // version 2: "200000 100000" or "max 100000"
   const size_t space = line.find(' ');
-  if (space == std::string::npos) return std::nullopt;
-  const auto quota = number_in(line.substr(0, space)), period = number_in(line.substr(space + 1));
-  return quota && period && *period > 0 ? std::optional(*quota / *period) : std::nullopt;
+  const bool is_version_2 = space != std::string::npos;
+  const auto quota = number_in(is_version_2 ? line.substr(0, space) : first_line(group / "cpu.cfs_quota_us"));
+  const auto period = number_in(is_version_2 ? line.substr(space + 1) : first_line(group / "cpu.cfs_period_us"));
+  const bool has_limit = quota && *quota > 0 && period && *period > 0;  // version 1 has -1 for no limit
+  return has_limit ? std::optional(*quota / *period) : std::nullopt;
+}
+
+// Bytes that a control group may use; nullopt without a limit. Version 1 has a limit of 2^63 bytes, rounded to pages.
+std::optional<double> memory_limit(const fs::path& group) {
+  const auto limit = number_in(first_line(group / "memory.max"));
+  return limit ? limit : number_in(first_line(group / "memory.limit_in_bytes"));
+}
+
+// A line of memory.stat: "inactive_file 4096".
+double stat_of(const fs::path& group, const std::string& name) {
+  std::ifstream file(group / "memory.stat");
+  std::string key;
+  for (double value = 0; file >> key >> value;) {
+    if (key == name) return value;
+  }
+  return 0;
+}
+
+// Bytes of its limit that a control group has left; nullopt without a limit. Cached pages of files that nobody has read
+// lately are used memory for the kernel, but it takes them back when a process needs memory.
+std::optional<double> memory_left(const fs::path& group) {
+  const auto limit = memory_limit(group);
+  if (!limit) return std::nullopt;
+  if (const auto used = number_in(first_line(group / "memory.current"))) {
+    return *limit - *used + stat_of(group, "inactive_file");
+  }
+  const auto used = number_in(first_line(group / "memory.usage_in_bytes"));
+  return *limit - used.value_or(0) + stat_of(group, "total_inactive_file");
 }
 
 Check processor(const Host& host) {
@@ -90,7 +154,7 @@ Check processor(const Host& host) {
   Check check{.topic = "processor",
               .found = fmt::format("{}, {} core{} for this process", model == fields.end() ? "unknown" : model->second,
                                    cores, cores == 1 ? "" : "s")};
-  if (const auto quota = core_quota(host); quota && *quota < static_cast<double>(cores)) {
+  if (const auto quota = least(control_groups(host, "cpu"), core_quota); quota && *quota < static_cast<double>(cores)) {
     check.found += fmt::format(", of which the control group grants the time of {:.3g}", *quota);
     check.verdict = Verdict::warning;
     check.advice = fmt::format("set OMP_NUM_THREADS={} for one rank, so that threads do not wait for each other",
@@ -117,10 +181,10 @@ Check memory(const Host& host) {
   }
   double free_gib = *available * 1024 / kGib;
   Check check{.topic = "memory", .found = fmt::format("{:.1f} GiB, {:.1f} free", *total * 1024 / kGib, free_gib)};
-  const auto limit = number_in(first_line(host.cgroup / "memory.max"));
-  const auto used = number_in(first_line(host.cgroup / "memory.current"));
+  const std::vector<fs::path> groups = control_groups(host, "memory");
+  const auto limit = least(groups, memory_limit);
   if (limit && *limit / 1024 < *total) {
-    const double left = (*limit - used.value_or(0)) / kGib;
+    const double left = least(groups, memory_left).value_or(*limit) / kGib;
     check.found +=
         fmt::format(", limited to {:.1f} GiB by the control group, of which {:.1f} are free", *limit / kGib, left);
     free_gib = std::min(free_gib, left);
@@ -164,35 +228,41 @@ Check libraries() {
 
 std::string limit_text(rlim_t limit) { return limit == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit); }
 
-Check open_files() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
+Check open_files(const Host& host) {
+  const rlimit& limit = host.open_files;
   Check check{.topic = "open files", .found = fmt::format("at most {}", limit_text(limit.rlim_cur))};
-  if (limit.rlim_cur < kFewFiles) {
-    check.verdict = Verdict::warning;
-    check.advice = fmt::format("ranks, workers and files of records each take a few: write ulimit -n {}",
-                               limit.rlim_max < kFewFiles ? limit.rlim_max : kFewFiles);
+  if (limit.rlim_cur >= kFewFiles) return check;
+  check.verdict = Verdict::warning;
+  check.advice = "ranks, workers and files of records each take a few: ";
+  if (limit.rlim_cur < limit.rlim_max) {
+    check.advice += fmt::format("write ulimit -n {}", std::min<rlim_t>(limit.rlim_max, kFewFiles));
+  } else {
+    check.advice += fmt::format("only root can raise this limit, say to {} in /etc/security/limits.conf", kFewFiles);
   }
   return check;
 }
 
-Check locked_memory() {
-  rlimit limit{};
-  getrlimit(RLIMIT_MEMLOCK, &limit);
+Check locked_memory(const Host& host) {
+  const rlimit& limit = host.locked_memory;
   Check check{.topic = "locked memory", .found = fmt::format("at most {} bytes", limit_text(limit.rlim_cur))};
   if (limit.rlim_cur == RLIM_INFINITY) check.found = "unlimited";
   std::error_code error;
-  const bool has_rdma = !fs::is_empty("/sys/class/infiniband", error) && !error;
+  const bool has_rdma = !fs::is_empty(host.infiniband, error) && !error;
   if (has_rdma && limit.rlim_cur != RLIM_INFINITY) {
     check.verdict = Verdict::warning;
-    check.advice = "NCCL over InfiniBand registers memory: write ulimit -l unlimited";
+    check.advice = "NCCL over InfiniBand registers memory: ";
+    check.advice += limit.rlim_max == RLIM_INFINITY
+                        ? "write ulimit -l unlimited"
+                        : "only root can lift this limit, with memlock unlimited in /etc/security/limits.conf";
   }
   return check;
 }
 
 Check disk(const Host& host) {
   std::error_code error;
-  const fs::path folder = fs::weakly_canonical(host.folder, error);
+  fs::path folder = fs::weakly_canonical(host.folder, error);
+  while (!fs::exists(folder, error) && folder.has_relative_path())
+    folder = folder.parent_path();  // a run makes its folder
   const fs::space_info space = fs::space(folder, error);
   if (error) {
     return {.topic = "disk",
@@ -210,11 +280,17 @@ Check disk(const Host& host) {
 
 }  // namespace
 
+rlimit limit_of(decltype(RLIMIT_NOFILE) resource) {
+  rlimit limit{};
+  getrlimit(resource, &limit);
+  return limit;
+}
+
 Checks check_host(const Host& host) {
-  return {processor(host), {.topic = "instructions", .found = at::get_cpu_capability()},
-          threads(host),   memory(host),
-          gpus(host),      libraries(),
-          open_files(),    locked_memory(),
+  return {processor(host),  {.topic = "instructions", .found = at::get_cpu_capability()},
+          threads(host),    memory(host),
+          gpus(host),       libraries(),
+          open_files(host), locked_memory(host),
           disk(host)};
 }
 

@@ -4,10 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <chrono>
 #include <cstdint>
-#include <exception>
+#include <cstring>
 #include <future>
 #include <optional>
 #include <thread>
@@ -23,6 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPatience = std::chrono::seconds(5);
+constexpr uint16_t kUsualPort = 29500;  // torchrun's default
 
 Check interfaces_check(const std::vector<std::string>& interfaces, const EnvironmentVariables& variables) {
   Check check{.topic = "interfaces", .found = fmt::format("{}", fmt::join(interfaces, ", "))};
@@ -30,7 +32,7 @@ Check interfaces_check(const std::vector<std::string>& interfaces, const Environ
   if (interfaces.empty()) {
     check.found = "none";
     check.verdict = Verdict::warning;
-    check.advice = "ranks need at least the loopback: write ip link set lo up, or start the container with a network";
+    check.advice = "ranks need at least the loopback: start the container with a network";
   } else if (only_loopback) {
     check.found += " alone: ranks of other hosts cannot be reached";
   }
@@ -48,62 +50,100 @@ Check interfaces_check(const std::vector<std::string>& interfaces, const Environ
   return check;
 }
 
-// Null if somebody listens there within kPatience. It polls, since a master may start later than this rank.
-std::optional<std::string> why_no_master(const std::string& host, uint16_t port) {
-  auto answer = detached_call<std::optional<std::string>>([host, port] {
-    const auto deadline = Clock::now() + kPatience;
-    while (true) {
-      auto why = why_nobody_listens(host, port);
-      if (!why || Clock::now() > deadline) return why;
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    }
-  });
-  if (answer.wait_for(kPatience) == std::future_status::ready) return answer.get();
-  return fmt::format("no answer within {} s", kPatience.count());
+bool is_refusal(const std::string& why) { return why == std::strerror(ECONNREFUSED); }
+
+// Returns nullopt if a program listens at the port, otherwise the reason why not. Asks until a host has answered or
+// kPatience is over: a name server may learn the name of another host after this rank has started.
+std::optional<std::string> why_no_connection(const std::string& host, uint16_t port) {
+  const auto deadline = Clock::now() + kPatience;
+  std::string why = fmt::format("no answer within {} s", kPatience.count());
+  while (Clock::now() < deadline) {
+    auto answer = detached_call<std::optional<std::string>>([host, port] { return why_nobody_listens(host, port); });
+    if (answer.wait_until(deadline) != std::future_status::ready) break;
+    const std::optional<std::string> reason = answer.get();
+    if (!reason || is_refusal(*reason)) return reason;
+    why = *reason;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return why;
 }
 
-Check master_check(const std::string& host, uint16_t port) {
+// The program that is to listen at the master's port.
+enum class Listener { rank_0, this_rank, launcher };
+
+Check master_check(const std::string& host, uint16_t port, Listener listener) {
   Check check{.topic = "master", .found = fmt::format("{} port {}", host, port)};
-  if (const auto why = why_no_master(host, port)) {
-    check.found += ": " + *why;
+  const std::optional<std::string> why = why_no_connection(host, port);
+  if (!why) {
+    if (listener != Listener::this_rank) return check;
+    check.found += ": another program listens at this port, where rank 0 is to listen";
     check.verdict = Verdict::problem;
-    check.advice = "check MASTER_ADDR and MASTER_PORT, that rank 0 has been started, and firewalls between the hosts";
+    check.advice = "choose another MASTER_PORT, or end the program that has this one";
+    return check;
   }
+  if (is_refusal(*why) && listener != Listener::launcher) {
+    check.found += ": nobody listens yet, as is usual before training starts";
+    return check;
+  }
+  check.found += ": " + *why;
+  check.verdict = Verdict::problem;
+  check.advice = listener == Listener::launcher
+                     ? "check MASTER_ADDR and MASTER_PORT, that torchrun still runs, and firewalls between the hosts"
+                     : "check MASTER_ADDR and MASTER_PORT, and firewalls between the hosts";
   return check;
 }
 
-std::optional<uint16_t> port_in(const EnvironmentVariables& variables) {
-  const std::string text = find_variable(variables, "MASTER_PORT").value_or("");
+// The master that a user has named without any launcher.
+std::optional<Check> master_check(const EnvironmentVariables& variables) {
+  const auto host = find_variable(variables, "MASTER_ADDR");
+  if (!host) return std::nullopt;
+  const auto text = find_variable(variables, "MASTER_PORT");
+  if (!text) {
+    Check check = master_check(*host, kUsualPort, Listener::rank_0);
+    check.found += fmt::format(" (MASTER_PORT is not set; {} is its usual value)", kUsualPort);
+    return check;
+  }
   uint16_t port = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), port);
-  return error == std::errc{} && end == text.data() + text.size() && port > 0 ? std::optional(port) : std::nullopt;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), port);
+  if (error == std::errc{} && end == text->data() + text->size() && port > 0) {
+    return master_check(*host, port, Listener::rank_0);
+  }
+  return Check{.topic = "master",
+               .found = fmt::format("{}; MASTER_PORT={} is not a number from 1 to 65535", *host, *text),
+               .verdict = Verdict::problem,
+               .advice = "set MASTER_PORT to a port that is free on the host of rank 0"};
+}
+
+Check launcher_check(const EnvironmentVariables& variables) {
+  try {
+    const auto cluster = detect_cluster_environment(variables);
+    if (!cluster) return {.topic = "launcher", .found = "none: this process would start the ranks of this host itself"};
+    return {.topic = "launcher",
+            .found = fmt::format("{}: rank {} of {}, {} of {} on this host", cluster->name, cluster->rank,
+                                 cluster->world_size, cluster->local_rank, cluster->local_world_size)};
+  } catch (const UsageError& error) {  // the message of the error says what to write
+    return {.topic = "launcher", .found = error.what(), .verdict = Verdict::problem};
+  }
 }
 
 }  // namespace
 
-Checks check_network(const std::vector<std::string>& interfaces, const EnvironmentVariables& variables) {
-  Checks checks{interfaces_check(interfaces, variables)};
+Checks check_network_settings(const std::vector<std::string>& interfaces, const EnvironmentVariables& variables) {
+  return {interfaces_check(interfaces, variables), launcher_check(variables)};
+}
+
+std::optional<Check> check_master(const EnvironmentVariables& variables) {
   try {
     const auto cluster = detect_cluster_environment(variables);
-    if (!cluster) {
-      checks.push_back({.topic = "launcher", .found = "none: this process would start the ranks of this host itself"});
-      const auto host = find_variable(variables, "MASTER_ADDR");
-      const auto port = port_in(variables);
-      if (host && port) checks.push_back(master_check(*host, *port));
-      return checks;
-    }
-    checks.push_back({.topic = "launcher",
-                      .found = fmt::format("{}: rank {} of {}, {} of {} on this host", cluster->name, cluster->rank,
-                                           cluster->world_size, cluster->local_rank, cluster->local_world_size)});
-    if (cluster->rank != 0 || cluster->launcher_keeps_store) {
-      checks.push_back(master_check(cluster->master_address, cluster->master_port));
-    }
-  } catch (const std::exception& error) {
-    checks.push_back({.topic = "launcher",
-                      .found = error.what(),  // it says what to write
-                      .verdict = Verdict::problem});
+    if (!cluster) return master_check(variables);
+    if (cluster->world_size == 1) return std::nullopt;
+    const Listener listener = cluster->launcher_keeps_store ? Listener::launcher
+                              : cluster->rank == 0          ? Listener::this_rank
+                                                            : Listener::rank_0;
+    return master_check(cluster->master_address, cluster->master_port, listener);
+  } catch (const UsageError&) {
+    return std::nullopt;  // check_network_settings() has the message
   }
-  return checks;
 }
 
 }  // namespace fulgur::doctor

@@ -26,6 +26,13 @@ TEST(Check, HasALineAndItsAdviceBelow) {
             "        check MASTER_ADDR\n");
 }
 
+TEST(Check, FitsInOneLine) {
+  EXPECT_EQ(to_line(kChecks[0]), "8 GiB");
+  EXPECT_EQ(to_line(kChecks[1]), "warning: 0.1 GiB free in \"here\"; name another folder");
+  EXPECT_EQ(to_line({.topic = "launcher", .found = "RANK is not set", .verdict = Verdict::problem}),
+            "problem: RANK is not set");
+}
+
 TEST(Check, IsNoWiderThanTheTerminal) {
   for (const size_t width : {20, 30}) {
     std::istringstream lines(to_text(kChecks, width));
