@@ -3,7 +3,7 @@
 of its base zero_offload, which updates on time. The same seeds for all; mean of the ratios, and least to most.
 
   ./bazelw build //examples/...
-  bench/convergence.py bazel-bin/examples --runs=FOLDER [--only=rates]     two runs at a time
+  bench/convergence.py bazel-bin/examples --runs=FOLDER [--only=rates]     as many runs at a time as there are cores
   bench/convergence.py bazel-bin/examples --runs=FOLDER --svg=docs/late_updates.svg
 
   rates    transformer_lm with its defaults (1,000 steps) at four learning rates, three seeds
@@ -13,11 +13,13 @@ of its base zero_offload, which updates on time. The same seeds for all; mean of
   article  what the article says about accuracy, in a few minutes, three seeds each, late after 40 steps: bert_classifier at
            the article's 2e-5, digits, and transformer_lm at 2e-3, where it does not hold
 
-Runs stay in FOLDER, and those that are there are not repeated.
+Runs stay in FOLDER, and are not repeated while their program is the same, to the byte.
 """
 import argparse
 import concurrent.futures
 import csv
+import functools
+import hashlib
 import math
 import os
 import pathlib
@@ -34,8 +36,12 @@ SHORT_LM = ["--model.lr=2e-3", "--data.batch_size=8", "--data.batches_per_epoch=
 LONG = ["--model.lr=2e-4", "--data.batch_size=4", "--data.batches_per_epoch=2000"]
 
 
+class RunFailed(Exception):
+    pass
+
+
 class Runs:
-    """Starts runs of the examples, two at a time, and knows what they reached."""
+    """Starts runs of the examples, as many at a time as there are cores, and knows what they reached."""
 
     def __init__(self, programs, folder):
         self.programs, self.folder = programs.absolute(), folder.absolute()
@@ -44,18 +50,30 @@ class Runs:
     def start(self, example, seed, flags):
         return self.beside.submit(self.run, example, seed, flags)
 
+    def stop(self):
+        """Starts no more runs, and returns when those that have started are over."""
+        self.beside.shutdown(cancel_futures=True)
+
+    def program(self, example):
+        return self.programs / example / example
+
+    @functools.cache
+    def version(self, example):
+        """A hash of the program, so that runs of an earlier one are not taken for its own."""
+        return hashlib.sha256(self.program(example).read_bytes()).hexdigest()[:12]
+
     def run(self, example, seed, flags):
         """The rows of metrics.csv."""
-        name = "_".join([example, str(seed), *flags]).replace("--", "").replace("/", "-")
+        name = "_".join([example, self.version(example), str(seed), *flags]).replace("--", "").replace("/", "-")
         folder = self.folder / name
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            done = subprocess.run([self.programs / example / example, *flags, f"--seed={seed}", "--name=run"],
+            done = subprocess.run([self.program(example), *flags, f"--seed={seed}", "--name=run"],
                                   capture_output=True, encoding="latin-1",
                                   env={**os.environ, "OMP_NUM_THREADS": "1", "BUILD_WORKING_DIRECTORY": str(folder)})
             if done.returncode != 0:
-                sys.exit(f"{example} {' '.join(flags)}\n{done.stderr}")
+                raise RunFailed(f"{example} {' '.join(flags)}\n{done.stderr}")
             (folder / "done").touch()
         with open(folder / "runs/run/metrics.csv") as file:
             return list(csv.DictReader(file))
@@ -169,10 +187,15 @@ def main():
     parser.add_argument("--svg", type=pathlib.Path, help="draw the curves of the rate 2e-3")
     options = parser.parse_args()
     runs = Runs(options.programs, options.runs)
-    if options.svg:
-        return draw(runs, options.svg)
-    for part in [parts[options.only]] if options.only else parts.values():
-        part(runs)
+    try:
+        if options.svg:
+            return draw(runs, options.svg)
+        for part in [parts[options.only]] if options.only else parts.values():
+            part(runs)
+    except RunFailed as failed:
+        sys.exit(str(failed))
+    finally:
+        runs.stop()
 
 
 if __name__ == "__main__":

@@ -72,11 +72,11 @@ inline bool has_momentum(const Rule& rule) {
 
 constexpr size_t kMaxStates = 3;  // largest number of states of a rule
 
-// How far a copy of the parameters is ahead of them. By default it is not.
+// What is added to a copy of the updated parameters: a prediction of their next update. By default nothing is added.
 struct Prediction {
-  std::optional<Rule> next{};  // ahead by the next update, which has these coefficients ...
-  double gradient = 1.0;       // ... and this much of the last gradient
-  double repeat = 0.0;         // without `next`: ahead by this much of the last update
+  std::optional<Rule> next{};  // coefficients of the predicted update; without them `repeat` decides
+  double gradient = 1.0;       // the predicted update assumes this multiple of the last gradient
+  double repeat = 0.0;         // the prediction is this multiple of the last update; unused if there is `next`
 };
 
 }  // namespace fulgur::optim

@@ -240,8 +240,8 @@ void SeparateGradients::update(size_t optimizer, const GradientTransform& transf
   schedule_->step(optimizer, transform, late ? &options : nullptr);
 }
 
-// Without momentum a gradient that is expected to come again only adds to what is late: in SGD on a quadratic it lowers
-// the largest stable learning rate from 1 / curvature to 0.618.
+// Optimizers without momentum are not predicted: it would make training less stable. With SGD on a quadratic, a
+// prediction by the last gradient lowers the largest stable learning rate from 1 / curvature to 0.618 / curvature.
 optim::PredictBy SeparateGradients::predict(size_t optimizer) const {
   if (context_.engine.predict == optim::PredictBy::none) return optim::PredictBy::none;
   const auto& rules = static_cast<const optim::ElementWiseOptimizer&>(context_.optimizers[optimizer]);

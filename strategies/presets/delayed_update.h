@@ -13,14 +13,15 @@ namespace fulgur {
 struct EngineOptions;
 
 // `base` with each update delayed by one step, so that it runs concurrently with the next step: a gradient is applied
-// one update later than usual. So that it is the gradient of where it is applied, forward reads parameters that are
-// ahead by the update that is expected meanwhile; what is validated and saved are the exact ones, with all updates, and
-// so ends every epoch. docs/strategies.md has the formulas and what it costs. Sources: Ren et al. 2021,
-// arXiv:2101.06840, section 5.2 (the delayed update); Chen et al. 2018, arXiv:1809.02839 (the prediction).
+// one update later than usual, to weights that have changed since it was computed. Forward therefore reads the weights
+// plus a prediction of that change, unless `predict` is none. Validations, checkpoints and the end of every epoch have
+// the exact weights, with all updates. docs/strategies.md has the formulas, and figures of what lateness costs.
+// Sources: Ren et al. 2021, arXiv:2101.06840, section 5.2 (the delayed update); Chen et al. 2018, arXiv:1809.02839 (the
+// prediction).
 struct DelayedUpdate {
   static constexpr std::string_view kName = "delayed_update";
   std::string base = "zero_offload";        // or ddp_sharded, ddp, single_device
-  std::string predict = "gradient";         // or moments, repeat, none: what the next update is expected to be
+  std::string predict = "gradient";         // or moments, repeat, none: the guess of the next update
   int64_t warmup_steps = 300;               // steps at the beginning whose updates are not delayed
   HostOptions host{};                       // `ratio` only for base zero_offload
   std::string reduce = "each_micro_batch";  // as in DdpSharded, for the bases ddp_sharded and zero_offload
