@@ -274,7 +274,7 @@ void RunCheckpoints::log_resume() const {
   compare("the number of ranks", run.get<int64_t>("strategy/world_size"), context_.ranks.world_size());
   compare("precision", run.get<std::string>("strategy/precision"), std::string(context_.precision.name()));
   if (context_.ranks.rank() > 0) return;
-  log_info("going on from '{}': epoch {}, step {}{}", opened_->folder().string(), run.get<int64_t>("loops/epoch"),
+  log_info("resumes from '{}': epoch {}, step {}{}", opened_->folder().string(), run.get<int64_t>("loops/epoch"),
            run.get<int64_t>("loops/global_step"), changed);
 }
 
