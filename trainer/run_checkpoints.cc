@@ -225,7 +225,7 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   if (ckpt_path.empty()) return;
   found = all_gather_bytes(context_.world.control(), found).front();
   if (found.empty()) {
-    log_info("there is no checkpoint yet: ckpt_path = '{}' begins anew", ckpt_path);
+    log_info("there is no checkpoint yet: ckpt_path = '{}' starts from the beginning", ckpt_path);
     return;
   }
   opened_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
