@@ -242,7 +242,7 @@ def late():
             "\n\nHere `zero_offload` has one thread, for the step and the update in turn, as a GPU and its host would take turns; "
             "`delayed_update` has one for each. A table is a matrix that costs forward and backward little, and the update as "
             "much as any. In the first row the update is the longer of the two, and prediction adds the arithmetic of a second "
-            "AdamW rule to it.\n\nThe best value on validation data with late updates over that without, the same seeds: the "
+            "AdamW rule to it.\n\nThe last value on validation data with late updates over that without, the same seeds: the "
             "mean, and least to most. `none` is the article's update; `gradient`, the default, trains on the weights that it expects next "
             "([strategies.md](strategies.md)). Both begin after 40 steps on time. For `val_acc` more is better, for the others "
             "less.\n\n" + code(said) +

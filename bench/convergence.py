@@ -10,7 +10,8 @@ of its base zero_offload, which updates on time. The same seeds for all; mean of
   digits   digits with its defaults, ten seeds: accuracy and loss on the validation set, with a test of means
   long     transformer_lm, 20,000 steps of 4 sequences at 2e-4, one seed
   warmup   rates at 2e-3, by the number of steps on time at the beginning
-  article  what the article says about accuracy, in a few minutes, three seeds each, late after 40 steps: bert_classifier at
+  article  what the article says about accuracy, in a few minutes, the last validation of three seeds each, late after 40
+           steps: bert_classifier at
            the article's 2e-5, digits, and transformer_lm at 2e-3, where it does not hold
 
 Runs stay in FOLDER, and are not repeated while their program is the same, to the byte.
@@ -43,16 +44,16 @@ class RunFailed(Exception):
 class Runs:
     """Starts runs of the examples, as many at a time as there are cores, and knows what they reached."""
 
-    def __init__(self, programs, folder):
-        self.programs, self.folder = programs.absolute(), folder.absolute()
-        self.beside = concurrent.futures.ThreadPoolExecutor(os.cpu_count())  # nothing here depends on how fast they are
+    def __init__(self, programs, folder, data):
+        self.programs, self.folder, self.data = programs.absolute(), folder.absolute(), data
+        self.pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())  # nothing here depends on how fast they are
 
     def start(self, example, seed, flags):
-        return self.beside.submit(self.run, example, seed, flags)
+        return self.pool.submit(self.run, example, seed, flags)
 
     def stop(self):
         """Starts no more runs, and returns when those that have started are over."""
-        self.beside.shutdown(cancel_futures=True)
+        self.pool.shutdown(cancel_futures=True)
 
     def program(self, example):
         return self.programs / example / example
@@ -71,7 +72,8 @@ class Runs:
             folder.mkdir(parents=True)
             done = subprocess.run([self.program(example), *flags, f"--seed={seed}", "--name=run"],
                                   capture_output=True, encoding="latin-1",
-                                  env={**os.environ, "OMP_NUM_THREADS": "1", "BUILD_WORKING_DIRECTORY": str(folder)})
+                                  env={**os.environ, **self.data.get(example, {}), "OMP_NUM_THREADS": "1",
+                                       "BUILD_WORKING_DIRECTORY": str(folder)})
             if done.returncode != 0:
                 raise RunFailed(f"{example} {' '.join(flags)}\n{done.stderr}")
             (folder / "done").touch()
@@ -88,20 +90,24 @@ def best(rows, metric):
     return max(values) if metric.endswith("acc") else min(values)
 
 
+def last(rows, metric):
+    return column(rows, metric)[-1][1]
+
+
 def late_flags(prediction):
     return [f"--strategy={LATE}", f"--strategy.predict={prediction}"]
 
 
-def ratios(runs, example, seeds, flags, variants, metric=None):
+def ratios(runs, example, seeds, flags, variants, metric=None, reached_by=best):
     """Prints a row for each variant (name: flags): what it reaches over what zero_offload reaches from the same seed."""
     metric = metric or METRIC[example]
     started = {name: [runs.start(example, seed, [*extra, *flags]) for seed in seeds] for name, extra in variants.items()}
     on_time = [runs.start(example, seed, [f"--strategy={BASE}", *flags]) for seed in seeds]
-    reached = [best(run.result(), metric) for run in on_time]
+    reached = [reached_by(run.result(), metric) for run in on_time]
     print(f"{example} {' '.join(flags)}: on time {metric} {statistics.mean(reached):.4f} "
           f"({min(reached):.4f} to {max(reached):.4f}, {len(seeds)} seeds)", flush=True)
     for name, these in started.items():
-        over = [best(run.result(), metric) / own for run, own in zip(these, reached)]
+        over = [reached_by(run.result(), metric) / own for run, own in zip(these, reached)]
         print(f"  {name:<28} {statistics.mean(over):.4f} ({min(over):.4f} to {max(over):.4f})", flush=True)
 
 
@@ -125,7 +131,7 @@ def article(runs):
     for example, flags, metric in (("bert_classifier", FINE_TUNING, "val_loss"), ("bert_classifier", FINE_TUNING, "val_acc"),
                                    ("digits", [], "val_loss"), ("digits", [], "val_acc"),
                                    ("transformer_lm", SHORT_LM, "val_bpc")):
-        ratios(runs, example, range(1, 4), flags, late, metric)
+        ratios(runs, example, range(1, 4), flags, late, metric, last)
 
 
 def welch(a, b):
@@ -184,9 +190,13 @@ def main():
     parser.add_argument("--runs", type=pathlib.Path, required=True, help="where the runs are kept")
     parts = {"rates": rates, "digits": digits, "long": long, "warmup": warmup, "article": article}
     parser.add_argument("--only", choices=parts)
+    parser.add_argument("--minilm", help="folder of the weights; default: beside the program, as a build of it leaves them")
+    parser.add_argument("--digits", help="digits.csv.gz; default: beside the program, as a build of it leaves it")
     parser.add_argument("--svg", type=pathlib.Path, help="draw the curves of the rate 2e-3")
     options = parser.parse_args()
-    runs = Runs(options.programs, options.runs)
+    data = {"bert_classifier": {"FULGUR_MODEL__WEIGHTS": options.minilm}, "digits": {"FULGUR_DATA__FILE": options.digits}}
+    given = {example: variables for example, variables in data.items() if None not in variables.values()}
+    runs = Runs(options.programs, options.runs, given)
     try:
         if options.svg:
             return draw(runs, options.svg)

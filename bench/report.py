@@ -83,6 +83,8 @@ SUBJECTS = [
     Subject("From the command to the first step", "The digits example with its options in a file, with the same options as flags, "
             "and a LightningCLI with the same network and options.", "../examples/digits/digits", script="python_cli.py",
             packages=["torch", "lightning", "jsonargparse"]),
+    Subject("Pages of runs", "tools/report over runs of many rows with six metrics each and a seventh in every thousandth row, and the "
+            "processor time of tools/watch beside such a run.", "../tools/report", script="report_pages.py"),
     Subject("Checkpoints", "Writing beside the same bytes to one file, synced; reading beside `torch::load`; and for how long an "
             "`async` checkpoint stops training.", "checkpoint_io"),
 ]

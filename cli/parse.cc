@@ -60,7 +60,8 @@ std::string take_subcommand(std::vector<std::string>& arguments, std::span<const
   return *found;
 }
 
-// Whether something was asked for in place of a run, which is then printed: the version, help, or the completion.
+// Prints what the command line asks for instead of a run: the version, help, or the completion. Returns false if it
+// asks for none of these.
 bool print_about(const Config& config, const ProgramDescription& program, const std::string& name, const Asked& asked) {
   if (asked.prints_version) {
     std::fputs(fmt::format("{}: fulgur {}, libtorch {}\n", name, version(), TORCH_VERSION).c_str(), stdout);

@@ -57,7 +57,7 @@ void write_config(const fs::path& folder, const std::string& config) {
     fs::remove(next);
     return;
   }
-  log_info("this run goes on with other options ({} has them all): {}", next.filename().string(),
+  log_info("this run has other options than the last one in its folder ({} has them all): {}", next.filename().string(),
            fmt::join(changed, ", "));
 }
 

@@ -143,7 +143,8 @@ namespace process_session {
 
 Session& join(const SessionOptions& options) {
   ProcessSession& process = ProcessSession::instance();
-  if (process.failed) throw DistributedError("the ranks of this process ended when an earlier run failed; start anew");
+  if (process.failed)
+    throw DistributedError("the ranks of this process ended when an earlier run failed; start the program again");
   if (process.session == nullptr) {
     process.failed = true;  // until the session is created
     try {

@@ -1,7 +1,6 @@
 #include "fulgur/reports/compare_runs.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,8 @@
 #include <set>
 #include <span>
 #include <string_view>
+
+#include "fulgur/reports/terminal_text.h"
 
 namespace fulgur {
 namespace {
@@ -63,24 +64,30 @@ std::string text_of(const MetricDifference& difference) {
   return std::isfinite(amount) ? fmt::format("{}, a difference of {:.3g}", values, amount) : values;
 }
 
+std::string list_of(std::span<const std::string> names) {
+  std::string list;
+  for (const std::string& name : names) list += (list.empty() ? "" : ", ") + terminal_text(name);
+  return list;
+}
+
 std::string headline(const RunComparison& comparison, const std::string& first, const std::string& second) {
   if (comparison.compared.empty()) return fmt::format("{} and {} have no metric in common\n", first, second);
   if (comparison.different.empty()) {
     return fmt::format("{} and {} have the same {} values of {}\n", first, second, comparison.num_values,
-                       fmt::join(comparison.compared, ", "));
+                       list_of(comparison.compared));
   }
   const MetricDifference& earliest = comparison.different[0].earliest;
-  return fmt::format("{} and {} differ from step {} on: {} is {}\n", first, second, earliest.step, earliest.metric,
-                     text_of(earliest));
+  return fmt::format("{} and {} differ from step {} on: {} is {}\n", first, second, earliest.step,
+                     terminal_text(earliest.metric), text_of(earliest));
 }
 
 std::string table_of(std::span<const RunComparison::Metric> metrics) {
   size_t width = std::string_view("metric").size();
-  for (const auto& metric : metrics) width = std::max(width, metric.earliest.metric.size());
-  std::string table = fmt::format("{:<{}}  first at step  different  missing  largest difference\n", "metric", width);
+  for (const auto& metric : metrics) width = std::max(width, columns_of(metric.earliest.metric));
+  std::string table = padded("metric", width) + "  first at step  different  missing  largest difference\n";
   for (const auto& [earliest, largest, num_different, num_missing] : metrics) {
     const std::string most = largest ? fmt::format("at step {}: {}", largest->step, text_of(*largest)) : "-";
-    table += fmt::format("{:<{}}  {:>13}  {:>9}  {:>7}  {}\n", earliest.metric, width, earliest.step, num_different,
+    table += fmt::format("{}  {:>13}  {:>9}  {:>7}  {}\n", padded(earliest.metric, width), earliest.step, num_different,
                          num_missing, most);
   }
   return table;
@@ -115,11 +122,12 @@ RunComparison compare_runs(const MetricTable& first, const MetricTable& second, 
   return comparison;
 }
 
-std::string to_text(const RunComparison& comparison, const std::string& first, const std::string& second) {
+std::string to_text(const RunComparison& comparison, const std::string& first_name, const std::string& second_name) {
+  const std::string first = terminal_text(first_name), second = terminal_text(second_name);
   std::string text = headline(comparison, first, second);
   if (!comparison.different.empty()) text += "\n" + table_of(comparison.different);
   const auto add_list = [&](std::string_view what, const std::vector<std::string>& names) {
-    if (!names.empty()) text += fmt::format("{}: {}\n", what, fmt::join(names, ", "));
+    if (!names.empty()) text += fmt::format("{}: {}\n", what, list_of(names));
   };
   add_list(fmt::format("only in {}", first), comparison.only_in_first);
   add_list(fmt::format("only in {}", second), comparison.only_in_second);

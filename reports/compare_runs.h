@@ -27,7 +27,7 @@ struct RunComparison {
   int64_t num_values = 0;              // places at which at least one of the runs has a value
   struct Metric {
     MetricDifference earliest{};
-    std::optional<MetricDifference> largest{};  // between values; nullopt: one run has no value wherever they differ
+    std::optional<MetricDifference> largest{};  // the largest difference of two values; nullopt: one run lacks each
     int64_t num_different = 0;                  // places at which both have a value
     int64_t num_missing = 0;                    // places at which one run has none
   };
@@ -40,14 +40,14 @@ struct RunComparison {
 };
 
 struct CompareOptions {
-  bool compares_machine = false;  // compares what measures_machine() too, which differs in each repetition of a run
+  bool compares_machine = false;  // also compares metrics of time and the machine, which every run has others of
 };
 
 // Compares the values that two runs have logged, step by step, as metrics.csv has them: to nine digits. Two NaN are
 // equal.
 RunComparison compare_runs(const MetricTable& first, const MetricTable& second, CompareOptions options = {});
 
-// The comparison for a terminal; the names are those of the runs.
-std::string to_text(const RunComparison& comparison, const std::string& first, const std::string& second);
+// Writes the comparison for a terminal, with the names of the runs. Control characters in names become '?'.
+std::string to_text(const RunComparison& comparison, const std::string& first_name, const std::string& second_name);
 
 }  // namespace fulgur

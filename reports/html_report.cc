@@ -208,7 +208,7 @@ std::string config_section(Runs runs) {
                             table("long", run_cells(runs, "option"), all));
 }
 
-constexpr std::string_view kMemory = "memory_of_strategy";  // a table, as env.json has it
+constexpr std::string_view kMemory = "memory_of_strategy";  // a key of env.json, whose value is a printed table
 
 std::string text_block(const RunFolder& run, size_t index, std::string_view title, std::string_view text) {
   return fmt::format("<h3>{} {}</h3>\n<pre>{}</pre>\n", run_cell(run, index), escape_html(title), escape_html(text));

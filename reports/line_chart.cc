@@ -21,12 +21,24 @@ constexpr int kLeft = 62, kTop = 12, kRight = 470, kBottom = 220;
 constexpr int kMarkLength = 7;    // a mark shows a value that is not finite
 constexpr size_t kMostDots = 50;  // a line of at most so many points has a dot at each
 
+// Round numbers at equal distances.
+struct Ticks {
+  std::vector<double> values{};
+  int num_digits = 0;  // significant digits that tell each value from the next
+};
+
+// Returns how many significant digits a number up to `largest` needs for a difference of `step` to show.
+int digits_for(double largest, double step) {
+  if (largest == 0) return 1;
+  return static_cast<int>(std::floor(std::log10(largest)) - std::floor(std::log10(step))) + 1;
+}
+
 // One axis: values from `low` to `high` lie at pixels from `begin` to `end`.
 class Axis {
  public:
   Axis(double low, double high, int begin, int end) : low_(low), high_(high), begin_(begin), end_(end) {
     if (low_ < high_) return;
-    const double margin = std::max(std::abs(low_) * 0.05, std::numeric_limits<double>::min());
+    const double margin = low_ == 0 ? 1.0 : std::max(std::abs(low_) * 0.05, std::numeric_limits<double>::min());
     low_ -= margin;
     high_ += margin;
   }
@@ -39,15 +51,20 @@ class Axis {
     return begin_ + (end_ - begin_) * ((value / 2 - low_ / 2) / (high_ / 2 - low_ / 2));
   }
 
-  // Round numbers, about `count` of them.
-  std::vector<double> ticks(int count) const {
+  // Returns about `count` round numbers.
+  Ticks ticks(int count) const {
     const double raw = (high_ / 2 - low_ / 2) / count * 2, power = std::pow(10, std::floor(std::log10(raw)));
     const double factor = raw / power;
     const double step = power * (factor < 1.5 ? 1 : factor < 3 ? 2 : factor < 7 ? 5 : 10);
-    std::vector<double> ticks;
+    Ticks ticks;
     if (!(step > 0) || !std::isfinite(step)) return ticks;
     const double first = std::ceil(low_ / step);
-    for (int i = 0; i <= 2 * count && (first + i) * step <= high_; ++i) ticks.push_back((first + i) * step);
+    for (int i = 0; i <= 2 * count && (first + i) * step <= high_; ++i) {
+      const double tick = (first + i) * step + 0.0;                            // the sum makes 0 of -0
+      const bool is_new = ticks.values.empty() || tick > ticks.values.back();  // rounding may lead to the last again
+      if (is_new) ticks.values.push_back(tick);
+    }
+    ticks.num_digits = digits_for(std::max(std::abs(low_), std::abs(high_)), step);
     return ticks;
   }
 
@@ -86,7 +103,7 @@ std::vector<PixelColumn> columns_of(std::span<const MetricPoint> points, const A
   return columns;
 }
 
-// The path of a line, which may have several parts.
+// Collects the path of a line, which may have several parts.
 class Path {
  public:
   void interrupt() { begins_part_ = true; }
@@ -148,17 +165,28 @@ std::string marks_of(const std::vector<PixelColumn>& columns) {
   return marks;
 }
 
+std::string value_label(double y, double tick, int num_digits) {
+  constexpr int kRoom = kLeft - 5;
+  constexpr size_t kMostCharacters = 8;  // a longer label is compressed to the room that there is
+  const std::string text = fmt::format("{:.{}g}", tick, std::clamp(num_digits, 6, 17));
+  const std::string fit = text.size() <= kMostCharacters
+                              ? ""
+                              : fmt::format(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", kRoom - 1);
+  return fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\"{}>{}</text>", kRoom, y + 4, fit, text);
+}
+
 std::string grid(const Axis& steps, const std::optional<Axis>& values) {
   std::string svg;
   if (values) {
-    for (const double tick : values->ticks(4)) {
+    const Ticks ticks = values->ticks(4);
+    for (const double tick : ticks.values) {
       const double y = values->pixel(tick);
       svg += fmt::format("<path class=\"grid\" d=\"M{} {:.1f}H{}\"/>", kLeft, y, kRight);
-      svg += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{:.6g}</text>", kLeft - 5, y + 4, tick);
+      svg += value_label(y, tick, ticks.num_digits);
     }
   }
-  for (const double tick : steps.ticks(4)) {
-    if (tick != std::floor(tick)) continue;  // a step is a whole number
+  for (const double tick : steps.ticks(4).values) {
+    if (tick != std::floor(tick) || tick < 0) continue;  // a step is a whole number from 0 on
     const double x = steps.pixel(tick);
     svg += fmt::format("<path class=\"grid\" d=\"M{:.1f} {}v4\"/>", x, kBottom);
     svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{:.10g}</text>", x, kBottom + 17, tick);

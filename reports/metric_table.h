@@ -39,24 +39,25 @@ MetricTable read_metric_table(const std::filesystem::path& file);
 // The same for the text of a file; `name` is for messages.
 MetricTable parse_metric_table(std::string_view text, std::string_view name);
 
-// A file that is read again and again while a run writes it: each time only what is new, and the last row, which may
-// still change. A file that was replaced, or whose rows have changed, as those of a run that resumes, is read anew.
+// A file that is read again and again while a run writes it. A call reads only the rows that are new, and the last row,
+// which may still change. It reads the whole file if the file was replaced or older rows have changed, as happens when
+// a run resumes.
 class GrowingMetricFile {
  public:
   explicit GrowingMetricFile(std::filesystem::path path) : path_(std::move(path)) {}
 
   const std::filesystem::path& path() const { return path_; }
 
-  // `before`: what the last call returned, or an empty table. Throws as read_metric_table().
+  // `before` is what the last call returned, or an empty table. Throws as read_metric_table().
   MetricTable read(MetricTable before);
-  int64_t num_bytes_read() const { return num_bytes_read_; }  // by the last call
+  int64_t num_bytes_read() const { return num_bytes_read_; }  // the bytes that the last read() took
 
  private:
   // What is known of the file without its last row.
   struct Settled {
     uint64_t inode = 0;
-    int64_t num_bytes = 0;             // 0: nothing is read yet
-    std::string end{};                 // the last of these bytes
+    int64_t num_bytes = 0;  // 0: nothing is read yet
+    std::string end{};      // the last bytes of the part that was read; they tell whether the file still begins with it
     std::vector<size_t> num_points{};  // number of points of each curve
     int64_t num_rows = 0, last_epoch = 0, last_step = 0;
   };

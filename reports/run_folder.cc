@@ -7,6 +7,7 @@
 #include <chrono>
 #include <fstream>
 #include <initializer_list>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -17,9 +18,11 @@
 #include "fulgur/base/toml_file.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/checkpoint/formats/flat_json.h"
+#include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/checkpoint/limits.h"
 #include "fulgur/checkpoint/manifest.h"
 #include "fulgur/checkpoint/numbered_files.h"
+#include "fulgur/reports/terminal_text.h"
 
 namespace fulgur {
 namespace {
@@ -27,9 +30,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kEnvironmentBytes = 1 << 20;
+constexpr int kEnvironmentDepth = 16;  // what is nested deeper would recurse too far
 constexpr int64_t kProfileBytes = 1 << 20;
 constexpr std::streamoff kLastOutputBytes = 4096;  // a longer last line loses its beginning
-constexpr size_t kMostNames = 10;                  // a message lists no more
+constexpr const char* kNoMetrics = "there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere";
+constexpr size_t kMostNames = 10;  // a message lists no more
 
 std::vector<std::string> folders_in(const fs::path& parent) {
   std::vector<std::string> names;
@@ -44,10 +49,11 @@ std::vector<std::string> folders_in(const fs::path& parent) {
 // A sentence about the folders in `parent`, to end a message.
 std::string what_is_in(const fs::path& parent) {
   std::vector<std::string> names = folders_in(parent);
-  const std::string where = parent.empty() ? "." : parent.string();
+  const std::string where = parent.empty() ? "." : terminal_text(parent.string());
   if (names.empty()) return fmt::format("'{}' has no folders", where);
   const bool is_cut = names.size() > kMostNames;
   names.resize(std::min(names.size(), kMostNames));
+  for (std::string& name : names) name = terminal_text(name);
   return fmt::format("'{}' has {}{}", where, fmt::join(names, ", "), is_cut ? ", ..." : "");
 }
 
@@ -65,17 +71,24 @@ void require_folder(const fs::path& folder) {
   }
   const fs::path parent = folder.parent_path();
   const auto nearest = nearest_name(folder.filename().string(), folders_in(parent));
-  throw UsageError(fmt::format("there is no folder '{}';{} {}", folder.string(),
-                               nearest ? fmt::format(" did you mean '{}'?", (parent / *nearest).string()) : "",
-                               fs::is_directory(parent.empty() ? "." : parent, error)
-                                   ? what_is_in(parent)
-                                   : fmt::format("there is no folder '{}' either", parent.string())));
+  throw UsageError(
+      fmt::format("there is no folder '{}';{} {}", folder.string(),
+                  nearest ? fmt::format(" did you mean '{}'?", terminal_text((parent / *nearest).string())) : "",
+                  fs::is_directory(parent.empty() ? "." : parent, error)
+                      ? what_is_in(parent)
+                      : fmt::format("there is no folder '{}' either", parent.string())));
 }
 
 std::string text_of(const nlohmann::ordered_json& value) {
   if (value.is_null()) return "";
   return value.is_string() ? value.get<std::string>()
                            : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// A damaged manifest may name any sizes.
+int64_t saturating_sum(int64_t a, int64_t b) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<int64_t>::max() : sum;  // both are at least 0
 }
 
 class FolderReader {
@@ -87,10 +100,10 @@ class FolderReader {
     read_metrics(file, {});
   }
 
-  // `before`: the metrics that were read of `file`, which becomes the file with the newest.
+  // `before` has the metrics that were read from `file` before. `file` becomes the newest metrics file of the folder.
   void read_metrics(GrowingMetricFile& file, MetricTable before) {
     run_.metrics_file = last_numbered(folder_, "metrics", ".csv");
-    if (run_.metrics_file.empty()) return note("there is no metrics.csv: no CSVLogger has written here yet");
+    if (run_.metrics_file.empty()) return note(kNoMetrics);
     std::error_code error;
     run_.metrics_time = std::chrono::file_clock::to_sys(fs::last_write_time(run_.metrics_file, error));
     if (file.path() != run_.metrics_file) file = GrowingMetricFile(run_.metrics_file);
@@ -113,10 +126,12 @@ class FolderReader {
     const fs::path file = last_numbered(folder_, "env", ".json");
     if (file.empty()) return;
     try {
-      const auto json = nlohmann::ordered_json::parse(read_text_file(file, kEnvironmentBytes));
+      const std::string text = read_text_file(file, kEnvironmentBytes);
+      parse_json(text, file.filename().string(), {.max_depth = kEnvironmentDepth});  // throws if it is nested deeper
+      const auto json = nlohmann::ordered_json::parse(text);
       for (const auto& [name, value] : json.items()) run_.environment.emplace_back(name, text_of(value));
     } catch (const std::exception& error) {
-      note(fmt::format("{} cannot be read: {}", file.filename().string(), error.what()));
+      note(error.what());
     }
   }
 
@@ -187,7 +202,9 @@ class FolderReader {
   // A run in progress may remove a checkpoint while it is read.
   void read_checkpoint(const fs::path& folder) try {
     CheckpointSummary summary{.name = folder.filename().string()};
-    for (const auto& file : read_manifest(folder).files) summary.num_bytes += file.num_bytes;
+    for (const auto& file : read_manifest(folder).files) {
+      summary.num_bytes = saturating_sum(summary.num_bytes, file.num_bytes);
+    }
     const FlatValues state = parse_flat_json(read_text_file(folder / "state.json", limits::kRunStateBytes),
                                              (folder / "state.json").string());
     const auto step = state.find("loops/global_step");
@@ -199,8 +216,8 @@ class FolderReader {
     if (fs::exists(folder)) note(error.what());
   }
 
-  // The state of each ModelCheckpoint has <its name>/saved/<i>/name and score, and <its name>/monitor. The newest
-  // checkpoint knows best.
+  // The state of each ModelCheckpoint has <its name>/saved/<i>/name and score, and <its name>/monitor. If several
+  // checkpoints have a score of the same one, the score in the newest counts.
   void read_scores(const FlatValues& state, int64_t step) {
     const auto value_of = [&]<class T>(const std::string& name, T fallback) {
       const auto found = state.find(name);

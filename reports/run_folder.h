@@ -17,7 +17,7 @@ namespace fulgur {
 struct CheckpointSummary {
   std::string name;
   std::optional<int64_t> step{};          // optimizer steps taken; nullopt: the checkpoint does not say
-  int64_t num_bytes = 0;                  // sum over its files, without the manifest
+  int64_t num_bytes = 0;                  // sum over its files, without the manifest; at most 2^63 - 1
   std::string monitor{};                  // the metric that the score is of; empty if there is no score
   std::optional<double> score{};          // as ModelCheckpoint has noted it in the newest checkpoint
   bool is_best = false, is_last = false;  // whether the link `best` or `last` points to it
@@ -39,7 +39,7 @@ struct RunFolder {
   const std::string* find_environment(std::string_view key) const;  // null if env.json does not have it
 };
 
-// Whether anything in the folder is of a run.
+// True if the folder holds a file that a run writes.
 bool is_run_folder(const std::filesystem::path& folder);
 
 // Reads a folder, in which a run may be in progress: what is incomplete is left out and noted. If several runs have

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/reports/terminal_text.h"
+
 namespace fulgur {
 namespace {
 
@@ -23,27 +25,6 @@ constexpr size_t kValueWidth = 12;  // -1.23457e-05
 constexpr size_t kMostNameWidth = 30;
 constexpr std::array<std::string_view, 8> kBlocks{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
-bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }  // in UTF-8
-
-size_t columns_of(std::string_view text) { return static_cast<size_t>(std::ranges::count_if(text, begins_character)); }
-
-// The text without what would move the cursor, cut to `width` columns.
-std::string fit(std::string_view text, size_t width) {
-  std::string kept;
-  size_t num_columns = 0;
-  for (const char c : text) {
-    if (begins_character(c) && ++num_columns > width) break;
-    const bool is_control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    kept += is_control ? '?' : c;
-  }
-  return kept;
-}
-
-std::string padded(const std::string& text, size_t width) {
-  const std::string kept = fit(text, width);
-  return kept + std::string(width - columns_of(kept), ' ');
-}
-
 // Joins parts with two spaces, in lines of at most `width` columns.
 Lines flow(const Lines& parts, size_t width) {
   Lines lines;
@@ -51,7 +32,7 @@ Lines flow(const Lines& parts, size_t width) {
     if (!lines.empty() && columns_of(lines.back()) + 2 + columns_of(part) <= width) {
       lines.back() += "  " + part;
     } else {
-      lines.push_back(fit(part, width));
+      lines.push_back(terminal_text(part, width));
     }
   }
   return lines;
@@ -72,11 +53,12 @@ std::optional<int64_t> number_in(const RunFolder& run, std::string_view name) {
   return error == std::errc() && end == text->data() + text->size() ? std::optional(number) : std::nullopt;
 }
 
-std::optional<Clock::time_point> start_of(const RunFolder& run) {
+// Seconds since 1970, which a Clock::time_point cannot hold for every year that env.json may name.
+std::optional<double> start_of(const RunFolder& run) {
   const std::string* text = run.find_environment("started");
   std::tm time{};
   if (text == nullptr || strptime(text->c_str(), "%Y-%m-%dT%H:%M:%SZ", &time) == nullptr) return std::nullopt;
-  return Clock::from_time_t(timegm(&time));
+  return double(timegm(&time));
 }
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
@@ -86,9 +68,9 @@ void add_progress(Lines& lines, const RunFolder& run, const RunProgress& progres
     const double done = std::clamp(double(progress.num_steps) / double(*progress.num_steps_in_all), 0.0, 1.0);
     const size_t length = std::min<size_t>(width, 60) - std::min<size_t>(width, 7);
     const auto filled = static_cast<size_t>(std::floor(done * double(length)));
-    lines.push_back(fit(fmt::format("[{}{}] {:.0f}%", std::string(filled, '#'), std::string(length - filled, '.'),
-                                    std::floor(done * 100)),
-                        width));
+    lines.push_back(terminal_text(fmt::format("[{}{}] {:.0f}%", std::string(filled, '#'),
+                                              std::string(length - filled, '.'), std::floor(done * 100)),
+                                  width));
   }
   Lines parts;
   const std::string in_all = progress.num_steps_in_all ? fmt::format(" of {}", *progress.num_steps_in_all) : "";
@@ -117,14 +99,14 @@ void add_metrics(Lines& lines, const MetricTable& metrics, size_t width) {
   for (const MetricCurve* curve : curves) {
     std::string line;
     if (width < kNarrow) {
-      lines.push_back(fit(curve->name, width));
+      lines.push_back(terminal_text(curve->name, width));
     } else {
       line = padded(curve->name, name_width) + "  ";
     }
     line += fmt::format("{:<{}.6g} ", curve->points.back().value, kValueWidth);
     const size_t used = columns_of(line);
     if (used < width) line += sparkline(curve->points, width - used);
-    lines.push_back(fit(line, width));
+    lines.push_back(terminal_text(line, width));
   }
 }
 
@@ -134,16 +116,17 @@ RunProgress progress_of(const RunFolder& run, Clock::time_point now) {
   RunProgress progress;
   progress.num_steps_in_all = number_in(run, "estimated_stepping_batches");
   if (run.metrics.num_rows == 0) return progress;
-  progress.num_steps = run.metrics.last_step + 1;
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  progress.num_steps = run.metrics.last_step < kMost ? run.metrics.last_step + 1 : kMost;
   progress.idle_s = std::max(0.0, seconds(now - run.metrics_time));
   const auto first_step = number_in(run, "first_step");
   const auto start = start_of(run);
-  const double passed_s = start ? seconds(run.metrics_time - *start) : 0.0;
+  const double passed_s = start ? seconds(run.metrics_time.time_since_epoch()) - *start : 0.0;
   if (!first_step || passed_s <= 0 || progress.num_steps <= *first_step) return progress;
-  progress.steps_per_s = double(progress.num_steps - *first_step) / passed_s;
+  progress.steps_per_s = (double(progress.num_steps) - double(*first_step)) / passed_s;
   if (progress.num_steps_in_all) {
-    progress.left_s =
-        double(std::max<int64_t>(0, *progress.num_steps_in_all - progress.num_steps)) / *progress.steps_per_s;
+    const double num_left = double(*progress.num_steps_in_all) - double(progress.num_steps);
+    progress.left_s = std::max(0.0, num_left) / *progress.steps_per_s;
   }
   return progress;
 }
@@ -178,10 +161,10 @@ std::string sparkline(std::span<const MetricPoint> points, size_t width) {
 
 std::string run_picture(const RunFolder& run, const RunProgress& progress, PictureOptions options) {
   const size_t width = std::max<size_t>(options.width, 1);
-  Lines lines{fit(run.name, width)};
+  Lines lines{terminal_text(run.name, width)};
   add_progress(lines, run, progress, width);
-  for (const std::string& note : run.notes) lines.push_back(fit(note, width));
-  if (!run.last_output.empty()) lines.push_back(fit("> " + run.last_output, width));
+  for (const std::string& note : run.notes) lines.push_back(terminal_text(note, width));
+  if (!run.last_output.empty()) lines.push_back(terminal_text("> " + run.last_output, width));
   add_metrics(lines, run.metrics, width);
   if (options.height > 0 && lines.size() > options.height) lines.resize(options.height);
   std::string text;

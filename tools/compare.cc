@@ -9,14 +9,18 @@
 #include "fulgur/reports/command.h"
 #include "fulgur/reports/compare_runs.h"
 #include "fulgur/reports/run_folder.h"
+#include "fulgur/reports/terminal_text.h"
 
 namespace {
 
 fulgur::RunFolder read(const std::filesystem::path& folder) {
   fulgur::RunFolder run = fulgur::ProgressReader(folder).read();
-  for (const std::string& note : run.notes) std::cout << run.name << ": " << note << '\n';
+  for (const std::string& note : run.notes) {
+    std::cout << fulgur::terminal_text(run.name + ": " + note) << '\n';
+  }
   if (run.metrics.num_rows > 0) return run;
-  throw fulgur::UsageError("'" + run.name + "' has no metrics to compare; let a CSVLogger write them");
+  throw fulgur::UsageError("'" + fulgur::terminal_text(run.name) +
+                           "' has no metrics to compare; let a CSVLogger write metrics.csv there");
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ void FitState::tell_of_learning_rates(const std::vector<double>& asked) const {
       const double lr = next < asked.size() ? asked[next] : group.lr;
       ++next;
       if (has_schedule || group.lr == lr) continue;
-      log_info("the learning rate {} of the checkpoint goes on, in place of {}: ckpt_weights_only = true begins anew",
+      log_info("the learning rate {} of the checkpoint is kept, instead of {}: ckpt_weights_only = true starts over",
                group.lr, lr);
       return;
     }

@@ -47,7 +47,7 @@ void check_sync_batch_norm(const Module& module) {
   if (plain.empty()) return;
   throw UsageError(fmt::format(
       "sync_batchnorm is true, but {} of {} {} not synchronise ranks; write fulgur::nn::SyncBatchNorm1d, 2d "
-      "or 3d in the place of torch::nn::BatchNorm1d, 2d or 3d",
+      "or 3d instead of torch::nn::BatchNorm1d, 2d or 3d",
       fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 

@@ -225,7 +225,7 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   if (ckpt_path.empty()) return;
   found = all_gather_bytes(context_.world.control(), found).front();
   if (found.empty()) {
-    log_info("there is no checkpoint yet: ckpt_path = '{}' begins anew", ckpt_path);
+    log_info("there is no checkpoint yet: ckpt_path = '{}' starts from the beginning", ckpt_path);
     return;
   }
   opened_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
@@ -274,7 +274,7 @@ void RunCheckpoints::log_resume() const {
   compare("the number of ranks", run.get<int64_t>("strategy/world_size"), context_.ranks.world_size());
   compare("precision", run.get<std::string>("strategy/precision"), std::string(context_.precision.name()));
   if (context_.ranks.rank() > 0) return;
-  log_info("going on from '{}': epoch {}, step {}{}", opened_->folder().string(), run.get<int64_t>("loops/epoch"),
+  log_info("resumes from '{}': epoch {}, step {}{}", opened_->folder().string(), run.get<int64_t>("loops/epoch"),
            run.get<int64_t>("loops/global_step"), changed);
 }
 

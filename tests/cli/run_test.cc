@@ -167,13 +167,14 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_THAT(longer.out, HasSubstr("\n6 optimizer steps in "));  // only those of this fit are counted
   EXPECT_THAT(longer.out,
               ::testing::ContainsRegex("\nlast metrics\ntrain_loss  0\\.[0-9]+\nval_loss    0\\.[0-9]+\n\n"));
-  EXPECT_THAT(longer.err, HasSubstr("this run goes on with other options (config-v1.toml has them all): "
-                                    "trainer.ckpt_path:  -> last, trainer.max_epochs: 1 -> 2\n"));
+  EXPECT_THAT(longer.err,
+              HasSubstr("this run has other options than the last one in its folder (config-v1.toml has them all): "
+                        "trainer.ckpt_path:  -> last, trainer.max_epochs: 1 -> 2\n"));
   EXPECT_EQ(read(run_dir("a") / "config.toml"), first);
   EXPECT_TRUE(fs::exists(run_dir("a") / "env-v1.json"));
 
   const Outcome other_lr = run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"});
-  EXPECT_THAT(other_lr.err, HasSubstr("the learning rate 0.01 of the checkpoint goes on, in place of 0.5: "));
+  EXPECT_THAT(other_lr.err, HasSubstr("the learning rate 0.01 of the checkpoint is kept, instead of 0.5: "));
   EXPECT_THAT(longer.err, ::testing::Not(HasSubstr("the learning rate")));
   EXPECT_TRUE(fs::exists(run_dir("a") / "config-v2.toml"));
 

@@ -70,6 +70,19 @@ TEST(CompareRuns, MetricsOfOneRunAloneAreNamed) {
   EXPECT_EQ(to_text(comparison, "a", "b"), "a and b have no metric in common\nonly in a: x\nonly in b: y\n");
 }
 
+TEST(CompareRuns, NamesDoNotReachTheTerminalAsControlCharacters) {
+  const RunComparison comparison = compare_runs(table("\"a\x1b[2J\nb\",\"only\nhere\",损\n0,0,1,2,3\n"),
+                                                table("\"a\x1b[2J\nb\",损,\xc2\x9b,train/mfu\x1b\n0,0,2,3,4,5\n"));
+  const std::string text = to_text(comparison, "first\x1b", "second\n");
+  EXPECT_EQ(text,
+            "first? and second? differ from step 0 on: a?[2J?b is 1 and 2, a difference of 1\n"
+            "\n"
+            "metric   first at step  different  missing  largest difference\n"
+            "a?[2J?b              0          1        0  at step 0: 1 and 2, a difference of 1\n"
+            "only in first?: only?here\n"
+            "only in second?: train/mfu?, ?\n");
+}
+
 TEST(CompareRuns, WhatMeasuresTheMachineIsComparedOnRequest) {
   const MetricTable a = table("loss,train/samples_per_sec\n0,0,1,100\n"),
                     b = table("loss,train/samples_per_sec\n0,0,1,90\n");

@@ -90,7 +90,7 @@ TEST(HtmlReport, MemoryAndProfilesAreShownAsTheyWereWritten) {
 
 TEST(HtmlReport, WithoutMetricsItSaysSo) {
   RunFolder run{.name = "a"};
-  run.notes = {"there is no metrics.csv: no CSVLogger has written here yet"};
+  run.notes = {"there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere"};
   const std::string page = report_of({run});
   EXPECT_THAT(page, HasSubstr("No metrics have been logged."));
   EXPECT_THAT(page, HasSubstr("there is no metrics.csv"));

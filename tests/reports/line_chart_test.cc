@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -16,6 +17,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -132,6 +134,34 @@ TEST(LineChart, AnyFiniteValueHasAPlace) {
     ASSERT_EQ(parts.size(), 1u);
     for (const auto& [x, y] : parts[0]) {
       EXPECT_TRUE(x >= 62 && x <= 470 && y >= 12 && y <= 220) << values[0] << ": " << x << " " << y;
+    }
+  }
+}
+
+// The texts beside the axis of values, from the lowest to the highest.
+std::vector<std::string> value_labels(const std::string& svg) {
+  std::vector<std::string> labels;
+  for (size_t found = svg.find("text-anchor=\"end\""); found != std::string::npos;
+       found = svg.find("text-anchor=\"end\"", found + 1)) {
+    const size_t from = svg.find('>', found) + 1;
+    labels.push_back(svg.substr(from, svg.find('<', from) - from));
+  }
+  return labels;
+}
+
+TEST(LineChart, AMetricThatIsAlwaysZeroHasAnAxisAroundIt) {
+  const std::string svg = chart_of(points_of({0, 0, 0}));
+  EXPECT_EQ(attribute(svg, "data-values"), "-1 1");
+  EXPECT_THAT(value_labels(svg), ElementsAre("-1", "-0.5", "0", "0.5", "1"));
+}
+
+TEST(LineChart, LabelsOfValuesAreDistinct) {
+  EXPECT_THAT(value_labels(chart_of(points_of({10'000'000, 10'000'003}))),
+              ElementsAre("10000000", "10000001", "10000002", "10000003"));
+  for (const double offset : {0.0, 1.0, -1.0, 1e6, -1e9, 1e12}) {
+    for (const double range : {1e-12, 3e-7, 0.7, 2.0, 5e4, 3e9}) {
+      const auto labels = value_labels(chart_of(points_of({offset, offset + range})));
+      EXPECT_EQ(std::set(labels.begin(), labels.end()).size(), labels.size()) << offset << " + " << range;
     }
   }
 }

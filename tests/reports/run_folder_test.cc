@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "fulgur/base/error.h"
@@ -17,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -91,6 +93,26 @@ TEST_F(RunFolderTest, CheckpointsHaveSizesAndTheNewestScores) {
   EXPECT_TRUE(last.is_last && !last.is_best);
 }
 
+TEST_F(RunFolderTest, ADeeplyNestedEnvironmentIsRefused) {
+  write("a/config.toml", "seed = 1\n");
+  constexpr size_t kDepth = 500'000;  // the stack holds fewer calls
+  write("a/env.json", "{\"host\": " + std::string(kDepth, '[') + std::string(kDepth, ']') + "}");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_THAT(run.environment, IsEmpty());
+  EXPECT_THAT(run.notes, Contains("env.json: nested more than 16 deep"));
+}
+
+TEST_F(RunFolderTest, SizesThatOverflowAreCutToTheLargestNumber) {
+  write("a/checkpoints/large/manifest.json",
+        R"({"format_version": 1, "world_size": 1, "files": [)"
+        R"({"name": "model.safetensors", "num_bytes": 9223372036854775807, "xxh3": "0000000000000000"},)"
+        R"({"name": "state.json", "num_bytes": 24, "xxh3": "0000000000000000"}], "parameters": [], "ranges": []})");
+  write("a/checkpoints/large/state.json", "{\"loops/global_step\": 1}");
+  const RunFolder run = read_run_folder(runs() / "a");
+  ASSERT_EQ(run.checkpoints.size(), 1u);
+  EXPECT_EQ(run.checkpoints[0].num_bytes, std::numeric_limits<int64_t>::max());
+}
+
 TEST_F(RunFolderTest, TheNewestFilesOfAFolderAreRead) {
   for (const std::string version : {"", "-v1", "-v2"}) {
     write("a/metrics" + version + ".csv", "epoch,step,loss" + version + "\n0,1,2\n");
@@ -112,15 +134,15 @@ TEST_F(RunFolderTest, WhatIsIncompleteIsNoted) {
   const RunFolder run = read_run_folder(runs() / "a");
   EXPECT_EQ(run.metrics.num_rows, 1);
   EXPECT_THAT(run.notes, ElementsAre("the last row of metrics.csv is incomplete, and is left out",
-                                     HasSubstr("config.toml:1:8: this is no TOML"),
-                                     HasSubstr("env.json cannot be read"), HasSubstr("broken/manifest.json")));
+                                     HasSubstr("config.toml:1:8: this is no TOML"), HasSubstr("env.json: byte"),
+                                     HasSubstr("broken/manifest.json")));
 }
 
 TEST_F(RunFolderTest, ARunThatHasLoggedNothingYetIsRead) {
   write("a/config.toml", "seed = 1\n");
   const RunFolder run = read_run_folder(runs() / "a");
   EXPECT_TRUE(run.metrics_file.empty());
-  EXPECT_THAT(run.notes, ElementsAre("there is no metrics.csv: no CSVLogger has written here yet"));
+  EXPECT_THAT(run.notes, ElementsAre("there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere"));
 }
 
 TEST_F(RunFolderTest, WhatIsNoRunIsRefusedWithWhatThereIs) {

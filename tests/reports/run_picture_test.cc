@@ -52,19 +52,47 @@ TEST(RunPicture, ShowsProgressAndMetrics) {
             "device/host_rss_mib  376          ▁█\n");
 }
 
+// The columns of a line in which only the texts of the next test are wide.
+size_t columns_on_terminal(std::string line) {
+  size_t num_columns = 0;
+  for (const std::string wide : {"损", "失", "🚀"}) {
+    for (size_t found = line.find(wide); found != std::string::npos; found = line.find(wide)) {
+      line.erase(found, wide.size());
+      num_columns += 2;
+    }
+  }
+  const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; };
+  return num_columns + static_cast<size_t>(std::ranges::count_if(line, begins));
+}
+
 TEST(RunPicture, NoLineIsWiderThanTheTerminal) {
   RunFolder run = resumed_run();
   run.name = "runs/a_name_that_is_much_longer_than_the_terminal";
   run.notes = {"the last row of metrics.csv is incomplete, and is left out"};
+  run.metrics.curves[1].name = "损失🚀损失损失损失损失损失";
   run.last_output = "error: \x1b[2J\tno more";
   for (size_t width = 1; width <= 120; ++width) {
     std::istringstream lines(run_picture(run, progress_of(run, run.metrics_time), {.width = width}));
     for (std::string line; std::getline(lines, line);) {
-      const auto begins = [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; };
-      EXPECT_LE(static_cast<size_t>(std::ranges::count_if(line, begins)), width) << line;
+      EXPECT_LE(columns_on_terminal(line), width) << line;
       EXPECT_EQ(line.find('\x1b'), std::string::npos);
     }
   }
+}
+
+TEST(RunPicture, ExtremeNumbersInFilesDoNotOverflow) {
+  RunFolder run = resumed_run();
+  run.metrics = parse_metric_table("epoch,step,loss\n0,9223372036854775807,1\n", "a");
+  run.environment = {{"started", "9999-01-02T03:04:05Z"},
+                     {"first_step", "-9223372036854775808"},
+                     {"estimated_stepping_batches", "-9223372036854775808"}};
+  const RunProgress future = progress_of(run, run.metrics_time);
+  EXPECT_EQ(future.num_steps, std::numeric_limits<int64_t>::max());
+  EXPECT_FALSE(future.steps_per_s);
+  run.environment[0].second = "2026-01-02T03:04:05Z";
+  const RunProgress progress = progress_of(run, run.metrics_time);
+  EXPECT_EQ(progress.left_s, 0.0);
+  EXPECT_THAT(run_picture(run, progress), HasSubstr("step 9223372036854775807 of -9223372036854775808"));
 }
 
 TEST(RunPicture, ANarrowTerminalHasTwoLinesForEachMetric) {
@@ -84,9 +112,9 @@ TEST(RunPicture, ANarrowTerminalHasTwoLinesForEachMetric) {
 
 TEST(RunPicture, WhatIsUnknownIsLeftOut) {
   RunFolder run{.name = "runs/a"};
-  run.notes = {"there is no metrics.csv: no CSVLogger has written here yet"};
+  run.notes = {"there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere"};
   EXPECT_EQ(run_picture(run, progress_of(run, {})),
-            "runs/a\nthere is no metrics.csv: no CSVLogger has written here yet\n");
+            "runs/a\nthere is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere\n");
   RunFolder older = resumed_run();
   older.environment = {{"started", "yesterday"}, {"first_step", "many"}};
   const RunProgress progress = progress_of(older, older.metrics_time);

@@ -57,13 +57,21 @@ class CompareTest(unittest.TestCase):
         self.assertIn("runs/b: the last row of metrics.csv is incomplete, and is left out\n", done.stdout)
         self.assertIn("differ from step 1 on: x is 2 and missing\n", done.stdout)
 
+    def test_control_characters_of_names_do_not_reach_the_terminal(self):
+        for run in ["runs/a\x1b[2J", "runs/b\nc"]:
+            self.write(run, "epoch,step,\"x\x1b[2J\"\n0,0,1\n0,1,")
+        done = self.compare("runs/a\x1b[2J", "runs/b\nc")
+        self.assertEqual(done.stdout, ("runs/a?[2J: the last row of metrics.csv is incomplete, and is left out\n"
+                                       "runs/b?c: the last row of metrics.csv is incomplete, and is left out\n"
+                                       "runs/a?[2J and runs/b?c have the same 1 values of x?[2J\n"))
+
     def test_bad_input_is_refused(self):
         self.write("runs/a", "epoch,step,x\n0,0,1\n")
         self.write("runs/empty", "epoch,step,x\n")
         self.write("runs/other", "time,x\n0,1\n")
         for arguments, message in [
             (["runs/a", "runs/c"], "error: there is no folder 'runs/c'; did you mean 'runs/a'? 'runs' has a, empty, other\n"),
-            (["runs/a", "runs/empty"], "error: 'runs/empty' has no metrics to compare; let a CSVLogger write them\n"),
+            (["runs/a", "runs/empty"], "error: 'runs/empty' has no metrics to compare; let a CSVLogger write metrics.csv there\n"),
             (["runs/a", "runs/other"], "error: 'runs/other/metrics.csv' was not written by a CSVLogger: its first line does not "
                                        "begin with epoch,step\n"),
         ]:

@@ -160,7 +160,7 @@ class SweepTest(unittest.TestCase):
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(len(self.rows()), 3)
         logs = "".join(log.read_text() for log in self.folder.glob("sweep/records/*.log"))
-        self.assertIn("going on from", logs)
+        self.assertIn("resumes from", logs)
 
     def test_a_run_that_fails_is_told_and_the_others_go_on(self):
         done = self.sweep('metric = "val_loss"\n[options]\nlr = [0.1, 0.5]\n')

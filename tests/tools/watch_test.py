@@ -14,6 +14,9 @@ import time
 import unittest
 
 WATCH = pathlib.Path("tools/watch").absolute()
+REPORT = pathlib.Path("tools/report").absolute()
+DIGITS = pathlib.Path("examples/digits/digits").absolute()
+DATA = pathlib.Path("../digits/digits.csv.gz").absolute()
 
 
 class WatchTest(unittest.TestCase):
@@ -79,10 +82,36 @@ class WatchTest(unittest.TestCase):
             shown += screen.read(65536)
         return shown
 
+    def test_a_program_of_two_ranks_that_trains_meanwhile(self):
+        with open(self.folder / "printed.txt", "wb") as printed, subprocess.Popen(
+            [DIGITS, f"--data.file={DATA}", "--name=a", "--accelerator=cpu", "--strategy=ddp", "--devices=2", "--max_epochs=10000",
+             "--log_every_n_steps=5"], stdout=printed, stderr=printed, env={**self.environment, "OMP_NUM_THREADS": "1"}) as running:
+            try:
+                picture = self.picture_of_speed(running)
+                running.send_signal(signal.SIGTERM)
+                running.wait(timeout=100)
+            finally:
+                running.kill()
+        self.assertRegex(picture, r"(?m)^step \d+ of \d{6}  epoch \d+  [\d.e+]+ steps/s  [\d:]+ left  logged 0:\d\d ago$")
+        self.assertRegex(picture, r"(?m)^train_loss ")
+        subprocess.run([REPORT, "runs/a"], check=True, capture_output=True, timeout=100, env=self.environment)
+        page = (self.run_folder / "report.html").read_text()
+        self.assertRegex(page, r"<h2>Memory by strategy</h2>\n<h3>.*</h3>\n<pre>MB on each rank .*\n-+\nddp ")
+
+    def picture_of_speed(self, running):
+        """A picture of the run in progress, once it has logged."""
+        end = time.monotonic() + 100
+        shown = ""
+        while running.poll() is None and time.monotonic() < end:
+            shown = self.watch("runs/a", "--once", "--width=120").stdout
+            if "steps/s" in shown:
+                return shown
+        self.fail(f"no speed in\n{shown}of a run that printed\n{(self.folder / 'printed.txt').read_text()}")
+
     def test_a_run_that_has_logged_nothing_yet(self):
         (self.run_folder / "env.json").write_text("{\"host\": \"here\"}")
         done = self.watch("runs/a", "--once")
-        self.assertEqual((done.returncode, done.stdout), (0, "runs/a\nthere is no metrics.csv: no CSVLogger has written here yet\n"))
+        self.assertEqual((done.returncode, done.stdout), (0, "runs/a\nthere is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere\n"))
 
     def test_bad_input_is_refused(self):
         self.write_run(1)
