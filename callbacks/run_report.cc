@@ -15,7 +15,6 @@ namespace fulgur {
 namespace {
 
 void write_report(const std::filesystem::path& folder) {
-  if (!is_run_folder(folder)) return;
   const trace::Span span("write report");
   const RunFolder run = read_run_folder(short_path(folder));
   const std::string page = html_report({&run, 1});
@@ -31,9 +30,16 @@ void RunReport::on_exception(TrainerControl&, const std::exception& error) {
 }
 
 void RunReport::teardown(TrainerControl& trainer, EntryPoint entry_point) {
-  if (entry_point != EntryPoint::fit || has_failed_) return;
+  const bool is_fit = entry_point == EntryPoint::fit;
+  const bool adds_metrics = entry_point == EntryPoint::validate || entry_point == EntryPoint::test;
+  if (has_failed_ || (!is_fit && (!adds_metrics || folder_of_fit_.empty()))) return;
   FirstError error;
-  error.run([&] { write_report(trainer.run_dir()); });
+  error.run([&] {
+    const std::filesystem::path& folder = trainer.run_dir();
+    if (!is_run_folder(folder) || (!is_fit && folder != folder_of_fit_)) return;
+    write_report(folder);
+    folder_of_fit_ = folder;
+  });
   error.warn("report.html is not written");
 }
 

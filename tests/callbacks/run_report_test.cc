@@ -63,6 +63,21 @@ TEST_F(RunReportTest, ShowsMetricsCheckpointsAndTheProfile) {
   EXPECT_THAT(html, HasSubstr("<td>5</td><td>0</td><td>4</td>"));  // rows, last epoch, last step
 }
 
+TEST_F(RunReportTest, ATestThatFollowsAddsItsMetrics) {
+  Trainer trainer(options());
+  const auto module = make_module<TinyModule>();
+  trainer.fit(module, {.train = tiny_loader(), .val = tiny_loader()});
+  EXPECT_THAT(read_file(page()), Not(HasSubstr("<h3>test_loss</h3>")));
+  trainer.test(module, {.test = tiny_loader()});
+  EXPECT_THAT(read_file(page()), AllOf(HasSubstr("<h3>train_loss</h3>"), HasSubstr("<h3>test_loss</h3>")));
+}
+
+TEST_F(RunReportTest, ATestWithoutFitWritesNone) {
+  Trainer trainer(options());
+  trainer.test(make_module<TinyModule>(), {.test = tiny_loader()});
+  EXPECT_FALSE(fs::exists(page()));
+}
+
 TEST_F(RunReportTest, IsThereUnlessSettingsSayNo) {
   fit(options({.enable_report = false}));
   EXPECT_TRUE(fs::exists(run() / "metrics.csv"));
