@@ -17,8 +17,8 @@
 namespace fulgur::optim {
 namespace {
 
-// The last update, repeated for a larger learning rate, is at most so many times as large: a schedule that starts anew
-// from a rate near 0 would otherwise multiply rounding errors.
+// The largest factor by which PredictBy::repeat multiplies the last update where the learning rate rises. Without a
+// bound, a schedule that restarts from a rate near 0 would multiply rounding errors.
 constexpr double kLargestRepeat = 2.0;
 
 // The tensor itself if the kernel can run over its memory, otherwise a copy that it can run over.
@@ -207,8 +207,8 @@ void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, State& sta
   if (copy == nullptr) param.unsafeGetTensorImpl()->bump_version();        // as after an in-place operation
 }
 
-void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params,
-                                             std::vector<State>& states, const std::optional<at::Tensor>& divisor) {
+void ElementWiseOptimizer::run_torch_kernels(const Group& group, std::span<const at::Tensor> params,
+                                             std::span<State> states, const std::optional<at::Tensor>& divisor) {
   std::map<int64_t, TensorLists> by_num_updates;
   std::vector<std::pair<at::Tensor, at::Tensor>> with_masters;
   for (size_t i = 0; i < params.size(); ++i) {
@@ -226,34 +226,34 @@ void ElementWiseOptimizer::run_torch_kernels(const Group& group, const std::vect
   for (const auto& [param, master] : with_masters) param.copy_(master);
 }
 
-// The prediction takes a second update, of copies of a tensor and its state.
+// The prediction takes a second update, of copies of a tensor and its state. Tensors are updated one by one, so that
+// these copies exist of one tensor at a time.
 void ElementWiseOptimizer::update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& params,
                                                       std::vector<State>& states, const GradientTransform& transform,
                                                       const Copies& copies) {
   const c10::NoGradGuard no_grad;
   const std::optional<at::Tensor> divisor = gradient_divisor(transform, params);
-  std::vector<at::Tensor> before(params.size()), grads(params.size());
   for (size_t i = 0; i < params.size(); ++i) {
-    if (!params[i].grad().defined()) continue;
-    if (copies.by == PredictBy::repeat) before[i] = states[i].values_of(params[i]).clone();
-    if (copies.by != PredictBy::gradient) continue;
-    const at::Tensor grad = params[i].grad().to(widened(params[i].scalar_type()));
-    grads[i] = divisor ? grad.div(*divisor) : grad.clone();
-  }
-  run_torch_kernels(group, params, states, divisor);
-  for (size_t i = 0; i < params.size(); ++i) {
-    at::Tensor ahead = states[i].values_of(params[i]);
-    const bool is_updated = params[i].grad().defined();
-    const Prediction expected = is_updated ? prediction(group, states[i].num_updates, copies) : Prediction{};
+    const at::Tensor& param = params[i];
+    State& state = states[i];
+    const bool is_updated = param.grad().defined();
+    at::Tensor before, grad;
+    if (is_updated && copies.by == PredictBy::repeat) before = state.values_of(param).clone();
+    if (is_updated && copies.by == PredictBy::gradient) {
+      const at::Tensor wide = param.grad().to(widened(param.scalar_type()));
+      grad = divisor ? wide.div(*divisor) : wide.clone();
+    }
+    run_torch_kernels(group, {&param, 1}, {&state, 1}, divisor);
+    at::Tensor ahead = state.values_of(param);
+    const Prediction expected = is_updated ? prediction(group, state.num_updates, copies) : Prediction{};
     if (expected.next) {
       ahead = ahead.clone();
-      const at::Tensor grad = grads[i].defined() ? grads[i] : at::zeros_like(ahead);
-      TensorLists lists{.params = {ahead}, .grads = {grad}, .states = {}};
-      for (const StateField& field : state_fields_) lists.states[field.slot] = {states[i].tensors[field.slot].clone()};
+      TensorLists lists{.params = {ahead}, .grads = {grad.defined() ? grad : at::zeros_like(ahead)}, .states = {}};
+      for (const StateField& field : state_fields_) lists.states[field.slot] = {state.tensors[field.slot].clone()};
       const Group next{.params = {}, .lr = copies.next_lr, .weight_decay = group.weight_decay, .name = {}};
-      update_with_torch(next, states[i].num_updates + 1, lists, std::nullopt);
+      update_with_torch(next, state.num_updates + 1, lists, std::nullopt);
     } else if (expected.repeat != 0.0) {
-      ahead = ahead.add(ahead.sub(before[i]), expected.repeat);
+      ahead = ahead.add(ahead.sub(before), expected.repeat);
     }
     at::Tensor(copies.tensors[i]).copy_(ahead);
   }

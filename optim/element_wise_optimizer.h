@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -105,7 +106,7 @@ class ElementWiseOptimizer : public Optimizer {
                      const GradientScaling& scaling, const Copies* copies) const;
   void update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling,
                          const at::Tensor* copy, const Prediction& prediction) const;
-  void run_torch_kernels(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+  void run_torch_kernels(const Group& group, std::span<const at::Tensor> params, std::span<State> states,
                          const std::optional<at::Tensor>& gradient_divisor);
 
   std::vector<StateField> state_fields_;

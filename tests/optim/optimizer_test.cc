@@ -21,6 +21,7 @@
 #include "fulgur/optim/lion.h"
 #include "fulgur/optim/rmsprop.h"
 #include "fulgur/optim/sgd.h"
+#include "tests/testing/counting_allocator.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -480,6 +481,34 @@ TEST_P(ElementWiseOptimizer, CopiesTheSameWithTorchsOperations) {
       expect_close({master(kernel)}, {master(operations)}, 1e-6);
       EXPECT_EQ(copy_of_kernel[0].equal(master(kernel)), by == PredictBy::none);
     }
+  }
+}
+
+// The bound is that of one tensor, its gradient, three states, and temporaries; the optimizer has 16 tensors.
+TEST_P(ElementWiseOptimizer, APredictionWithTorchsOperationsCopiesOneTensorAtATime) {
+  using optim::PredictBy;
+  constexpr int64_t kNumElements = 1 << 16;
+  for (const PredictBy by : {PredictBy::gradient, PredictBy::moments, PredictBy::repeat}) {
+    std::vector<at::Tensor> params, copies;
+    for (int i = 0; i < 16; ++i) {
+      params.push_back(torch::ones({kNumElements}));
+      copies.push_back(torch::zeros({kNumElements}));
+      params.back().mutable_grad() = torch::ones({kNumElements});
+    }
+    const Optimizers optimizers = GetParam().make(one_group(params));
+    auto& optimizer = dynamic_cast<optim::ElementWiseOptimizer&>(optimizers[0]);
+    const Optimizer::Group& group = optimizer.groups()[0];
+    const auto update = [&] {
+      optimizer.update_and_copy_with_torch(group, params, optimizer.states(0),
+                                           {.factor = torch::tensor(0.3, at::kDouble)},
+                                           {.tensors = copies, .by = by, .next_lr = group.lr});
+    };
+    update();  // makes the states
+    testing::CountingAllocator memory;
+    memory.reset_peak();
+    const int64_t before = memory.live();
+    update();
+    EXPECT_LE(memory.peak() - before, 9 * kNumElements * static_cast<int64_t>(sizeof(float))) << static_cast<int>(by);
   }
 }
 

@@ -22,7 +22,9 @@
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/metrics/aggregation.h"
 #include "fulgur/optim/lamb.h"
+#include "fulgur/optim/lion.h"
 #include "fulgur/optim/lr_schedulers.h"
+#include "fulgur/optim/rmsprop.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/presets.h"
@@ -102,6 +104,19 @@ struct NetWithLbfgs : Net {  // several evaluations of the loss in a step, and a
 struct NetWithLamb : Net {
   Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
 };
+
+// By an optimizer with momentum, so that a late update is predicted, and a schedule by step.
+template <class O, auto kOptions>
+struct NetBy : Net {
+  Optimizers configure_optimizers() override {
+    return {O(parameters(), kOptions()),
+            {.scheduler = optim::StepLR::make({.step_size = 3, .gamma = 0.5}), .interval = "step"}};
+  }
+};
+using NetByMomentum = NetBy<optim::SGD, [] { return optim::SGDOptions{.lr = 0.05, .momentum = 0.9}; }>;
+using NetByLion = NetBy<optim::Lion, [] { return optim::LionOptions{.lr = 0.01, .weight_decay = 0.1}; }>;
+using NetByRMSprop =
+    NetBy<optim::RMSprop, [] { return optim::RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true}; }>;
 
 // Logs a Metric by reference.
 struct NetWithMetric : Net {
@@ -567,6 +582,34 @@ TEST(Resume, IsExactWithAnUpdateUnderWay) {
       SCOPED_TRACE(c10::str(base, " ", precision));
       expect_exact_resume(
           {.options = {.strategy = DelayedUpdate{.base = base, .warmup_steps = 2}, .precision = precision}});
+    }
+  }
+}
+
+TEST(Resume, IsExactWithAnUpdateInProgressByEveryPredictionAndRule) {
+  using Make = std::function<std::shared_ptr<TinyModule>()>;
+  const std::vector<Make> nets{[] { return make_module<Net>(); }, [] { return make_module<NetByMomentum>(); },
+                               [] { return make_module<NetByLion>(); }, [] { return make_module<NetByRMSprop>(); }};
+  for (size_t i = 0; i < nets.size(); ++i) {
+    for (const char* predict : {"gradient", "moments", "repeat", "none"}) {
+      for (const char* precision : {"32", "bf16-true"}) {
+        SCOPED_TRACE(c10::str("net ", i, ", ", predict, ", ", precision));
+        const DelayedUpdate late{.base = "single_device", .predict = predict, .warmup_steps = 2};
+        expect_exact_resume({.options = {.strategy = late, .precision = precision}, .make = nets[i]});
+      }
+    }
+  }
+}
+
+// Over ddp every rank updates all parameters, and saves its part of them.
+TEST(Resume, IsExactWithAnUpdateInProgressOnSeveralRanks) {
+  for (const char* base : {"ddp", "ddp_sharded", "zero_offload"}) {
+    for (const char* predict : {"gradient", "repeat", "none"}) {
+      for (const char* precision : {"32", "bf16-true"}) {
+        SCOPED_TRACE(c10::str(base, ", ", predict, ", ", precision));
+        const DelayedUpdate late{.base = base, .predict = predict, .warmup_steps = 2};
+        expect_exact_resume({.options = {.strategy = late, .precision = precision}, .world_size = 2});
+      }
     }
   }
 }
