@@ -215,9 +215,9 @@ bool OptimizerShard::is_rounded(size_t b) const {
   return optim::is_16_bit(parameters_.buckets()[b].flat.scalar_type());
 }
 
-// The tensors that the optimizer gets, by piece. While forward reads the parameters of a whole bucket, the optimizer gets
-// their copy. Parameters of 16 bits can be given to it even then: it updates their masters, and leaves the parameters as
-// they are.
+// The tensors that the optimizer gets, by piece. While forward reads the parameters of a whole bucket, the optimizer
+// gets their copy. Parameters of 16 bits can be given to it even then: it updates their masters, and leaves the
+// parameters as they are.
 const std::vector<at::Tensor>& OptimizerShard::what_is_updated(size_t b, const Section& section, const Part& part,
                                                                bool late) const {
   const bool in_place = part.copies.empty() || (section.is_whole && (!late || is_rounded(b)));

@@ -67,12 +67,13 @@ EngineOptions options_of_base(const DelayedUpdate& preset, std::string_view base
 void DelayedUpdate::describe(FieldVisitor& visit) {
   visit({.name = "base", .help = "strategy whose updates are delayed: zero_offload, ddp_sharded, ddp or single_device"},
         &base);
-  visit({.name = "predict",
-         .help = "guess of the next update, which is added to the weights that forward reads: gradient (an update by the "
-                 "last gradient again), moments (an update by a gradient of 0: what momentum and decay do), repeat (the "
-                 "last update again) or none (no guess); optimizers without momentum always get none",
-         .choices = {"gradient", "moments", "repeat", "none"}},
-        &predict);
+  visit(
+      {.name = "predict",
+       .help = "guess of the next update, which is added to the weights that forward reads: gradient (an update by the "
+               "last gradient again), moments (an update by a gradient of 0: what momentum and decay do), repeat (the "
+               "last update again) or none (no guess); optimizers without momentum always get none",
+       .choices = {"gradient", "moments", "repeat", "none"}},
+      &predict);
   visit({.name = "warmup_steps",
          .help = "number of steps at the beginning whose updates are not delayed; in 1,000 steps of a character model "
                  "delayed updates cost 1.1% of bits per character after 300 such steps, 2.6% after 100",
