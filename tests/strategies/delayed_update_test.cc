@@ -555,7 +555,7 @@ void expect_recurrence(const Plan& plan) {
   const Recurrence expected = recurrence<O>(got.batches, plan);
   EXPECT_EQ(got.global_step, expected.global_step);
   EXPECT_TRUE(are_equal(got.params, expected.params));
-  EXPECT_TRUE(got.modules.front()->at_epoch_ends.back().equal(expected.evaluated.back()));  // of the precision's dtype
+  EXPECT_TRUE(got.modules.front()->at_epoch_ends.back().equal(expected.evaluated.back()));  // not rounded to fp32
   if (got.global_step > plan.warmup + 1 && plan.predict != "none" && O::kIsPredicted &&
       !plan.precision.ends_with("16-true")) {  // 16 bits may round it
     Plan unpredicted = plan;
