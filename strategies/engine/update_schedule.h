@@ -59,7 +59,7 @@ class UpdateSchedule {
   void resume_late();
 
   // The memory, by section, that held the gradients of a bucket which the update in progress changes. For 32- and
-  // 64-bit parameters the update has replaced them by the values that the next forward but one reads.
+  // 64-bit parameters the update has replaced them by the values that forward reads once the update is completed.
   const std::vector<at::Tensor>& late_sums(size_t bucket) const;
 
   // The number of workers per rank if num_ranks share num_cores. Threads that feed a GPU keep cores to themselves:
