@@ -21,12 +21,14 @@ using Clock = std::chrono::steady_clock;
 // The sums of a thread's spans by name.
 class Profile {
  public:
+  // The spans of one name: how often they ended, and how long they took in all.
   struct Sum {
     int64_t calls = 0;
     Clock::duration total{};
   };
   void add(std::string_view name, Clock::duration time);
 
+  // Lets a std::string_view look a name up without a copy.
   struct Hash {
     using is_transparent = void;
     size_t operator()(std::string_view name) const { return std::hash<std::string_view>()(name); }

@@ -23,6 +23,7 @@ namespace fulgur {
 
 class Module;
 
+// How a checkpoint is saved that a callback or a program asks for.
 struct SaveOptions {
   bool weights_only = false;         // for inference or fine-tuning: no run can resume from it
   bool async = false;                // training continues once the state is copied; files are written in the background

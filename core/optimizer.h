@@ -50,6 +50,7 @@ struct ParameterState {
 // Ownership: holds handles to the parameters, owns its state. Threading: one thread at a time.
 class Optimizer {
  public:
+  // Parameters that share a learning rate and a weight decay. Groups are numbered from 0.
   struct Group {
     std::vector<at::Tensor> params;
     double lr;  // the next step uses it; learning-rate schedules write it
@@ -147,6 +148,7 @@ class Optimizers {
   auto begin() const { return list_.begin(); }
   auto end() const { return list_.end(); }
 
+  // A learning-rate scheduler with the number of the optimizer that it is for.
   struct Scheduled {
     size_t optimizer;
     LRSchedulerConfig config;

@@ -25,10 +25,12 @@ struct Text {
   std::string text;
 };
 
+// A picture, as Module::log_image() hands it to the loggers.
 struct Image {
   at::Tensor pixels;  // uint8 [channels, height, width], contiguous, on the CPU; 1 (grey), 3 (RGB) or 4 (RGBA) channels
 };
 
+// The settings of a run, which a logger shows with its metrics.
 struct HyperParameters {
   State values;
 };

@@ -19,6 +19,7 @@ class Sampler {
   virtual int64_t size() const = 0;
 };
 
+// Visits the samples in the order of the dataset, in each epoch.
 class SequentialSampler final : public Sampler {
  public:
   explicit SequentialSampler(int64_t size) : size_(size) {}

@@ -9,12 +9,14 @@
 
 namespace fulgur {
 
-// A number of batches, and a part of an epoch: two types, so that 1 batch and 1.0 epochs cannot be confused.
+// A number of batches. It is another type than Fraction, so that 1 batch and 1.0 epochs cannot be confused.
 struct Batches {
   int64_t count;
   explicit constexpr Batches(int64_t given) : count(given) {}
   bool operator==(const Batches&) const = default;
 };
+
+// A part of an epoch, from 0 to 1.
 struct Fraction {
   double value;
   explicit constexpr Fraction(double given) : value(given) {}

@@ -12,6 +12,7 @@
 
 namespace fulgur::metrics {
 
+// The options of Accuracy, Precision, Recall and F1Score.
 struct ClassificationOptions {
   Task task = Task::multiclass;
   int64_t num_classes = 0;                // at least 2; needed for multiclass

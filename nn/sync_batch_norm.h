@@ -33,6 +33,7 @@ class SyncBatchNormBase {
   Collective* collective_ = nullptr;
 };
 
+// The common part of the modules below: forward and the checks of the input, for D spatial dimensions.
 template <size_t D, class Derived>
 class SyncBatchNormImplBase : public torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>,
                               public SyncBatchNormBase {

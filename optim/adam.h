@@ -58,6 +58,7 @@ class Adam final : public internal::AdamBase {
   explicit Adam(std::vector<ParamGroup> groups, AdamOptions options = {});
 };
 
+// Adam with decoupled weight decay.
 class AdamW final : public internal::AdamBase {
  public:
   using Options = AdamWOptions;

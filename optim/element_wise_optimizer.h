@@ -28,6 +28,7 @@ enum class PredictBy { none, gradient, moments, repeat };
 // Throws SetupError for a sparse gradient and for other dtypes.
 class ElementWiseOptimizer : public Optimizer {
  public:
+  // A tensor that the update rule keeps for each parameter.
   struct StateField {
     std::string_view name;  // as in torch's state dict
     size_t slot = 0;        // index in Slice::states

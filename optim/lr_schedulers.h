@@ -197,6 +197,7 @@ class LambdaLR final : public internal::SchedulerWith<LambdaLR, LambdaLROptions>
   double lr(double initial_lr, int64_t step) const override;
 };
 
+// The options of WarmupCosineLR and WarmupLinearLR.
 struct WarmupOptions {
   int64_t warmup_steps = 0;   // steps from 0 up to the initial learning rate
   int64_t total_steps = 0;    // including the warm-up; must be given

@@ -123,6 +123,7 @@ class ProgramImpl : public torch::nn::Module {
   at::ScalarType exported_dtype_ = at::kFloat;
 };
 
+// A handle to a ProgramImpl, as torch's module holders are: copies share one module.
 class Program : public torch::nn::ModuleHolder<ProgramImpl> {
  public:
   using torch::nn::ModuleHolder<ProgramImpl>::ModuleHolder;

@@ -50,7 +50,8 @@ figure table { font-size: 0.8em; } figure th, figure td { padding-right: 8px; }
 pre { margin: 0 0 1em; overflow-x: auto; font-size: 0.85em; }
 .note { color: var(--faint); }
 @media print { body { max-width: none; padding: 0; font-size: 11px; }
-  .charts { grid-template-columns: repeat(2, 1fr); } .table { overflow: visible; } pre { white-space: pre-wrap; } }
+  .charts { grid-template-columns: repeat(2, 1fr); } .table { overflow: visible; } pre { white-space: pre-wrap; }
+  details::details-content { content-visibility: visible; height: auto; } }
 )";
 
 std::string colour_rules() {

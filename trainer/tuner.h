@@ -12,6 +12,7 @@
 
 namespace fulgur {
 
+// The learning rates that Trainer::find_learning_rate tries, and when it stops.
 struct LearningRateFinderOptions {
   double min_lr = 1e-8;
   double max_lr = 1.0;
@@ -32,6 +33,7 @@ struct LearningRateCurve {
   std::optional<double> suggestion(size_t skip_begin = 10, size_t skip_end = 1) const;
 };
 
+// The batch sizes that Trainer::find_batch_size tries.
 struct BatchSizeFinderOptions {
   std::string mode = "power";  // power: double it until memory runs out; binsearch: then search between the last two
   int64_t init_size = 2;       // samples in the first trial's batches

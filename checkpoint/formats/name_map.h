@@ -13,6 +13,7 @@ namespace fulgur {
 //                                 {"lm_head.weight", std::nullopt}}};   // left out
 // The first rule that fits decides; a name that no rule fits stays as it is. {"", "model."} fits every name.
 struct NameMap {
+  // A rule renames one tensor, or all whose names have a prefix in common.
   struct Rule {
     std::string from;               // a whole name; a prefix if it is empty or ends with '.'
     std::optional<std::string> to;  // replaces `from`; nullopt: the tensor is left out

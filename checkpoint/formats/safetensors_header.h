@@ -20,6 +20,7 @@ struct SafetensorsEntry {
   int64_t numel() const;
 };
 
+// The header of a safetensors file: which tensors there are and where their bytes lie.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  // in byte order
   std::map<std::string, std::string> metadata;

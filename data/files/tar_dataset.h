@@ -19,6 +19,7 @@ namespace fulgur {
 // and "train/0001.seg.png" are "jpg" and "seg.png" of the sample "train/0001".
 class TarSample {
  public:
+  // A file of the sample, as its place in the shard.
   struct File {
     std::string extension;  // what follows the first dot
     int64_t begin, num_bytes;
@@ -53,6 +54,7 @@ using TarDecoder = std::function<Batch(const TarSample& sample, Random& random)>
 // extension.
 Batch undecoded(const TarSample& sample, Random& random);
 
+// The options of TarDataset.
 struct TarOptions {
   std::filesystem::path cache{};  // folder into which compressed shards are unpacked once; empty: they are refused
   void describe(FieldVisitor& visit);

@@ -14,6 +14,7 @@
 
 namespace fulgur {
 
+// The options of TokenDataset.
 struct TokenOptions {
   int64_t length = 1025;            // tokens in a window: what the model looks back on, and one more to predict
   std::optional<int64_t> stride{};  // tokens from the start of a window to that of the next; nullopt: length

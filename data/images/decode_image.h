@@ -21,6 +21,7 @@ constexpr int64_t kDefaultMaxPixels = int64_t{1} << 27;
 ImageHeader read_image_header(std::span<const uint8_t> bytes, const std::string& name,
                               int64_t max_pixels = kDefaultMaxPixels);
 
+// What decode_image makes of the bytes of a picture.
 struct DecodeOptions {
   ImageColor color = ImageColor::rgb;
   int64_t shrink = 1;  // 1, 2, 4 or 8: a JPEG is decoded with sides divided by it and rounded up, in less time. libjpeg

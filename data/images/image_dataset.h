@@ -12,6 +12,7 @@
 
 namespace fulgur {
 
+// A picture in a file, and the number of its class.
 struct LabelledImage {
   std::filesystem::path file{};
   int64_t label = 0;

@@ -47,6 +47,33 @@ class ErrorsPageTest(unittest.TestCase):
             ("c10::ValueError", "rows must be 2; got <rows>", "not: rows == 2"),
         ])
 
+    def test_errors_of_the_standard_library_and_of_libtorch(self):
+        self.assertEqual(self.messages_of("""
+            if (!stream) throw std::runtime_error(fmt::format("cannot read '{}'", file.string()));
+            throw std::invalid_argument("token " + std::to_string(token) + " is too large");
+            TORCH_CHECK(link_.state != nullptr, name(), ": there is no run");
+            if (!finite) TORCH_CHECK(false, "the loss is ", loss);
+            throw std::runtime_error("writing failed");
+        """), [
+            ("std::runtime_error", "cannot read '<file>'", "!stream"),
+            ("std::invalid_argument", "token <token> is too large", ""),
+            ("c10::Error", "<name>: there is no run", "not: link_.state != nullptr"),
+            ("c10::Error", "the loss is <loss>", "!finite"),
+        ])
+
+    def test_what_stands_for_a_value(self):
+        for expression, name in {
+            "options.frequency": "<frequency>",
+            "preds.sizes()": "<shape of preds>",
+            "toString(value.scalar_type())": "<type of value>",
+            "names_.size() - 1": "<number of names - 1>",
+            "options.devices * num_nodes": "<devices * num_nodes>",
+            "by_rank[rank]": "<by_rank>",
+            "it - all.begin()": "<all>",
+        }.items():
+            self.assertEqual(errors_page.value_name(expression), name)
+        self.assertEqual(errors_page.rendered("(like.defined() ? like.sizes() : at::IntArrayRef{})"), "<shape of like>")
+
     def test_a_function_of_the_file_by_the_name_require(self):
         text = 'const auto require = [](bool holds, const std::string& why) {\n  if (!holds) throw DataError(why);\n};\n'
         self.assertEqual(self.messages_of(text + 'require(a > b, "a is too small");'), [("DataError", "a is too small", "not: a > b")])

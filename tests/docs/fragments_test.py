@@ -18,7 +18,7 @@ PROGRAMS = {
     "docs/extend/transport.md": "tests/extend/BUILD",
     "docs/from_a_loop.md": "tests/docs/BUILD",
 }
-KNOWN_LANGUAGES = {"cmake", "cpp", "python", "sh", "text", "toml"}
+KNOWN_LANGUAGES = {"cmake", "cpp", "python", "sh", "starlark", "text", "toml"}  # blocks_test checks those but cpp, sh and text
 
 
 class FragmentsTest(unittest.TestCase):

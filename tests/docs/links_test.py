@@ -1,4 +1,7 @@
-"""Every link of the pages leads to a file of the tree and to a heading in it, and docs/README.md lists every page of docs/."""
+"""Every link of the pages within the tree leads to a file and to a heading in it, and docs/README.md lists every page of docs/.
+
+Links to other sites (http, https) are not tried: a test uses no network, so that such a link can be dead.
+"""
 import collections
 import html
 import re

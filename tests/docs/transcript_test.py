@@ -15,7 +15,7 @@ ROOT = pathlib.Path().absolute()  # of the runfiles
 PROGRAMS = {
     "//examples/digits": ROOT / "examples/digits/digits",
     "//examples/tabular": ROOT / "examples/tabular/tabular",
-    "//tools:sweep": ROOT / "tools/sweep",
+    **{f"//tools:{tool}": ROOT / "tools" / tool for tool in ("compare", "doctor", "report", "sweep", "watch")},
     "build/loop_by_hand": ROOT / "tests/docs/loop_by_hand",
     "build/loop_by_trainer": ROOT / "tests/docs/loop_by_trainer",
     "build/my_model": ROOT / "tests/docs/my_model",
@@ -119,6 +119,35 @@ class TranscriptTest(unittest.TestCase):
 
     def test_session(self):
         self.assertEqual(self.compare("docs/session.md"), 8)
+
+    def test_tools_that_look_at_runs(self):
+        self.assertEqual(self.compare("docs/reports.md"), 5)
+
+
+class DoctorTest(unittest.TestCase):
+    """What docs/doctor.md shows, but for what another machine has."""
+
+    def setUp(self):
+        page = "docs/doctor.md"
+        self.looks, self.problem = [block.lines for block in pages.blocks_of(page, pages.read(page)) if block.language == "text"]
+
+    def printed(self, **variables):
+        done = subprocess.run([PROGRAMS["//tools:doctor"]], env={**os.environ, **variables}, capture_output=True, text=True, timeout=100)
+        return done.returncode, done.stdout.splitlines()
+
+    def test_what_it_looks_at(self):
+        topics = lambda lines: [line[:15].strip() for line in lines if line[:1].strip()]
+        expected = topics(self.looks[1:])
+        self.assertGreater(len(expected), 10)
+        self.assertEqual([topic for topic in topics(self.printed()[1]) if topic in expected], expected)
+
+    def test_a_problem(self):
+        variable, value = re.search(r"(\w+)=(\w+)", self.problem[0]).groups()
+        exit_code, printed = self.printed(**{variable: value})
+        self.assertEqual(exit_code, 1)
+        interfaces = re.compile(r"(?<=problem: )[^;]+")
+        expected = ["...", *(interfaces.sub("...", line) for line in self.problem), "..."]
+        self.assertEqual(transcript.difference(expected, printed), "")
 
 
 class DifferenceTest(unittest.TestCase):

@@ -1,4 +1,4 @@
-"""A page of tools/report in a browser: no error, nothing too wide for a phone, and what it shows is what metrics.csv says.
+"""A page of tools/report in a browser: no error, what it shows is what metrics.csv says, and it suits a phone, the dark and paper.
 
 Needs Debian's chromium-headless-shell (tools/apt_packages_ci.txt): ./bazelw test //tests/tools:browser_test
 """
@@ -27,12 +27,49 @@ const found = [...document.querySelectorAll("figure")].map(figure => ({
   lines: [...figure.querySelectorAll("figure > svg > path:not(.grid):not(.dots):not(.mark)")].map(box),
   colours: [...figure.querySelectorAll("figure > svg > path:not(.grid)")].map(path => getComputedStyle(path).stroke),
 }));
-const page = {figures: found, width: document.documentElement.scrollWidth, window: window.innerWidth,
+const background = element => {
+  for (; element; element = element.parentElement) {
+    const colour = getComputedStyle(element).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+};
+const of_text = element => getComputedStyle(element)[element instanceof SVGElement ? "fill" : "color"];
+const has_text = element => [...element.childNodes].some(node => node.nodeType === Node.TEXT_NODE && node.data.trim());
+const texts = [...document.body.querySelectorAll("*")].filter(element => has_text(element) && element.tagName !== "SCRIPT");
+const root = getComputedStyle(document.documentElement);
+const card = getComputedStyle(document.querySelector("figure")).backgroundColor;
+const page = {is_dark: matchMedia("(prefers-color-scheme: dark)").matches, background: background(document.body),
+              contrasts: [...new Set(texts.map(element => `${of_text(element)} on ${background(element)}`))],
+              of_lines: [...Array(10).keys()].map(i => root.getPropertyValue(`--c${i}`)), card: card,
+              figures: found, width: document.documentElement.scrollWidth, window: window.innerWidth,
               texts: [...document.querySelectorAll("pre")].map(text => text.innerText)};
 const probe = document.body.appendChild(document.createElement("pre"));
 probe.id = "probe";
 probe.textContent = JSON.stringify(page);
 </script>"""
+
+
+# A page as a phone shows it, for a window of the browser cannot be as narrow. The probe's text is copied to where browse finds it.
+PHONE = """<!DOCTYPE html><body><iframe width="{width}" height="640" src="{page}"></iframe><script>
+onload = () => document.body.append(document.querySelector("iframe").contentDocument.getElementById("probe"));
+</script></body>"""
+IN_THE_DARK = "--blink-settings=preferredColorScheme=0"
+
+
+def luminance(colour):
+    """The relative luminance of a colour, as WCAG 2.1 defines it; it is written rgb(1, 2, 3), #123456 or #123."""
+    if colour.startswith("#"):
+        digits = colour[1:] if len(colour) == 7 else "".join(digit * 2 for digit in colour[1:])
+        parts = [int(digits[i:i + 2], 16) for i in (0, 2, 4)]
+    else:
+        parts = [int(part) for part in re.fullmatch(r"rgb\((\d+), (\d+), (\d+)\)", colour).groups()]
+    linear = [part / 255 / 12.92 if part / 255 <= 0.04045 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one, other):
+    darker, lighter = sorted([luminance(one), luminance(other)])
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 class BrowserTest(unittest.TestCase):
@@ -43,20 +80,33 @@ class BrowserTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def browse(self, page, width=1200):
+    def call(self, page, *flags):
         done = subprocess.run(
             [BROWSER, "--no-sandbox", "--disable-gpu", f"--user-data-dir={self.folder}/profile", "--enable-logging=stderr",
-             "--allow-file-access-from-files", f"--window-size={width},900", "--dump-dom", page.as_uri()],
+             "--allow-file-access-from-files", "--window-size=1200,900", *flags, page.as_uri()],
             capture_output=True, text=True, timeout=100, check=True, env={**os.environ, "HOME": str(self.folder)})
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
-    def layout(self, page, width=1200):
-        """What the probe has found; the script is in a copy, for the page has none."""
+    def browse(self, page, *flags):
+        return self.call(page, "--dump-dom", *flags)
+
+    def layout(self, page, *flags, phone=None):
+        """What the probe has found; the script is in a copy, for the page has none. `phone` is the width of a phone in pixels."""
         probed = page.with_name("probed.html")
         probed.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
-        shown, messages = self.browse(probed, width)
+        if phone:
+            page, probed = probed, page.with_name("phone.html")
+            probed.write_text(PHONE.format(page=page.name, width=phone))
+        shown, messages = self.browse(probed, *flags)
         self.assertEqual(messages, [])
         return json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', shown, re.S)[1]))
+
+    def printed_pages(self, page):
+        pdf = page.with_suffix(".pdf")
+        self.call(page, f"--print-to-pdf={pdf}")
+        content = pdf.read_bytes()
+        self.assertEqual(content[:5], b"%PDF-")
+        return len(re.findall(rb"/Type ?/Page\b", content))
 
     def write_runs(self):
         runs = {
@@ -71,6 +121,7 @@ class BrowserTest(unittest.TestCase):
                 for step in range(max(map(len, metrics.values()))):
                     rows.writerow([0, step, *(f"{values[step]:.9g}" if step < len(values) else "" for values in metrics.values())])
         (self.folder / "a/env.json").write_text(json.dumps({"host": "here", "memory_of_strategy": "weights  " + "9" * 200}))
+        (self.folder / "a/config.toml").write_text("".join(f"option_{i} = {i}\n" for i in range(300)))
         (self.folder / "a/profile-fit.txt").write_text("forward  90%\n")
 
     def page(self):
@@ -123,8 +174,30 @@ class BrowserTest(unittest.TestCase):
             self.assertAlmostEqual(pixel, right_pixel, delta=0.6)
 
     def test_a_phone_need_not_scroll_sideways(self):
-        layout = self.layout(self.page(), width=500)  # narrower windows are widened to this
-        self.assertLessEqual(layout["width"], layout["window"])
+        layout = self.layout(self.page(), phone=360)
+        self.assertEqual(layout["window"], 360)
+        self.assertLessEqual(layout["width"], 360)
+
+    def test_text_and_lines_can_be_told_from_the_background_also_in_the_dark(self):
+        page = self.page()
+        light, dark = self.layout(page), self.layout(page, IN_THE_DARK)
+        self.assertEqual((light["is_dark"], dark["is_dark"]), (False, True))
+        self.assertGreater(luminance(light["background"]), 0.8)
+        self.assertLess(luminance(dark["background"]), 0.05)
+        for layout in (light, dark):
+            self.assertGreater(len(layout["contrasts"]), 2)
+            for pair in layout["contrasts"]:
+                self.assertGreaterEqual(contrast(*pair.split(" on ")), 4.5, pair)  # WCAG 2.1, 1.4.3
+            for colour in layout["of_lines"]:
+                self.assertGreaterEqual(contrast(colour, layout["card"]), 3, colour)  # 1.4.11
+
+    def test_print_has_the_options_that_the_screen_folds_away(self):
+        page = self.page()
+        folded = self.printed_pages(page)
+        opened = page.with_name("opened.html")
+        opened.write_text(page.read_text().replace("<details", "<details open"))
+        self.assertGreater(folded, 3)
+        self.assertEqual(folded, self.printed_pages(opened))
 
 
 if __name__ == "__main__":
