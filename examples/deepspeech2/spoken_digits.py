@@ -3,10 +3,12 @@
 The speaker is espeak-ng. Voices and speeds of val and test are not in train. The same version of espeak-ng writes the same
 bytes each time.
 """
+import os
 import pathlib
 import random
 import subprocess
 import sys
+import tempfile
 
 DIGITS = "zero one two three four five six seven eight nine".split()
 ACCENTS = ["en-us", "en-gb", "en-gb-x-rp", "en-029"]
@@ -33,5 +35,7 @@ def write_part(folder, num_utterances, voices, speeds):
 
 
 if __name__ == "__main__":
-    for part, (num_utterances, voices, speeds) in PARTS.items():
-        write_part(pathlib.Path(sys.argv[1], part), num_utterances, voices, speeds)
+    with tempfile.TemporaryDirectory() as settings:
+        os.environ["XDG_CONFIG_HOME"] = settings  # PulseAudio's library, which espeak-ng starts, wants to write there
+        for part, (num_utterances, voices, speeds) in PARTS.items():
+            write_part(pathlib.Path(sys.argv[1], part), num_utterances, voices, speeds)

@@ -38,7 +38,7 @@ class DigitsPicturesTest(unittest.TestCase):
 
         def refusal():
             done = digits_test.run("--data.path=pictures", folder=self.folder)
-            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
             return done.stderr
 
         self.assertEqual(refusal(), "error: in setup: there is no folder of pictures 'pictures/train'\n")
