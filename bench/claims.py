@@ -114,7 +114,7 @@ def families():
     counts, speeds, commands = [], [], []
     for name, (example, flags) in FAMILIES.items():
         ddp, sharded = (family_run(example, flags, strategy, 3, **EXACT_MEMORY) for strategy in ("ddp", "ddp_sharded"))
-        us = {strategy: family_run(example, flags, strategy, 7)["us"] for strategy in ("ddp", "ddp_sharded")}
+        us = {strategy: family_run(example, flags, strategy, 6)["us"] for strategy in ("ddp", "ddp_sharded")}
         in_all = lambda run, n: sum(run["counted"][n].values())
         of_model = lambda run, n: in_all(run, n) - run["counted"][n]["buckets"]
         for run, strategy, n in ((ddp, "ddp", 2), (sharded, "ddp_sharded", 2), (sharded, "ddp_sharded", 8)):
@@ -146,7 +146,7 @@ def families():
             "Transformer has a vocabulary of 256 bytes, the images are the digits of 8 x 8, enlarged except for Image GPT. A step of "
             "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in a single pair of runs "
             "on a shared machine a tenth either way says nothing.\n\n"
-            "The same with `--strategy=ddp`, and with `--steps=7` for the times:\n\n" + code("\n".join(commands)))
+            "The same with `--strategy=ddp`, and with `--steps=6` for the times:\n\n" + code("\n".join(commands)))
 
 
 def depth_below(cap_mb, strategy):
@@ -154,7 +154,7 @@ def depth_below(cap_mb, strategy):
     def fits(depth):
         command = [FOLDER / "ddp_step", "--width=1024", f"--depth={depth}", "--steps=6", f"--strategy={strategy}", "--devices=2"]
         return float(output_of(command, **EXACT_MEMORY).split("\n")[-2].split()[3]) <= cap_mb
-    low, high = 0, 1
+    low, high = 0, 16
     while fits(high):
         low, high = high, 2 * high
     while high - low > 1:
