@@ -45,7 +45,7 @@ svg.key { width: 22px; height: 8px; vertical-align: middle; } svg.key path { str
 table { border-collapse: collapse; font-size: 0.87em; }
 th, td { padding: 2px 12px 2px 0; text-align: left; vertical-align: top; overflow-wrap: normal; }
 th { font-weight: 600; color: var(--faint); } td { border-top: 1px solid var(--grid); font-variant-numeric: tabular-nums; }
-figure table { font-size: 0.8em; } figure th, figure td { padding-right: 8px; }
+figure table { font-size: 0.8em; } figure th, figure td { padding-right: 5px; }
 .long td { overflow-wrap: anywhere; min-width: 8em; }
 pre { margin: 0 0 1em; overflow-x: auto; font-size: 0.85em; }
 .note { color: var(--faint); }
