@@ -1,5 +1,6 @@
 """The command lines of the pages, and what each of them needs in the tree: targets, programs, files, options."""
 import functools
+import itertools
 import os
 import re
 import shlex
@@ -31,10 +32,12 @@ def split(text):
             found.append([])
         else:
             found[-1].append(word)
-    for words in found:
-        while words and re.match(r"[A-Z_]+=", words[0]):
-            del words[0]
-    return [words for words in found if words]
+    return [words for words in map(without_variables, found) if words]
+
+
+def without_variables(words):
+    """The words behind NAME=value, which sets a variable for the command."""
+    return list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
 
 
 def shell_lines(page, text):

@@ -8,6 +8,8 @@ import unittest
 
 import commands
 import pages
+import shell
+import transcript
 
 # The programs of cli::run, which say by --print-config what is wrong with a command line.
 WITH_OPTIONS = {
@@ -67,6 +69,28 @@ def wrong_options(command):
 
 def complaints(check, page, text):
     return [f"{command.page}:{command.line}: {complaint}" for command in commands.commands_of(page, text) for complaint in check(command)]
+
+
+class EveryCommandTest(unittest.TestCase):
+    """A command in a block of shell is run by transcript_test, by short_runs_test, or by what shell.ELSEWHERE names."""
+
+    def test_every_block_of_shell_is_run(self):
+        for page in set(pages.pages()) - {*shell.COMPARED, *shell.CUT_SHORT}:
+            for step in transcript.steps_of(page, pages.read(page)):
+                for words in (words for line in step.command.split("\n") for words in commands.split(line)):
+                    self.assertTrue(shell.runs_elsewhere(words), f"{page}:{step.line}: no test runs {' '.join(words)}")
+
+    def test_what_runs_the_others_names_them(self):
+        for command, path in shell.ELSEWHERE.items():
+            program = re.split(r"[ :/]", command.replace("build/cmake_app/digits", "digits"))[-1]
+            self.assertIn(program, pages.read(path) if path else command)
+
+    def test_packages_of_debian_are_among_those_that_are_installed(self):
+        page = "docs/install.md"
+        named = [words[2:] for step in transcript.steps_of(page, pages.read(page)) for words in commands.split(step.command)
+                 if words[0] == "apt-get"]
+        self.assertEqual(len(named), 1)
+        self.assertEqual(set(named[0]) - set(pages.read("tools/apt_packages.txt").split()), set())
 
 
 class CommandsTest(unittest.TestCase):

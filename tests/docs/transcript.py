@@ -17,22 +17,21 @@ class Step(NamedTuple):
     page: str
     line: int
     command: str   # one line of shell; several of a block count as one, for whose output the text stands
-    expected: list  # lines, in which "..." stands for any number of lines, or for any text within one
+    expected: list | None  # lines, in which "..." stands for any number of lines, or for any text within one; None: not shown
 
 
 def steps_of(page, text):
-    """Yields the commands that have their output below: a ```text block after a ```sh block, and lines after '$ '."""
+    """Yields the commands of a page: ```sh blocks, whose output the next block shows if it is a ```text, and lines after '$ '."""
     shell = None
     for block in pages.blocks_of(page, text):
-        if block.language == "sh":
-            shell = block
-        elif block.language == "text" and any(line.startswith("$ ") for line in block.lines):
+        follows = block.language == "text" and not any(line.startswith("$ ") for line in block.lines)
+        if shell is not None:
+            yield Step(page, shell.line, "\n".join(shell.lines).replace("\\\n", ""), block.lines if follows else None)
+        shell = block if block.language == "sh" else None
+        if block.language == "text" and not follows:
             yield from recorded(block)
-        elif block.language == "text" and shell is not None:
-            yield Step(page, shell.line, "\n".join(shell.lines), block.lines)
-            shell = None
-        else:
-            shell = None
+    if shell is not None:
+        yield Step(page, shell.line, "\n".join(shell.lines).replace("\\\n", ""), None)
 
 
 def recorded(block):

@@ -108,6 +108,8 @@ class InstalledTest(unittest.TestCase):
                                          lambda _: self.installed.stdout.replace("/before", "/fulgur"))
         self.compare_with_the_quickstart("tools/new ../my_model\n", lambda command: shell(clone)(
             command.replace("../my_model", str(project))))
+        module = next(block for block in pages.blocks_of(QUICKSTART, pages.read(QUICKSTART)) if block.comments.get("file"))
+        (project / module.comments["file"]).write_text("\n".join(module.lines) + "\n")
         self.compare_with_the_quickstart("cmake ", shell(project))
         build = project / "build"
         tested = run("ctest", "--test-dir", build, "--output-on-failure")
