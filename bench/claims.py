@@ -173,7 +173,9 @@ def largest():
     millions = {strategy: layers * (1024 + 1) * 1024 / 1e6 for strategy, layers in depth.items()}
     return (f"The largest model whose process never has more than {cap_mb} MB, with libtorch itself in it, on 2 ranks: "
             f"{millions['ddp']:.0f} million parameters with `ddp`, {millions['ddp_sharded']:.0f} million with "
-            f"`ddp_sharded`, {ratio:.2f} times as many, where 16 bytes over 10 are 1.60 times.\n\n"
+            f"`ddp_sharded`, {ratio:.2f} times as many, where 16 bytes over 10 are 1.60 times: the two buckets, of 52 MB in all, take the "
+            "rest. On 8 ranks, with activations and buckets, a GPT with 1.9 times as many parameters fits "
+            "(`tests/examples/largest_model_test.cc`).\n\n"
             f"`{shown([FOLDER / 'ddp_step', '--width=1024', '--depth=DEPTH', '--steps=6', '--strategy=STRATEGY', '--devices=2'])}`")
 
 
@@ -255,7 +257,9 @@ def late():
 
 def others():
     text = ["The article: faster than PyTorch, Megatron, ZeRO-2 and L2L on one GPU, for models that these can train at all. On a "
-            "CPU, where device and host are one memory, what remains is how well each does its part."]
+            "CPU, where device and host are one memory, what remains is how well each does its part. In fp32 `zero_offload` takes longer "
+            "than PyTorch: it moves gradients to buckets of the host and weights back to the parameters, which on a GPU saves "
+            "memory, and here only takes time."]
     for name, *flags in (("python_offload",), ("python_sharded", "--only=times")):
         command = script(name, FOLDER / "ddp_step", "2", *flags)
         text.append(code(output_of(command)) + f"\n\n`{shown(command)}`")
@@ -273,7 +277,9 @@ def scaling():
             "to 128. `bench/scaling.py` has two models of a step. That of ranks that share a host's memory is fitted at 1 and 2 "
             "ranks here, and checked at 3 and 4. That of a cluster has its constants from the article and data sheets; nothing "
             "here checks it:\n\n" +
-            code(output_of(command)) + "\n\nThe model of a cluster knows no loss of speed in small batches, and hides all that "
+            code(output_of(command)) + "\n\nA core that two of three ranks share is not what the model of a host assumes, which spreads "
+            "three ranks over two cores evenly; both strategies are fitted on their own, so that a constant of one also takes up what "
+            "the model leaves out of it. The model of a cluster knows no loss of speed in small batches, and hides all that "
             "NVLink carries, so that ddp_sharded is ahead as soon as it fits.\n\n"
             f"`{shown(command)}`")
 
@@ -295,8 +301,9 @@ def lines():
         rows.append([f"`{' '.join(flags)}`", f"{float(accuracy):.3f}"])
     return (f"The articles: a few lines of code, one flag. A `torch::nn::Module` that knows nothing of fulgur takes a wrapper of "
             f"{count} lines (`examples/foreign_module/main.cc`). The strategy is a flag of the same program: one executable file "
-            "ran all rows. Where each rank reads batches of its own, they are half as large here, and the first 10 updates of "
-            "`delayed_update` are on time instead of 300, so that there are late ones in so short a run:\n\n" +
+            "ran all rows, so that 0 lines differ between them. Where each rank reads batches of its own, they are half as large here, and the first 10 updates of "
+            "`delayed_update` are on time instead of 300, so that there are late ones in so short a run. The ranks of `dp` draw dropout "
+            "from one generator in no particular order, so that its accuracy is another one:\n\n" +
             table(["flags", "val_acc after 3 epochs"], rows) +
             f"\n\n`./bazelw run //examples/foreign_module -- FLAGS --max_epochs=3 --seed=1`")
 

@@ -7,7 +7,8 @@ of its base zero_offload, which updates on time. The same seeds for all; mean of
   bench/convergence.py bazel-bin/examples --runs=FOLDER --svg=docs/late_updates.svg
 
   rates    transformer_lm with its defaults (1,000 steps) at four learning rates, three seeds
-  digits   digits with its defaults, ten seeds: accuracy and loss of the best checkpoint on the test set, with a test of means
+  digits   digits with its defaults, ten seeds, late after the default 300 steps and after 40: accuracy and loss of the best
+           checkpoint on the test set, with a test of means, and how many updates that checkpoint has
   long     transformer_lm, 20,000 steps of 4 sequences at 2e-4, one seed
   warmup   rates at 2e-3, by the number of steps on time at the beginning
   fine_tuning  bert_classifier at the ZeRO-Offload article's 2e-5, 12 epochs, three seeds, late after 40 steps
@@ -24,6 +25,7 @@ import hashlib
 import math
 import os
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
@@ -63,10 +65,12 @@ class Runs:
         """A hash of the program, so that runs of an earlier one are not taken for its own."""
         return hashlib.sha256(self.program(example).read_bytes()).hexdigest()[:12]
 
+    def name(self, example, seed, flags):
+        return "_".join([example, self.version(example), str(seed), *flags]).replace("--", "").replace("/", "-")
+
     def run(self, example, seed, flags):
         """The rows of metrics.csv."""
-        name = "_".join([example, self.version(example), str(seed), *flags]).replace("--", "").replace("/", "-")
-        folder = self.folder / name
+        folder = self.folder / self.name(example, seed, flags)
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
@@ -79,6 +83,11 @@ class Runs:
             (folder / "done").touch()
         with open(folder / "runs/run/metrics.csv") as file:
             return list(csv.DictReader(file))
+
+    def best_checkpoint(self, example, seed, flags):
+        """The number of updates of the checkpoint with the best score."""
+        log = (self.folder / self.name(example, seed, flags) / "runs/run/log.txt").read_text()
+        return int(re.findall(r"^loaded the weights of '.*step=(\d+)'$", log, re.M)[-1])
 
 
 def column(rows, metric):
@@ -152,15 +161,20 @@ def welch(a, b):
 
 def digits(runs):
     seeds = range(1, 11)
-    variants = {"on time": [f"--strategy={BASE}"], **{p: late_flags(p) for p in PREDICTIONS}}
+    variants = {"on time": [f"--strategy={BASE}"], **{p: late_flags(p) for p in PREDICTIONS},
+                **{f"{p}, 40 on time": flags for p, flags in late_soon().items()}}
     started = {name: [runs.start("digits", seed, flags) for seed in seeds] for name, flags in variants.items()}
     for metric in ["test_acc", "test_loss"]:
         found = {name: [last(run.result(), metric) for run in these] for name, these in started.items()}
         for name, values in found.items():
             t, degrees = (0.0, 0.0) if name == "on time" else welch(values, found["on time"])
-            print(f"digits, {metric}, {name:<8} {statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f}, "
+            print(f"digits, {metric}, {name:<22} {statistics.mean(values):.4f} ({min(values):.4f} to {max(values):.4f}, "
                   f"deviation {statistics.stdev(values):.4f})" +
                   ("" if name == "on time" else f"; t = {t:+.2f} with {degrees:.0f} degrees of freedom"), flush=True)
+    for name, flags in variants.items():
+        updates = [runs.best_checkpoint("digits", seed, flags) for seed in seeds]
+        print(f"digits, updates of the best checkpoint, {name:<22} {statistics.median(updates):.0f} "
+              f"({min(updates)} to {max(updates)})", flush=True)
 
 
 def draw(runs, path):

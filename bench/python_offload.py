@@ -16,7 +16,7 @@ from python_ddp import BATCH_SIZE, POOL, WARM_UP, Clock, make_model, make_pool, 
 
 ROUNDS = 5
 LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
-SIZES = {"1 M": (576, 100), "20 M": (2576, 15)}  # width, steps
+WIDTH, STEPS = 2576, 15  # 20 million parameters
 PRECISIONS = ("32", "bf16-true")
 DEEPSPEED = {"ZeRO-2": {}, "ZeRO-2 offload": {"offload_optimizer": {"device": "cpu"}}}
 
@@ -102,17 +102,16 @@ def main():
         print(f"losses of {len(ours)} steps, 1 M parameters, fp32: {kind} at most {worst:.1e} of zero_offload's apart", flush=True)
         if worst > LARGEST_DIFFERENCE:
             sys.exit(f"that is more than {LARGEST_DIFFERENCE}: the two do not train alike, so their times say nothing")
-    for size, (width, steps) in SIZES.items():
-        for precision in PRECISIONS:
-            found = {kind: [] for kind in kinds if kind != "PyTorch" or precision == "32"}
-            for _ in range(rounds):
-                for kind in found:
-                    found[kind].append(run(command_of(program, kind, width, steps, precision), 1))
+    for precision in PRECISIONS:
+        found = {kind: [] for kind in kinds if kind != "PyTorch" or precision == "32"}
+        for _ in range(rounds):
             for kind in found:
-                ratio = statistics.median(a[0] / b[0] for a, b in zip(found[kind], found["zero_offload"]))
-                ms, peak = (statistics.median(t[i] for t in found[kind]) for i in (0, 3))
-                print(f"{size:>5} {precision:<10}{kind:<15} {ms / 1e3:>8.2f} ms/step, {ratio:.2f} of zero_offload's; "
-                      f"{peak:.0f} MB at most", flush=True)
+                found[kind].append(run(command_of(program, kind, WIDTH, STEPS, precision), 1))
+        for kind in found:
+            ratio = statistics.median(a[0] / b[0] for a, b in zip(found[kind], found["zero_offload"]))
+            ms, peak = (statistics.median(t[i] for t in found[kind]) for i in (0, 3))
+            print(f"20 M parameters, {precision:<10}{kind:<15} {ms / 1e3:>8.2f} ms/step, {ratio:.2f} of zero_offload's; "
+                  f"{peak:.0f} MB at most", flush=True)
 
 
 if __name__ == "__main__":
