@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures what the articles about sharded training and ZeRO-Offload claim, and writes docs/claims.md: for each claim what
 the article says, what was found here, and by which command. Each claim takes from seconds to ten minutes on two cores, and
-nothing else should run meanwhile. Rows of a Python package that is not there (deepspeed, fairscale) are left out; what needs a
-GPU that is not there is computed.
+nothing else should run meanwhile. Rows of a Python package that cannot be imported (deepspeed, fairscale) are left out, and the
+section says which and why; what needs a GPU that is not there is computed.
 
   ./bazelw run //bench:claims                all
   ./bazelw run //bench:claims -- memory      those named; the others stay as they are
@@ -216,8 +216,9 @@ def adam():
             rows.append([label, f"{row[1]}{row[2]}", row[3], f"{row[4]} to {row[5]}"])
     if not rows:
         sys.exit(f"claims: bench/python_adamw.py has printed no figures:\n{said}")
+    missing = "".join(f"\n\n{line}" for line in said.splitlines() if line.startswith("without the rows"))
     return ("The article: its CPU Adam is up to six times as fast as PyTorch's. How many times as long as `optim::AdamW` another "
-            "optimizer takes for its step:\n\n" + table(["parameters", "the other", "times", "rounds"], rows) +
+            "optimizer takes for its step:\n\n" + table(["parameters", "the other", "times", "rounds"], rows) + missing +
             "\n\nAbove 10 million parameters the memory limits both fused ones, which read and write the same bytes."
             f"\n\n`{shown(command)}`")
 
