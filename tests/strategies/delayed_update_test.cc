@@ -742,6 +742,20 @@ TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
   }
 }
 
+TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSumsByEveryRuleWithMomentum) {
+  for (const char* predict : {"gradient", "moments", "repeat"}) {
+    for (const int64_t accumulate : {1, 2}) {
+      expect_recurrences<ByAdam, ByLion, ByNesterov, ByRMSpropWithMomentum>({.base = "ddp_sharded",
+                                                                             .accumulate = accumulate,
+                                                                             .clip = 0.1,
+                                                                             .warmup = 2,
+                                                                             .world_size = 2,
+                                                                             .predict = predict,
+                                                                             .lr = 0.1});
+    }
+  }
+}
+
 TEST(DelayedUpdateTest, WithGradientsThatAreReducedAtTheBoundaryIsTheRecurrenceOfTheirSums) {
   for (const std::string base : {"ddp_sharded", "zero_offload"}) {
     for (const int64_t world_size : {1, 2}) {
