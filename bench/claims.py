@@ -227,9 +227,10 @@ def adam():
 
 def late():
     speed = [FOLDER / "offload_step", "5"]
-    rows = [list(row) for row in re.findall(
+    rows = [[*row[:4], f"{row[4]} ({row[5]} to {row[6]})"] for row in re.findall(
         r"^(batches of .*)\n(?:.*\n)*?update / \(forward and backward\) ([\d.]+): delayed_update ([\d.]+) times as fast as "
-        r"zero_offload \(both cores for everything: ([\d.]+)\), and ([\d.]+) of the step without prediction",
+        r"zero_offload \(both cores for everything: ([\d.]+)\), and ([\d.]+) of the step without prediction "
+        r"\(rounds: ([\d.]+) \.\. ([\d.]+)\)",
         output_of(speed), re.M)]
     if not rows:
         sys.exit("claims: bench/offload_step has printed no figures")
@@ -240,7 +241,7 @@ def late():
     return ("The article: the delayed update is 1.12 to 1.59 times as fast where batches are small, and accuracy does not change "
             "if it begins after tens of steps.\n\n" +
             table(["", "update over forward and backward", "delayed_update over zero_offload, speed",
-                   "single_device on both cores over zero_offload, speed", "step over that without prediction"], rows) +
+                   "single_device on both cores over zero_offload, speed", "step over that without prediction, rounds"], rows) +
             "\n\nHere `zero_offload` has one thread, for the step and the update in turn, as a GPU and its host would take turns; "
             "`delayed_update` has one for each. A table is a matrix that costs forward and backward little, and the update as "
             "much as any. In the first row the update is the longer of the two, and prediction adds the arithmetic of a second "
