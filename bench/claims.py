@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures what the articles about sharded training and ZeRO-Offload claim, and writes docs/claims.md: for each claim what
 the article says, what was found here, and by which command. Each claim takes from seconds to ten minutes on two cores, and
-nothing else should run meanwhile. Rows of a Python package that is not there (deepspeed, fairscale) are left out; what needs a
-GPU that is not there is computed.
+nothing else should run meanwhile. Rows of a Python package that cannot be imported (deepspeed, fairscale) are left out, and the
+section says which and why; what needs a GPU that is not there is computed.
 
   ./bazelw run //bench:claims                all
   ./bazelw run //bench:claims -- memory      those named; the others stay as they are
@@ -218,8 +218,9 @@ def adam():
             rows.append([label, f"{row[1]}{row[2]}", row[3], f"{row[4]} to {row[5]}"])
     if not rows:
         sys.exit(f"claims: bench/python_adamw.py has printed no figures:\n{said}")
+    missing = "".join(f"\n\n{line}" for line in said.splitlines() if line.startswith("without the rows"))
     return ("The article: its CPU Adam is up to six times as fast as PyTorch's. How many times as long as `optim::AdamW` another "
-            "optimizer takes for its step:\n\n" + table(["parameters", "the other", "times", "rounds"], rows) +
+            "optimizer takes for its step:\n\n" + table(["parameters", "the other", "times", "rounds"], rows) + missing +
             "\n\nAbove 10 million parameters the memory limits both fused ones, which read and write the same bytes."
             f"\n\n`{shown(command)}`")
 
@@ -228,9 +229,10 @@ def adam():
 
 def late():
     speed = [FOLDER / "offload_step", "5"]
-    rows = [list(row) for row in re.findall(
+    rows = [[*row[:4], f"{row[4]} ({row[5]} to {row[6]})"] for row in re.findall(
         r"^(batches of .*)\n(?:.*\n)*?update / \(forward and backward\) ([\d.]+): delayed_update ([\d.]+) times as fast as "
-        r"zero_offload \(both cores for everything: ([\d.]+)\), and ([\d.]+) of the step without prediction",
+        r"zero_offload \(both cores for everything: ([\d.]+)\), and ([\d.]+) of the step without prediction "
+        r"\(rounds: ([\d.]+) \.\. ([\d.]+)\)",
         output_of(speed), re.M)]
     if not rows:
         sys.exit("claims: bench/offload_step has printed no figures")
@@ -241,7 +243,7 @@ def late():
     return ("The article: the delayed update is 1.12 to 1.59 times as fast where batches are small, and accuracy does not change "
             "if it begins after tens of steps.\n\n" +
             table(["", "update over forward and backward", "delayed_update over zero_offload, speed",
-                   "single_device on both cores over zero_offload, speed", "step over that without prediction"], rows) +
+                   "single_device on both cores over zero_offload, speed", "step over that without prediction, rounds"], rows) +
             "\n\nHere `zero_offload` has one thread, for the step and the update in turn, as a GPU and its host would take turns; "
             "`delayed_update` has one for each. A table is a matrix that costs forward and backward little, and the update as "
             "much as any. In the first row the update is the longer of the two, and prediction adds the arithmetic of a second "

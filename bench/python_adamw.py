@@ -86,7 +86,8 @@ def find_deepspeed():
         print(f"DeepSpeed {deepspeed.__version__}")
         return DeepSpeedCPUAdam
     except Exception as error:  # it fails in many ways: packages, compiler, ninja
-        print(f"DeepSpeed is left out: {type(error).__name__}: {error}; install deepspeed==0.19.8 beside torch")
+        reason = " ".join(str(error).split())  # on one line
+        print(f"without the rows of DeepSpeed: {type(error).__name__}: {reason}; install deepspeed==0.19.8 beside torch")
         return None
 
 

@@ -7,9 +7,9 @@ same memory, so this compares what each does besides. Needs torch in the interpr
   ./bazelw build //bench:ddp_step && DS_ACCELERATOR=cpu python3 bench/python_offload.py bazel-bin/bench/ddp_step [rounds]
 """
 import importlib.metadata
-import importlib.util
 import os
 import statistics
+import subprocess
 import sys
 
 from python_ddp import BATCH_SIZE, POOL, WARM_UP, Clock, make_model, make_pool, run
@@ -90,11 +90,13 @@ def main():
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS
     kinds = ["zero_offload", "delayed_update", "single_device", "PyTorch"]
     print(f"PyTorch {importlib.metadata.version('torch')}")
-    if importlib.util.find_spec("deepspeed"):
+    imported = subprocess.run([sys.executable, "-c", "import deepspeed"], capture_output=True, text=True)
+    if imported.returncode == 0:
         print(f"DeepSpeed {importlib.metadata.version('deepspeed')}")
         kinds += DEEPSPEED
     else:
-        print("there is no deepspeed here, so its rows are left out")
+        reason = (imported.stderr.strip().splitlines() or ["it has ended"])[-1]
+        print(f"without the rows of {' and '.join(DEEPSPEED)}: this Python cannot import deepspeed ({reason})")
     ours = run(command_of(program, "zero_offload", 576, 50, "32"), 1, line=-3)
     for kind in kinds[3:]:
         theirs = run(command_of(program, kind, 576, 50, "32"), 1, line=-3)

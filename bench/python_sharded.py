@@ -101,8 +101,8 @@ def main():
         import fairscale
         kinds += ["torch", "fairscale"]
         print(f"PyTorch {importlib.metadata.version('torch')}, FairScale {fairscale.__version__}")
-    except ImportError:
-        print("there is no fairscale here, so its rows are left out")
+    except ImportError as error:
+        print(f"without the rows of torch and fairscale: this Python cannot import fairscale ({error})")
     losses = {kind: run(command_of(program, kind, 576, 50), 2, line=-3) for kind in kinds}
     for kind in kinds[1:]:
         worst = max(abs(a - b) / abs(b) for a, b in zip(losses[kind], losses["ddp"], strict=True))

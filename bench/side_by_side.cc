@@ -37,7 +37,7 @@ std::vector<Timing> side_by_side(const std::string& unit, double units, const st
   }
   std::vector<Timing> timings;
   for (size_t i = 0; i < contenders.size(); ++i) {
-    timings.push_back({median(times[i]), median(ratios[i])});
+    timings.push_back({median(times[i]), median(ratios[i]), times[i]});
     const double bytes = contenders[i].bytes_per_unit;
     fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f}){}\n", contenders[i].name,
                timings[i].seconds * 1e6, unit, timings[i].ratio, *std::ranges::min_element(ratios[i]),
@@ -45,6 +45,13 @@ std::vector<Timing> side_by_side(const std::string& unit, double units, const st
                bytes > 0 ? fmt::format("   {:.1f} GB/s", bytes / timings[i].seconds * 1e-9) : "");
   }
   return timings;
+}
+
+Ratio ratio_of(const Timing& timing, const Timing& base) {
+  std::vector<double> ratios;
+  for (size_t round = 0; round < timing.rounds.size(); ++round)
+    ratios.push_back(timing.rounds[round] / base.rounds[round]);
+  return {median(ratios), *std::ranges::min_element(ratios), *std::ranges::max_element(ratios)};
 }
 
 }  // namespace fulgur::bench

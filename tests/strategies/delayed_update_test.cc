@@ -12,6 +12,7 @@
 #include <functional>
 #include <set>
 #include <thread>
+#include <type_traits>
 
 #include "fulgur/base/autocast.h"
 #include "fulgur/base/error.h"
@@ -742,6 +743,20 @@ TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSums) {
   }
 }
 
+TEST(DelayedUpdateTest, OnTwoRanksIsTheRecurrenceOfTheirSumsByEveryRuleWithMomentum) {
+  for (const char* predict : {"gradient", "moments", "repeat"}) {
+    for (const int64_t accumulate : {1, 2}) {
+      expect_recurrences<ByAdam, ByLion, ByNesterov, ByRMSpropWithMomentum>({.base = "ddp_sharded",
+                                                                             .accumulate = accumulate,
+                                                                             .clip = 0.1,
+                                                                             .warmup = 2,
+                                                                             .world_size = 2,
+                                                                             .predict = predict,
+                                                                             .lr = 0.1});
+    }
+  }
+}
+
 TEST(DelayedUpdateTest, WithGradientsThatAreReducedAtTheBoundaryIsTheRecurrenceOfTheirSums) {
   for (const std::string base : {"ddp_sharded", "zero_offload"}) {
     for (const int64_t world_size : {1, 2}) {
@@ -1172,17 +1187,36 @@ TEST(DelayedUpdateTest, AfterAnExceptionTheModuleKeepsTheWeightsThatTheHookSaw) 
   EXPECT_TRUE(testing::flat_weights(*module).equal(module->seen));
 }
 
+// Trains by an optimizer that carries no direction from one update to the next, because its beta1 is 0.
+template <class O>
+struct WithoutBeta1 : TinyModule {
+  WithoutBeta1() { testing::draw_weights(*this); }
+  Optimizers configure_optimizers() override { return O(parameters(), {.lr = 1e-2, .betas = {0.0, 0.9}}); }
+};
+
 TEST(DelayedUpdateTest, WithoutMomentumNothingIsExpectedAndThatIsSaidOnce) {
-  const auto output_of = [](const auto& module, std::string predict) {
+  const auto output_of = [](const auto& module, std::string predict, int64_t warmup = 300) {
+    const DelayedUpdate late{.base = "single_device", .predict = std::move(predict), .warmup_steps = warmup};
     ::testing::internal::CaptureStderr();
-    Trainer(testing::quiet({.strategy = DelayedUpdate{.base = "single_device", .predict = std::move(predict)}}))
-        .fit(module, {.train = testing::tiny_loader(40, 8)});
+    Trainer(testing::quiet({.strategy = late})).fit(module, {.train = testing::tiny_loader(40, 8)});
     return ::testing::internal::GetCapturedStderr();
   };
-  const std::string said = output_of(make_module<Recorded<BySGD>>(), "gradient");
-  const std::string reason = "unpredicted, because SGD has no momentum";
-  ASSERT_THAT(said, HasSubstr(reason));
-  EXPECT_EQ(said.find(reason), said.rfind(reason));
+  const auto expect_said_once = [&](const auto& module, const std::string& name) {
+    const std::string said = output_of(module, "gradient", /*warmup=*/1);
+    const std::string reason = "unpredicted, because " + name + " has no momentum";
+    ASSERT_THAT(said, HasSubstr(reason));
+    EXPECT_EQ(said.find(reason), said.rfind(reason));
+  };
+  const auto expect_unpredicted_without_beta1 = [&]<class O>(std::type_identity<O>, const std::string& name) {
+    const auto predicted = make_module<WithoutBeta1<O>>(), unpredicted = make_module<WithoutBeta1<O>>();
+    expect_said_once(predicted, name);
+    EXPECT_THAT(output_of(unpredicted, "none", /*warmup=*/1), Not(HasSubstr("no momentum")));
+    EXPECT_EQ(predicted->train_losses, unpredicted->train_losses) << name;
+  };
+  expect_said_once(make_module<Recorded<BySGD>>(), "SGD");
+  expect_unpredicted_without_beta1(std::type_identity<optim::Adam>(), "Adam");
+  expect_unpredicted_without_beta1(std::type_identity<optim::AdamW>(), "AdamW");
+  expect_unpredicted_without_beta1(std::type_identity<optim::Lion>(), "Lion");
   EXPECT_THAT(output_of(make_module<Recorded<BySGD>>(), "none"), Not(HasSubstr("no momentum")));
   EXPECT_THAT(output_of(make_module<Recorded<ByMomentum>>(), "gradient"),
               HasSubstr("after 300 steps on time updates are one step late, and forward is ahead"));

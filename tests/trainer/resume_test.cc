@@ -114,6 +114,9 @@ struct NetBy : Net {
   }
 };
 using NetByMomentum = NetBy<optim::SGD, [] { return optim::SGDOptions{.lr = 0.05, .momentum = 0.9}; }>;
+using NetByNesterov =
+    NetBy<optim::SGD, [] { return optim::SGDOptions{.lr = 0.05, .momentum = 0.9, .nesterov = true}; }>;
+using NetByAdam = NetBy<optim::Adam, [] { return optim::AdamOptions{.lr = 1e-2, .weight_decay = 0.1}; }>;
 using NetByLion = NetBy<optim::Lion, [] { return optim::LionOptions{.lr = 0.01, .weight_decay = 0.1}; }>;
 using NetByRMSprop =
     NetBy<optim::RMSprop, [] { return optim::RMSpropOptions{.lr = 0.01, .momentum = 0.9, .centered = true}; }>;
@@ -588,8 +591,9 @@ TEST(Resume, IsExactWithAnUpdateUnderWay) {
 
 TEST(Resume, IsExactWithAnUpdateInProgressByEveryPredictionAndRule) {
   using Make = std::function<std::shared_ptr<TinyModule>()>;
-  const std::vector<Make> nets{[] { return make_module<Net>(); }, [] { return make_module<NetByMomentum>(); },
-                               [] { return make_module<NetByLion>(); }, [] { return make_module<NetByRMSprop>(); }};
+  const std::vector<Make> nets{[] { return make_module<Net>(); },           [] { return make_module<NetByAdam>(); },
+                               [] { return make_module<NetByMomentum>(); }, [] { return make_module<NetByNesterov>(); },
+                               [] { return make_module<NetByLion>(); },     [] { return make_module<NetByRMSprop>(); }};
   for (size_t i = 0; i < nets.size(); ++i) {
     for (const char* predict : {"gradient", "moments", "repeat", "none"}) {
       for (const char* precision : {"32", "bf16-true"}) {
@@ -610,6 +614,19 @@ TEST(Resume, IsExactWithAnUpdateInProgressOnSeveralRanks) {
         const DelayedUpdate late{.base = base, .predict = predict, .warmup_steps = 2};
         expect_exact_resume({.options = {.strategy = late, .precision = precision}, .world_size = 2});
       }
+    }
+  }
+}
+
+TEST(Resume, IsExactWithAnUpdateInProgressOnSeveralRanksByEveryRule) {
+  using Make = std::function<std::shared_ptr<TinyModule>()>;
+  const std::vector<Make> nets{[] { return make_module<NetByAdam>(); }, [] { return make_module<NetByNesterov>(); },
+                               [] { return make_module<NetByLion>(); }, [] { return make_module<NetByRMSprop>(); }};
+  const DelayedUpdate late{.base = "ddp_sharded", .predict = "gradient", .warmup_steps = 2};
+  for (size_t i = 0; i < nets.size(); ++i) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      SCOPED_TRACE(c10::str("net ", i, ", ", precision));
+      expect_exact_resume({.options = {.strategy = late, .precision = precision}, .world_size = 2, .make = nets[i]});
     }
   }
 }
