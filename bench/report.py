@@ -84,7 +84,7 @@ SUBJECTS = [
             "and a LightningCLI with the same network and options.", "../examples/digits/digits", script="python_cli.py",
             packages=["torch", "lightning", "jsonargparse"]),
     Subject("Pages of runs", "tools/report over runs of many rows with six metrics each and a seventh in every thousandth row, and the "
-            "processor time of tools/watch beside such a run.", "../tools/report", script="report_pages.py"),
+            "processor time of tools/watch beside such a run; and how long tools/doctor takes.", "../tools/report", script="report_pages.py"),
     Subject("Checkpoints", "Writing beside the same bytes to one file, synced; reading beside `torch::load`; and for how long an "
             "`async` checkpoint stops training.", "checkpoint_io"),
 ]
@@ -140,6 +140,7 @@ def main():
     with open(page) as file:
         sections = sections_of(file.read())
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    failed = []
     for subject in SUBJECTS:
         if subject.key not in wanted:
             continue
@@ -148,14 +149,19 @@ def main():
             print(f"{subject.key}: not run, because Python has no {', '.join(missing)}", flush=True)
             continue
         print(f"{subject.key}: {subject.command()}", flush=True)
-        done = subprocess.run(subject.argv(folder), env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(subject.argv(folder), env=environment, stdout=subprocess.PIPE, text=True, check=False)
         print(done.stdout, flush=True)
+        if done.returncode != 0:  # a bar is missed, or it has failed: the page keeps what it has
+            failed.append(subject.key)
+            continue
         sections[subject.title] = (f"{subject.says}\n\n`{subject.command()}`, {datetime.date.today()}, {machine()}:\n\n"
                                    f"{rendered(done.stdout)}")
         with open(page, "w") as file:  # after each, so that a report that is interrupted keeps what it has
             known = [subject.title for subject in SUBJECTS if subject.title in sections]
             others = [title for title in sections if title not in known]
             file.write(HEAD + "".join(f"\n## {title}\n\n{sections[title]}\n" for title in known + others))
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How long tools/report takes for runs that have logged much, how large its page is, and which share of a core tools/watch takes
-beside such a run.
+"""How long tools/report takes for runs that have logged much, how large its page is, which share of a core tools/watch takes
+beside such a run, and how long tools/doctor takes. Exits with 1 if a bar is missed.
 
-  ./bazelw build //tools:report //tools:watch
+  ./bazelw build //tools:doctor //tools:report //tools:watch
   python3 bench/report_pages.py bazel-bin/tools/report
 """
 import math
@@ -20,6 +20,7 @@ WATCHED_S = 60
 BAR_S, BAR_MB = 2.0, 2.0
 BAR_OF_AN_HOUR = 0.001  # the part of an hour of training that writing its page may add
 SHARE = 0.01  # of a core, that watch may take
+BAR_OF_DOCTOR_S = 5.0
 
 
 def write_run(folder, num_rows):
@@ -69,8 +70,24 @@ def watch(program, folder):
     return first_s, share
 
 
+def time_of_doctor(program):
+    """The median of the seconds that doctor takes; it exits with 1 if it finds a problem of this machine."""
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        subprocess.run([program], check=False, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    return sorted(times)[ROUNDS // 2]
+
+
 def main():
     report = pathlib.Path(sys.argv[1]).absolute()
+    missed = []
+
+    def check(what, value, bar):
+        if value >= bar:
+            missed.append(what)
+
     watcher = report.parent / "watch"
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -83,11 +100,20 @@ def main():
                               ("10 runs x 100 000 rows", [scratch / f"ten/{i}" for i in range(10)])]:
             (seconds, of_core), mb = time_of_report(report, folders, page), page.stat().st_size / 1e6
             one_s = one_s or seconds
+            check(f"the time of report, {text}", seconds, BAR_S)
+            check(f"the page's size, {text}", mb, BAR_MB)
             print(f"report, {text}: {seconds:.2f} s, {of_core:.2f} s of a core (bar: {BAR_S:g} s), {mb:.2f} MB (bar: {BAR_MB:g} MB)",
                   flush=True)
+        check("the part of an hour", one_s / 3600, BAR_OF_AN_HOUR)
         print(f"writing the page of 1 000 000 rows, of an hour of training: {one_s / 3600:.3%} (bar: {BAR_OF_AN_HOUR:.1%})")
         first_s, share = watch(watcher, scratch / "one")
+        check("the share of watch", share, SHARE)
         print(f"watch, 1 000 000 rows: {first_s:.2f} s of a core for the first picture, then {share:.2%} of one (bar: {SHARE:.0%})")
+    doctor_s = time_of_doctor(report.parent / "doctor")
+    check("the time of doctor", doctor_s, BAR_OF_DOCTOR_S)
+    print(f"doctor: {doctor_s:.2f} s (bar: {BAR_OF_DOCTOR_S:g} s)")
+    if missed:
+        sys.exit("missed: " + "; ".join(missed))
 
 
 if __name__ == "__main__":

@@ -176,12 +176,11 @@ class FolderReader {
     }
   }
 
-  bool is_empty() const {
-    return run_.metrics_file.empty() && run_.config.empty() && run_.environment.empty() && run_.checkpoints.empty();
-  }
-
+  // A file of a run counts even if nothing could be read from it: a note says why.
   RunFolder take() {
-    if (is_empty()) {
+    const bool has_read =
+        !run_.metrics_file.empty() || !run_.config.empty() || !run_.environment.empty() || !run_.checkpoints.empty();
+    if (!has_read && !is_run_folder(folder_)) {
       throw UsageError(
           fmt::format("'{}' is no folder of a run: it has no metrics.csv, config.toml, env.json or "
                       "checkpoints; {}",

@@ -45,7 +45,7 @@ bool is_run_folder(const std::filesystem::path& folder);
 // Reads a folder, in which a run may be in progress: what is incomplete is left out and noted. If several runs have
 // written into the folder, the files of the newest are read (metrics-v1.csv, config-v2.toml, env-v1.json).
 // Throws UsageError if there is no such folder, with the nearest name that exists; if nothing in the folder is of a
-// run; if its metrics were not written by a CSVLogger.
+// run (see is_run_folder); if its metrics were not written by a CSVLogger.
 RunFolder read_run_folder(const std::filesystem::path& folder);
 
 // Reads a folder again and again while the run is in progress: the same without checkpoints, config and profiles, and

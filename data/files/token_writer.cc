@@ -44,7 +44,7 @@ TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size) : Token
   header_.token_bytes = vocab_size <= kMaxVocabOf16Bits ? 2 : 4;
   temporary_ = path_.parent_path() / ("." + path_.filename().string() + "-" + std::to_string(std::random_device()()));
   file_ = std::fopen(temporary_.c_str(), "wbxe");  // a new file, closed on exec
-  require(file_ != nullptr, "create");
+  throw_unless(file_ != nullptr, "create");
   append(to_bytes({}).data(), TokenHeader::kBytes);  // commit() knows the numbers
 }
 
@@ -71,20 +71,20 @@ void TokenWriter::write(std::span<const uint32_t> tokens) {
 
 void TokenWriter::commit() {
   header_.xxh3 = XXH3_64bits_digest(&hash_->state);
-  require(std::fseek(file_, 0, SEEK_SET) == 0, "write");
+  throw_unless(std::fseek(file_, 0, SEEK_SET) == 0, "write");
   append(to_bytes(header_).data(), TokenHeader::kBytes);
-  require(std::fflush(file_) == 0, "write");
-  require(::fsync(::fileno(file_)) == 0, "sync");
-  require(std::rename(temporary_.c_str(), path_.c_str()) == 0, "create");
+  throw_unless(std::fflush(file_) == 0, "write");
+  throw_unless(::fsync(::fileno(file_)) == 0, "sync");
+  throw_unless(std::rename(temporary_.c_str(), path_.c_str()) == 0, "create");
   std::fclose(std::exchange(file_, nullptr));
-  require(sync_folder(path_.parent_path()), "sync the folder of");
+  throw_unless(sync_folder(path_.parent_path()), "sync the folder of");
 }
 
 void TokenWriter::append(const void* data, size_t num_bytes) {
-  require(std::fwrite(data, 1, num_bytes, file_) == num_bytes, "write");
+  throw_unless(std::fwrite(data, 1, num_bytes, file_) == num_bytes, "write");
 }
 
-void TokenWriter::require(bool holds, const char* action) const {
+void TokenWriter::throw_unless(bool holds, const char* action) const {
   if (holds) return;
   const std::string reason = std::strerror(errno);
   throw std::runtime_error(std::string("cannot ") + action + " '" + path_.string() + "': " + reason);

@@ -37,7 +37,7 @@ class TokenWriter {
 
   explicit TokenWriter(std::filesystem::path path);  // without a file yet
   void append(const void* data, size_t num_bytes);
-  void require(bool holds, const char* action) const;  // throws with the reason in errno
+  void throw_unless(bool holds, const char* action) const;  // throws with the reason in errno
 
   std::filesystem::path path_, temporary_;
   TokenHeader header_;

@@ -2,6 +2,7 @@
 import importlib.machinery
 import importlib.util
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,11 @@ class ErrorsPageTest(unittest.TestCase):
     def test_the_page_is_up_to_date(self):
         done = subprocess.run([TOOL, "--check"], capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_a_listed_message_says_something(self):
+        rows = re.findall(r"^\| (.*?) \| .* in \[\S+\]\(", errors_page.PAGE.read_text(encoding="utf-8"), re.M)
+        self.assertGreater(len(rows), 300)
+        self.assertEqual([message for message in rows if len(re.findall(r"\w+", message)) < 3], [])
 
     def messages_of(self, text):
         with tempfile.TemporaryDirectory() as folder:
@@ -54,6 +60,8 @@ class ErrorsPageTest(unittest.TestCase):
             TORCH_CHECK(link_.state != nullptr, name(), ": there is no run");
             if (!finite) TORCH_CHECK(false, "the loss is ", loss);
             throw std::runtime_error("writing failed");
+            throw UsageError("Loader: " + message);
+            throw UsageError(fmt::format("rank {}: {}", rank, message));
         """), [
             ("std::runtime_error", "cannot read '<file>'", "!stream"),
             ("std::invalid_argument", "token <token> is too large", ""),

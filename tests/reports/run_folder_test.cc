@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -143,6 +144,36 @@ TEST_F(RunFolderTest, ARunThatHasLoggedNothingYetIsRead) {
   const RunFolder run = read_run_folder(runs() / "a");
   EXPECT_TRUE(run.metrics_file.empty());
   EXPECT_THAT(run.notes, ElementsAre("there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere"));
+}
+
+TEST_F(RunFolderTest, AFileOfARunIsEnoughEvenIfNothingCanBeReadFromIt) {
+  const auto is_without_metrics = HasSubstr("there is no metrics.csv");
+  fs::create_directories(runs() / "a/checkpoints");
+  EXPECT_THAT(read_run_folder(runs() / "a").notes, ElementsAre(is_without_metrics));
+  EXPECT_THAT(ProgressReader(runs() / "a").read().notes, ElementsAre(is_without_metrics));
+  write("b/config.toml", "seed = \n");
+  EXPECT_THAT(read_run_folder(runs() / "b").notes, ElementsAre(is_without_metrics, HasSubstr("this is no TOML")));
+  EXPECT_THAT(ProgressReader(runs() / "b").read().notes, ElementsAre(is_without_metrics));
+}
+
+TEST_F(RunFolderTest, WhatAnotherVersionWroteIsReadAsFarAsItIsKnown) {
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
+  write("a/config.toml", "seed = 1\n[of_the_future]\nlevel = 3\n");
+  write("a/env.json", R"({"host": "here", "of_the_future": {"levels": [1, {"two": null}]}, "world_size": 2})");
+  write_checkpoint("known", 10, ", \"of_the_future/level\": 3");
+  write_checkpoint("unknown", 20, "");
+  write("a/checkpoints/unknown/manifest.json", R"({"format_version": 99, "parts": {"of_the_future": 3}})");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_EQ(run.metrics.num_rows, 1);
+  EXPECT_EQ(run.config.at("seed"), "1");
+  EXPECT_EQ(run.config.at("of_the_future.level"), "3");
+  EXPECT_THAT(run.environment,
+              ElementsAre(std::pair("host", "here"), std::pair("of_the_future", R"({"levels":[1,{"two":null}]})"),
+                          std::pair("world_size", "2")));
+  ASSERT_EQ(run.checkpoints.size(), 1u);
+  EXPECT_EQ(run.checkpoints[0].step, 10);
+  EXPECT_THAT(run.notes,
+              ElementsAre(AllOf(HasSubstr("checkpoints/unknown/manifest.json"), HasSubstr("has format version 99"))));
 }
 
 TEST_F(RunFolderTest, WhatIsNoRunIsRefusedWithWhatThereIs) {
