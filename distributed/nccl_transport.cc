@@ -36,12 +36,16 @@ c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group) {
   return backend;
 }
 
+std::string nccl_version() { return c10d::getNcclVersion(); }
+
 #else
 
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group) {
   if (!group.device.is_cuda()) return nullptr;
   throw UsageError("NCCL was asked for, but fulgur was built with FULGUR_CUDA=0; build it without, or use the CPU");
 }
+
+std::string nccl_version() { return ""; }
 
 #endif
 

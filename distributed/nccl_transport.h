@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "fulgur/distributed/group.h"
@@ -11,5 +12,8 @@ namespace fulgur {
 // the group's network if it was chosen by name and NCCL_SOCKET_IFNAME is not set; otherwise NCCL chooses one. Throws
 // UsageError if fulgur was built without CUDA, and what c10d throws (std::exception).
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const GroupConfig& group);
+
+// "2.28.9", the version of the NCCL that is linked; empty if fulgur was built without CUDA. Needs no GPU.
+std::string nccl_version();
 
 }  // namespace fulgur

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "fulgur/base/environment_variables.h"
+#include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/doctor/check.h"
 #include "fulgur/doctor/exchange.h"
@@ -36,8 +37,11 @@ int examine(const ExamineOptions& options) {
   Checks checks = check_host({.folder = options.folder});
   const EnvironmentVariables variables = process_environment_variables();
   std::ranges::move(check_network_settings(interface_names(), variables), std::back_inserter(checks));
-  if (auto master = check_master(variables)) checks.push_back(std::move(*master));
-  std::ranges::move(check_exchange(), std::back_inserter(checks));
+  prepare_exchange();  // before the thread, whose look-up of a name reads the environment
+  auto master = detached_call<std::optional<Check>>([variables] { return check_master(variables); });
+  Checks exchange = check_exchange();
+  if (auto check = master.get()) checks.push_back(std::move(*check));
+  std::ranges::move(exchange, std::back_inserter(checks));
   std::cout << (options.prints_json ? to_json(checks) : to_text(checks, terminal_width())) << std::flush;
   return any_problem(checks) ? 1 : 0;
 }

@@ -70,18 +70,19 @@ std::optional<std::string> why_no_loopback() try {
 
 bool is_second_rank() { return find_variable(process_environment_variables(), kVariable).has_value(); }
 
+void prepare_exchange() {
+  for (const auto& [name, value] : process_environment_variables()) {
+    if (is_launcher_variable(name)) unsetenv(name.c_str());
+  }
+  setenv(kVariable, "2", /*overwrite=*/1);
+}
+
 Checks check_exchange() {
-  if (!is_second_rank()) {
-    if (const auto why = why_no_loopback()) {
-      return {{.topic = "loopback",
-               .found = fmt::format("ranks of this host cannot meet at it: {}", *why),
-               .verdict = Verdict::problem,
-               .advice = "write ip link set lo up, and let firewalls pass connections to 127.0.0.1"}};
-    }
-    for (const auto& [name, value] : process_environment_variables()) {
-      if (is_launcher_variable(name)) unsetenv(name.c_str());  // the two ranks are a run of their own
-    }
-    setenv(kVariable, "2", /*overwrite=*/1);
+  if (const auto why = why_no_loopback()) {
+    return {{.topic = "loopback",
+             .found = fmt::format("ranks of this host cannot meet at it: {}", *why),
+             .verdict = Verdict::problem,
+             .advice = "write ip link set lo up, and let firewalls pass connections to 127.0.0.1"}};
   }
   SessionOptions options{.devices = {c10::kCPU, c10::kCPU},
                          .world = {.timeout_s = kTimeoutS, .connect_timeout_s = kTimeoutS}};

@@ -4,6 +4,10 @@
 
 namespace fulgur::doctor {
 
+// Makes the ranks of check_exchange() a run of their own: takes what a launcher has set out of this process's
+// environment. Call it before check_exchange(), in the process that starts the second rank.
+void prepare_exchange();
+
 // Starts a second rank on this host and exchanges 1 MB with it for a second, through shared memory and then over Gloo,
 // if a connection to the loopback can be made. The second rank is a process with the command line of this one, which
 // must call check_exchange() too: is_second_rank() says that it is the one, and its result is empty. Call it once in a

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fulgur/base/version.h"
+#include "fulgur/distributed/nccl_transport.h"
 
 namespace fulgur::doctor {
 namespace {
@@ -220,10 +221,25 @@ Check gpus(const Host& host) {
   return check;
 }
 
+// " with CUDA 13.0, cuDNN 9.19.0, NCCL 2.28.9", whether or not there is a GPU; empty if libtorch was built without
+// CUDA.
+std::string cuda_libraries() {
+  const auto& hooks = at::detail::getCUDAHooks();
+  if (!hooks.hasCUDART()) return "";
+  const int64_t cuda = hooks.versionCUDART();
+  std::string text = fmt::format(" with CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
+  if (hooks.hasCuDNN()) {
+    const int64_t cudnn = hooks.versionCuDNN();
+    text += fmt::format(", cuDNN {}.{}.{}", cudnn / 10'000, cudnn / 100 % 100, cudnn % 100);
+  }
+  const std::string nccl = nccl_version();
+  return nccl.empty() ? text : fmt::format("{}, NCCL {}", text, nccl);
+}
+
 Check libraries() {
   return {.topic = "libraries",
-          .found = fmt::format("fulgur {}, libtorch {}{}, compiled by {}", version(), TORCH_VERSION,
-                               at::detail::getCUDAHooks().hasCUDA() ? " with CUDA" : "", __VERSION__)};
+          .found = fmt::format("fulgur {}, libtorch {}{}, compiled by {}", version(), TORCH_VERSION, cuda_libraries(),
+                               __VERSION__)};
 }
 
 std::string limit_text(rlim_t limit) { return limit == RLIM_INFINITY ? "unlimited" : fmt::format("{}", limit); }

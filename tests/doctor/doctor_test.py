@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 import unittest
 
 PROGRAM = pathlib.Path("tools/doctor").absolute()
@@ -47,6 +48,14 @@ class DoctorTest(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("problem: ", done.stdout)
         self.assertIn("set FULGUR_SOCKET_IFNAME to one of these interfaces", done.stdout)
+
+    def test_a_master_that_nobody_knows_is_a_problem(self):
+        begin = time.monotonic()
+        done = doctor(MASTER_ADDR="nowhere.invalid", MASTER_PORT="29500")
+        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        self.assertRegex(done.stdout, r"(?m)^master +problem: nowhere\.invalid port 29500: ")
+        self.assertRegex(done.stdout, "Gloo +two ranks sum 1 MB")
+        self.assertLess(time.monotonic() - begin, 15)  # about 5 on a machine with nothing else to do
 
     def test_a_launcher_that_is_not_complete_is_a_problem(self):
         done = doctor(RANK="0")

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,8 +14,10 @@
 namespace fulgur::doctor {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class HostChecks : public ::testing::Test {
  protected:
@@ -165,6 +168,18 @@ TEST_F(HostChecks, AFolderThatIsNotThereYetIsMadeOnTheDiskOfItsParent) {
   EXPECT_THAT(of("disk").found, EndsWith("GiB free in " + dir_.path().string()));
   folder_ = dir_.path() / "missing/too";
   EXPECT_THAT(of("disk").found, EndsWith("GiB free in " + dir_.path().string()));
+}
+
+// Without a GPU, too: a build has these libraries wherever it runs.
+TEST_F(HostChecks, LibrariesOfCudaHaveTheirVersions) {
+  const std::string found = of("libraries").found;
+  EXPECT_THAT(found, HasSubstr("libtorch " TORCH_VERSION));
+#ifdef FULGUR_HAS_CUDA
+  EXPECT_THAT(
+      found, ContainsRegex(" with CUDA [1-9][0-9]*\\.[0-9]+, cuDNN [1-9]\\.[0-9]+\\.[0-9]+, NCCL 2\\.[0-9]+\\.[0-9]+"));
+#else
+  EXPECT_THAT(found, Not(HasSubstr("CUDA")));
+#endif
 }
 
 TEST_F(HostChecks, ThreadsSayWhereTheirNumberComesFrom) {

@@ -14,6 +14,7 @@ import argparse
 import concurrent.futures
 import ctypes
 import dataclasses
+import json
 import os
 import pathlib
 import random
@@ -56,6 +57,7 @@ class Plan:
     limit_s: float = TIMEOUT_S + GRACE_S
     unread: bool = False  # stdout is a pipe that no process reads
     occupied: list = dataclasses.field(default_factory=list)  # sockets that stay open during the run
+    post_mortems: dict = dataclasses.field(default_factory=dict)  # for each rank that must leave one, the victim
 
 
 def flags(devices, fault="none", at="training_step", victim=1, after=0, **others):
@@ -71,6 +73,11 @@ def draw_after(rng, place):
 def draw_ranks(rng):
     devices = rng.choice([2, 2, 3])
     return devices, rng.randrange(devices)
+
+
+def post_mortems(devices, place, victim):
+    """The post-mortems of the ranks that survive; none if the run may not have a folder yet, or not any more."""
+    return {rank: victim for rank in range(devices) if rank != victim} if place in BY_BATCH else {}
 
 
 def free_port():
@@ -97,11 +104,12 @@ def throws(places, fault="throw", code=1):
         devices, victim = draw_ranks(rng)
         place = rng.choice(places)
         arguments = flags(devices, fault, place, victim, draw_after(rng, place))
+        left = post_mortems(devices, place, victim)
         if victim == 0:
-            return Plan(arguments, [code], [[rf"^\[rank 0\] error: (in .*: )?boom in {place}$"]])
+            return Plan(arguments, [code], [[rf"^\[rank 0\] error: (in .*: )?boom in {place}$"]], post_mortems=left)
         return Plan(arguments, [code],
                     [[rf"^error: rank {victim} failed: (in .*: )?boom in {place} \(exit code {code}\)$",
-                      rf"^\[rank {victim}\] error: (in .*: )?boom in {place}$"]])
+                      rf"^\[rank {victim}\] error: (in .*: )?boom in {place}$"]], post_mortems=left)
     return draw
 
 
@@ -125,7 +133,8 @@ def killed(rng):
     fault, number = rng.choice([("kill", signal.SIGKILL)] * 6 + [("abort", signal.SIGABRT),
                                                                 ("throw_in_a_thread", signal.SIGABRT)])
     codes, says = ended_by_signal(victim, number)
-    return Plan(flags(devices, fault, place, victim, draw_after(rng, place)), codes, says)
+    left = post_mortems(devices, place, victim) if victim > 0 else {}  # with rank 0 the others are killed
+    return Plan(flags(devices, fault, place, victim, draw_after(rng, place)), codes, says, post_mortems=left)
 
 
 def killed_at_any_time(rng):
@@ -176,19 +185,23 @@ def hang(run, devices, victim, delay_s):
 
 
 def draw_hang(rng, devices, victim, **others):
-    """Returns flags and a delay: the rank hangs at one of the places, or at any time, also while the ranks connect."""
+    """Returns flags, a delay and post-mortems: the rank hangs at one of the places, or at any time, also while the ranks
+    connect."""
     place = rng.choice(PLACES)
     if rng.random() < 0.6:
-        return flags(devices, "stop", place, victim, draw_after(rng, place), **others), None
-    return (flags(devices, max_epochs=-1, **{"strategy.connect_timeout_s": TIMEOUT_S}, **others), rng.random() * 0.8)
+        arguments = flags(devices, "stop", place, victim, draw_after(rng, place), **others)
+        return arguments, None, post_mortems(devices, place, victim)
+    arguments = flags(devices, max_epochs=-1, **{"strategy.connect_timeout_s": TIMEOUT_S}, **others)
+    return arguments, rng.random() * 0.8, {}
 
 
 def child_hangs(rng):
     devices = rng.choice([2, 3])
     victim = rng.randrange(1, devices)
-    arguments, delay_s = draw_hang(rng, devices, victim)
+    arguments, delay_s, left = draw_hang(rng, devices, victim)
     says = rf"rank {victim} gives no sign of life|rank {victim} did not end within|ranks, {victim} has not come"
-    return Plan(arguments, [1], [[says]], act=lambda run: hang(run, devices, victim, delay_s), fault="act")
+    return Plan(arguments, [1], [[says]], act=lambda run: hang(run, devices, victim, delay_s), fault="act",
+                post_mortems=left)
 
 
 def continue_after_the_others(run, pid):
@@ -204,12 +217,12 @@ def continue_after_the_others(run, pid):
 
 def rank_0_hangs(rng):
     devices = rng.choice([2, 3])
-    arguments, delay_s = draw_hang(rng, devices, 0)
+    arguments, delay_s, left = draw_hang(rng, devices, 0)
 
     def act(run):
         continue_after_the_others(run, hang(run, devices, 0, delay_s))
     return Plan(arguments, [1], [[r"rank 0, which keeps the store, does not answer|rank 0: |rank \d did not end|"
-                                  r"cannot reach rank 0"]], act=act, fault="act")
+                                  r"cannot reach rank 0"]], act=act, fault="act", post_mortems=left)
 
 
 def pauses(rng):
@@ -361,7 +374,7 @@ def one_of_two_hosts(rng):
 def a_host_hangs(rng):
     """The rank that hangs has started the other rank of its host."""
     victim = rng.choice([0, 2])
-    arguments, delay_s = draw_hang(rng, 2, victim, num_nodes=2)
+    arguments, delay_s, _ = draw_hang(rng, 2, victim, num_nodes=2)
 
     def act(run):
         continue_after_the_others(run, hang(run, 4, victim, delay_s))
@@ -546,6 +559,22 @@ class Run:
             for pattern in patterns:
                 self.check(re.search(pattern, stderr, re.M), f"process {i} does not say /{pattern}/")
 
+    def check_post_mortems(self):
+        """Each rank that survives leaves where it and the victim were, and one line of the terminal says where."""
+        for rank, victim in self.plan.post_mortems.items():
+            files = list(self.path.glob(f"runs/*/post_mortem/rank-{rank}.json"))
+            if len(files) != 1:
+                self.wrong.append(f"rank {rank} has left {len(files)} post-mortems")
+                continue
+            found = json.loads(files[0].read_text())
+            self.check(f"rank {victim}" in found["error"], f"the post-mortem of rank {rank} has: {found['error']}")
+            places = rf"^rank {victim} (was seen|has left)|^rank {rank} is .*in collective \d+ of group"
+            self.check(any(re.search(places, line) for line in found["ranks"]), f"rank {rank} saw: {found['ranks']}")
+        if self.plan.post_mortems:
+            said = sum((self.path / f"{i}.err").read_text(errors="replace").count("what was known of it is in ")
+                       for i in range(len(self.processes)))
+            self.check(said == 1, f"{said} lines say where the post-mortem is")
+
     def finish(self):
         for pid in self.living():
             try:
@@ -564,6 +593,7 @@ class Run:
         try:
             seconds = self.wait_for_end()
             self.check_ends()
+            self.check_post_mortems()
         except (WentWrong, OSError) as error:
             self.wrong.append(str(error))
         self.finish()

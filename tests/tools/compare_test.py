@@ -23,6 +23,14 @@ class CompareTest(unittest.TestCase):
         return subprocess.run([COMPARE, *arguments], capture_output=True, text=True, cwd="/", timeout=100,
                               env={**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder)})
 
+    def test_a_run_that_has_logged_nothing_yet(self):
+        (self.folder / "a").mkdir()
+        (self.folder / "a/config.toml").write_text("seed = 1\n")
+        done = self.compare("a", "a")
+        self.assertEqual((done.returncode, done.stdout, done.stderr),
+                         (2, "a: there is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere\n",
+                          "error: 'a' has no metrics to compare; let a CSVLogger write metrics.csv there\n"))
+
     def test_the_first_step_at_which_runs_differ(self):
         self.write("runs/a", "epoch,step,train/samples_per_sec,train_loss,val_loss\n" "0,49,100,0.5,\n" "0,99,101,0.25,0.75\n")
         self.write("runs/b", "epoch,step,train/samples_per_sec,train_loss,val_loss\n" "0,49,90,0.5,\n" "0,99,91,0.125,0.75\n")

@@ -109,9 +109,12 @@ class WatchTest(unittest.TestCase):
         self.fail(f"no speed in\n{shown}of a run that printed\n{(self.folder / 'printed.txt').read_text()}")
 
     def test_a_run_that_has_logged_nothing_yet(self):
-        (self.run_folder / "env.json").write_text("{\"host\": \"here\"}")
-        done = self.watch("runs/a", "--once")
-        self.assertEqual((done.returncode, done.stdout), (0, "runs/a\nthere is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere\n"))
+        for name, text in {"env.json": "{\"host\": \"here\"}", "config.toml": "seed = 1\n"}.items():
+            with self.subTest(name):
+                (self.run_folder / name).write_text(text)
+                done = self.watch("runs/a", "--once")
+                self.assertEqual((done.returncode, done.stdout), (0, "runs/a\nthere is no metrics.csv: none is written yet, or CSVLogger's file is elsewhere\n"))
+                (self.run_folder / name).unlink()
 
     def test_bad_input_is_refused(self):
         self.write_run(1)
