@@ -46,8 +46,8 @@ QUIET = ["--enable_progress_bar=false", "--enable_model_summary=false", "--logge
 # The articles' families, each with the dimensions of its own paper, and a batch that suits one core.
 FAMILIES = {
     "BERT-base": ("bert_classifier", BERT),
-    "Transformer (GPT-2 small)": ("transformer_lm", ["--model.n_layer=12", "--model.n_head=12", "--model.n_embd=768",
-                                                     "--model.context=128", "--data.batch_size=1"]),
+    "Transformer (GPT-2 small's layers, bytes as tokens)": ("transformer_lm", ["--model.size=article", "--model.context=128",
+                                                                               "--data.batch_size=1"]),
     "Image GPT (iGPT-S)": ("image_gpt", [DIGITS, "--model.size=article", "--data.batch_size=2"]),
     "SwAV (ResNet-50)": ("swav", [DIGITS, "--model.size=article", "--data.batch_size=2", "--data.crops.large_size=224",
                                   "--data.crops.small_size=96", "--data.crops.num_small=2"]),

@@ -183,14 +183,13 @@ Json describe(const PostMortem& found, const fs::path& run_dir) {
 
 }  // namespace
 
-bool write_post_mortem(const PostMortem& found, const fs::path& run_dir, const fs::path& folder) {
-  const bool is_first = fs::create_directory(folder);
+void write_post_mortem(const PostMortem& found, const fs::path& run_dir, const fs::path& folder) {
+  fs::create_directory(folder);
   const std::string text =
       describe(found, run_dir).dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace) + "\n";
   TemporaryFile file(folder / fmt::format("rank-{}.json", found.rank));
   file.writer().write(text.data(), text.size());
   file.commit();
-  return is_first;
 }
 
 }  // namespace fulgur

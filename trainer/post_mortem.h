@@ -28,9 +28,9 @@ struct PostMortem {
 // Writes rank-<rank>.json into the folder, which is created unless it exists; `run_dir`: the folder of the run, whose
 // config.toml is copied. The file has all that PostMortem has, of each tensor of the batch the name, shape, type,
 // device, lowest and highest finite value and the number of values that are not finite, the spans of trace.h that ended
-// last, and the environment. Returns whether this call has created the folder, which is so on one rank. Nothing is
-// overwritten. Errors: what cannot be found out is left out, with the reason; throws if the file cannot be written.
-bool write_post_mortem(const PostMortem& found, const std::filesystem::path& run_dir,
+// last, and the environment. Nothing is overwritten. Errors: what cannot be found out is left out, with the reason;
+// throws if the file cannot be written.
+void write_post_mortem(const PostMortem& found, const std::filesystem::path& run_dir,
                        const std::filesystem::path& folder);
 
 }  // namespace fulgur

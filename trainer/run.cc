@@ -503,7 +503,9 @@ void Run::leave_post_mortem(const std::exception_ptr& failure) {
   });
   if (post_mortem_name_.empty()) post_mortem_name_ = free_post_mortem_name(run_dir());
   const std::filesystem::path folder = run_dir() / post_mortem_name_;
-  if (write_post_mortem(found, run_dir(), folder))
+  write_post_mortem(found, run_dir(), folder);
+  // The output of the others may never be shown.
+  if (world_.local_rank() == 0)
     log_warning("an exception ended the run; what was known of it is in {}", short_path(folder).string());
 }
 

@@ -27,19 +27,29 @@ void check(const SampleOptions& options) {
   if (options.prompt.empty()) throw UsageError("sample.prompt must have at least one character");
 }
 
-LanguageModelOptions checked(const LanguageModelOptions& options) {
+void set_dimensions(LanguageModelOptions& options) {
+  const bool is_gpt2_small = options.size == "article";
+  options.n_layer = options.n_layer.value_or(is_gpt2_small ? 12 : 4);
+  options.n_head = options.n_head.value_or(is_gpt2_small ? 12 : 4);
+  options.n_embd = options.n_embd.value_or(is_gpt2_small ? 768 : 128);
+  options.context = options.context.value_or(is_gpt2_small ? 1024 : 64);
+}
+
+LanguageModelOptions checked(LanguageModelOptions options) {
   check_fields("LanguageModel", options);
   check(options.sample);
-  if (options.n_embd % options.n_head == 0) return options;
-  throw UsageError(fmt::format("n_embd ({}) must be a multiple of n_head ({})", options.n_embd, options.n_head));
+  set_dimensions(options);
+  if (*options.n_embd % *options.n_head == 0) return options;
+  throw UsageError(fmt::format("n_embd ({}) must be a multiple of n_head ({})", *options.n_embd, *options.n_head));
 }
 
 class CausalAttentionImpl : public nn::Module {
  public:
   explicit CausalAttentionImpl(const LanguageModelOptions& options)
-      : n_head_(options.n_head), dropout_(options.dropout) {
-    qkv_ = register_module("qkv", nn::Linear(options.n_embd, 3 * options.n_embd));
-    project_ = register_module("project", nn::Linear(options.n_embd, options.n_embd));
+      : n_head_(*options.n_head), dropout_(options.dropout) {
+    const int64_t width = *options.n_embd;
+    qkv_ = register_module("qkv", nn::Linear(width, 3 * width));
+    project_ = register_module("project", nn::Linear(width, width));
   }
 
   at::Tensor forward(const at::Tensor& x) {  // x and the result: [batch_size, length, n_embd]
@@ -59,7 +69,7 @@ TORCH_MODULE(CausalAttention);
 class BlockImpl : public nn::Module {
  public:
   explicit BlockImpl(const LanguageModelOptions& options) {
-    const int64_t width = options.n_embd;
+    const int64_t width = *options.n_embd;
     attention_norm_ = register_module("attention_norm", nn::LayerNorm(nn::LayerNormOptions({width})));
     attention_ = register_module("attention", CausalAttention(options));
     mlp_norm_ = register_module("mlp_norm", nn::LayerNorm(nn::LayerNormOptions({width})));
@@ -96,6 +106,10 @@ at::Tensor next_token(const at::Tensor& logits, double temperature, const at::Ge
 }  // namespace
 
 void LanguageModelOptions::describe(FieldVisitor& visit) {
+  visit({.name = "size",
+         .help = "which dimensions a model has that are not given: for two cores, or GPT-2 small's",
+         .choices = {"default", "article"}},
+        &size);
   visit({.name = "n_layer", .help = "number of blocks", .min = 1}, &n_layer);
   visit({.name = "n_head", .help = "attention heads per block", .min = 1}, &n_head);
   visit({.name = "n_embd", .help = "width of a token's vector; a multiple of n_head", .min = 1}, &n_embd);
@@ -109,16 +123,19 @@ void LanguageModelOptions::describe(FieldVisitor& visit) {
   visit({.name = "sample", .help = "what is written after training"}, &sample);
 }
 
-void link_options(LanguageModelOptions& model, TextDataOptions& data) { data.context = model.context; }
+void link_options(LanguageModelOptions& model, TextDataOptions& data) {
+  set_dimensions(model);
+  data.context = *model.context;
+}
 
 LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
   save_hyper_parameters(options_);
-  const int64_t width = options_.n_embd;
+  const int64_t width = *options_.n_embd;
   token_embedding_ = register_module("token_embedding", nn::Embedding(kVocabSize, width));
-  position_embedding_ = register_module("position_embedding", nn::Embedding(options_.context, width));
+  position_embedding_ = register_module("position_embedding", nn::Embedding(*options_.context, width));
   dropout_ = register_module("dropout", nn::Dropout(options_.dropout));
   blocks_ = register_module("blocks", nn::Sequential());
-  for (int64_t i = 0; i < options_.n_layer; ++i) blocks_->push_back(Block(options_));
+  for (int64_t i = 0; i < *options_.n_layer; ++i) blocks_->push_back(Block(options_));
   norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
   head_ = register_module("head", nn::Linear(nn::LinearOptions(width, kVocabSize).bias(false)));
   tie_parameter(*head_, "weight", head_->weight, token_embedding_->weight);
@@ -128,7 +145,7 @@ LanguageModel::LanguageModel(Options options) : options_(checked(options)) {
 // GPT-2's initial weights: what is added to the residual stream starts smaller, the more blocks there are.
 void LanguageModel::initialize() {
   const at::NoGradGuard no_grad;
-  const double residual_std = kInitStd / std::sqrt(2.0 * static_cast<double>(options_.n_layer));
+  const double residual_std = kInitStd / std::sqrt(2.0 * static_cast<double>(*options_.n_layer));
   for (const auto& parameter : named_parameters()) {
     const std::string& name = parameter.key();
     if (name.ends_with("bias")) parameter.value().zero_();
@@ -139,8 +156,9 @@ void LanguageModel::initialize() {
 
 at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
-  TORCH_CHECK_VALUE(length <= options_.context, "tokens are ", length, " characters long, but the model looks back on ",
-                    options_.context, "; crop them, or train with a larger --context");
+  TORCH_CHECK_VALUE(length <= *options_.context, "tokens are ", length,
+                    " characters long, but the model looks back on ", *options_.context,
+                    "; crop them, or train with a larger --context");
   const auto positions = at::arange(length, tokens.options());
   const auto x = token_embedding_->forward(tokens) + position_embedding_->forward(positions);
   return head_->forward(norm_->forward(blocks_->forward(dropout_->forward(x))));
@@ -188,7 +206,7 @@ std::string sample(LanguageModel& model, const SampleOptions& options, uint64_t 
   auto tokens = torch::tensor(prompt, at::kLong).to(device);
   std::string text;
   while (std::ssize(text) < options.length) {
-    const auto visible = tokens.slice(0, std::max<int64_t>(0, tokens.size(0) - model.options().context));
+    const auto visible = tokens.slice(0, std::max<int64_t>(0, tokens.size(0) - *model.options().context));
     const auto next = next_token(model.forward(visible.unsqueeze(0))[0][-1], options.temperature, generator);
     text += static_cast<char>(next.item<int64_t>());
     tokens = at::cat({tokens, next.to(device)});

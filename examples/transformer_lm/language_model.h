@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -19,10 +20,13 @@ struct SampleOptions {
 };
 
 struct LanguageModelOptions {
-  int64_t n_layer = 4;
-  int64_t n_head = 4;
-  int64_t n_embd = 128;  // width of a token's vector; a multiple of n_head
-  int64_t context = 64;  // characters that the model looks back on, the present one included
+  // What n_layer, n_head, n_embd and context are where they are not given. "default": 4, 4, 128 and 64; "article":
+  // those of GPT-2 small, 12, 12, 768 and 1024.
+  std::string size = "default";
+  std::optional<int64_t> n_layer{};
+  std::optional<int64_t> n_head{};
+  std::optional<int64_t> n_embd{};   // width of a token's vector; a multiple of n_head
+  std::optional<int64_t> context{};  // characters that the model looks back on, the present one included
   double dropout = 0.0;
   double lr = 2e-3;           // the peak of the schedule
   double warmup = 0.05;       // fraction of all steps in which the learning rate rises
@@ -31,7 +35,7 @@ struct LanguageModelOptions {
   void describe(fulgur::FieldVisitor& visit);
 };
 
-// Cuts the text into as many characters as the model looks back on.
+// Sets the dimensions that are not given, and cuts the text into as many characters as the model looks back on.
 void link_options(LanguageModelOptions& model, TextDataOptions& data);
 
 // A GPT-2 on bytes: embeddings of the character and its position, pre-norm blocks of causal attention and a GELU MLP, a
@@ -52,7 +56,7 @@ class LanguageModel final : public fulgur::Module {
   void validation_step(const fulgur::Batch& batch, int64_t batch_idx) override;
   fulgur::Optimizers configure_optimizers() override;
 
-  const Options& options() const { return options_; }
+  const Options& options() const { return options_; }  // all dimensions have a value
 
  private:
   void initialize();

@@ -112,7 +112,7 @@ class Shell:
 
     def call(self, words, variables={}):
         environment = {**os.environ, "HOME": str(self.scratch), "OMP_NUM_THREADS": "1", **self.variables, **variables}
-        done = subprocess.run([str(word) for word in words], cwd=self.folder, env=environment, text=True, timeout=300,
+        done = subprocess.run([str(word) for word in words], cwd=self.folder, env=environment, timeout=300, text=True, errors="replace",
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.exit_code = done.returncode
         return done.stdout

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import torch
 from shell import CUT_SHORT, Shell
 
-SHORT = {"FULGUR_MAX_STEPS": "2", "FULGUR_LOG_EVERY_N_STEPS": "1"}
+SHORT = {"FULGUR_TRAINER__MAX_STEPS": "2", "FULGUR_TRAINER__LOG_EVERY_N_STEPS": "1"}
 
 
 def write_net(folder):

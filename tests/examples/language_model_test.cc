@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "tests/testing/errors.h"
 
@@ -67,11 +68,34 @@ TEST(LanguageModel, BeginsNearTheUniformDistributionWithGpt2sWeights) {
   EXPECT_NEAR(std_of("blocks.3.attention.project.weight"), 0.02 / 4, 0.0005);
 }
 
+TEST(LanguageModel, TheArticlesSizeHasItsNumberOfParameters) {
+  const LanguageModel model({.size = "article"});
+  int64_t count = 0;
+  for (const auto& parameter : model.named_parameters()) {
+    if (parameter.key() != "head.weight") count += parameter.value().numel();  // the head is the token embedding
+  }
+  // GPT-2 small has 50,257 tokens where this model has 256, and 124,439,808 parameters.
+  EXPECT_EQ(count + 768 * (50'257 - 256), 124'439'808);
+  EXPECT_EQ(model.options().n_head, 12);
+}
+
+TEST(LanguageModel, DimensionsThatAreGivenReplaceThoseOfTheSize) {
+  LanguageModelOptions options{.size = "article", .n_layer = 1, .context = 128};
+  TextDataOptions data;
+  link_options(options, data);
+  EXPECT_EQ(data.context, 128);
+  const LanguageModel model(options);
+  EXPECT_EQ(model.named_parameters()["position_embedding.weight"].sizes(), (std::vector<int64_t>{128, 768}));
+  EXPECT_FALSE(model.named_parameters().contains("blocks.1.attention.qkv.weight"));
+  EXPECT_EQ(LanguageModel(LanguageModelOptions{}).options().context, 64);
+}
+
 TEST(LanguageModel, OptionsThatCannotBeUsedAreRefused) {
   const auto refusal = [](const LanguageModelOptions& options) {
     return message_of<fulgur::UsageError>([&] { LanguageModel{options}; });
   };
   EXPECT_THAT(refusal({.n_head = 3, .n_embd = 128}), HasSubstr("n_embd (128) must be a multiple of n_head (3)"));
+  EXPECT_THAT(refusal({.size = "large"}), HasSubstr("article"));
   EXPECT_THAT(refusal({.n_layer = 0}), HasSubstr("n_layer must be at least 1; got 0"));
 }
 

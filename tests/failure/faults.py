@@ -104,7 +104,7 @@ def throws(places, fault="throw", code=1):
         devices, victim = draw_ranks(rng)
         place = rng.choice(places)
         arguments = flags(devices, fault, place, victim, draw_after(rng, place))
-        left = post_mortems(devices, place, victim)
+        left = post_mortems(devices, place, victim) if fault == "throw" else {}  # a usage error explains itself
         if victim == 0:
             return Plan(arguments, [code], [[rf"^\[rank 0\] error: (in .*: )?boom in {place}$"]], post_mortems=left)
         return Plan(arguments, [code],
