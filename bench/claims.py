@@ -303,9 +303,10 @@ def lines():
         rows.append([f"`{' '.join(flags)}`", f"{float(accuracy):.3f}"])
     return (f"The articles: a few lines of code, one flag. A `torch::nn::Module` that knows nothing of fulgur takes a wrapper of "
             f"{count} lines (`examples/foreign_module/main.cc`). The strategy is a flag of the same program: one executable file "
-            "ran all rows, so that 0 lines differ between them. Where each rank reads batches of its own, they are half as large here, and the first 10 updates of "
-            "`delayed_update` are on time instead of 300, so that there are late ones in so short a run. The ranks of `dp` draw dropout "
-            "from one generator in no particular order, so that its accuracy is another one:\n\n" +
+            "ran all rows, so that 0 lines differ between them. Where each rank reads batches of its own, they are half as large "
+            "here, and the first 10 updates of `delayed_update` are on time instead of 300, so that there are late ones in so short "
+            "a run. The replicas of `dp` draw dropout from one generator in no particular order, so that its accuracy is another "
+            "one:\n\n" +
             table(["flags", "val_acc after 3 epochs"], rows) +
             f"\n\n`./bazelw run //examples/foreign_module -- FLAGS --max_epochs=3 --seed=1`")
 

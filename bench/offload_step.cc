@@ -115,9 +115,8 @@ void compare(const Load& load, int rounds) {
   const bench::Ratio over_unpredicted = bench::ratio_of(timings[1], timings[2]);
   fmt::print(
       "update / (forward and backward) {:.2f}: delayed_update {:.2f} times as fast as zero_offload (both cores for "
-      "everything: {:.2f}), and {:.3f} of the step without prediction (rounds: {:.3f} .. {:.3f}); zero_offload's "
-      "exposed "
-      "update is {:.2f} of the fused one\n\n",
+      "everything: {:.2f}), and {:.3f} of the step without prediction (rounds: {:.3f} .. {:.3f}); "
+      "zero_offload's exposed update is {:.2f} of the fused one\n\n",
       update / compute, 1 / timings[1].ratio, 1 / timings[4].ratio, over_unpredicted.median, over_unpredicted.least,
       over_unpredicted.most, (timings[0].seconds - compute) / update);
 }

@@ -24,24 +24,21 @@ double median(std::vector<double> values) {
 
 std::vector<Timing> side_by_side(const std::string& unit, double units, const std::vector<Contender>& contenders,
                                  int rounds) {
-  std::vector<std::vector<double>> times(contenders.size()), ratios(contenders.size());
+  std::vector<std::vector<double>> times(contenders.size());
   for (int round = -1; round < rounds; ++round) {
-    double first = 0;
     for (size_t i = 0; i < contenders.size(); ++i) {
       const double time = seconds_of(contenders[i].run);
-      if (i == 0) first = time;
-      if (round < 0) continue;
-      times[i].push_back(time / units);
-      ratios[i].push_back(time / first);
+      if (round >= 0) times[i].push_back(time / units);
     }
   }
   std::vector<Timing> timings;
   for (size_t i = 0; i < contenders.size(); ++i) {
-    timings.push_back({median(times[i]), median(ratios[i]), times[i]});
+    timings.push_back({.seconds = median(times[i]), .ratio = 1, .rounds = times[i]});
+    const Ratio ratio = ratio_of(timings[i], timings[0]);
+    timings[i].ratio = ratio.median;
     const double bytes = contenders[i].bytes_per_unit;
     fmt::print("{:<40} {:>9.2f} us/{}   ratio {:.3f}   (rounds: {:.3f} .. {:.3f}){}\n", contenders[i].name,
-               timings[i].seconds * 1e6, unit, timings[i].ratio, *std::ranges::min_element(ratios[i]),
-               *std::ranges::max_element(ratios[i]),
+               timings[i].seconds * 1e6, unit, ratio.median, ratio.least, ratio.most,
                bytes > 0 ? fmt::format("   {:.1f} GB/s", bytes / timings[i].seconds * 1e-9) : "");
   }
   return timings;

@@ -20,8 +20,8 @@ struct SampleOptions {
 };
 
 struct LanguageModelOptions {
-  // What n_layer, n_head, n_embd and context are where they are not given. "default": 4, 4, 128 and 64; "article":
-  // those of GPT-2 small, 12, 12, 768 and 1024.
+  // Which n_layer, n_head, n_embd and context a model has that are not given: 4, 4, 128 and 64 by "default", and GPT-2
+  // small's 12, 12, 768 and 1024 by "article".
   std::string size = "default";
   std::optional<int64_t> n_layer{};
   std::optional<int64_t> n_head{};

@@ -77,7 +77,7 @@ class EveryCommandTest(unittest.TestCase):
     def test_every_block_of_shell_is_run(self):
         for page in set(pages.pages()) - {*shell.COMPARED, *shell.CUT_SHORT}:
             for step in transcript.steps_of(page, pages.read(page)):
-                for words in (words for line in step.command.split("\n") for words in commands.split(line)):
+                for words in step.calls():
                     self.assertTrue(shell.runs_elsewhere(words), f"{page}:{step.line}: no test runs {' '.join(words)}")
 
     def test_what_runs_the_others_names_them(self):
@@ -87,8 +87,7 @@ class EveryCommandTest(unittest.TestCase):
 
     def test_packages_of_debian_are_among_those_that_are_installed(self):
         page = "docs/install.md"
-        named = [words[2:] for step in transcript.steps_of(page, pages.read(page)) for words in commands.split(step.command)
-                 if words[0] == "apt-get"]
+        named = [words[2:] for step in transcript.steps_of(page, pages.read(page)) for words in step.calls() if words[0] == "apt-get"]
         self.assertEqual(len(named), 1)
         self.assertEqual(set(named[0]) - set(pages.read("tools/apt_packages.txt").split()), set())
 

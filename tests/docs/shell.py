@@ -73,7 +73,7 @@ class Shell:
         compared = 0
         for step in transcript.steps_of(page, pages.read(page)):
             printed = []
-            for words in (words for line in step.command.split("\n") for words in commands.split(line)):
+            for words in step.calls():
                 printed.append(self.run(words, step.expected))
                 if not any(line.startswith("error: ") for line in step.expected or []):
                     test.assertEqual(self.exit_code, 0, f"{page}:{step.line}: {step.command}\n{printed[-1]}")

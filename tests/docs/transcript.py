@@ -19,19 +19,25 @@ class Step(NamedTuple):
     command: str   # one line of shell; several of a block count as one, for whose output the text stands
     expected: list | None  # lines, in which "..." stands for any number of lines, or for any text within one; None: not shown
 
+    def calls(self):
+        """The words of each program that the command runs."""
+        return [words for line in self.command.split("\n") for words in commands.split(line)]
+
 
 def steps_of(page, text):
     """Yields the commands of a page: ```sh blocks, whose output the next block shows if it is a ```text, and lines after '$ '."""
-    shell = None
-    for block in pages.blocks_of(page, text):
-        follows = block.language == "text" and not any(line.startswith("$ ") for line in block.lines)
-        if shell is not None:
-            yield Step(page, shell.line, "\n".join(shell.lines).replace("\\\n", ""), block.lines if follows else None)
-        shell = block if block.language == "sh" else None
-        if block.language == "text" and not follows:
+    blocks = pages.blocks_of(page, text)
+    for block, following in zip(blocks, [*blocks[1:], None]):
+        if block.language == "sh":
+            is_shown = following is not None and following.language == "text" and not is_recording(following)
+            command = "\n".join(block.lines).replace("\\\n", "")
+            yield Step(page, block.line, command, following.lines if is_shown else None)
+        elif is_recording(block):
             yield from recorded(block)
-    if shell is not None:
-        yield Step(page, shell.line, "\n".join(shell.lines).replace("\\\n", ""), None)
+
+
+def is_recording(block):
+    return block.language == "text" and any(line.startswith("$ ") for line in block.lines)
 
 
 def recorded(block):
