@@ -5,6 +5,8 @@ includes each header that it uses. Targets with compiler options of their own do
 header only for the options that it was made with.
 """
 
+load("//tools:include_folder.bzl", "HEADER_FOLDERS")
+
 def _with_headers(attributes, suffix = "", copts = []):
     headers = attributes.pop("precompiled", "tensor") + suffix
     if attributes.get("srcs") and "copts" not in attributes:
@@ -13,6 +15,10 @@ def _with_headers(attributes, suffix = "", copts = []):
     return attributes
 
 def cc_library(**attributes):
+    folder = native.package_name()
+    is_ours = native.repository_name() == "@" + Label("//:all").workspace_name
+    if is_ours and folder in HEADER_FOLDERS:  # its headers, as fulgur/<folder>/<file>
+        attributes["deps"] = attributes.get("deps", []) + [str(Label("//:include/" + folder))]
     native.cc_library(**_with_headers(attributes))
 
 def cc_binary(**attributes):

@@ -2,8 +2,36 @@
 
 So a user's own core/error.h or data/dataset.h is never taken for ours, nor ours for theirs. It is a single folder, not
 one for each target (cc_library's include_prefix), because the compiler looks into every folder of the include path for
-every #include.
+every #include. A target of the root package for each folder of headers fills it, so that a file is compiled again,
+where only a cache shared with others has its object, if a header of a folder that it reaches has changed, not if any has.
 """
+
+HEADER_FOLDERS = [
+    "base",
+    "callbacks",
+    "checkpoint",
+    "checkpoint/formats",
+    "cli",
+    "core",
+    "data",
+    "data/files",
+    "data/images",
+    "data/tables",
+    "device",
+    "distributed",
+    "doctor",
+    "launch",
+    "loops",
+    "metrics",
+    "nn",
+    "optim",
+    "programs",
+    "reports",
+    "strategies",
+    "strategies/engine",
+    "strategies/presets",
+    "trainer",
+]
 
 def _include_folder_impl(ctx):
     links = []
