@@ -674,7 +674,7 @@ def compile_step(source, target, loss, output, **options):
     print(f"{target}: {compile_program(program, target, **options)}")
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      prog="compile_step")
     parser.add_argument("source", type=pathlib.Path, help="a .pt2 of torch.export.save()")
@@ -688,7 +688,7 @@ def main():
                         "validation and predictions")
     parser.add_argument("--tolerance", type=float, help="most that a result may differ from eager's, as a part of its "
                         "largest value; default: 1e-4, for bfloat16 3e-2, for half 4e-3")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     return exit_code_of(lambda: compile_step(**vars(arguments)), arguments.target)
 
 

@@ -176,14 +176,14 @@ def export(source, target, tolerance):
     print(f"{target}: as in C++ within {worst:.2g}, for batches of {' and '.join(sizes)}")
 
 
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                      prog="export")
     parser.add_argument("source", type=pathlib.Path, help="a .pt2 of torch.export.save(), or a TorchScript file")
     parser.add_argument("target", type=pathlib.Path, help="a new file: .pt2, .onnx or .aoti.pt2")
     parser.add_argument("--tolerance", type=float, help="most that outputs may differ from those in C++; default: 1e-6 for "
                         ".pt2, otherwise 1e-5")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(arguments)
     return exit_code_of(lambda: export(arguments.source, arguments.target, arguments.tolerance), arguments.target)
 
 

@@ -60,7 +60,8 @@ class ResNetRunTest(unittest.TestCase):
 
     def test_tells_the_pictures_of_a_folder_apart(self):
         write_pictures(self.folder / "pictures")
-        self.assertEqual(self.accuracy("--data.path=pictures", "--data.batch_size=8"), 1.0)
+        # In 40 steps at the default rate of 0.1 the running statistics of some seeds stay too far behind the weights.
+        self.assertEqual(self.accuracy("--data.path=pictures", "--data.batch_size=8", "--model.lr=0.02"), 1.0)
 
     def test_folders_that_are_not_in_both_parts_are_refused(self):
         write_pictures(self.folder / "pictures")

@@ -1,7 +1,10 @@
 """//tools:export and a Predictor of what it writes. Each result is compared with Python's eager model."""
+import contextlib
+import io
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
 import unittest
 import zipfile
@@ -11,6 +14,9 @@ import safetensors.torch
 import torch
 
 import round_trip
+
+sys.path.append(str(pathlib.Path("tools").absolute()))
+import export as export_tool
 
 EXPORT = pathlib.Path("tools/export").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/export.py", "tools/predict")]
@@ -183,10 +189,11 @@ class ExportTest(unittest.TestCase):
                 ("trained.pt2", "nowhere/a.onnx", "there is no folder "),
                 ("trained.pt2", "a.tflite", "end it with .pt2 (torch.export), .onnx or .aoti.pt2")):
             with self.subTest(source=source, target=target):
-                result = self.export(self.folder / source, self.folder / target)
-                self.assertEqual(result.returncode, 2)
-                self.assertIn(message, result.stderr)
-                self.assertNotIn("Traceback", result.stderr)
+                said = io.StringIO()
+                with contextlib.redirect_stderr(said):  # in this process: one of its own takes seconds to import torch
+                    code = export_tool.main([str(self.folder / source), str(self.folder / target)])
+                self.assertEqual(code, 2)
+                self.assertIn(message, said.getvalue())
                 self.assertFalse((self.folder / target).exists())
 
 
