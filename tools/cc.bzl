@@ -1,8 +1,8 @@
 """cc_library, cc_binary and cc_test whose files find libtorch's headers parsed already (third_party/precompiled).
 
 `precompiled` says which: "tensor", "module" for files that reach torch::nn::Module, or "nn" for those that reach all of
-torch/nn.h, as fulgur.h does. A file still includes each header that it uses. Targets with compiler options of their own do without, because GCC takes a precompiled
-header only for the options that it was made with.
+torch/nn.h, as fulgur.h does. A file still includes each header that it uses. Targets with compiler options of their own do
+without, because GCC takes a precompiled header only for the options that it was made with.
 """
 
 load("//tools:include_folder.bzl", "HEADER_FOLDERS")

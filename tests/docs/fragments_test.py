@@ -7,7 +7,7 @@ import pages
 # A block that is left out has the reason in the page, and here its page.
 SKIPPED = []
 
-# Where the programs of pages are built and run. That of the README is, in a workspace outside of this tree.
+# Where the programs of pages are built and run. The README's is in a workspace outside of this tree.
 PROGRAMS = {
     "README.md": "tests/consumer/targets.BUILD",
     "docs/callbacks.md": "tests/extend/BUILD",

@@ -35,7 +35,7 @@ def run(*flags, folder):
 
 
 def figures(output):
-    """All that must be the same for the same seed on the same machine: everything but time, speed, memory and the folder of the run."""
+    """All that the same seed repeats on the same machine: everything but time, speed, memory and the folder of the run."""
     return re.sub(r"[\d.]+k? it/s|ETA [\d:]+|\d+ tokens/s|version_\d+|in [\d.]+ s, .* MB|(?m:^train/.*)", "", output)
 
 
