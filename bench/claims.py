@@ -228,7 +228,7 @@ def adam():
 # Late updates.
 
 def late():
-    speed = [FOLDER / "offload_step", "5"]
+    speed = [FOLDER / "offload_step", "3"]
     rows = [[*row[:4], f"{row[4]} ({row[5]} to {row[6]})"] for row in re.findall(
         r"^(batches of .*)\n(?:.*\n)*?update / \(forward and backward\) ([\d.]+): delayed_update ([\d.]+) times as fast as "
         r"zero_offload \(both cores for everything: ([\d.]+)\), and ([\d.]+) of the step without prediction "
@@ -312,7 +312,7 @@ def lines():
 
 
 def lightning():
-    command = script("python_examples", EXAMPLE_STEP, MINILM, "2")
+    command = script("python_examples", EXAMPLE_STEP, MINILM, "3")
     return ("Not in the articles: the same models, weights, batches, schedules and optimizers in Lightning, one thread. At full "
             "size a step is mostly matrix products, which both leave to the same libtorch. Aimed at was that Lightning, as it "
             "comes, takes 1.1 times as long at full size, and twice as long at the small one.\n\n" + code(output_of(command)) +
@@ -338,6 +338,12 @@ CLAIMS = [
 ]
 
 
+def page_of(claims, sections):
+    seconds = sum(int(found(r"(\d+) s\.$", sections[claim.title])[1]) for claim in claims)
+    total = f"All {len(claims)} sections took {seconds / 60:.0f} minutes.\n"
+    return f"{HEAD}\n{total}" + "".join(f"\n## {claim.title}\n\n{sections[claim.title]}\n" for claim in claims)
+
+
 def main():
     keys = [claim.key for claim in CLAIMS]
     for flag in [argument for argument in sys.argv[1:] if argument.startswith("--packages=")]:
@@ -357,8 +363,7 @@ def main():
         seconds = time.monotonic() - start
         print(f"{claim.key}: {seconds:.0f} s", flush=True)
         sections[claim.title] = f"{text}\n\n{datetime.date.today()}, {report.machine()}, {seconds:.0f} s."
-        page.write_text(HEAD + "".join(f"\n## {claim.title}\n\n{sections[claim.title]}\n" for claim in CLAIMS
-                                       if claim.title in sections))
+        page.write_text(page_of([claim for claim in CLAIMS if claim.title in sections], sections))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 #include <memory>
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::string_view kTrainer = "trainer.";
 constexpr std::string_view kType = ".type";  // strategy.type is what strategy names
+constexpr std::string_view kPrefix = "FULGUR_", kDot = "__";  // of environment variables
 
 // A FieldVisitor that calls functions.
 class Visitor final : public FieldVisitor {
@@ -34,6 +36,19 @@ class Visitor final : public FieldVisitor {
   Visit visit_;
   VisitList visit_list_;
 };
+
+// `path` with `dot` in place of each dot.
+std::string with_dots_as(std::string_view path, std::string_view dot) {
+  std::string text;
+  for (const char c : path) c == '.' ? text += dot : text += c;
+  return text;
+}
+
+std::string variable_of(std::string_view path) {
+  std::string name(kPrefix);
+  for (const char c : with_dots_as(path, kDot)) name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return name;
+}
 
 // What a value of a number or a flag is called; empty for values that are text.
 std::string_view kind_of(const FieldValue& value) {
@@ -333,7 +348,6 @@ std::string Config::to_toml() const {
 }
 
 std::vector<Setting> settings_of(const EnvironmentVariables& variables) {
-  constexpr std::string_view kPrefix = "FULGUR_", kDot = "__";
   std::vector<Setting> settings;
   for (const auto& [name, value] : variables) {
     if (!name.starts_with(kPrefix) || name.find(kDot) == std::string::npos) continue;
@@ -347,6 +361,19 @@ std::vector<Setting> settings_of(const EnvironmentVariables& variables) {
     settings.push_back({.path = path, .text = value, .origin = name, .name = name});
   }
   return settings;
+}
+
+void refuse_variables_without_dots(const EnvironmentVariables& variables, const Config& config,
+                                   std::vector<std::string>& problems) {
+  for (const auto& [name, value] : variables) {
+    if (!name.starts_with(kPrefix)) continue;
+    const std::string words = canonical_name(std::string_view(name).substr(kPrefix.size()));
+    for (const Config::Option& option : config.options()) {
+      if (option.path.find('.') == std::string::npos) continue;  // FULGUR_TRACE and others that are no options
+      if (words != with_dots_as(option.path, "_") && words != with_dots_as(config.flag_of(option), "_")) continue;
+      problems.push_back(fmt::format("{}: the variable of {} is {}", name, option.path, variable_of(option.path)));
+    }
+  }
 }
 
 }  // namespace fulgur

@@ -85,4 +85,9 @@ class Config {
 // the seed outside of sections. Variables of FULGUR_ without "__" are no options.
 std::vector<Setting> settings_of(const EnvironmentVariables& variables);
 
+// Adds to `problems` the variables that would be options but for the dots of their paths, such as FULGUR_MAX_STEPS and
+// FULGUR_TRAINER_MAX_STEPS, where FULGUR_TRAINER__MAX_STEPS is meant.
+void refuse_variables_without_dots(const EnvironmentVariables& variables, const Config& config,
+                                   std::vector<std::string>& problems);
+
 }  // namespace fulgur

@@ -185,6 +185,7 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   std::vector<Setting> settings;
   for (const std::string& file : asked.config_files) read_toml(file, settings, asked.problems);
   std::ranges::move(settings_of(variables), std::back_inserter(settings));
+  refuse_variables_without_dots(variables, config, asked.problems);
   std::ranges::move(asked.settings, std::back_inserter(settings));
   config.set(settings, asked.problems);
   if (asked.examines_host) {  // also if other options are wrong

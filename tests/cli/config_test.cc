@@ -159,6 +159,14 @@ TEST_F(ConfigTest, TheTrainerAndItsStrategyNeedNoSectionOfTheirOwn) {
   }
 }
 
+// As a flag, trainer.max_epochs is --max_epochs; as a variable it has its whole path.
+TEST_F(ConfigTest, VariablesWithoutTheDotsOfAPathAreRefused) {
+  for (const std::string name : {"FULGUR_MAX_EPOCHS", "FULGUR_TRAINER_MAX_EPOCHS"})
+    EXPECT_EQ(refusal({}, {{name, "5"}}), name + ": the variable of trainer.max_epochs is FULGUR_TRAINER__MAX_EPOCHS");
+  EXPECT_EQ(refusal({}, {{"FULGUR_LIMITS_ROWS", "5"}}),
+            "FULGUR_LIMITS_ROWS: the variable of limits.rows is FULGUR_LIMITS__ROWS");
+}
+
 TEST_F(ConfigTest, PrintsEveryOptionWithItsOrigin) {
   const std::string run = file("run.toml", "lr = 2\n[strategy]\ntype = \"ddp\"\n");
   const std::string text =
