@@ -21,6 +21,7 @@
 #include "fulgur/strategies/engine/loss_scaling.h"
 #include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/replicas.h"
+#include "fulgur/strategies/engine/shard_groups.h"
 #include "fulgur/strategies/engine/weight_average.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
@@ -101,6 +102,7 @@ class FlatStrategy : public Strategy {
   std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   Optimizers optimizers_;
+  std::optional<ShardGroups> groups_;  // from setup_optimizers() on
   std::optional<FlatParameters> flat_;
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;
