@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -21,6 +22,7 @@ struct EngineOptions {
   std::optional<WorldOptions> world{};  // one rank per device; nullopt: one process
   bool has_replicas = false;            // the one process may have several devices, each with a replica of the module
   BucketOptions buckets{};
+  std::optional<c10::ScalarType> wire{};  // type in which gradients travel; nullopt: as the parameters
   bool broadcast_buffers = false;
   bool shard = false;               // a rank updates only its own ranges
   int64_t shard_group = kAllRanks;  // number of ranks that share the shards; other groups of as many are replicas

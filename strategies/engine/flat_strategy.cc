@@ -138,6 +138,18 @@ void FlatStrategy::check_can_average() const {
   }
 }
 
+void FlatStrategy::check_wire() const {
+  if (!engine_.wire) return;
+  for (const auto& bucket : flat_->buckets()) {
+    if (bucket.flat.scalar_type() == at::kFloat) continue;
+    throw UsageError(fmt::format(
+        "strategy.wire = bf16 is for the gradients of fp32 parameters, but '{}' is {}, with precision '{}'; "
+        "leave it at fp32, which sends gradients in the type of their parameters, or write precision = '32' "
+        "or 'bf16-mixed'",
+        bucket.slots.front().name, c10::toString(bucket.flat.scalar_type()), setup_->precision.name()));
+  }
+}
+
 // Only a warning, because torch's own optimizers train 16-bit parameters in this way, too.
 void FlatStrategy::warn_of_missing_masters() const {
   for (const auto& bucket : flat_->buckets()) {
@@ -169,6 +181,7 @@ void FlatStrategy::warn_of_unequal_threads() const {
 // Checks that the ranks have the same parameters in buckets, and gives the tensors that were registered in the middle
 // of the run the values of rank 0.
 void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
+  check_wire();
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
   });

@@ -83,6 +83,7 @@ class FlatStrategy : public Strategy {
   void check_no_newcomers() const;
   void check_newcomers_have_no_gradients() const;
   void check_can_average() const;
+  void check_wire() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
   void average_late_update();

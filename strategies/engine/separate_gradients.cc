@@ -14,6 +14,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -74,6 +75,7 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
   reducer_.emplace(context.parameters, data, context.world().control(),
                    ReduceOptions{.shard = context.engine.shard,
                                  .rank_order = context.setup.deterministic,
+                                 .wire = context.alone() ? std::nullopt : context.engine.wire,
                                  .may_wait_for_memory = !nn::has_sync_batch_norm(context.module),
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },

@@ -49,6 +49,7 @@ void check_settings(const DelayedUpdate& preset, std::string_view base) {
     check("shard_group", preset, &DelayedUpdate::shard_group);
   }
   if (base != SingleDevice::kName) return;
+  check("wire", preset.ranks, &RankOptions::wire);
   check("broadcast_buffers", preset.ranks, &RankOptions::broadcast_buffers);
   check("timeout_s", preset.ranks, &RankOptions::timeout_s);
   check("connect_timeout_s", preset.ranks, &RankOptions::connect_timeout_s);

@@ -297,6 +297,15 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{ZeroOffload{.host = {.ratio = 0.5}, .shard_group = "4"}, 8},
                       Plan{DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0, .shard_group = "2"}, 4}));
 
+// What travels as bf16 has memory of its own, of half the size.
+INSTANTIATE_TEST_SUITE_P(
+    WhereGradientsTravelAsBf16, EstimatedMemory,
+    ::testing::Values(Plan{Ddp{.wire = "bf16"}, 2}, Plan{Ddp{.wire = "bf16"}, 1},
+                      Plan{DdpSharded{.ranks = {.wire = "bf16"}}, 4}, Plan{ZeroOffload{.ranks = {.wire = "bf16"}}, 2},
+                      Plan{DelayedUpdate{.base = "ddp", .warmup_steps = 0, .ranks = {.wire = "bf16"}}, 2},
+                      Plan{.strategy = Ddp{.wire = "bf16"}, .num_devices = 2, .micro_batches = 3},
+                      Plan{.strategy = DdpSharded{.ranks = {.wire = "bf16"}}, .num_devices = 4, .micro_batches = 3}));
+
 // In groups each rank keeps what it would keep in a run of one group; the parameters cost nothing else.
 TEST(EstimatedMemoryOfGroups, IsThatOfAGroupAlone) {
   const auto module = make_module<Mlp>("AdamW");
