@@ -116,7 +116,8 @@ void Choice::describe(FieldVisitor& visit, const Field& field, const Candidates&
   }
 }
 
-void Choice::apply(std::string_view field, std::string_view chosen, const DescribeFields& describe) const {
+void Choice::apply(std::string_view field, std::string_view chosen, const DescribeFields& describe,
+                   const Candidates& candidates) const {
   std::vector<std::string> known;
   auto left = settings_;
   Visitor set([&](const Field& own, const FieldValue& value) {
@@ -131,10 +132,14 @@ void Choice::apply(std::string_view field, std::string_view chosen, const Descri
   describe(set);
   if (left.empty()) return;
   const std::string& unknown = left.begin()->first;
+  const std::vector<Setting> of_all = all_settings(candidates);
+  const auto elsewhere = std::ranges::find(of_all, unknown, &Setting::name);
+  const std::string who =
+      elsewhere == of_all.end() ? "" : fmt::format("; {} with it: {}", field, fmt::join(elsewhere->candidates, ", "));
   if (known.empty()) {
-    throw UsageError(fmt::format("{0} '{1}' has no settings, but {0}.{2} is set", field, chosen, unknown));
+    throw UsageError(fmt::format("{0} '{1}' has no settings, but {0}.{2} is set", field, chosen, unknown) + who);
   }
-  throw UsageError(unknown_name_message(fmt::format("setting of {} '{}'", field, chosen), unknown, known));
+  throw UsageError(unknown_name_message(fmt::format("setting of {} '{}'", field, chosen), unknown, known) + who);
 }
 
 }  // namespace fulgur

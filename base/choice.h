@@ -34,8 +34,10 @@ class Choice {
   void describe(FieldVisitor& visit, const Field& field, const Candidates& candidates);
 
   // Sets the settings on what was chosen: `describe` visits its fields; `field` and `chosen` are for messages. Throws
-  // UsageError for a setting that it does not have, or for a wrong value.
-  void apply(std::string_view field, std::string_view chosen, const DescribeFields& describe) const;
+  // UsageError for a wrong value, or for a setting that it does not have; the message then names which of `candidates`
+  // have it.
+  void apply(std::string_view field, std::string_view chosen, const DescribeFields& describe,
+             const Candidates& candidates = {}) const;
 
  private:
   std::string name_;

@@ -8,8 +8,30 @@
 
 #include <algorithm>
 
+#include "fulgur/distributed/add_in_order.h"
+
 namespace fulgur {
 namespace {
+
+template <class T>
+void add_rows(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
+  std::vector<const T*> rows;
+  for (const at::Tensor& part : parts) rows.push_back(part.const_data_ptr<T>());
+  add_in_order(out.mutable_data_ptr<T>(), rows.data(), rows.size(), static_cast<size_t>(out.numel()));
+}
+
+// Works in pieces, like combine().
+void add_rounded_once(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
+  const at::NoGradGuard no_grad;
+  for (int64_t begin = 0; begin < out.numel(); begin += at::internal::GRAIN_SIZE) {
+    const auto piece = [&](const at::Tensor& whole) {
+      return whole.narrow(0, begin, std::min(at::internal::GRAIN_SIZE, out.numel() - begin));
+    };
+    at::Tensor sum = piece(parts.front()).to(at::kFloat);
+    for (size_t i = 1; i < parts.size(); ++i) sum.add_(piece(parts[i]));
+    piece(out).copy_(sum);
+  }
+}
 
 void combine_piece(at::Tensor out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   switch (op) {
@@ -44,16 +66,10 @@ void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, Re
   }
 }
 
-void add_rounded_once(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
-  const at::NoGradGuard no_grad;
-  for (int64_t begin = 0; begin < out.numel(); begin += at::internal::GRAIN_SIZE) {
-    const auto piece = [&](const at::Tensor& whole) {
-      return whole.narrow(0, begin, std::min(at::internal::GRAIN_SIZE, out.numel() - begin));
-    };
-    at::Tensor sum = piece(parts.front()).to(at::kFloat);
-    for (size_t i = 1; i < parts.size(); ++i) sum.add_(piece(parts[i]));
-    piece(out).copy_(sum);
-  }
+void add_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
+  if (out.scalar_type() == at::kFloat) return add_rows<float>(out, parts);
+  if (out.scalar_type() == at::kDouble) return add_rows<double>(out, parts);
+  add_rounded_once(out, parts);
 }
 
 }  // namespace fulgur

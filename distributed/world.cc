@@ -1,8 +1,11 @@
 #include "fulgur/distributed/world.h"
 
+#include <c10/util/Exception.h>
+
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -52,6 +55,7 @@ struct World::Parts {
   std::shared_ptr<Heartbeat> heartbeat{};
   std::shared_ptr<Collective> data{};
   std::shared_ptr<Collective> control{};
+  std::map<int64_t, Groups> groups_by_size{};  // by the number of ranks in a group
 
   // Aborts this rank's collectives when another rank fails, even if no call of this rank fails by itself.
   void watch() const {
@@ -109,6 +113,24 @@ int64_t World::rank() const { return parts_->control->rank(); }
 int64_t World::world_size() const { return parts_->control->world_size(); }
 Collective& World::data() { return *parts_->data; }
 Collective& World::control() { return *parts_->control; }
+
+// Every rank goes through the groups in the same order, and joins two of them.
+const World::Groups& World::groups_of(int64_t group_size) {
+  TORCH_CHECK_VALUE(group_size > 0 && world_size() % group_size == 0, "groups of ", group_size, " of ", world_size(),
+                    " ranks; pass a number that divides the ranks");
+  const auto [place, is_new] = parts_->groups_by_size.try_emplace(group_size);
+  if (!is_new) return place->second;
+  const auto join = [this](std::shared_ptr<Collective>& mine, int64_t first, int64_t stride, int64_t count) {
+    std::vector<int64_t> ranks;
+    for (int64_t i = 0; i < count; ++i) ranks.push_back(first + i * stride);
+    if (auto group = parts_->data->sub_group(ranks)) mine = std::move(group);
+  };
+  const int64_t num_groups = world_size() / group_size;
+  Groups& groups = place->second;
+  for (int64_t i = 0; i < num_groups; ++i) join(groups.within, i * group_size, 1, group_size);
+  for (int64_t i = 0; i < group_size; ++i) join(groups.across, i, group_size, num_groups);
+  return groups;
+}
 
 void World::set_step(int64_t global_step) {
   if (parts_->heartbeat) parts_->heartbeat->set_step(global_step);

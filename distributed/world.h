@@ -49,6 +49,17 @@ class World {
   Collective& data();
   Collective& control();
 
+  // The ranks in groups of consecutive ones, with a group of their own for each exchange between them.
+  struct Groups {
+    std::shared_ptr<Collective> within;  // the ranks of this rank's group
+    std::shared_ptr<Collective>
+        across;  // the ranks that have this rank's place in their groups, in the order of groups
+  };
+
+  // Connects groups of group_size ranks, which divides the world size, for tensors as data() takes them. Every rank
+  // calls it. Later calls return what the first one made, which lasts as long as the World.
+  const Groups& groups_of(int64_t group_size);
+
   void set_step(int64_t global_step);  // for the error messages of other ranks
 
   // Where each rank was when a failure was diagnosed, as sentences (Heartbeat::places); empty for a single rank.

@@ -14,9 +14,10 @@ namespace fulgur {
 namespace {
 
 MemoryRequest request_of(int64_t world_size, std::string_view precision, c10::DeviceType device_type,
-                         int64_t accumulate_grad_batches) {
+                         int64_t accumulate_grad_batches, int64_t num_nodes = 1) {
   return {.precision = Precision(precision),
           .num_devices = world_size,
+          .num_nodes = num_nodes,
           .device_type = device_type,
           .accumulates = accumulate_grad_batches > 1};
 }
@@ -25,10 +26,10 @@ MemoryRequest request_of(int64_t world_size, std::string_view precision, c10::De
 
 ModelMemory estimate_memory(const Module& module, const StrategyChoice& strategy, int64_t world_size,
                             std::string_view precision, const Optimizers& optimizers, c10::DeviceType device_type,
-                            int64_t accumulate_grad_batches) {
+                            int64_t accumulate_grad_batches, int64_t num_nodes) {
   const auto made = strategy.make("single_device");
-  const auto memory =
-      made->model_memory(module, optimizers, request_of(world_size, precision, device_type, accumulate_grad_batches));
+  const auto memory = made->model_memory(
+      module, optimizers, request_of(world_size, precision, device_type, accumulate_grad_batches, num_nodes));
   if (memory) return *memory;
   throw UsageError(
       fmt::format("strategy '{}' does not say what memory it needs; it would override model_memory()", made->name()));

@@ -15,13 +15,14 @@ namespace fulgur {
 
 // The memory that each rank would keep for a model from step to step, computed without allocating it:
 //   estimate_memory(*module, "ddp_sharded", 8, "bf16-mixed", optim::AdamW(module->parameters(), {.lr = 1e-3}))
-// world_size is the number of devices; for dp the result is about the first. `precision` is named as in
-// TrainerOptions. With accumulate_grad_batches > 1 gradients that wait for the end of their accumulation window are
-// included. Activations come on top. Throws UsageError for an unknown strategy or precision, and if the strategy does
-// not implement model_memory().
+// world_size is the number of devices, on num_nodes machines together; for dp the result is about the first.
+// `precision` is named as in TrainerOptions. With accumulate_grad_batches > 1 gradients that wait for the end of their
+// accumulation window are included. Activations come on top. Throws UsageError for an unknown strategy or precision,
+// and if the strategy does not implement model_memory().
 ModelMemory estimate_memory(const Module& module, const StrategyChoice& strategy, int64_t world_size,
                             std::string_view precision, const Optimizers& optimizers,
-                            c10::DeviceType device_type = c10::kCPU, int64_t accumulate_grad_batches = 1);
+                            c10::DeviceType device_type = c10::kCPU, int64_t accumulate_grad_batches = 1,
+                            int64_t num_nodes = 1);
 
 // A table for people to read: all registered strategies that implement model_memory().
 std::string estimate_memory_table(const Module& module, int64_t world_size, std::string_view precision,

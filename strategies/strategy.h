@@ -65,6 +65,7 @@ struct StrategySetup {
 struct MemoryRequest {
   Precision precision{};
   int64_t num_devices = 1;  // total over all machines
+  int64_t num_nodes = 1;    // machines
   c10::DeviceType device_type = c10::kCPU;
   bool accumulates = false;       // accumulation windows have several micro-batches
   bool averages_weights = false;  // Strategy::average_weights is called

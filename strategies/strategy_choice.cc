@@ -22,19 +22,21 @@ void check_name(std::string_view asked) {
   if (std::ranges::none_of(names, same)) throw UsageError(unknown_name_message("strategy", asked, names));
 }
 
+void describe_one(const std::string& name, FieldVisitor& settings) {
+  if (canonical_name(name) != "auto") strategy_registry().create(name)->describe(settings);
+}
+
 }  // namespace
 
 std::unique_ptr<Strategy> StrategyChoice::make(std::string_view if_auto) const {
   check_name(name());
   std::unique_ptr<Strategy> strategy = strategy_registry().create(is_auto() ? if_auto : std::string_view(name()));
-  choice_.apply("strategy", strategy->name(), [&](FieldVisitor& visit) { strategy->describe(visit); });
+  choice_.apply("strategy", strategy->name(), [&](FieldVisitor& visit) { strategy->describe(visit); },
+                {.names = known_names(), .describe = describe_one});
   return strategy;
 }
 
 void StrategyChoice::describe(FieldVisitor& visit) {
-  const auto describe_one = [](const std::string& name, FieldVisitor& settings) {
-    if (canonical_name(name) != "auto") strategy_registry().create(name)->describe(settings);
-  };
   choice_.describe(visit, {.name = "strategy", .help = "how to train", .is_common = true},
                    {.names = known_names(), .describe = describe_one});
 }

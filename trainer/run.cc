@@ -546,6 +546,7 @@ std::string Run::memory_summary() const {
   const MemoryRequest request{
       .precision = resources_.precision,
       .num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes,
+      .num_nodes = resources_.options.num_nodes,
       .device_type = resources_.devices.front().type(),
       .accumulates = context_.accumulate_grad_batches > 1,
       .averages_weights = averages_weights()};

@@ -42,6 +42,7 @@ std::string name_of(const Module& module, const at::Tensor& param) {
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   engine_ = engine_options();
+  num_shards(engine_, setup.world.world_size(), setup.local_world_size);  // throws before the module is changed
   module_ = &module;
   setup_.emplace(setup);
   converted_.emplace(module, setup.precision);
@@ -83,10 +84,17 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   }
   check_can_average();
   const NamedTensors added = take_new_tensors();
-  flat_.emplace(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size()));
+  World& world = setup_->world;
+  groups_.emplace(world, num_shards(engine_, world.world_size(), setup_->local_world_size), device(),
+                  setup_->deterministic);
+  if (groups_->grid().num_shards > 1 && groups_->grid().num_groups() > 1 && world.rank() == 0) {
+    log_info("{}: shards among groups of {} ranks, of which there are {}", name(), groups_->grid().num_shards,
+             groups_->grid().num_groups());
+  }
+  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world.world_size()));
   agree_on_buckets(added);
   store_ = make_store();
-  average_.emplace(*flat_, *store_, setup_->world, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
+  average_.emplace(*flat_, *store_, *groups_, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
   warn_of_missing_masters();
   warn_of_unequal_threads();
   if (setup_->devices.size() > 1) replicas_.emplace(*module_, setup_->devices);
@@ -112,7 +120,8 @@ std::unique_ptr<GradientStore> FlatStrategy::make_store() {
                                 .optimizers = optimizers_,
                                 .parameters = *flat_,
                                 .engine = engine_,
-                                .setup = *setup_};
+                                .setup = *setup_,
+                                .groups = *groups_};
   if (keeps_sums()) return std::make_unique<SeparateGradients>(context);
   if (alone()) return std::make_unique<GradientsAtParameters>(context);
   return std::make_unique<ReducedGradients>(context);
@@ -126,6 +135,18 @@ void FlatStrategy::check_can_average() const {
         "weights are averaged in the ranges that a rank updates, but {} needs whole tensors; use an optimizer that "
         "derives from optim::ElementWiseOptimizer, such as AdamW or SGD, or no WeightAveraging",
         optimizer->name()));
+  }
+}
+
+void FlatStrategy::check_wire() const {
+  if (!engine_.wire) return;
+  for (const auto& bucket : flat_->buckets()) {
+    if (bucket.flat.scalar_type() == at::kFloat) continue;
+    throw UsageError(fmt::format(
+        "strategy.wire = bf16 is for the gradients of fp32 parameters, but '{}' is {}, with precision '{}'; "
+        "leave it at fp32, which sends gradients in the type of their parameters, or write precision = '32' "
+        "or 'bf16-mixed'",
+        bucket.slots.front().name, c10::toString(bucket.flat.scalar_type()), setup_->precision.name()));
   }
 }
 
@@ -160,6 +181,7 @@ void FlatStrategy::warn_of_unequal_threads() const {
 // Checks that the ranks have the same parameters in buckets, and gives the tensors that were registered in the middle
 // of the run the values of rank 0.
 void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
+  check_wire();
   has_16_bit_params_ = std::ranges::any_of(flat_->buckets(), [](const FlatParameters::Bucket& bucket) {
     return optim::is_16_bit(bucket.flat.scalar_type());
   });
@@ -421,6 +443,7 @@ void FlatStrategy::teardown() noexcept {
   evaluated_are_shown_ = false;
   average_.reset();
   store_.reset();
+  groups_.reset();
   replicas_.reset();
   buffers_.clear();
   known_.clear();

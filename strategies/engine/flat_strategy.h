@@ -21,6 +21,7 @@
 #include "fulgur/strategies/engine/loss_scaling.h"
 #include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/replicas.h"
+#include "fulgur/strategies/engine/shard_groups.h"
 #include "fulgur/strategies/engine/weight_average.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
@@ -82,6 +83,7 @@ class FlatStrategy : public Strategy {
   void check_no_newcomers() const;
   void check_newcomers_have_no_gradients() const;
   void check_can_average() const;
+  void check_wire() const;
   void warn_of_missing_masters() const;
   void warn_of_unequal_threads() const;
   void average_late_update();
@@ -101,6 +103,7 @@ class FlatStrategy : public Strategy {
   std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   Optimizers optimizers_;
+  std::optional<ShardGroups> groups_;  // from setup_optimizers() on
   std::optional<FlatParameters> flat_;
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;

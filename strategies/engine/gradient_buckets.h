@@ -1,10 +1,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -17,6 +19,10 @@ namespace fulgur {
 struct ReduceOptions {
   bool shard = false;       // a rank keeps only its range of each bucket: reduce_scatter instead of all_reduce
   bool rank_order = false;  // add in rank order: with 3 or more ranks, bits do not depend on where buckets end
+
+  // The type in which gradients travel, and to which their sums are rounded once; nullopt: that of the parameters. Must
+  // be nullopt with one rank.
+  std::optional<c10::ScalarType> wire{};
 
   // A gradient for which the pool has no memory waits until the other ranks have given theirs for the oldest bucket in
   // flight. Must be false if a backward function waits for other ranks, too (SyncBatchNorm): they may be waiting there

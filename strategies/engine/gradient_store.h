@@ -19,6 +19,7 @@
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/shard_groups.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
@@ -31,6 +32,7 @@ struct GradientContext {
   const FlatParameters& parameters;
   const EngineOptions& engine;
   const StrategySetup& setup;
+  ShardGroups& groups;
 
   World& world() const { return setup.world; }
   c10::Device device() const { return setup.devices.front(); }

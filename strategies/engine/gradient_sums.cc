@@ -97,12 +97,17 @@ void GradientSums::put_into_bucket(size_t b, size_t s, const at::Tensor& grad) {
   buckets_[b].is_added_to ? add_into(buckets_[b].gradients, slot, grad) : copy_into(buckets_[b].gradients, slot, grad);
 }
 
+// The type of a bucket's gradients on their way.
+c10::ScalarType GradientSums::wire(size_t b) const {
+  return options_.wire.value_or(parameters_.buckets()[b].flat.scalar_type());
+}
+
 // A gradient becomes the bucket if it would fill the bucket alone, and nothing else holds the tensor or its memory: the
 // gradient of another parameter may be a view of the same memory.
 bool GradientSums::becomes_bucket(size_t b, const at::Tensor& gradient) const {
   const FlatParameters::Bucket& bucket = parameters_.buckets()[b];
   return !reduces_in_sums(b) && fills_bucket_alone(bucket) && !buckets_[b].gradients.defined() &&
-         gradient.layout() == at::kStrided && gradient.scalar_type() == bucket.flat.scalar_type() &&
+         gradient.layout() == at::kStrided && gradient.scalar_type() == wire(b) &&
          gradient.strides() == bucket.slots.front().param.strides() && gradient.use_count() == 1 &&
          gradient.storage().use_count() == 1;
 }
@@ -134,7 +139,7 @@ bool GradientSums::reduces_in_sums(size_t b) const {
   const std::vector<at::Tensor>& memory = buckets_[b].memory;
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   return memory.size() == 1 && memory.front().numel() == flat.numel() && memory.front().device() == flat.device() &&
-         (data_.world_size() == 1 || (!buckets_[b].has_sums && memory.front().scalar_type() == flat.scalar_type()));
+         (data_.world_size() == 1 || (!buckets_[b].has_sums && memory.front().scalar_type() == wire(b)));
 }
 
 // True if reduce_scatter can write the sums directly, which saves a copy: first micro-batch, one section, same device
@@ -165,7 +170,7 @@ void GradientSums::ensure_memory(size_t b) {
   if (bucket.is_in_sums) return begin_in_sums(b);
   const auto find = [&] {
     return std::ranges::find_if(pool_, [&](const at::Tensor& memory) {
-      return memory.scalar_type() == flat.scalar_type() && memory.numel() >= flat.numel();
+      return memory.scalar_type() == wire(b) && memory.numel() >= flat.numel();
     });
   };
   auto fits = find();
@@ -175,7 +180,7 @@ void GradientSums::ensure_memory(size_t b) {
   }
   if (fits == pool_.end()) {
     if (!pool_.empty()) pool_.erase(pool_.begin());
-    bucket.gradients = at::zeros_like(flat);
+    bucket.gradients = at::zeros_like(flat, flat.options().dtype(wire(b)));
     return;
   }
   bucket.gradients = fits->narrow(0, 0, flat.numel());

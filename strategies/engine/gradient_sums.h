@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +19,7 @@ namespace fulgur {
 // Buckets of gradients whose sums are kept apart from the parameters, in memory from ReduceOptions::make_sums, while
 // the buckets themselves take memory from a pool, which holds two if gradients come in the order of buckets. Sums of
 // further micro-batches are added until clear().
+//   With ReduceOptions::wire buckets have that type, and sums that of make_sums.
 //   A gradient that fills its bucket alone becomes the bucket, so that the pool does not grow to the largest parameter.
 // If a rank keeps the whole of a bucket in one section on the same device, the first gradients are reduced in the
 // memory of the sums, without the pool. With one rank further gradients are added there, too, and the copy worker
@@ -81,6 +83,7 @@ class GradientSums final : public GradientBuckets {
     std::vector<double> used{};
   };
 
+  c10::ScalarType wire(size_t bucket) const;
   bool becomes_bucket(size_t bucket, const at::Tensor& gradient) const;
   void make_bucket_of_gradient(size_t bucket);
   void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& grad);

@@ -1,6 +1,8 @@
 #include "fulgur/strategies/engine/gradient_views.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,13 +15,14 @@ namespace {
 // The number of elements that a message takes after the last bucket's gradients; 0 if it cannot go there: with
 // several optimizers a step of one would send most buckets for nothing, and 16-bit elements do not hold the message's
 // numbers.
-int64_t room_for_message(const FlatParameters& parameters, int64_t world_size, size_t message_size) {
+int64_t room_for_message(const FlatParameters& parameters, std::optional<c10::ScalarType> wire, int64_t world_size,
+                         size_t message_size) {
   const auto& buckets = parameters.buckets();
   if (buckets.empty()) return 0;
   const auto is_of_another = [&](const auto& bucket) { return bucket.optimizer != buckets.front().optimizer; };
   if (std::ranges::any_of(buckets, is_of_another)) return 0;
   const at::Tensor& last = buckets.back().flat;
-  if (!last.is_cpu() || optim::is_16_bit(last.scalar_type())) return 0;
+  if (!last.is_cpu() || optim::is_16_bit(wire.value_or(last.scalar_type()))) return 0;
   size_t num_numbers = message_size;
   for (const auto& bucket : buckets) num_numbers += bucket.slots.size();
   const auto granule = static_cast<size_t>(world_size);
@@ -30,23 +33,29 @@ int64_t room_for_message(const FlatParameters& parameters, int64_t world_size, s
 
 GradientViews::GradientViews(const FlatParameters& parameters, Collective& data, const ReduceOptions& options,
                              size_t message_size)
-    : parameters_(parameters), data_(data), rank_order_(options.rank_order), message_size_(message_size) {
+    : parameters_(parameters),
+      data_(data),
+      rank_order_(options.rank_order),
+      wire_(options.wire),
+      message_size_(message_size) {
   append();
 }
 
 void GradientViews::append() {
-  if (takes_message()) buckets_.back().gradients.reset();  // another bucket has the message from now on
+  if (takes_message()) buckets_.back() = {};  // another bucket has the message from now on
   buckets_.resize(parameters_.buckets().size());
-  message_room_ = room_for_message(parameters_, data_.world_size(), message_size_);
+  message_room_ = room_for_message(parameters_, wire_, data_.world_size(), message_size_);
 }
 
 const at::Tensor& GradientViews::memory_of(size_t b) {
-  at::Tensor& gradients = buckets_[b].gradients;
-  if (gradients.defined()) return gradients;
+  Bucket& bucket = buckets_[b];
+  if (bucket.sent.defined()) return bucket.sent;
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   const bool is_last = b + 1 == buckets_.size();
-  gradients = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options());
-  return gradients;
+  const c10::ScalarType dtype = wire_.value_or(flat.scalar_type());
+  bucket.sent = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options().dtype(dtype));
+  bucket.gradients = dtype == flat.scalar_type() ? bucket.sent : at::empty_like(flat);
+  return bucket.sent;
 }
 
 void GradientViews::put(size_t b, size_t s, bool /*goes_soon*/) {
@@ -62,7 +71,7 @@ void GradientViews::put_zero(size_t b, size_t s) {
 void GradientViews::launch(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.is_launched = true;
-  bucket.work = reduce_whole(data_, bucket.gradients, rank_order_);
+  bucket.work = reduce_whole(data_, bucket.sent, rank_order_);
 }
 
 at::Tensor GradientViews::message(int64_t length) {
@@ -72,12 +81,15 @@ at::Tensor GradientViews::message(int64_t length) {
 
 // A parameter that has a gradient on no rank gets none.
 void GradientViews::finish(const std::vector<std::span<const double>>& used) {
+  const c10::NoGradGuard no_grad;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    if (!std::exchange(buckets_[b].is_launched, false)) continue;
-    buckets_[b].work.wait();
+    Bucket& bucket = buckets_[b];
+    if (!std::exchange(bucket.is_launched, false)) continue;
+    bucket.work.wait();
+    if (!bucket.gradients.is_same(bucket.sent)) bucket.gradients.copy_(bucket.sent);
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {
-      if (used[b][s] > 0) slots[s].param.mutable_grad() = view_in(buckets_[b].gradients, slots[s]);
+      if (used[b][s] > 0) slots[s].param.mutable_grad() = view_in(bucket.gradients, slots[s]);
     }
   }
 }

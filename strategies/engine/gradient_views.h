@@ -1,9 +1,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,8 +17,8 @@ namespace fulgur {
 
 // Buckets of gradients that every rank has whole: after finish() the gradient of a parameter is a view of its bucket,
 // which stays until the next backward writes there.
-//   On a CPU a message of the ranks may go with the last bucket, in one all_reduce: if gradients have 32 bits or more
-// and belong to one optimizer.
+//   On a CPU a message of the ranks may go with the last bucket, in one all_reduce: if what travels has 32 bits or more
+// and belongs to one optimizer.
 // Ownership: borrows parameters and the collective. Threading: the backward and the training thread, never at once.
 class GradientViews final : public GradientBuckets {
  public:
@@ -35,7 +37,10 @@ class GradientViews final : public GradientBuckets {
 
  private:
   struct Bucket {
-    at::Tensor gradients{};  // laid out as the parameters' bucket; made for the first reduction
+    // Both are laid out as the parameters' bucket, and made for the first reduction. They are one tensor unless
+    // ReduceOptions::wire is set.
+    at::Tensor sent{};
+    at::Tensor gradients{};  // sums, of which parameters have views
     bool is_launched = false;
     Work work{};
   };
@@ -44,6 +49,7 @@ class GradientViews final : public GradientBuckets {
   const FlatParameters& parameters_;
   Collective& data_;
   const bool rank_order_;
+  const std::optional<c10::ScalarType> wire_;
   const size_t message_size_;
   std::vector<Bucket> buckets_;
   int64_t message_room_ = 0;  // elements after the last bucket's gradients

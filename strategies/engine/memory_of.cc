@@ -21,10 +21,11 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
                       const MemoryRequest& request) {
   const std::optional<c10::ScalarType> true_dtype = request.precision.true_dtype();
   const int64_t world_size = engine.world ? request.num_devices : 1;
-  const int64_t shards = engine.shard ? world_size : 1;
+  const int64_t shards = num_shards(engine, world_size, world_size / std::min(request.num_nodes, world_size));
   const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
   const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), true_dtype);
   const bool sums_wait = keeps && (world_size == 1 || engine.each_micro_batch);
+  const bool has_wire = engine.wire && world_size > 1;
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
   std::vector<int64_t> pooled_bytes;
@@ -57,13 +58,16 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
     }
     const bool has_padding = bucket.slots.back().num_elements * element_size != bucket.num_bytes;
     const bool are_converted = request.accumulates && !sums_wait && wide_size != element_size;
-    const bool is_a_gradient = bucket.slots.size() == 1 && !has_padding && !are_converted;
-    if (!is_a_gradient) pooled_bytes.push_back(bucket.num_bytes);
+    const bool is_a_gradient = bucket.slots.size() == 1 && !has_padding && !are_converted && !has_wire;
+    const auto sent_size = has_wire ? static_cast<int64_t>(c10::elementSize(*engine.wire)) : element_size;
+    const int64_t sent_bytes = bucket.num_bytes / element_size * sent_size;
+    if (!is_a_gradient) pooled_bytes.push_back(sent_bytes);
+    if (has_wire && !keeps) memory.buckets += sent_bytes;
   }
   if (engine.has_replicas && request.device_type == c10::kCPU)
     memory.gradients *= request.num_devices;  // in the same memory
   const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
-  const bool reduces_in_sums = shards == 1 && (engine.host_ratio == 0 || in_host_memory);
+  const bool reduces_in_sums = shards == 1 && !has_wire && (engine.host_ratio == 0 || in_host_memory);
   if (keeps && !reduces_in_sums) memory.buckets = GradientSums::pool_bytes(pooled_bytes);
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;

@@ -15,6 +15,7 @@ ReducedGradients::ReducedGradients(const GradientContext& context)
     : GradientsAtParameters(context),
       reducer_(context.parameters, context.world().data(), context.world().control(),
                {.rank_order = context.setup.deterministic,
+                .wire = context.engine.wire,
                 .learns_order = context.setup.reduces_during_backward && context.module.automatic_optimization}) {}
 
 void ReducedGradients::begin_backward(bool is_last) {

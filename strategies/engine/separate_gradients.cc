@@ -14,6 +14,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -51,9 +52,9 @@ int64_t num_update_threads(const GradientContext& context) {
 
 ShardOptions shard_options(const GradientContext& context) {
   const EngineOptions& engine = context.engine;
-  World& world = context.world();
-  return {.rank = engine.shard ? world.rank() : 0,
-          .world_size = engine.shard ? world.world_size() : 1,
+  const ShardGrid& grid = context.groups.grid();
+  return {.rank = grid.shard(),
+          .world_size = grid.num_shards,
           .host_ratio = engine.host_ratio,
           .copies = engine.delayed,
           .num_workers = num_update_threads(context),
@@ -70,18 +71,20 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
   if (context.engine.host_ratio > 0) {
     copy_worker_ = std::make_unique<StreamWorker>(device, StreamWorkerOptions{.one_thread = true});
   }
-  World& world = context.world();
-  reducer_.emplace(context.parameters, world.data(), world.control(),
+  Collective& data = context.groups.data();
+  reducer_.emplace(context.parameters, data, context.world().control(),
                    ReduceOptions{.shard = context.engine.shard,
                                  .rank_order = context.setup.deterministic,
+                                 .wire = context.alone() ? std::nullopt : context.engine.wire,
                                  .may_wait_for_memory = !nn::has_sync_batch_norm(context.module),
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
                                  .copy_worker = copy_worker_.get()});
   if (context.engine.delayed) say_what_is_late();
   const int64_t num_workers = shard_.num_workers();
-  schedule_ = std::make_unique<UpdateSchedule>(context.parameters, context.optimizers, shard_, reducer_->sums(),
-                                               world.data(), device, num_workers);
+  schedule_ = std::make_unique<UpdateSchedule>(
+      context.parameters, context.optimizers, shard_, reducer_->sums(), data, device,
+      UpdateWorkers{.count = num_workers, .number_of_first = context.world().rank() * num_workers});
   if (num_workers == 0) return;
   log_info("{}: {} thread{} a rank for the update", context.strategy, num_workers, num_workers == 1 ? "" : "s");
 }
@@ -132,6 +135,7 @@ at::Tensor SeparateGradients::norm(size_t /*optimizer*/) {
     return of_rank_0.squeeze();
   }
   const at::Tensor squares = here.square().reshape({1});
+  if (context_.groups.grid().group() > 0) squares.zero_();  // groups have the same gradients: the first one's count
   group.all_reduce(squares).wait();
   return squares.sqrt().squeeze();
 }
@@ -196,7 +200,7 @@ void SeparateGradients::show(size_t /*optimizer*/) {
       whole.narrow(0, begin, sum.numel()).copy_(sum);
       begin += sum.numel();
     }
-    if (context_.engine.shard) context_.world().data().all_gather(whole).wait();
+    if (context_.engine.shard) context_.groups.data().all_gather(whole).wait();
     num_bytes += static_cast<int64_t>(whole.nbytes());
     for (size_t s = 0; s < bucket.slots.size(); ++s) {
       if (sums.used(b)[s] > 0) bucket.slots[s].param.mutable_grad() = view_in(whole, bucket.slots[s]);
@@ -257,7 +261,7 @@ void SeparateGradients::gather_parameters() {
   if (!each_has_a_part()) return;
   std::vector<Work> gathering;
   for (const auto& bucket : context_.parameters.buckets()) {
-    gathering.push_back(context_.world().data().all_gather(bucket.flat));
+    gathering.push_back(context_.groups.data().all_gather(bucket.flat));
   }
   for (Work& work : gathering) work.wait();
 }
@@ -303,7 +307,6 @@ std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementR
 void SeparateGradients::save(StrategyState& state) {
   TORCH_INTERNAL_ASSERT(!is_late() || !for_forward_.empty());
   const auto& buckets = context_.parameters.buckets();
-  World& world = context_.world();
   std::vector<int64_t> num_updates;  // by parameter, in the order of buckets
   for (size_t b = 0; b < buckets.size(); ++b) {
     OptimizerShard::LateTensors late;
@@ -311,13 +314,12 @@ void SeparateGradients::save(StrategyState& state) {
       late = {{"forward", for_forward_[b]}, {"predicted", shard_.for_forward(b, schedule_->late_sums(b))}};
       if (predict(buckets[b].optimizer) == optim::PredictBy::none) late.pop_back();
     }
-    const ElementRange mine = rank_range(buckets[b].flat.numel(), world.rank(), world.world_size());
-    auto ranges = shard_.state_ranges(b, mine, late);
+    auto ranges = shard_.state_ranges(b, context_.groups.grid().own_of(buckets[b].flat.numel()), late);
     std::ranges::move(ranges, std::back_inserter(state.ranges));
     std::ranges::copy(shard_.num_updates(b), std::back_inserter(num_updates));
   }
   const at::Tensor everywhere = at::tensor(num_updates, at::kLong);  // 0 on ranks without an element of a parameter
-  if (!context_.alone()) world.control().all_reduce(everywhere, ReduceOp::max).wait();
+  if (!context_.alone()) context_.world().control().all_reduce(everywhere, ReduceOp::max).wait();
   std::unordered_map<const c10::TensorImpl*, int64_t> updates_of;
   const int64_t* next = everywhere.const_data_ptr<int64_t>();
   for (const auto& bucket : buckets) {

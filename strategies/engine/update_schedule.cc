@@ -34,7 +34,7 @@ struct UpdateSchedule::Update {
 };
 
 UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
-                               GradientSums& sums, Collective& data, c10::Device device, int64_t num_workers)
+                               GradientSums& sums, Collective& data, c10::Device device, const UpdateWorkers& workers)
     : parameters_(parameters),
       optimizers_(optimizers),
       shard_(shard),
@@ -42,8 +42,8 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
       data_(data),
       device_worker_(device, {.one_thread = device.is_cpu()}) {
   const std::vector<int> cores = cores_of_process();
-  for (int64_t w = 0; w < num_workers; ++w) {
-    const auto place = static_cast<size_t>(data.rank() * num_workers + w) % cores.size();
+  for (int64_t w = 0; w < workers.count; ++w) {
+    const auto place = static_cast<size_t>(workers.number_of_first + w) % cores.size();
     workers_.push_back(std::make_unique<StreamWorker>(
         c10::kCPU, StreamWorkerOptions{.one_thread = true,
                                        .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));

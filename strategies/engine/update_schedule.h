@@ -19,6 +19,12 @@
 
 namespace fulgur {
 
+// The threads of a rank for updates on the host.
+struct UpdateWorkers {
+  int64_t count = 0;
+  int64_t number_of_first = 0;  // among those of all ranks, which are bound to cores in this order
+};
+
 // Decides when a rank updates its ranges, and when the parameters change: in the step that computed the gradients, or
 // delayed, concurrently with the next step. Ranges are taken in the order of forward: each is published, copied to
 // the device and gathered while later ranges are updated. Parameters change only between the call and the return of
@@ -30,11 +36,11 @@ namespace fulgur {
 // Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (one-step delayed parameter update).
 class UpdateSchedule {
  public:
-  // Sections with a copy of their parameters are updated on num_workers threads with one intra-op thread each, bound
-  // to a core if the process has more than 8 cores; on a GPU they are updated on a second stream. Other sections are
-  // updated in step().
+  // Sections with a copy of their parameters are updated by the workers, with one intra-op thread each, bound to a core
+  // if the process has more than 8 cores; on a GPU they are updated on a second stream. Other sections are updated in
+  // step(). `data` are the ranks that share the shards.
   UpdateSchedule(const FlatParameters& parameters, const Optimizers& optimizers, OptimizerShard& shard,
-                 GradientSums& sums, Collective& data, c10::Device device, int64_t num_workers);
+                 GradientSums& sums, Collective& data, c10::Device device, const UpdateWorkers& workers);
   ~UpdateSchedule();
   UpdateSchedule(const UpdateSchedule&) = delete;
   UpdateSchedule& operator=(const UpdateSchedule&) = delete;

@@ -40,7 +40,7 @@ bool is_rounded(const FlatParameters::Bucket& bucket) { return optim::is_16_bit(
 }  // namespace
 
 ElementRange WeightAverage::range(size_t bucket) const {
-  return rank_range(parameters_.buckets()[bucket].flat.numel(), world_.rank(), world_.world_size());
+  return groups_.grid().own_of(parameters_.buckets()[bucket].flat.numel());
 }
 
 at::Tensor WeightAverage::part(size_t bucket) const { return range(bucket).of(parameters_.buckets()[bucket].flat); }
@@ -109,12 +109,9 @@ void WeightAverage::hide() {
 }
 
 void WeightAverage::gather() {
-  if (world_.world_size() == 1) return;
-  std::vector<Work> gathering;
-  for (size_t b = 0; b < averages_.size(); ++b) {
-    gathering.push_back(world_.data().all_gather(parameters_.buckets()[b].flat));
-  }
-  for (Work& work : gathering) work.wait();
+  std::vector<at::Tensor> flats;
+  for (size_t b = 0; b < averages_.size(); ++b) flats.push_back(parameters_.buckets()[b].flat);
+  groups_.gather_own(flats);
 }
 
 void WeightAverage::add_to(StrategyState& state) const {

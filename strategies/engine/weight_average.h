@@ -8,9 +8,9 @@
 
 #include "fulgur/base/state.h"
 #include "fulgur/checkpoint/state_range.h"
-#include "fulgur/distributed/world.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_store.h"
+#include "fulgur/strategies/engine/shard_groups.h"
 #include "fulgur/strategies/strategy.h"
 
 namespace fulgur {
@@ -23,8 +23,8 @@ namespace fulgur {
 // Source: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407.
 class WeightAverage {
  public:
-  WeightAverage(const FlatParameters& parameters, GradientStore& store, World& world, c10::Device device)
-      : parameters_(parameters), store_(store), world_(world), device_(device) {}
+  WeightAverage(const FlatParameters& parameters, GradientStore& store, ShardGroups& groups, c10::Device device)
+      : parameters_(parameters), store_(store), groups_(groups), device_(device) {}
 
   // average += share * (parameters - average); the first call copies the parameters. A late update in progress must be
   // computed, and counts.
@@ -49,7 +49,7 @@ class WeightAverage {
 
   const FlatParameters& parameters_;
   GradientStore& store_;
-  World& world_;
+  ShardGroups& groups_;
   const c10::Device device_;            // where the averages are
   std::vector<at::Tensor> averages_{};  // by bucket; of fp32 and fp64 parameters the trained values, while shown
   std::vector<at::Tensor> raw_{};       // while shown: by bucket, the trained values of 16-bit parameters

@@ -1,7 +1,11 @@
 #include "fulgur/strategies/presets/ddp.h"
 
-#include <cstdint>
+#include <c10/core/ScalarType.h>
 
+#include <cstdint>
+#include <optional>
+
+#include "fulgur/base/names.h"
 #include "fulgur/strategies/engine/engine_options.h"
 
 namespace fulgur {
@@ -17,6 +21,11 @@ void Ddp::describe(FieldVisitor& visit) {
   visit(
       {.name = "first_bucket_mib", .help = "size of the first gradients reduced in backward", .unit = "MiB", .min = 0},
       &first_bucket_mib);
+  visit({.name = "wire",
+         .help = "type in which the gradients of fp32 parameters travel between ranks; bf16 takes half the bytes, and "
+                 "rounds gradients and their sums",
+         .choices = {"fp32", "bf16"}},
+        &wire);
   visit({.name = "broadcast_buffers", .help = "broadcast the buffers of rank 0 after each step"}, &broadcast_buffers);
   visit({.name = "timeout_s", .help = "abort a collective after this time", .unit = "s", .min = 1}, &timeout_s);
   visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time", .unit = "s", .min = 1},
@@ -26,6 +35,7 @@ void Ddp::describe(FieldVisitor& visit) {
 EngineOptions Ddp::engine_options() const {
   return {.world = WorldOptions{.timeout_s = timeout_s, .connect_timeout_s = connect_timeout_s},
           .buckets = {.first_bucket_bytes = to_bytes(first_bucket_mib), .bucket_cap_bytes = to_bytes(bucket_cap_mib)},
+          .wire = canonical_name(wire) == "bf16" ? std::optional(c10::ScalarType::BFloat16) : std::nullopt,
           .broadcast_buffers = broadcast_buffers};
 }
 

@@ -44,18 +44,26 @@ void check_settings(const DelayedUpdate& preset, std::string_view base) {
     check_unset(DelayedUpdate::kName, name, options, setting, because);
   };
   if (base != ZeroOffload::kName) check("ratio", preset.host, &HostOptions::ratio);
-  if (base != ZeroOffload::kName && base != DdpSharded::kName) check("reduce", preset, &DelayedUpdate::reduce);
+  if (base != ZeroOffload::kName && base != DdpSharded::kName) {
+    check("reduce", preset, &DelayedUpdate::reduce);
+    check("shard_group", preset, &DelayedUpdate::shard_group);
+  }
   if (base != SingleDevice::kName) return;
+  check("wire", preset.ranks, &RankOptions::wire);
   check("broadcast_buffers", preset.ranks, &RankOptions::broadcast_buffers);
   check("timeout_s", preset.ranks, &RankOptions::timeout_s);
   check("connect_timeout_s", preset.ranks, &RankOptions::connect_timeout_s);
 }
 
 EngineOptions options_of_base(const DelayedUpdate& preset, std::string_view base) {
-  if (base == DdpSharded::kName) return DdpSharded{.reduce = preset.reduce, .ranks = preset.ranks}.engine_options();
+  if (base == DdpSharded::kName) {
+    return DdpSharded{.reduce = preset.reduce, .shard_group = preset.shard_group, .ranks = preset.ranks}
+        .engine_options();
+  }
   if (base == ZeroOffload::kName) {
     const HostOptions host{.ratio = preset.host.ratio};  // every base has update_threads when updates are delayed
-    return ZeroOffload{.host = host, .reduce = preset.reduce, .ranks = preset.ranks}.engine_options();
+    return ZeroOffload{.host = host, .reduce = preset.reduce, .shard_group = preset.shard_group, .ranks = preset.ranks}
+        .engine_options();
   }
   EngineOptions engine = preset.ranks.engine_options();
   if (base == SingleDevice::kName) engine.world.reset();  // the update goes by buckets all the same
@@ -81,6 +89,7 @@ void DelayedUpdate::describe(FieldVisitor& visit) {
         &warmup_steps);
   host.describe(visit);
   describe_reduce(reduce, visit);
+  describe_shard_group(shard_group, visit);
   ranks.describe(visit);
 }
 

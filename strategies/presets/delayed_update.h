@@ -25,6 +25,7 @@ struct DelayedUpdate {
   int64_t warmup_steps = 300;               // steps at the beginning whose updates are not delayed
   HostOptions host{};                       // `ratio` only for base zero_offload
   std::string reduce = "each_micro_batch";  // as in DdpSharded, for the bases ddp_sharded and zero_offload
+  std::string shard_group = "all";          // as in DdpSharded, for the same bases
   RankOptions ranks{};
   void describe(FieldVisitor& visit);
 

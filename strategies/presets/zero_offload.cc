@@ -17,6 +17,7 @@ void HostOptions::describe(FieldVisitor& visit) {
 void ZeroOffload::describe(FieldVisitor& visit) {
   host.describe(visit);
   describe_reduce(reduce, visit);
+  describe_shard_group(shard_group, visit);
   ranks.describe(visit);
 }
 
@@ -25,7 +26,7 @@ EngineOptions ZeroOffload::engine_options() const {
     check_unset(kName, "update_threads", host, &HostOptions::update_threads,
                 "ratio = 0, which leaves nothing on the host");
   }
-  EngineOptions engine = DdpSharded{.reduce = reduce, .ranks = ranks}.engine_options();
+  EngineOptions engine = DdpSharded{.reduce = reduce, .shard_group = shard_group, .ranks = ranks}.engine_options();
   engine.host_ratio = host.ratio;
   engine.update_threads = host.update_threads;
   return engine;

@@ -28,6 +28,7 @@ struct ZeroOffload {
   static constexpr std::string_view kName = "zero_offload";
   HostOptions host{};                       // with ratio = 0 it is ddp_sharded
   std::string reduce = "each_micro_batch";  // as in DdpSharded
+  std::string shard_group = "all";          // as in DdpSharded
   RankOptions ranks{};
   void describe(FieldVisitor& visit);
   EngineOptions engine_options() const;  // throws UsageError for settings that would have no effect

@@ -15,6 +15,7 @@
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/optim/lamb.h"
+#include "fulgur/strategies/presets/ddp_sharded.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_allocator.h"
 #include "tests/testing/errors.h"
@@ -56,7 +57,14 @@ struct Given {
   int64_t world_size = 1;
   std::string ckpt_path{};
   int64_t max_steps = kSteps;
+  std::string shard_group = "all";
 };
+
+StrategyChoice strategy_of(const Given& run) {
+  if (run.shard_group == "all") return testing::without_warmup(run.strategy);
+  if (run.strategy == DelayedUpdate::kName) return DelayedUpdate{.warmup_steps = 0, .shard_group = run.shard_group};
+  return DdpSharded{.shard_group = run.shard_group};
+}
 
 struct Outcome {
   std::shared_ptr<TinyModule> module;
@@ -69,7 +77,7 @@ Outcome fit(const Given& run, const std::vector<std::shared_ptr<Callback>>& call
   Outcome outcome;
   const auto fit_rank = [&](int64_t rank) {
     const auto module = seeded_module();
-    TrainerOptions options{.strategy = testing::without_warmup(run.strategy), .precision = run.precision};
+    TrainerOptions options{.strategy = strategy_of(run), .precision = run.precision};
     options.max_steps = run.max_steps;
     options.ckpt_path = run.ckpt_path;
     if (run.strategy == "dp") options.devices = 2;
@@ -157,6 +165,16 @@ TEST(WeightAveraging, IsTheFormulaUnderEveryStrategy) {
     }
   }
   expect_average({"ddp", "32", 2}, {.method = "swa"});
+}
+
+TEST(WeightAveraging, IsTheFormulaWhereSeveralGroupsOfRanksHaveTheShards) {
+  for (const char* strategy : {"ddp_sharded", "delayed_update"}) {
+    for (const char* precision : {"32", "bf16-true"}) {
+      SCOPED_TRACE(c10::str(strategy, ", ", precision));
+      expect_average({.strategy = strategy, .precision = precision, .world_size = 4, .shard_group = "2"},
+                     {.decay = 0.6});
+    }
+  }
 }
 
 // Keeps the weights after each step.

@@ -292,7 +292,32 @@ INSTANTIATE_TEST_SUITE_P(
                       Plan{DelayedUpdate{.warmup_steps = 0}, 2, "bf16-true"},
                       Plan{DelayedUpdate{.base = "ddp", .warmup_steps = 0}, 2},
                       Plan{DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0}, 2},
-                      Plan{DdpSharded{.ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}}, 4}));
+                      Plan{DdpSharded{.ranks = {.bucket_cap_mib = 0.2, .first_bucket_mib = 0}}, 4},
+                      Plan{DdpSharded{.shard_group = "2"}, 4}, Plan{DdpSharded{.shard_group = "2"}, 8, "bf16-true"},
+                      Plan{ZeroOffload{.host = {.ratio = 0.5}, .shard_group = "4"}, 8},
+                      Plan{DelayedUpdate{.base = "ddp_sharded", .warmup_steps = 0, .shard_group = "2"}, 4}));
+
+// What travels as bf16 has memory of its own, of half the size.
+INSTANTIATE_TEST_SUITE_P(
+    WhereGradientsTravelAsBf16, EstimatedMemory,
+    ::testing::Values(Plan{Ddp{.wire = "bf16"}, 2}, Plan{Ddp{.wire = "bf16"}, 1},
+                      Plan{DdpSharded{.ranks = {.wire = "bf16"}}, 4}, Plan{ZeroOffload{.ranks = {.wire = "bf16"}}, 2},
+                      Plan{DelayedUpdate{.base = "ddp", .warmup_steps = 0, .ranks = {.wire = "bf16"}}, 2},
+                      Plan{.strategy = Ddp{.wire = "bf16"}, .num_devices = 2, .micro_batches = 3},
+                      Plan{.strategy = DdpSharded{.ranks = {.wire = "bf16"}}, .num_devices = 4, .micro_batches = 3}));
+
+// In groups each rank keeps what it would keep in a run of one group; the parameters cost nothing else.
+TEST(EstimatedMemoryOfGroups, IsThatOfAGroupAlone) {
+  const auto module = make_module<Mlp>("AdamW");
+  const Optimizers optimizers = module->configure_optimizers();
+  const auto estimate = [&](const StrategyChoice& strategy, int64_t world_size, int64_t num_nodes) {
+    return estimate_memory(*module, strategy, world_size, "32", optimizers, c10::kCPU, 1, num_nodes).total();
+  };
+  EXPECT_EQ(estimate(DdpSharded{.shard_group = "2"}, 8, 1), estimate("ddp_sharded", 2, 1));
+  EXPECT_EQ(estimate(DdpSharded{.shard_group = "host"}, 8, 2), estimate("ddp_sharded", 4, 1));
+  EXPECT_EQ(estimate(DdpSharded{.shard_group = "host"}, 8, 1), estimate("ddp_sharded", 8, 1));
+  EXPECT_THAT([&] { estimate(DdpSharded{.shard_group = "3"}, 8, 1); }, Throws<UsageError>());
+}
 
 // Three micro-batches, so that sums of 16-bit gradients are fp32 before the last one.
 INSTANTIATE_TEST_SUITE_P(

@@ -22,27 +22,35 @@ namespace {
 using testing::run_ranks;
 using testing::TinyModule;
 
-StrategyChoice choice_of(const std::string& name) {
-  if (name == "delayed_update") return DelayedUpdate{.warmup_steps = 1'000'000};
-  return name;
-}
-
 struct Contract {
   std::string strategy;
   int64_t devices = 1;
+  int64_t shard_group = 0;  // number of ranks; 0: all
+  bool is_over_gloo = false;
 };
+
+StrategyChoice choice_of(const Contract& contract) {
+  const std::string shard_group = contract.shard_group == 0 ? "all" : std::to_string(contract.shard_group);
+  if (contract.strategy == "delayed_update") {
+    return DelayedUpdate{.warmup_steps = 1'000'000, .shard_group = shard_group};
+  }
+  if (contract.shard_group == 0) return contract.strategy;
+  if (contract.strategy == "zero_offload") return ZeroOffload{.shard_group = shard_group};
+  return DdpSharded{.shard_group = shard_group};
+}
 
 class StrategyContract : public ::testing::TestWithParam<Contract> {
  protected:
   int64_t world_size() const { return is_one_process() ? 1 : GetParam().devices; }
   TrainerOptions options(int64_t max_epochs) const {
-    return testing::quiet(
-        {.strategy = choice_of(GetParam().strategy), .devices = GetParam().devices, .max_epochs = max_epochs});
+    return testing::quiet({.strategy = choice_of(GetParam()), .devices = GetParam().devices, .max_epochs = max_epochs});
   }
   // Runs `body` on each rank with a module of the same weights and a loader of `num_batches` batches of 8 per rank.
   template <class M, class Body>
   void on_ranks(int64_t num_batches, const Body& body) const {
-    run_ranks(world_size(), [&](World& world) {
+    WorldOptions connected{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
+    connected.collectives.shared_memory = !GetParam().is_over_gloo;
+    run_ranks(world_size(), connected, [&](World& world) {
       const auto module = make_module<M>();
       testing::draw_weights(*module);
       body(module, testing::tiny_loader(8 * num_batches * world.world_size(), 8, /*shuffle=*/true), world.rank());
@@ -54,8 +62,9 @@ class StrategyContract : public ::testing::TestWithParam<Contract> {
 };
 
 // A hand-written loop over the same batches with the same kernel: what the strategy must equal, bit for bit. The
-// gradients of ranks are added in rank order.
-std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epochs, int64_t world_size) {
+// gradients of ranks are added in rank order, first within each group of ranks.
+std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epochs, int64_t world_size,
+                               int64_t group_size) {
   const auto params = module.parameters();
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;
   for (const at::Tensor& param : params) {
@@ -71,15 +80,20 @@ std::vector<double> plain_loop(TinyModule& module, Loader& loader, int64_t epoch
       while (const auto batch = loader.next()) batches[static_cast<size_t>(rank)].push_back(*batch);
     }
     for (size_t i = 0; i < batches.front().size(); ++i) {
-      std::vector<at::Tensor> sums;
+      std::vector<at::Tensor> sums, of_group;
       for (size_t rank = 0; rank < batches.size(); ++rank) {
+        const bool begins_group = rank % static_cast<size_t>(group_size) == 0;
         for (const at::Tensor& param : params) param.mutable_grad().reset();
         const at::Tensor loss = module.loss(batches[rank][i]);
         loss.backward();
         if (rank == 0) losses.push_back(loss.item<double>());
         for (size_t p = 0; p < params.size(); ++p) {
-          rank == 0 ? sums.push_back(params[p].grad().clone()) : void(sums[p] += params[p].grad());
+          begins_group ? of_group.push_back(params[p].grad().clone()) : void(of_group[p] += params[p].grad());
         }
+        if ((rank + 1) % static_cast<size_t>(group_size) != 0) continue;
+        for (size_t p = 0; p < of_group.size() && !sums.empty(); ++p) sums[p] += of_group[p];
+        if (sums.empty()) sums = of_group;
+        of_group.clear();
       }
       const auto t = static_cast<double>(losses.size());
       const optim::AdamRule adamw{.one_minus_beta1 = 1 - 0.9,
@@ -110,7 +124,8 @@ TEST_P(StrategyContractInBits, EqualsAPlainLoop) {
     TinyModule expected;
     testing::draw_weights(expected);
     Trainer(options(kEpochs)).fit(trained, {.train = loader});
-    const std::vector<double> losses = plain_loop(expected, *loader, kEpochs, world_size());
+    const int64_t group_size = GetParam().shard_group > 0 ? GetParam().shard_group : world_size();
+    const std::vector<double> losses = plain_loop(expected, *loader, kEpochs, world_size(), group_size);
     for (const auto& param : expected.named_parameters()) {
       EXPECT_TRUE(trained->named_parameters()[param.key()].equal(param.value())) << param.key();
     }
@@ -201,11 +216,21 @@ std::vector<Contract> contracts(bool in_bits) {
       if (!in_bits || !adds_parts_of_a_batch) all.push_back({name, devices});
     }
   }
+  for (const std::string name : {"ddp_sharded", "zero_offload", "delayed_update"}) {
+    for (const bool is_over_gloo : {false, true}) {
+      for (const int64_t devices : {2, 4}) {
+        all.push_back({.strategy = name, .devices = devices, .shard_group = 2, .is_over_gloo = is_over_gloo});
+      }
+    }
+  }
   return all;
 }
 
 std::string name_of(const ::testing::TestParamInfo<Contract>& test) {
-  return test.param.strategy + "On" + std::to_string(test.param.devices);
+  const Contract& contract = test.param;
+  const std::string groups = contract.shard_group > 0 ? "InGroupsOf" + std::to_string(contract.shard_group) : "";
+  return contract.strategy + "On" + std::to_string(contract.devices) + groups +
+         (contract.is_over_gloo ? "OverGloo" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(, StrategyContract, ::testing::ValuesIn(contracts(/*in_bits=*/false)), name_of);

@@ -89,7 +89,7 @@ TEST_P(UpdateScheduleTest, IsTheRecurrenceBitForBit) {
   GradientReducer reducer(
       flat, alone, alone,
       {.make_sums = [&](size_t bucket) { return shard.make_sums(bucket); }, .copy_worker = &copy_worker});
-  UpdateSchedule schedule(flat, optimizers, shard, reducer.sums(), alone, c10::kCPU, num_workers);
+  UpdateSchedule schedule(flat, optimizers, shard, reducer.sums(), alone, c10::kCPU, {.count = num_workers});
   for (int64_t step = 0; step < kSteps; ++step) {
     reducer.sums().clear();
     reducer.begin();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,7 +31,9 @@ class OthersHaveTheSame : public Collective {
   }
   Work broadcast(at::Tensor, int64_t) override { return {}; }
   void barrier() override {}
-  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>&) override { return nullptr; }
+  std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override {
+    return ranks.front() == 0 ? std::make_shared<OthersHaveTheSame>(std::ssize(ranks)) : nullptr;
+  }
   void abort(const std::string&) noexcept override {}
 
  private:

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstddef>
+
+namespace fulgur {
+
+// out[i] = rows[0][i] + rows[1][i] + ..., added in this order, in one pass over all rows. `out` may be one of the rows.
+// Runs on the calling thread. Needs at least one row.
+void add_in_order(float* out, const float* const* rows, size_t num_rows, size_t num_elements);
+void add_in_order(double* out, const double* const* rows, size_t num_rows, size_t num_elements);
+
+}  // namespace fulgur
