@@ -5,6 +5,7 @@ import unittest
 
 KERNELS = {
     "optim/update_kernels.ptxas": {f"fulgur_update_{rule}" for rule in ("adam", "sgd", "adagrad", "rmsprop", "lion")},
+    "core/norm_kernels.ptxas": {"fulgur_norm", "fulgur_clip"},
 }
 GENERATIONS = {"sm_80", "sm_90", "sm_100"}
 MOST_REGISTERS = 80  # of a thread: three blocks of 256 threads fit into a multiprocessor
