@@ -9,6 +9,7 @@ load("//third_party:arrow.bzl", "arrow_repository")
 load("//third_party:inline_repository.bzl", "inline_repository")
 load("//third_party:libtorch.bzl", "libtorch_repository")
 load("//third_party:minilm.bzl", "minilm_repository")
+load("//third_party:nvcc.bzl", "nvcc_repository")
 load("//third_party:python_env.bzl", "python_env_repository")
 load("//third_party:scikit_learn.bzl", "digits_repository", "wines_repository")
 
@@ -54,6 +55,7 @@ def fulgur_dependencies():
         "digits": digits_repository,
         "libtorch": libtorch_repository,
         "minilm": minilm_repository,
+        "nvcc": nvcc_repository,
         "python_env": python_env_repository,
         "wines": wines_repository,
     }.items():

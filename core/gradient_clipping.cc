@@ -16,6 +16,7 @@
 #include <numeric>
 #include <optional>
 
+#include "fulgur/core/gpu_norm.h"
 #include "fulgur/core/sum_of_squares.h"
 
 namespace fulgur {
@@ -54,18 +55,22 @@ std::optional<double> sum_on_cpu(const at::Tensor& tensor) {
   }
 }
 
-// The norms of tensors, in fp64: a GPU has a kernel that adds in fp64 for many tensors of one type at once. The copy in
-// fp64 that linalg_vector_norm makes is only for what is left: fp16 on a CPU, and tensors with gaps.
+// The norms of tensors, in fp64: on a GPU one by our kernel, or several by torch's, which adds in fp64 for many tensors
+// of one type at once. The copy in fp64 that linalg_vector_norm makes is only for what is left: fp16 on a CPU, fp64,
+// and tensors with gaps.
 std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> norms;
+  std::vector<at::Tensor> norms, by_our_kernel;
   std::map<c10::ScalarType, std::vector<at::Tensor>> on_gpu;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.is_cpu() || tensor.scalar_type() == at::kDouble || !tensor.is_non_overlapping_and_dense()) {
+    if (gpu::can_take_norm(tensor)) {
+      by_our_kernel.push_back(tensor);
+    } else if (tensor.is_cpu() || tensor.scalar_type() == at::kDouble || !tensor.is_non_overlapping_and_dense()) {
       norms.push_back(at::linalg_vector_norm(tensor, 2, std::nullopt, /*keepdim=*/false, at::kDouble));
     } else {
       on_gpu[tensor.scalar_type()].push_back(tensor);
     }
   }
+  if (!by_our_kernel.empty()) norms.push_back(gpu::joint_norm_on_gpu(by_our_kernel));
   for (const auto& [dtype, same_kind] : on_gpu) {
     std::ranges::move(at::_foreach_norm(same_kind, 2, at::kDouble), std::back_inserter(norms));
   }
@@ -102,6 +107,15 @@ at::Tensor joint_norm(const std::vector<at::Tensor>& tensors) {
 
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm) {
   return norm.add(1e-6).reciprocal_().mul_(max_norm).clamp_max_(1.0);
+}
+
+ClippedNorm clip_norm(const at::Tensor& norm, double mean, double max_norm) {
+  if (gpu::can_clip(norm)) {
+    const at::Tensor clipped = gpu::clip_on_gpu(norm, mean, max_norm);
+    return {.norm = clipped.select(0, 0), .factor = clipped.select(0, 1)};
+  }
+  const at::Tensor scaled = norm.mul(mean);
+  return {.norm = scaled, .factor = clip_coefficient(scaled, max_norm).mul(mean)};
 }
 
 void clip_gradients(const std::vector<at::Tensor>& params, const GradientClipping& clipping) {

@@ -29,6 +29,14 @@ at::Tensor joint_norm(const std::vector<at::Tensor>& tensors);
 // The factor that clips gradients of this norm: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm);
 
+// The norm of gradients that the update will multiply by `mean`, and the factor by which it multiplies them so that the
+// result is clipped, too: mean times the clip_coefficient. Both fp64, 0-dim, on the device of `norm`, the joint_norm of
+// the gradients as they are. One launch on a GPU, and nothing waits for it.
+struct ClippedNorm {
+  at::Tensor norm, factor;
+};
+ClippedNorm clip_norm(const at::Tensor& norm, double mean, double max_norm);
+
 // Clips the gradients in place. Parameters without a gradient are left out.
 void clip_gradients(const std::vector<at::Tensor>& params, const GradientClipping& clipping);
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/optim/gpu_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {
@@ -34,17 +35,57 @@ at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) 
   return at::empty_like(memory).copy_(grad);
 }
 
-template <class T>
-Slice<T> slice_of(const at::Tensor& memory, const at::Tensor& grad, const std::array<at::Tensor, kMaxStates>& states) {
-  Slice<T> slice{.param = memory.mutable_data_ptr<T>(),
-                 .grad = grad.const_data_ptr(),
-                 .grad_type = grad.scalar_type(),
-                 .num_elements = memory.numel()};
-  for (size_t i = 0; i < kMaxStates; ++i) {
-    if (states[i].defined()) slice.states[i] = states[i].mutable_data_ptr<T>();
+// The update of one tensor by a kernel. Without a copy the tensor itself is written, and with one that is rounded from
+// the master only the copy. Ownership: borrows the tensor and the copy.
+class KernelUpdate {
+ public:
+  KernelUpdate(const at::Tensor& param, const at::Tensor& master, const at::Tensor* copy)
+      : param_(param), memory_(master.defined() ? master : dense(param)), has_copy_(copy != nullptr) {
+    grad_ = as_kernel_gradient(param.grad(), memory_);
+    if (has_copy_ && !master.defined()) grad_ = grad_.to(memory_.scalar_type());
+    rounded_ = !has_copy_ && master.defined() ? &param : copy;
+    if (rounded_ == nullptr) return;
+    const bool has_same_layout = rounded_->strides() == memory_.strides();
+    target_ = has_same_layout ? *rounded_ : at::empty_like(memory_, memory_.options().dtype(rounded_->scalar_type()));
   }
-  return slice;
-}
+
+  c10::ScalarType dtype() const { return memory_.scalar_type(); }
+
+  // What the kernel is given, with memory that is there until this object goes.
+  template <class T>
+  Slice<T> slice(const std::array<at::Tensor, kMaxStates>& states) const {
+    Slice<T> slice{.param = memory_.mutable_data_ptr<T>(),
+                   .grad = grad_.const_data_ptr(),
+                   .grad_type = grad_.scalar_type(),
+                   .num_elements = memory_.numel()};
+    for (size_t i = 0; i < kMaxStates; ++i) {
+      if (states[i].defined()) slice.states[i] = states[i].mutable_data_ptr<T>();
+    }
+    if (rounded_ != nullptr) {
+      slice.copy_out = target_.mutable_data_ptr();
+      slice.copy_type = target_.scalar_type();
+    }
+    return slice;
+  }
+
+  // After the kernel: results go to tensors of another layout, and autograd notices the change, as after an in-place
+  // operation.
+  void finish() const {
+    if (rounded_ != nullptr && !target_.is_same(*rounded_)) rounded_->copy_(target_);
+    if (rounded_ == nullptr && !memory_.is_same(param_)) param_.copy_(memory_);
+    if (rounded_ != nullptr) rounded_->unsafeGetTensorImpl()->bump_version();
+    if (!has_copy_) param_.unsafeGetTensorImpl()->bump_version();
+  }
+
+ private:
+  const at::Tensor& param_;
+  at::Tensor memory_;  // the master or, without one, the tensor
+  at::Tensor grad_;
+  bool has_copy_;
+  const at::Tensor* rounded_ =
+      nullptr;         // the copy, or a tensor that has a master; null: the kernel writes `memory_` alone
+  at::Tensor target_;  // memory for `rounded_`
+};
 
 GradientScaling scaling_of(const GradientTransform& transform) {
   GradientScaling scaling;
@@ -59,19 +100,50 @@ bool are_on_cpu(const std::vector<Optimizer::Group>& groups) {
   return first == groups.end() || first->params.front().is_cpu();
 }
 
+// Whether our kernel can update tensors of a GPU. That of fp64 is torch's.
+bool are_for_our_kernel(const std::vector<at::Tensor>& tensors) {
+  return tensors.empty() ||
+         (has_update_kernels(tensors.front().device()) &&
+          std::ranges::none_of(tensors, [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }));
+}
+
 }  // namespace
+
+// The updates that a launch makes.
+struct ElementWiseOptimizer::UpdatesOnGpu {
+  std::vector<gpu::RuleOfSlices> rules;
+  std::vector<gpu::SliceOnGpu> slices;
+  std::vector<KernelUpdate> updates;
+  c10::Device device = c10::kCPU;
+
+  void run(const GradientTransform& transform) const {
+    if (slices.empty()) return;
+    update_on_gpu(rules, slices, transform, device);
+    for (const KernelUpdate& update : updates) update.finish();
+  }
+};
 
 ElementWiseOptimizer::ElementWiseOptimizer(std::string_view name, std::vector<ParamGroup> given_groups, double lr,
                                            double weight_decay, std::vector<StateField> state_fields)
     : Optimizer(name, std::move(given_groups), lr, weight_decay), state_fields_(std::move(state_fields)) {}
 
 void ElementWiseOptimizer::step(const GradientTransform& transform) {
-  if (!are_on_cpu(groups())) return step_with_torch(transform);
+  if (!are_on_cpu(groups())) return step_on_device(transform);
   const c10::NoGradGuard no_grad;
   const GradientScaling scaling = scaling_of(transform);
   for (size_t g = 0; g < groups().size(); ++g) {
     update_on_cpu(groups()[g], groups()[g].params, states(g), scaling, nullptr);
   }
+}
+
+void ElementWiseOptimizer::step_on_device(const GradientTransform& transform) {
+  if (!std::ranges::all_of(groups(), [](const Group& group) { return are_for_our_kernel(group.params); })) {
+    return step_with_torch(transform);
+  }
+  const c10::NoGradGuard no_grad;
+  UpdatesOnGpu all;
+  for (size_t g = 0; g < groups().size(); ++g) collect(groups()[g], groups()[g].params, states(g), nullptr, all);
+  all.run(transform);
 }
 
 void ElementWiseOptimizer::step_with_torch(const GradientTransform& transform) {
@@ -87,6 +159,10 @@ void ElementWiseOptimizer::update(const Group& group, const std::vector<at::Tens
   const c10::NoGradGuard no_grad;
   if (tensors.front().is_cpu()) {
     update_on_cpu(group, tensors, states, scaling_of(transform), copies);
+  } else if (are_for_our_kernel(tensors)) {
+    UpdatesOnGpu all;
+    collect(group, tensors, states, copies, all);
+    all.run(transform);
   } else if (copies == nullptr) {
     run_torch_kernels(group, tensors, states, gradient_divisor(transform, tensors));
   } else {
@@ -153,11 +229,13 @@ Prediction ElementWiseOptimizer::prediction(const Group& group, int64_t num_upda
   return {.next = rule(next, num_updates + 1), .gradient = copies.by == PredictBy::gradient ? 1.0 : 0.0};
 }
 
-void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
-                                         std::vector<State>& states, const GradientScaling& scaling,
-                                         const Copies* copies) const {
-  std::optional<Rule> rule_of_last;  // nearly always all parameters have the same number of updates
-  Prediction prediction_of_last;
+// Counts an update of each tensor that has a gradient, and calls body(tensor, state, copy or null, rule with
+// prediction, whether that is another one than for the tensor before). A copy of a tensor without a gradient gets its
+// values.
+template <class Body>
+void ElementWiseOptimizer::for_each_update(const Group& group, const std::vector<at::Tensor>& params,
+                                           std::vector<State>& states, const Copies* copies, const Body& body) const {
+  std::optional<gpu::RuleOfSlices> rule_of_last;  // nearly always all parameters have the same number of updates
   int64_t num_updates_of_last = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     const at::Tensor* copy = copies == nullptr ? nullptr : &copies->tensors[i];
@@ -166,45 +244,42 @@ void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<a
       continue;
     }
     next_update(params[i], states[i]);
-    if (states[i].num_updates != std::exchange(num_updates_of_last, states[i].num_updates)) {
-      rule_of_last = rule(group, states[i].num_updates);
-      if (copies != nullptr) prediction_of_last = prediction(group, states[i].num_updates, *copies);
+    const int64_t num_updates = states[i].num_updates;
+    const bool is_another = num_updates != std::exchange(num_updates_of_last, num_updates);
+    if (is_another) {
+      rule_of_last = {.rule = rule(group, num_updates),
+                      .prediction = copies == nullptr ? Prediction{} : prediction(group, num_updates, *copies)};
     }
-    update_one_on_cpu(params[i], states[i], *rule_of_last, scaling, copy, prediction_of_last);
+    body(params[i], states[i], copy, *rule_of_last, is_another);
   }
 }
 
-// Without a copy the tensor itself is written, and with one that is rounded from the master only the copy.
-void ElementWiseOptimizer::update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule,
-                                             const GradientScaling& scaling, const at::Tensor* copy,
-                                             const Prediction& prediction) const {
-  const at::Tensor memory = state.master.defined() ? state.master : dense(param);
-  at::Tensor grad = as_kernel_gradient(param.grad(), memory);
-  if (copy != nullptr && !state.master.defined()) grad = grad.to(memory.scalar_type());
-  const at::Tensor* rounded = copy == nullptr && state.master.defined() ? &param : copy;
-  at::Tensor aside;  // where the copy has another layout
-  const auto into_copy = [&](auto& slice) {
-    if (rounded == nullptr) return;
-    if (rounded->strides() != memory.strides()) {
-      aside = at::empty_like(memory, memory.options().dtype(rounded->scalar_type()));
-    }
-    const at::Tensor& target = aside.defined() ? aside : *rounded;
-    slice.copy_out = target.mutable_data_ptr();
-    slice.copy_type = target.scalar_type();
-  };
-  if (memory.scalar_type() == at::kDouble) {
-    Slice<double> slice = slice_of<double>(memory, grad, state.tensors);
-    into_copy(slice);
-    fused_update(rule, slice, scaling, prediction);
-  } else {
-    Slice<float> slice = slice_of<float>(memory, grad, state.tensors);
-    into_copy(slice);
-    fused_update(rule, slice, scaling, prediction);
-  }
-  if (aside.defined()) rounded->copy_(aside);
-  if (copy == nullptr && !state.master.defined() && !memory.is_same(param)) param.copy_(memory);
-  if (rounded != nullptr) rounded->unsafeGetTensorImpl()->bump_version();  // so that autograd notices the change,
-  if (copy == nullptr) param.unsafeGetTensorImpl()->bump_version();        // as after an in-place operation
+void ElementWiseOptimizer::update_on_cpu(const Group& group, const std::vector<at::Tensor>& params,
+                                         std::vector<State>& states, const GradientScaling& scaling,
+                                         const Copies* copies) const {
+  for_each_update(group, params, states, copies,
+                  [&](const at::Tensor& param, const State& state, const at::Tensor* copy, const gpu::RuleOfSlices& by,
+                      bool /*is_another*/) {
+                    const KernelUpdate update(param, state.master, copy);
+                    if (update.dtype() == at::kDouble) {
+                      fused_update(by.rule, update.slice<double>(state.tensors), scaling, by.prediction);
+                    } else {
+                      fused_update(by.rule, update.slice<float>(state.tensors), scaling, by.prediction);
+                    }
+                    update.finish();
+                  });
+}
+
+void ElementWiseOptimizer::collect(const Group& group, const std::vector<at::Tensor>& params,
+                                   std::vector<State>& states, const Copies* copies, UpdatesOnGpu& all) const {
+  for_each_update(group, params, states, copies,
+                  [&](const at::Tensor& param, const State& state, const at::Tensor* copy, const gpu::RuleOfSlices& by,
+                      bool is_another) {
+                    if (is_another) all.rules.push_back(by);
+                    const KernelUpdate& update = all.updates.emplace_back(param, state.master, copy);
+                    all.slices.push_back({update.slice<float>(state.tensors), all.rules.size() - 1});
+                    all.device = param.device();
+                  });
 }
 
 void ElementWiseOptimizer::run_torch_kernels(const Group& group, std::span<const at::Tensor> params,

@@ -21,11 +21,12 @@ namespace fulgur::optim {
 enum class PredictBy { none, gradient, moments, repeat };
 
 // The common part of the optimizers with an update rule: state per element, a count of updates per parameter, and a
-// step that is one pass of fused_update over each parameter on a CPU, and torch's own kernels on other devices.
-// Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master, made at the first
-// update: the master is updated and rounded to the parameter, so that training is as in fp32; values written to such
-// a parameter between steps are overwritten. The gradient of a 16-bit parameter may be 16-bit or fp32.
-// Throws SetupError for a sparse gradient and for other dtypes.
+// step that is one pass of fused_update over each parameter on a CPU and one launch of update_on_gpu for all on a GPU,
+// with the same bits. Torch's own kernels run on other devices, on a GPU that ours are not for, and for fp64 parameters
+// there. Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master, made at the
+// first update: the master is updated and rounded to the parameter, so that training is as in fp32; values written to
+// such a parameter between steps are overwritten. The gradient of a 16-bit parameter may be 16-bit or fp32. Throws
+// SetupError for a sparse gradient and for other dtypes.
 class ElementWiseOptimizer : public Optimizer {
  public:
   // A tensor that the update rule keeps for each parameter.
@@ -49,7 +50,7 @@ class ElementWiseOptimizer : public Optimizer {
 
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
-  void step_with_torch(const GradientTransform& transform);  // the step for other devices; works on a CPU, too
+  void step_with_torch(const GradientTransform& transform);  // the step by torch's kernels, on any device
 
   // Copies of tensors, of the same layouts: each gets the tensor's values after the update, and is ahead of them by the
   // update that is expected next, with learning rate `next_lr`; by none if the tensor has no gradient. A copy may
@@ -66,7 +67,7 @@ class ElementWiseOptimizer : public Optimizer {
   void update(const Group& group, const std::vector<at::Tensor>& tensors, std::vector<State>& states,
               const GradientTransform& transform, const Copies* copies = nullptr);
 
-  // The update with copies for other devices; works on a CPU, too.
+  // The update with copies by torch's kernels, on any device.
   void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& tensors,
                                   std::vector<State>& states, const GradientTransform& transform, const Copies& copies);
 
@@ -103,10 +104,16 @@ class ElementWiseOptimizer : public Optimizer {
  private:
   void next_update(const at::Tensor& param, State& state) const;
   Prediction prediction(const Group& group, int64_t num_updates, const Copies& copies) const;
+  struct UpdatesOnGpu;
+
+  template <class Body>
+  void for_each_update(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+                       const Copies* copies, const Body& body) const;
   void update_on_cpu(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
                      const GradientScaling& scaling, const Copies* copies) const;
-  void update_one_on_cpu(const at::Tensor& param, State& state, const Rule& rule, const GradientScaling& scaling,
-                         const at::Tensor* copy, const Prediction& prediction) const;
+  void collect(const Group& group, const std::vector<at::Tensor>& params, std::vector<State>& states,
+               const Copies* copies, UpdatesOnGpu& all) const;
+  void step_on_device(const GradientTransform& transform);
   void run_torch_kernels(const Group& group, std::span<const at::Tensor> params, std::span<State> states,
                          const std::optional<at::Tensor>& gradient_divisor);
 

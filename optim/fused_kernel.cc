@@ -68,125 +68,26 @@ HWY_INLINE V<D> fma(D d, V<D> a, V<D> b, V<D> c) {
 #endif
 }
 
-// mean + weight * (value - mean)
 template <class D>
-HWY_INLINE V<D> lerp(D d, V<D> mean, V<D> value, V<D> weight) {
-  return fma(d, weight, value - mean, mean);
+HWY_INLINE V<D> zero(D d) {
+  return hn::Zero(d);
+}
+template <class Vector>
+HWY_INLINE Vector root(Vector v) {
+  return hn::Sqrt(v);
+}
+template <class Vector>
+HWY_INLINE Vector negated(Vector v) {
+  return hn::Neg(v);
+}
+template <class Mask, class Vector>
+HWY_INLINE Vector chosen(Mask mask, Vector yes, Vector no) {
+  return hn::IfThenElse(mask, yes, no);
 }
 
-// mean + weight * (value^2 - mean); not below 0
-template <class D>
-HWY_INLINE V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
-  return fma(d, weight, fma(d, value, value, hn::Neg(mean)), mean);
-}
-
-// ---- The rules: update_rules.h has their formulas. `present` is null for a state that is left out.
-
-template <class D>
-struct AdamStep {
-  static constexpr size_t kNumStates = 2;
-  D d;
-  V<D> weight1, weight2, eps, step_size, inv_root, l2, decay;
-  explicit AdamStep(const AdamRule& rule)
-      : weight1(rounded(d, rule.one_minus_beta1)),
-        weight2(rounded(d, rule.one_minus_beta2)),
-        eps(rounded(d, rule.eps)),
-        step_size(rounded(d, rule.step_size)),
-        inv_root(rounded(d, rule.inv_root_bias_correction2)),
-        l2(rounded(d, rule.l2)),
-        decay(rounded(d, rule.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
-    grad = fma(d, l2, param, grad);
-    states[0] = lerp(d, states[0], grad, weight1);
-    states[1] = lerp_square(d, states[1], grad, weight2);
-    const V<D> root = fma(d, hn::Sqrt(states[1]), inv_root, eps);
-    return param - fma(d, decay, param, step_size * (states[0] / root));
-  }
-};
-
-template <class D>
-struct SGDStep {
-  static constexpr size_t kNumStates = 1;
-  D d;
-  V<D> minus_lr, minus_loss, weight, l2;  // momentum is 1 + minus_loss, more exactly than it could be rounded
-  bool nesterov;
-  explicit SGDStep(const SGDRule& rule)
-      : minus_lr(rounded(d, -rule.lr)),
-        minus_loss(rounded(d, rule.momentum - 1.0)),
-        weight(rounded(d, rule.one_minus_dampening)),
-        l2(rounded(d, rule.l2)),
-        nesterov(rule.nesterov) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
-    grad = fma(d, l2, param, grad);
-    V<D> direction = grad;
-    if (present[0]) {
-      states[0] = fma(d, weight, grad, fma(d, minus_loss, states[0], states[0]));
-      direction = nesterov ? fma(d, minus_loss, states[0], states[0] + grad) : states[0];
-    }
-    return fma(d, minus_lr, direction, param);
-  }
-};
-
-template <class D>
-struct AdagradStep {
-  static constexpr size_t kNumStates = 1;
-  D d;
-  V<D> minus_lr, eps, l2;
-  explicit AdagradStep(const AdagradRule& rule)
-      : minus_lr(rounded(d, -rule.lr)), eps(rounded(d, rule.eps)), l2(rounded(d, rule.l2)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
-    grad = fma(d, l2, param, grad);
-    states[0] = fma(d, grad, grad, states[0]);
-    return fma(d, minus_lr, grad / (hn::Sqrt(states[0]) + eps), param);
-  }
-};
-
-template <class D>
-struct RMSpropStep {
-  static constexpr size_t kNumStates = 3;
-  D d;
-  V<D> minus_lr, weight, eps, momentum, l2;
-  explicit RMSpropStep(const RMSpropRule& rule)
-      : minus_lr(rounded(d, -rule.lr)),
-        weight(rounded(d, rule.one_minus_alpha)),
-        eps(rounded(d, rule.eps)),
-        momentum(rounded(d, rule.momentum)),
-        l2(rounded(d, rule.l2)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const* present) const {
-    grad = fma(d, l2, param, grad);
-    states[0] = lerp_square(d, states[0], grad, weight);
-    V<D> variance = states[0];
-    if (present[2]) {
-      states[2] = lerp(d, states[2], grad, weight);
-      variance = fma(d, hn::Neg(states[2]), states[2], variance);
-      variance = hn::IfThenElse(variance < hn::Zero(d), hn::Zero(d), variance);  // below 0 by rounding only
-    }
-    V<D> direction = grad / (hn::Sqrt(variance) + eps);
-    if (present[1]) direction = states[1] = fma(d, momentum, states[1], direction);
-    return fma(d, minus_lr, direction, param);
-  }
-};
-
-template <class D>
-struct LionStep {
-  static constexpr size_t kNumStates = 1;
-  D d;
-  V<D> lr, weight1, weight2, decay;
-  explicit LionStep(const LionRule& rule)
-      : lr(rounded(d, rule.lr)),
-        weight1(rounded(d, rule.one_minus_beta1)),
-        weight2(rounded(d, rule.one_minus_beta2)),
-        decay(rounded(d, rule.decay)) {}
-  HWY_INLINE V<D> operator()(V<D> param, V<D> grad, V<D>* states, Lane<D>* const*) const {
-    const V<D> mean = lerp(d, states[0], grad, weight1);
-    states[0] = lerp(d, states[0], grad, weight2);
-    const V<D> zero = hn::Zero(d);
-    V<D> step = mean * lr;  // the result if mean is 0 or NaN
-    step = hn::IfThenElse(mean > zero, lr, step);
-    step = hn::IfThenElse(mean < zero, hn::Neg(lr), step);
-    return param - fma(d, decay, param, step);
-  }
-};
+#define FULGUR_FORMULA HWY_INLINE
+#include "fulgur/optim/update_formulas.h"
+#undef FULGUR_FORMULA
 
 // ---- Formats of gradients and copies.
 
@@ -269,19 +170,6 @@ struct Streams {
   Copy* copy;  // null: no copy; may be the memory of `grad`
 };
 
-template <class D>
-struct Scaling {
-  D d;
-  V<D> factor, clip_value;
-  bool clips;
-  HWY_INLINE V<D> operator()(V<D> grad) const {
-    grad = grad * factor;
-    if (!clips) return grad;
-    grad = hn::IfThenElse(grad > clip_value, clip_value, grad);
-    return hn::IfThenElse(grad < hn::Neg(clip_value), hn::Neg(clip_value), grad);
-  }
-};
-
 template <class D, class Copy>
 HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
   if constexpr (hwy::IsSame<Copy, Lane<D>>()) {
@@ -300,14 +188,10 @@ HWY_INLINE void store_copy(D d, V<D> param, Copy* to, bool stream) {
   }
 }
 
-enum class Ahead { none, by_next, by_repeat };
-
 // How a copy is written.
 template <class Step, class D>
 struct Copying {
-  Ahead ahead;
-  Step next;
-  V<D> next_gradient, repeat;
+  Lookahead<Step, D> lookahead;
   bool stream;
 };
 
@@ -323,17 +207,14 @@ HWY_INLINE void update_line(const Step& step, const Scaling<D>& scaling, const C
     }
     const V<D> grad = scaling(load(d, streams.grad + i));
     const V<D> before = hn::LoadU(d, streams.param + i);
-    V<D> param = step(before, grad, states, streams.states);
+    const V<D> param = step(before, grad, states, streams.states);
     hn::StoreU(param, d, streams.param + i);
     for (size_t k = 0; k < Step::kNumStates; ++k) {
       if (streams.states[k]) hn::StoreU(states[k], d, streams.states[k] + i);
     }
     if (!streams.copy) continue;
-    if (copying.ahead == Ahead::by_next) {
-      param = copying.next(param, grad * copying.next_gradient, states, streams.states);
-    }
-    if (copying.ahead == Ahead::by_repeat) param = fma(d, copying.repeat, param - before, param);
-    store_copy(d, param, streams.copy + i, copying.stream);
+    const V<D> ahead = copying.lookahead(before, param, grad, states, streams.states);
+    store_copy(d, ahead, streams.copy + i, copying.stream);
   }
 }
 
@@ -384,8 +265,9 @@ HWY_INLINE void update_typed(const Steps<Step>& steps, const KernelCall<Number>&
   const D d;
   const Scaling<D> scaling{d, hn::Set(d, call.factor), hn::Set(d, call.clip_value), call.clip_value < __builtin_inf()};
   const Ahead without_next = call.repeat != 0 ? Ahead::by_repeat : Ahead::none;
-  const Copying<Step, D> copying{call.next_rule ? Ahead::by_next : without_next, steps.next,
-                                 hn::Set(d, call.next_gradient), hn::Set(d, call.repeat), call.stream_copy};
+  const Copying<Step, D> copying{{call.next_rule ? Ahead::by_next : without_next, steps.next,
+                                  hn::Set(d, call.next_gradient), hn::Set(d, call.repeat)},
+                                 call.stream_copy};
   Streams<Number, Grad, Copy> streams{
       call.param, static_cast<const Grad*>(call.grad), {}, static_cast<Copy*>(call.copy_out)};
   for (size_t k = 0; k < kMaxStates; ++k) streams.states[k] = call.states[k];

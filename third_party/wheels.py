@@ -76,7 +76,7 @@ def check_free_space(root, wheels):
     say(f"{len(wheels)} wheels to download, {download_gb:.2f} GB; needs {needed_gb:.2f} GB of disk "
         f"in {root}, {free_gb:.2f} GB free")
     if free_gb < needed_gb:
-        smaller = ", or FULGUR_CUDA=0 to leave the CUDA libraries out" if any(w.group == "cuda" for w in wheels) else ""
+        smaller = ", or FULGUR_CUDA=0 to leave the CUDA libraries out" if any(w.group in ("cuda", "nvcc") for w in wheels) else ""
         raise InstallError(f"not enough disk space in {root}: {needed_gb:.2f} GB needed, {free_gb:.2f} GB free; "
                            f"free some, or set XDG_CACHE_HOME to a folder on a larger disk{smaller}")
 

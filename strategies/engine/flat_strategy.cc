@@ -415,11 +415,13 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
   const double mean = unscale / static_cast<double>(request.micro_batches);
   const GradientClipping& clipping = request.clipping;
   const bool clips_norm = clipping.active() && clipping.algorithm == ClipAlgorithm::norm;
-  if (clips_norm || request.wants_norm) report.grad_norm = store_->norm(index).mul(mean);
   if (clips_norm) {
-    transform.factor = clip_coefficient(report.grad_norm, clipping.value).mul(mean);
-  } else if (mean != 1.0) {
-    transform.factor = at::scalar_tensor(mean, at::device(device()).dtype(at::kDouble));
+    ClippedNorm clipped = clip_norm(store_->norm(index), mean, clipping.value);
+    report.grad_norm = std::move(clipped.norm);
+    transform.factor = std::move(clipped.factor);
+  } else {
+    if (request.wants_norm) report.grad_norm = store_->norm(index).mul(mean);
+    if (mean != 1.0) transform.factor = at::scalar_tensor(mean, at::device(device()).dtype(at::kDouble));
   }
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
   return transform;

@@ -114,6 +114,12 @@ TEST(GradientClipping, OnAGpuTheNormIsThatOfTheCpuAndMakesNoCopy) {
   EXPECT_LE(allocator.getDeviceStats(0).allocated_bytes[0].peak - before, 1 << 20);
   EXPECT_TRUE(norm.is_cuda());
   EXPECT_NEAR(norm.item<double>(), joint_norm(on_cpu).item<double>(), 1e-9 * norm.item<double>());
+  EXPECT_EQ(joint_norm(on_gpu).item<double>(), norm.item<double>());
+  const ClippedNorm clipped = clip_norm(norm, /*mean=*/0.25, /*max_norm=*/0.5);
+  const ClippedNorm expected = clip_norm(norm.cpu(), 0.25, 0.5);
+  EXPECT_TRUE(clipped.factor.is_cuda());
+  EXPECT_EQ(clipped.norm.item<double>(), expected.norm.item<double>());
+  EXPECT_EQ(clipped.factor.item<double>(), expected.factor.item<double>());
 }
 
 }  // namespace

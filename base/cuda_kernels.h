@@ -1,0 +1,43 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace fulgur {
+
+// The kernels that tools/cuda.bzl compiles from a .cu file, at work. They are loaded at the first launch and stay until
+// the process ends.
+//
+//   CudaKernels& kernels() {
+//     static CudaKernels loaded(fulgur_optim_update_kernels);
+//     return loaded;
+//   }
+//   if (CudaKernels::can_run_on(device)) kernels().launch("fulgur_update_adam", num_blocks, &argument, device);
+//
+// The functions of the CUDA runtime are looked up in the process, which has them from libtorch, so that nothing else is
+// linked to it. Threading: any thread.
+class CudaKernels {
+ public:
+  explicit CudaKernels(const unsigned char* image) : image_(image) {}
+
+  // Whether kernels are for this device: for a GPU of compute capability 8.0 or later. Without CUDA none are.
+  static bool can_run_on(c10::Device device);
+
+  // Queues a kernel on the current stream of the device, with blocks of device_code::kThreads threads. Its one argument
+  // is copied. Throws c10::Error with CUDA's message.
+  void launch(const char* name, uint32_t num_blocks, const void* argument, c10::Device device);
+
+ private:
+  void* kernel(const char* name);
+
+  const unsigned char* image_;
+  std::mutex mutex_;
+  void* library_ = nullptr;
+  std::map<std::string, void*> kernels_;
+};
+
+}  // namespace fulgur
