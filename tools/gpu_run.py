@@ -252,6 +252,21 @@ def calls_of_a_step(*flags):
     return run
 
 
+def update_kernel(millions, dtype):
+    """The update of AdamW by our kernel, over a copy of as many bytes, and torch's over ours; the norm likewise."""
+
+    def run(runner):
+        printed = runner.call([program("gpu_update"), f"--num_elements={millions}000000", f"--dtype={dtype}"])
+        found = re.search(r": ours ([\d.]+) ms, torch ([\d.]+) ms, copy ([\d.]+) ms; norm: ours ([\d.]+) ms, torch ([\d.]+) ms", printed)
+        if not found or "for want of a GPU" in printed:
+            raise Failed("gpu_update found no GPU" if found else "gpu_update printed no result")
+        ours, torch, copy, norm, torch_norm = map(float, found.groups())
+        return (f"{ours:.3f} ms, {ours / copy:.2f} of a copy of as many bytes; torch's kernels {torch / ours:.2f} times that; "
+                f"norm {norm:.3f} ms, torch's {torch_norm / norm:.2f} times that")
+
+    return run
+
+
 def late_over_on_time(runner):
     """delayed_update over zero_offload, in turn."""
     flags = ["--precision=bf16-true", "--gradient_clip_val=1", "--repeats=3"]
@@ -306,13 +321,14 @@ PARTS = {  # the limits of each part add up to 9 minutes
     "correctness": [
         Step("environment", 40, environment),
         *[Step(name, 25, unit_test(name), [name])
-          for name in ("stream_worker_test", "gradient_clipping_test", "loss_scaler_test", "activation_checkpoint_test", "nccl_test")],
+          for name in ("stream_worker_test", "gradient_clipping_test", "gpu_update_test", "loss_scaler_test", "activation_checkpoint_test",
+                       "nccl_test")],
         Step("gpu_test", 60, unit_test("gpu_test"), ["gpu_test"]),
         Step("no races", 100, no_races, ["gpu_step"]),
         *[Step(f"two ranks, {strategy}", 30, ranks_agree([f"--strategy={strategy}"]), ["gpu_step"])
           for strategy in ("ddp", "ddp_sharded", "zero_offload")],
         Step("a rank that fails", 45, failure_is_told, ["gpu_step"]),
-        Step("compute-sanitizer", 80, memory_checker, ["gpu_test"]),
+        Step("compute-sanitizer", 55, memory_checker, ["gpu_test"]),
     ],
     "speed": [
         Step("MLP, 32", 45, beside_python(*MLP), ["gpu_step"]),
@@ -321,7 +337,9 @@ PARTS = {  # the limits of each part add up to 9 minutes
         Step("GPT-2, 32, clipped", 90, beside_python("--gradient_clip_val=1", "--rounds=1", "--steps=4", "--repeats=3"), ["gpu_step"]),
         *[Step(f"calls, {precision}, clipped", 35, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), ["gpu_step"])
           for precision in ("32", "bf16-true", "16-mixed")],
-        Step("delayed_update", 120, late_over_on_time, ["gpu_step"]),
+        *[Step(f"update, {elements} M, {dtype}", 15, update_kernel(elements, dtype), ["gpu_update"])
+          for elements, dtype in ((124, "fp32"), (124, "bf16"), (1000, "bf16"))],
+        Step("delayed_update", 75, late_over_on_time, ["gpu_step"]),
     ],
     "largest": [Step(f"{kind}, {cap} GiB", 135, largest(kind, cap), ["largest_model"])
                 for cap in (4, 12) for kind in ("single_device, bf16-mixed", "zero_offload, bf16-true")],
