@@ -381,7 +381,8 @@ void Run::setup_strategy() {
                             .local_world_size = local_world_size(),
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
                             .averages_weights = averages_weights(),
-                            .accumulates = context_.accumulate_grad_batches > 1});
+                            .accumulates = context_.accumulate_grad_batches > 1,
+                            .only_copies_batches = !overridden.transfer_batch_to_device});
 }
 
 void Run::prepare_data() {

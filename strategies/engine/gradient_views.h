@@ -35,7 +35,8 @@ class GradientViews final : public GradientBuckets {
 
  private:
   struct Bucket {
-    at::Tensor gradients{};  // laid out as the parameters' bucket; made for the first reduction
+    at::Tensor gradients{};             // laid out as the parameters' bucket; made for the first reduction
+    std::vector<at::Tensor> arrived{};  // by slot: gradients that are not in the bucket yet, on a GPU
     bool is_launched = false;
     Work work{};
   };
