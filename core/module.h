@@ -35,6 +35,7 @@ struct OverriddenHooks {
   bool on_after_backward = false;
   bool on_before_optimizer_step = false;
   bool configure_gradient_clipping = false;
+  bool transfer_batch_to_device = false;
 };
 
 // What a Module can access of the run that it is in. The pointers are valid until its teardown ends.

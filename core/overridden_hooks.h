@@ -20,7 +20,8 @@ constexpr OverriddenHooks overridden_hooks() {
           .backward = FULGUR_OVERRIDES(T, backward),
           .on_after_backward = FULGUR_OVERRIDES(T, on_after_backward),
           .on_before_optimizer_step = FULGUR_OVERRIDES(T, on_before_optimizer_step),
-          .configure_gradient_clipping = FULGUR_OVERRIDES(T, configure_gradient_clipping)};
+          .configure_gradient_clipping = FULGUR_OVERRIDES(T, configure_gradient_clipping),
+          .transfer_batch_to_device = FULGUR_OVERRIDES(T, transfer_batch_to_device)};
 }
 
 #undef FULGUR_OVERRIDES

@@ -5,11 +5,13 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <numeric>
 #include <unordered_set>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/device/cuda_function.h"
 
 namespace fulgur {
 namespace {
@@ -29,6 +31,46 @@ int64_t cuda_device_count() {
   return at::detail::getCUDAHooks().hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
 }
 
+std::string cuda_version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+// CUDA's version of the driver; 0 if there is no driver.
+int driver_version() {
+  int version = 0;
+  auto* const ask = cuda_function<int(int*)>("cudaDriverGetVersion");
+  return ask != nullptr && ask(&version) == 0 ? version : 0;
+}
+
+std::string cuda_error() {
+  auto* const count_devices = cuda_function<int(int*)>("cudaGetDeviceCount");
+  auto* const text_of_error = cuda_function<const char*(int)>("cudaGetErrorString");
+  auto* const forget_error = cuda_function<int()>("cudaGetLastError");
+  if (count_devices == nullptr || text_of_error == nullptr || forget_error == nullptr) return "unknown";
+  int count = 0;
+  const int error = count_devices(&count);
+  forget_error();
+  return error == 0 && count == 0 ? "there is no device" : text_of_error(error);
+}
+
+std::string visible_devices_text() {
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? "" : fmt::format("CUDA_VISIBLE_DEVICES is '{}'", visible);
+}
+
+// What keeps CUDA devices from being used where none is.
+std::string why_there_is_no_cuda() {
+  if (!at::detail::getCUDAHooks().hasCUDART()) return "the program was linked to a libtorch without CUDA";
+  const int driver = driver_version();
+  if (driver == 0) return "there is no NVIDIA driver";
+  const auto runtime = static_cast<int>(at::detail::getCUDAHooks().versionCUDART());
+  if (driver / 1000 < runtime / 1000) {
+    return fmt::format("the NVIDIA driver is for CUDA {} and older, and libtorch is built for CUDA {}",
+                       cuda_version(driver), cuda_version(runtime));
+  }
+  const std::string visible = visible_devices_text();
+  return visible.empty() ? fmt::format("CUDA says: {}", cuda_error())
+                         : fmt::format("{}; CUDA says: {}", visible, cuda_error());
+}
+
 bool use_cuda(std::string_view accelerator) {
   const std::string name = canonical_name(accelerator);
   const bool exists = cuda_device_count() > 0;
@@ -38,18 +80,29 @@ bool use_cuda(std::string_view accelerator) {
     const std::vector<std::string> known{"auto", "cpu", "cuda", "gpu"};
     throw UsageError(unknown_name_message("accelerator", accelerator, known));
   }
-  if (!exists)
-    throw UsageError(fmt::format("accelerator '{}': this machine has no usable CUDA device; write 'cpu'", name));
+  if (!exists) {
+    throw UsageError(
+        fmt::format("accelerator '{}': this machine has no usable CUDA device ({}); mend that, or write 'cpu'", name,
+                    why_there_is_no_cuda()));
+  }
   return true;
+}
+
+// For messages about devices that are not there: " (CUDA_VISIBLE_DEVICES is '0,1')".
+std::string of_visible_ones(std::string_view type) {
+  const std::string visible = visible_devices_text();
+  return type == "cpu" || visible.empty() ? "" : fmt::format(" ({})", visible);
 }
 
 void check_indices(const std::vector<int64_t>& indices, int64_t available, std::string_view type) {
   if (indices.empty()) throw UsageError("devices: the list is empty; at least one device is needed");
+  const std::string of_visible = of_visible_ones(type);
   std::unordered_set<int64_t> seen;
   for (const int64_t index : indices) {
     if (!seen.insert(index).second) throw UsageError(fmt::format("devices: index {} is listed twice", index));
     if (index < 0 || index >= available) {
-      throw UsageError(fmt::format("devices: there is no {}:{}; indices go from 0 to {}", type, index, available - 1));
+      throw UsageError(
+          fmt::format("devices: there is no {}:{}; indices go from 0 to {}{}", type, index, available - 1, of_visible));
     }
   }
 }
@@ -61,9 +114,10 @@ std::vector<int64_t> choose_indices(const Devices& devices, int64_t available, s
   }
   const int64_t count = devices.count().value_or(type == "cpu" ? 1 : available);
   if (count < 1) throw UsageError(fmt::format("devices: at least 1 is needed; got {}", count));
+  const std::string of_visible = of_visible_ones(type);
   if (count > available) {
-    throw UsageError(
-        fmt::format("devices: {} were asked for, but there are only {} of type {}", count, available, type));
+    throw UsageError(fmt::format("devices: {} were asked for, but there are only {} of type {}{}", count, available,
+                                 type, of_visible));
   }
   std::vector<int64_t> indices(static_cast<size_t>(count));
   std::iota(indices.begin(), indices.end(), int64_t{0});

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -21,6 +20,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/device/cuda_function.h"
 #include "fulgur/device/stream_worker.h"
 
 namespace fulgur {
@@ -87,11 +87,6 @@ void touch(std::byte* address, size_t num_bytes, int64_t num_threads) {
   }
 }
 
-// Looks a CUDA function up in the process; null if libtorch came without CUDA.
-template <class Function>
-Function* cuda_function(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
-}
 using HostRegister = int(void*, size_t, unsigned);
 using HostUnregister = int(void*);
 using LastError = int();

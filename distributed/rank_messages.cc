@@ -1,5 +1,6 @@
 #include "fulgur/distributed/rank_messages.h"
 
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -102,14 +103,20 @@ void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors
     const at::Tensor packed = at::cat(parts);
     if (packed.numel() > 0) group.broadcast(packed, root).wait();
     int64_t offset = 0;
-    for (size_t i = begin; i < end; ++i) {
+    std::vector<at::Tensor> places, bytes;  // contiguous tensors, which a GPU copies all at once
+    for (size_t i = begin; i < end && group.rank() != root; ++i) {
       const at::Tensor part = packed.narrow(0, offset, parts[i - begin].numel());
       offset += part.numel();
-      if (group.rank() == root) continue;
+      if (tensors[i].is_contiguous()) {
+        places.push_back(tensors[i].detach().view(-1).view(at::kByte));
+        bytes.push_back(part);
+        continue;
+      }
       at::Tensor received = at::empty_like(tensors[i], at::MemoryFormat::Contiguous);
       received.view(-1).view(at::kByte).copy_(part);
       at::Tensor(tensors[i]).detach().copy_(received);
     }
+    if (!places.empty()) at::_foreach_copy_(places, bytes);
     begin = end;
   }
 }

@@ -59,6 +59,7 @@ struct StrategySetup {
       true;                       // gradients may be reduced during backward: no hook reads them, backward runs once
   bool averages_weights = false;  // average_weights() will be called, or the average of a checkpoint is to be kept
   bool accumulates = false;       // windows have several micro-batches; if false, a callback may still request it later
+  bool only_copies_batches = false;  // the module leaves transfer_batch_to_device as it is, which may run on a stream
 };
 
 // The run whose memory Strategy::model_memory() estimates.

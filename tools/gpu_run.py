@@ -319,10 +319,10 @@ MLP = ("--model=mlp", "--batch_size=32", "--steps=200")
 GPT2 = ("--gradient_clip_val=1", "--rounds=2")
 PARTS = {  # the limits of each part add up to 9 minutes
     "correctness": [
-        Step("environment", 40, environment),
-        *[Step(name, 25, unit_test(name), [name])
-          for name in ("stream_worker_test", "gradient_clipping_test", "gpu_update_test", "loss_scaler_test", "activation_checkpoint_test",
-                       "nccl_test")],
+        Step("environment", 46, environment),
+        *[Step(name, 17, unit_test(name), [name])
+          for name in ("stream_worker_test", "copy_stream_test", "gpu_spans_test", "gradient_clipping_test", "gpu_update_test",
+                       "loss_scaler_test", "activation_checkpoint_test", "nccl_test")],
         Step("gpu_test", 60, unit_test("gpu_test"), ["gpu_test"]),
         Step("no races", 100, no_races, ["gpu_step"]),
         *[Step(f"two ranks, {strategy}", 30, ranks_agree([f"--strategy={strategy}"]), ["gpu_step"])

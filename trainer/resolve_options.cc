@@ -36,6 +36,11 @@ void check_amounts(const TrainerOptions& options) {
         "check_val_every_n_epoch is none, so that val_check_interval counts across epochs, and a Fraction of an "
         "epoch has no meaning; set val_check_interval to Batches or a TimeSpan");
   }
+  if (options.deterministic && options.benchmark.value_or(false)) {
+    throw UsageError(
+        "benchmark lets cuDNN take another algorithm in each run, and deterministic asks for the same bits; leave one "
+        "of them out");
+  }
 }
 
 void resolve_barebones(TrainerOptions& options) {

@@ -33,6 +33,7 @@
 #include "fulgur/trainer/check_inputs.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "fulgur/trainer/debug_modes.h"
+#include "fulgur/trainer/memory_advice.h"
 #include "fulgur/trainer/post_mortem.h"
 #include "fulgur/trainer/resolve_options.h"
 #include "fulgur/trainer/run_dir.h"
@@ -381,7 +382,8 @@ void Run::setup_strategy() {
                             .local_world_size = local_world_size(),
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
                             .averages_weights = averages_weights(),
-                            .accumulates = context_.accumulate_grad_batches > 1});
+                            .accumulates = context_.accumulate_grad_batches > 1,
+                            .only_copies_batches = !overridden.transfer_batch_to_device});
 }
 
 void Run::prepare_data() {
@@ -464,12 +466,24 @@ void Run::handle_failure(const std::exception_ptr& failure) {
   if (checkpoints_.has_failed()) return;
   checkpoints_.abort(text_of(failure));
   world_.abort(text_of(failure));
+  if (request_.entry_point == EntryPoint::fit && !request_.is_trial) give_memory_advice(failure);
   if (deserves_post_mortem(failure)) {
     FirstError error;
     error.run([&] { leave_post_mortem(failure); });
     error.warn("no post-mortem is written");
   }
   call_on_exception(failure);
+}
+
+void Run::give_memory_advice(const std::exception_ptr& failure) {
+  const auto num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes;
+  FirstError error;
+  error.run([&] {
+    const std::string advice = memory_advice(failure, module(), resources_.strategy->optimizers(), resources_.options,
+                                             num_devices, context_.device_type, context_.accumulate_grad_batches);
+    if (!advice.empty()) log_warning("{}", advice);
+  });
+  error.warn("what other strategies need is not known");
 }
 
 // Before the first batch the message says all that is known, such as which file is missing. A rank that does not know

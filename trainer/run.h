@@ -117,6 +117,7 @@ class Run final : public TrainerControl {
   void prepare_data();
   void broadcast_run_dir();
   void handle_failure(const std::exception_ptr& failure);
+  void give_memory_advice(const std::exception_ptr& failure);
   bool deserves_post_mortem(const std::exception_ptr& failure) const;
   void leave_post_mortem(const std::exception_ptr& failure);
   void call_on_exception(const std::exception_ptr& failure);

@@ -78,6 +78,11 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "detect_anomaly", .help = "find the operation that gave NaN; slow"}, &detect_anomaly);
   visit({.name = "sync_batchnorm", .help = "refuse BatchNorm that does not synchronise ranks"}, &sync_batchnorm);
   visit({.name = "deterministic", .help = "use only deterministic algorithms"}, &deterministic);
+  visit({.name = "benchmark", .help = "let cuDNN time its algorithms for each shape and take the fastest"}, &benchmark);
+  visit({.name = "float32_matmul_precision",
+         .help = "how exact fp32 matrix products are; high and medium use the faster units of a GPU",
+         .choices = {"unset", "highest", "high", "medium"}},
+        &float32_matmul_precision);
   visit({.name = "use_distributed_sampler", .help = "let each rank read only its shard of the data"},
         &use_distributed_sampler);
   visit({.name = "reload_dataloaders_every_n_epochs",

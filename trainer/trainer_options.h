@@ -54,6 +54,9 @@ struct TrainerOptions {
   bool detect_anomaly = false;                   // find the operation whose backward gave NaN; slow
   bool sync_batchnorm = false;                   // refuses BatchNorm that is not nn::SyncBatchNorm
   bool deterministic = false;                    // only deterministic algorithms; an operation without one throws
+  std::optional<bool> benchmark{};  // cuDNN times its algorithms for each shape and takes the fastest; unset:
+                                    // libtorch's switch stays as it is
+  std::string float32_matmul_precision = "unset";  // highest, high or medium, as in torch; unset: libtorch's stays
 
   bool use_distributed_sampler = true;            // each rank reads its shard of the data
   int64_t reload_dataloaders_every_n_epochs = 0;  // recreate the loaders every n epochs; 0: never

@@ -33,9 +33,12 @@ struct EngineOptions {
   int64_t warmup_steps = 0;
   int64_t update_threads = 0;
 
-  BucketOptions buckets_for(int64_t world_size) const {
+  // For parameters on `device_type`: on a GPU they begin as an allocation of their own would, in multiples of 256
+  // bytes, by which cuBLASLt chooses its algorithms.
+  BucketOptions buckets_for(int64_t world_size, c10::DeviceType device_type) const {
     BucketOptions options = buckets;
     options.world_size = world_size;
+    if (device_type != c10::kCPU) options.slot_alignment_bytes = 256;
     return options;
   }
 };

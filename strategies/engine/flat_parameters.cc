@@ -20,7 +20,6 @@
 namespace fulgur {
 namespace {
 
-constexpr int64_t kSlotAlignmentBytes = 64;
 constexpr int64_t kRangeAlignment = 64;  // elements
 
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -87,7 +86,7 @@ class BucketCutter {
 
   void add(const Run& run, const std::string& name, const at::Tensor& param) {
     const auto element_size = static_cast<int64_t>(c10::elementSize(run.dtype));
-    const int64_t alignment = std::max<int64_t>(1, kSlotAlignmentBytes / element_size);
+    const int64_t alignment = std::max<int64_t>(1, options_.slot_alignment_bytes / element_size);
     const int64_t num_elements = round_up(param.numel(), alignment);
     const auto [place, is_new] = open_.try_emplace(run);
     Open& open = place->second;

@@ -20,6 +20,7 @@ struct BucketOptions {
   int64_t first_bucket_bytes = 1 << 20;  // cap until one bucket is full: small, so that reducing starts early
   int64_t bucket_cap_bytes = 25 << 20;   // cap of all other buckets; a larger parameter has a bucket to itself
   int64_t world_size = 1;                // a bucket's length is a multiple of world_size * 64 elements
+  int64_t slot_alignment_bytes = 64;     // a parameter begins at a multiple of this
 };
 
 // The trainable parameters of a module in a few contiguous buffers, so that an update, a reduction or a copy is one
@@ -38,7 +39,7 @@ class FlatParameters {
   struct Slot {
     std::string name;
     at::Tensor param;
-    int64_t begin;  // in elements; a multiple of 64 bytes
+    int64_t begin;  // in elements; aligned by BucketOptions::slot_alignment_bytes
     int64_t num_elements;
   };
   struct Bucket {

@@ -38,6 +38,23 @@ std::string name_of(const Module& module, const at::Tensor& param) {
   return "";
 }
 
+constexpr size_t kSmallBatchBytes = 1 << 20;  // takes some 20 us to a GPU
+
+bool is_large(const Batch& batch) {
+  size_t num_bytes = 0;
+  for (const auto& [name, tensor] : batch) {
+    if (!tensor.is_cpu() || tensor.layout() != at::kStrided || tensor.is_nested()) return false;
+    num_bytes += tensor.nbytes();
+  }
+  return num_bytes >= kSmallBatchBytes;
+}
+
+std::vector<at::Tensor> tensors_of(const Batch& batch) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [name, tensor] : batch) tensors.push_back(tensor);
+  return tensors;
+}
+
 }  // namespace
 
 void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
@@ -47,6 +64,8 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   setup_.emplace(setup);
   converted_.emplace(module, setup.precision);
   current_device_.emplace(device());
+  gpu_spans_.emplace(device());
+  if (!device().is_cpu() && setup.only_copies_batches) batch_copies_.emplace(device());
   module.to(device());
   num_steps_ = 0;
   if (alone() && engine_.shard && !keeps_sums()) log_info("{} with one rank saves no memory", name());
@@ -91,7 +110,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
     log_info("{}: shards among groups of {} ranks, of which there are {}", name(), groups_->grid().num_shards,
              groups_->grid().num_groups());
   }
-  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world.world_size()));
+  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world.world_size(), device().type()));
   agree_on_buckets(added);
   store_ = make_store();
   average_.emplace(*flat_, *store_, *groups_, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
@@ -200,7 +219,7 @@ void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl
   if (also.empty() && flat_->contain_all_trainable(optimizers_)) return;
   store_->wait();  // an update in progress reads the buckets
   const NamedTensors added = take_new_tensors();
-  flat_->append(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size()), also);
+  flat_->append(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size(), device().type()), also);
   agree_on_buckets(added);
   store_->append();
 }
@@ -256,12 +275,22 @@ at::Tensor FlatStrategy::training_step(const Batch& batch, int64_t batch_idx) {
 
 at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   const trace::Span span("forward");
+  const ScopedGpuSpan on_gpu(*gpu_spans_, "forward");
   const ScopedPrecision scope(setup_->precision, device().type());
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
+// Large batches are copied beside the step that the device is still at. A hook of the user's may make tensors that are
+// not of the batch, whose memory would be reused too early if they came from another stream.
 Batch FlatStrategy::to_device(const Batch& batch) {
-  return module_->transfer_batch_to_device(setup_->precision.convert(batch), device());
+  const Batch converted = setup_->precision.convert(batch);
+  if (!batch_copies_ || !is_large(converted)) return module_->transfer_batch_to_device(converted, device());
+  Batch there;
+  batch_copies_->run([&] {
+    there = module_->transfer_batch_to_device(converted, device());
+    return tensors_of(there);
+  });
+  return there;
 }
 
 void FlatStrategy::zero_grad(size_t optimizer) {
@@ -271,6 +300,7 @@ void FlatStrategy::zero_grad(size_t optimizer) {
 
 void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
   const trace::Span span("backward");
+  const ScopedGpuSpan on_gpu(*gpu_spans_, "backward");
   const ScopedFullPrecision outside(setup_->precision, device().type());
   if (has_16_bit_params_) {  // gradients of further micro-batches are added in fp32; the first ones stay as they are
     for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
@@ -322,6 +352,7 @@ void FlatStrategy::broadcast_buffers() {
 
 StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request) {
   const trace::Span span("optimizer step");
+  const ScopedGpuSpan on_gpu(*gpu_spans_, "optimizer step");
   const ScopedFullPrecision outside(setup_->precision, device().type());
   window_is_open_ = false;
   const bool needs_closure = optimizers_[index].needs_closure();
@@ -447,6 +478,8 @@ void FlatStrategy::teardown() noexcept {
   store_.reset();
   groups_.reset();
   replicas_.reset();
+  batch_copies_.reset();
+  gpu_spans_.reset();
   buffers_.clear();
   known_.clear();
   window_is_open_ = false;

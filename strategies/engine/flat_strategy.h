@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/device/copy_stream.h"
+#include "fulgur/device/gpu_spans.h"
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_store.h"
@@ -96,6 +98,8 @@ class FlatStrategy : public Strategy {
   Module* module_ = nullptr;
   std::optional<StrategySetup> setup_;              // from setup() to teardown()
   std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device
+  std::optional<CopyStream> batch_copies_;          // on a GPU, from setup() to teardown()
+  std::optional<GpuSpans> gpu_spans_;               // from setup() to teardown()
   std::optional<ConvertedModule> converted_;
   // Parameters and buffers that are the same on every rank. A weak pointer keeps the address of a freed tensor from
   // being reused.

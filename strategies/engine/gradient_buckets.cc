@@ -1,8 +1,11 @@
 #include "fulgur/strategies/engine/gradient_buckets.h"
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <c10/core/GradMode.h>
 
 #include <cstring>
+#include <utility>
 
 namespace fulgur {
 
@@ -23,6 +26,24 @@ void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, co
 void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad) {
   const c10::NoGradGuard no_grad;
   view_in(gradients, slot).add_(grad);
+}
+
+void move_into(const at::Tensor& gradients, const FlatParameters::Bucket& bucket, std::vector<at::Tensor>& arrived,
+               bool adds, bool together) {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> places, moved;
+  for (size_t s = 0; s < arrived.size(); ++s) {
+    const at::Tensor grad = std::exchange(arrived[s], {});
+    if (!grad.defined()) continue;
+    if (together) {
+      places.push_back(view_in(gradients, bucket.slots[s]));
+      moved.push_back(grad);
+    } else {
+      adds ? add_into(gradients, bucket.slots[s], grad) : copy_into(gradients, bucket.slots[s], grad);
+    }
+  }
+  if (places.empty()) return;
+  adds ? at::_foreach_add_(places, moved) : at::_foreach_copy_(places, moved);
 }
 
 Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order) {

@@ -39,6 +39,7 @@ struct ReduceOptions {
   // gradients; otherwise gradients are views of the reduced buckets (GradientViews). Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
   StreamWorker* copy_worker = nullptr;  // copies sums there while backward runs; null: the backward thread copies
+  int64_t host_threads = 0;  // threads that add up on the host what comes from a GPU; 0: the copy worker does
 };
 
 // The buckets that a GradientReducer fills with gradients: their memory, and how each is summed over ranks. There is
@@ -65,6 +66,11 @@ at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot
 // Copies a gradient to its place in a bucket, or adds it there.
 void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
 void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
+
+// Moves the defined ones of a bucket's gradients, by slot, to their places in it, or adds them there. `together`: in
+// few calls, as a GPU needs it, instead of one for each.
+void move_into(const at::Tensor& gradients, const FlatParameters::Bucket& bucket, std::vector<at::Tensor>& arrived,
+               bool adds, bool together);
 
 // Sums the whole of a bucket over ranks; in rank order by a reduce_scatter and an all_gather.
 Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order);

@@ -78,8 +78,8 @@ void GradientSums::put(size_t b, size_t s, bool goes_soon) {
   if (becomes_bucket(b, param.grad())) return make_bucket_of_gradient(b);
   ensure_memory(b);
   at::Tensor grad = std::exchange(param.mutable_grad(), {});
-  // The copy worker gets gradients only of buckets that go soon: otherwise gradients would pile up.
-  if (copy_worker_fills(b) && goes_soon) {
+  // Gradients wait only for buckets that go soon: otherwise they would pile up.
+  if (goes_soon && (copy_worker_fills(b) || fills_together(b))) {
     buckets_[b].arrived[s] = std::move(grad);
   } else {
     put_into_bucket(b, s, grad);
@@ -88,6 +88,7 @@ void GradientSums::put(size_t b, size_t s, bool goes_soon) {
 
 void GradientSums::put_zero(size_t b, size_t s) {
   ensure_memory(b);
+  buckets_[b].arrived[s].reset();
   const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
   if (!buckets_[b].is_added_to) buckets_[b].gradients.narrow(0, slot.begin, slot.num_elements).zero_();
 }
@@ -129,6 +130,9 @@ bool GradientSums::takes_memory_in_flight() const {
   };
   return options_.may_wait_for_memory || (oldest.kept.valid() ? is_ready(oldest.kept) : oldest.work.is_done());
 }
+
+// On a GPU a copy of many gradients takes one launch, and as many copies as gradients one each.
+bool GradientSums::fills_together(size_t b) const { return !parameters_.buckets()[b].flat.is_cpu(); }
 
 // The copy worker may fill the bucket later if no other rank waits for it.
 bool GradientSums::copy_worker_fills(size_t b) const {
@@ -191,6 +195,9 @@ void GradientSums::ensure_memory(size_t b) {
 
 void GradientSums::launch(size_t b) {
   Bucket& bucket = buckets_[b];
+  if (fills_together(b)) {
+    move_into(bucket.gradients, parameters_.buckets()[b], bucket.arrived, bucket.is_added_to, /*together=*/true);
+  }
   bucket.goes_into_sums = options_.shard && can_reduce_into_sums(b);
   if (bucket.goes_into_sums) {
     bucket.work = data_.reduce_scatter(bucket.gradients, ReduceOp::sum, bucket.memory.front());
@@ -218,9 +225,7 @@ void GradientSums::add_to_sums(size_t b) {
   const c10::NoGradGuard no_grad;
   Bucket& bucket = buckets_[b];
   bucket.work.wait();
-  for (size_t s = 0; s < bucket.arrived.size(); ++s) {
-    if (const at::Tensor grad = std::exchange(bucket.arrived[s], {}); grad.defined()) put_into_bucket(b, s, grad);
-  }
+  move_into(bucket.gradients, parameters_.buckets()[b], bucket.arrived, bucket.is_added_to, /*together=*/false);
   const auto measure = [&](const at::Tensor& sum) {
     if (takes_norms_) bucket.norms.push_back(joint_norm({sum}));
   };
@@ -238,17 +243,19 @@ void GradientSums::add_to_sums(size_t b) {
   for (at::Tensor& sum : bucket.sums) {
     const at::Tensor part = kept.narrow(0, begin, sum.numel());
     begin += sum.numel();
-    if (!bucket.has_sums) {
-      // A copy between devices keeps the dtype: a conversion there would take memory of the device, and send more
-      // bytes.
-      const bool converts = part.scalar_type() != sum.scalar_type();
+    // A copy between devices keeps the dtype: a conversion there would take memory of the device, and send more bytes.
+    const bool converts = bucket.has_sums || part.scalar_type() != sum.scalar_type();
+    if (bucket.has_sums) sum = sum.to(optim::widened(sum.scalar_type()));
+    if (converts && part.device() != sum.device() && options_.host_threads > 0) {
+      if (!host_adder_) host_adder_.emplace(options_.host_threads);
+      const at::Tensor brought = brought_to(sum.device(), part);
+      bucket.has_sums ? host_adder_->add(sum, brought) : host_adder_->set(sum, brought);
+    } else if (bucket.has_sums) {
+      sum.add_(brought_to(sum.device(), part));
+    } else {
       sum.copy_(converts ? brought_to(sum.device(), part) : part, /*non_blocking=*/true);
-      measure(part);
-      continue;
     }
-    sum = sum.to(optim::widened(sum.scalar_type()));
-    sum.add_(brought_to(sum.device(), part));
-    measure(sum);
+    measure(bucket.has_sums ? sum : part);
   }
   bucket.has_sums = true;
   if (trace::enabled() && !kept.is_cpu()) {  // the span includes the device's work

@@ -7,12 +7,14 @@
 #include <cstdint>
 #include <deque>
 #include <future>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_buckets.h"
+#include "fulgur/strategies/engine/host_adder.h"
 
 namespace fulgur {
 
@@ -77,7 +79,7 @@ class GradientSums final : public GradientBuckets {
     bool goes_into_sums = false;       // reduce_scatter writes from `gradients` into `sums`
     std::vector<at::Tensor> sums{};    // `memory`, or fp32 tensors once 16-bit sums were added up
     bool has_sums = false;
-    std::vector<at::Tensor> arrived{};  // by slot: gradients that the copy worker will copy into the bucket
+    std::vector<at::Tensor> arrived{};  // by slot: gradients that are not in the bucket yet
     std::shared_future<void> kept{};    // ready when the copy worker is done with the bucket
     std::vector<at::Tensor> norms{};    // 2-norm of each of `sums`
     std::vector<double> used{};
@@ -89,6 +91,7 @@ class GradientSums final : public GradientBuckets {
   void put_into_bucket(size_t bucket, size_t slot, const at::Tensor& grad);
   bool takes_memory_in_flight() const;
   bool copy_worker_fills(size_t bucket) const;
+  bool fills_together(size_t bucket) const;
   bool reduces_in_sums(size_t bucket) const;
   bool can_reduce_into_sums(size_t bucket) const;
   void ensure_memory(size_t bucket);
@@ -103,6 +106,7 @@ class GradientSums final : public GradientBuckets {
   std::deque<size_t> in_flight_;  // launched buckets whose sums are not kept yet
   std::vector<at::Tensor> pool_;  // free memory, the shortest first
   bool takes_norms_ = false;
+  std::optional<HostAdder> host_adder_;  // made by the thread that needs it first
 };
 
 }  // namespace fulgur

@@ -42,8 +42,13 @@ GradientViews::GradientViews(const FlatParameters& parameters, Collective& data,
 }
 
 void GradientViews::append() {
-  if (takes_message()) buckets_.back() = {};  // another bucket has the message from now on
-  buckets_.resize(parameters_.buckets().size());
+  if (takes_message()) {  // another bucket has the message from now on
+    buckets_.back().sent.reset();
+    buckets_.back().gradients.reset();
+  }
+  for (size_t b = buckets_.size(); b < parameters_.buckets().size(); ++b) {
+    buckets_.emplace_back().arrived.resize(parameters_.buckets()[b].slots.size());
+  }
   message_room_ = room_for_message(parameters_, wire_, data_.world_size(), message_size_);
 }
 
@@ -58,19 +63,29 @@ const at::Tensor& GradientViews::memory_of(size_t b) {
   return bucket.sent;
 }
 
-void GradientViews::put(size_t b, size_t s, bool /*goes_soon*/) {
+// On a GPU gradients wait for the launch of their bucket, if it comes soon: a copy of all takes one launch there.
+void GradientViews::put(size_t b, size_t s, bool goes_soon) {
   const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
-  copy_into(memory_of(b), slot, std::exchange(slot.param.mutable_grad(), {}));
+  at::Tensor grad = std::exchange(slot.param.mutable_grad(), {});
+  if (goes_soon && !memory_of(b).is_cpu()) {
+    buckets_[b].arrived[s] = std::move(grad);
+  } else {
+    copy_into(memory_of(b), slot, grad);
+  }
 }
 
 void GradientViews::put_zero(size_t b, size_t s) {
   const FlatParameters::Slot& slot = parameters_.buckets()[b].slots[s];
+  buckets_[b].arrived[s].reset();
   memory_of(b).narrow(0, slot.begin, slot.num_elements).zero_();
 }
 
 void GradientViews::launch(size_t b) {
   Bucket& bucket = buckets_[b];
   bucket.is_launched = true;
+  if (!bucket.sent.is_cpu()) {
+    move_into(bucket.sent, parameters_.buckets()[b], bucket.arrived, /*adds=*/false, /*together=*/true);
+  }
   bucket.work = reduce_whole(data_, bucket.sent, rank_order_);
 }
 

@@ -41,6 +41,7 @@ class GradientViews final : public GradientBuckets {
     // ReduceOptions::wire is set.
     at::Tensor sent{};
     at::Tensor gradients{};  // sums, of which parameters have views
+    std::vector<at::Tensor> arrived{};  // by slot: gradients that are not in the bucket yet, on a GPU
     bool is_launched = false;
     Work work{};
   };

@@ -3,6 +3,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <unordered_set>
@@ -23,12 +24,14 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
   const int64_t world_size = engine.world ? request.num_devices : 1;
   const int64_t shards = num_shards(engine, world_size, world_size / std::min(request.num_nodes, world_size));
   const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
-  const auto buckets = FlatParameters::plan(module, optimizers, engine.buckets_for(world_size), true_dtype);
+  const auto buckets =
+      FlatParameters::plan(module, optimizers, engine.buckets_for(world_size, request.device_type), true_dtype);
   const bool sums_wait = keeps && (world_size == 1 || engine.each_micro_batch);
   const bool has_wire = engine.wire && world_size > 1;
   ModelMemory memory;
   std::unordered_set<const c10::TensorImpl*> counted;
   std::vector<int64_t> pooled_bytes;
+  int64_t staged_bytes = 0;  // the largest part of a bucket that goes to the host
   for (const FlatParameters::Bucket& bucket : buckets) {
     for (const auto& slot : bucket.slots) counted.insert(slot.param.unsafeGetTensorImpl());
     const c10::ScalarType dtype = true_dtype.value_or(bucket.slots.front().param.scalar_type());
@@ -51,6 +54,7 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
                                  : std::nullopt;
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);
     memory.on_host += (gradients + state + element_size) * on_host;
+    staged_bytes = std::max(staged_bytes, on_host * element_size);
     if (request.averages_weights) {  // among all ranks, also where nothing else is sharded
       const int64_t average = wide_size * (bucket.num_bytes / element_size / world_size);
       memory.copies += average;
@@ -69,6 +73,11 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
   const bool in_host_memory = engine.host_ratio == 1 && request.device_type == c10::kCPU;
   const bool reduces_in_sums = shards == 1 && !has_wire && (engine.host_ratio == 0 || in_host_memory);
   if (keeps && !reduces_in_sums) memory.buckets = GradientSums::pool_bytes(pooled_bytes);
+  if (request.accumulates && sums_wait && request.device_type != c10::kCPU && staged_bytes > 0) {
+    const auto pinned = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(staged_bytes)));  // as libtorch rounds
+    memory.buckets += pinned;  // through which gradients come that are added on the host
+    memory.on_host += pinned;
+  }
   for (const at::Tensor& param : module.parameters()) {
     if (!counted.insert(param.unsafeGetTensorImpl()).second) continue;
     const auto dtype = true_dtype && param.is_floating_point() ? *true_dtype : param.scalar_type();

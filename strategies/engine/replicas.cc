@@ -214,7 +214,9 @@ void Replicas::prepare_threads() {
 at::Tensor Replicas::training_step(const Batch& batch, int64_t batch_idx) {
   std::vector<Batch> parts = batch.split(static_cast<int64_t>(replicas_.size()));
   if (parts.empty()) parts.push_back(batch);  // a batch without samples
-  for (size_t i = 1; i < parts.size(); ++i) replicas_[i]->follow(*replicas_.front());
+  on_each_gpu(parts.size(), [&](size_t i) {
+    if (i > 0) replicas_[i]->follow(*replicas_.front());
+  });
   run_steps(parts, batch_idx);
   if (MetricLog* metrics = module_.link().metrics) {
     std::vector<const MetricLog*> logs;
@@ -269,7 +271,8 @@ void Replicas::backward() {
 void Replicas::sum_gradients() {
   const c10::NoGradGuard no_grad;
   for (size_t stride = 1; stride < replicas_.size(); stride *= 2) {
-    for (size_t into = 0; into + stride < replicas_.size(); into += 2 * stride) {
+    on_each_gpu(replicas_.size() - stride, [&](size_t into) {
+      if (into % (2 * stride) != 0) return;
       Replica &sum = *replicas_[into], &term = *replicas_[into + stride];
       for (size_t i = 0; i < sum.params.size(); ++i) {
         const at::Tensor grad = std::exchange(term.params[i].second.mutable_grad(), {});
@@ -277,8 +280,15 @@ void Replicas::sum_gradients() {
         add_gradient(sum.params[i].second, grad);
         term.spent.push_back(grad);
       }
-    }
+    });
   }
+}
+
+// For jobs that launch many copies between devices. On a CPU, which does the work itself, they run one after another
+// on the calling thread, with its intra-op threads.
+void Replicas::on_each_gpu(size_t count, const std::function<void(size_t)>& job) {
+  if (!replicas_.front()->device.is_cpu()) return on_each(count, job);
+  for (size_t i = 0; i < count; ++i) job(i);
 }
 
 // Runs job(i) on the threads of the first `count` replicas, in this thread's modes, and waits for all. Autocast keeps

@@ -60,6 +60,7 @@ class Replicas {
   at::Tensor mean_loss(const std::vector<Batch>& parts);
   void sum_gradients();
   void on_each(size_t count, const std::function<void(size_t)>& job);
+  void on_each_gpu(size_t count, const std::function<void(size_t)>& job);
 
   Module& module_;
   std::vector<std::unique_ptr<Replica>> replicas_;  // the first is the module itself

@@ -79,7 +79,8 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
                                  .may_wait_for_memory = !nn::has_sync_batch_norm(context.module),
                                  .learns_order = context.setup.reduces_during_backward,
                                  .make_sums = [this](size_t bucket) { return shard_.make_sums(bucket); },
-                                 .copy_worker = copy_worker_.get()});
+                                 .copy_worker = copy_worker_.get(),
+                                 .host_threads = device.is_cpu() ? 0 : shard_.num_workers()});
   if (context.engine.delayed) say_what_is_late();
   const int64_t num_workers = shard_.num_workers();
   schedule_ = std::make_unique<UpdateSchedule>(

@@ -50,7 +50,11 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
   }
 }
 
-UpdateSchedule::~UpdateSchedule() = default;
+UpdateSchedule::~UpdateSchedule() {
+  for (const auto& published : published_) {
+    if (published.valid()) published.wait();  // a GPU reads memory of the shard until then
+  }
+}
 
 int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bool on_gpu) {
   return std::max<int64_t>(1, num_cores / num_ranks - (on_gpu ? kThreadsThatFeedGpu : 0));
@@ -110,6 +114,7 @@ std::unique_ptr<UpdateSchedule::Update> UpdateSchedule::start(size_t optimizer, 
   }
   if (transform.factor.defined() && !workers_.empty()) update->host_transform.factor = transform.factor.to(c10::kCPU);
   const size_t num_buckets = parameters_.buckets().size();
+  published_.resize(num_buckets);
   update->sums.resize(num_buckets);
   update->done.resize(num_buckets);
   for (size_t b = 0; b < num_buckets; ++b) {
@@ -136,7 +141,9 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
     const OptimizerShard::Section& section = shard_.sections(b)[s];
     if (!section.copy.defined()) continue;
     for (int64_t w = 0; w < section.num_workers; ++w) {
-      update.done[b].push_back(worker_of(section, w).run([this, &update, &section, b, s, w] {
+      const std::shared_future<void> before = section.on_host ? published_[b] : std::shared_future<void>();
+      update.done[b].push_back(worker_of(section, w).run([this, &update, &section, before, b, s, w] {
+        if (before.valid()) before.get();
         const trace::Span span("update");
         const size_t group = parameters_.buckets()[b].group;
         shard_.update(b, s, w, update.groups[group], update.sums[b][s], update.used[b],
@@ -174,8 +181,17 @@ std::function<void()> UpdateSchedule::publication(const Update& update, size_t b
   };
 }
 
+// On a GPU publishing a bucket is queued in the order of the training thread's stream: after all that reads the
+// parameters as they were, before all that reads them next. The host does not wait, except before it writes the memory
+// again that the GPU copies from.
+void UpdateSchedule::queue_publication(const Update& update, size_t bucket, bool for_forward) {
+  publication(update, bucket, for_forward)();
+  published_[bucket] = device_worker_.run([] {});  // done when the device has done what is queued here
+}
+
 void UpdateSchedule::finish(Update& update, bool for_forward) {
   const trace::Span span("publish");
+  published_.resize(parameters_.buckets().size());
   warn_of_writes(update);
   std::vector<Work> gathering;
   std::optional<size_t> publishing;
@@ -198,7 +214,11 @@ void UpdateSchedule::finish(Update& update, bool for_forward) {
     gather();
     publishing = b;
     published = {};
-    if (shard_.publishes_at_once(b)) {
+    if (!bucket.flat.is_cpu()) {
+      if (!update.done[b].empty()) queue_publication(update, b, for_forward);
+      gather();
+      publishing.reset();
+    } else if (shard_.publishes_at_once(b)) {
       publication(update, b, for_forward)();
     } else if (!update.done[b].empty()) {
       published = device_worker_.run(publication(update, b, for_forward));

@@ -28,7 +28,7 @@ struct UpdateWorkers {
 // Decides when a rank updates its ranges, and when the parameters change: in the step that computed the gradients, or
 // delayed, concurrently with the next step. Ranges are taken in the order of forward: each is published, copied to
 // the device and gathered while later ranges are updated. Parameters change only between the call and the return of
-// step() and drain().
+// step() and drain(), on a GPU in the order of the caller's stream.
 //   A delayed update keeps the settings of its groups, the factor and the memory of its gradients; the next call
 // throws the exception of a failed one. Forward reads parameters that are ahead by a prediction of the update in
 // progress, if another delayed update follows: there its gradient will be applied. Otherwise they are exact.
@@ -85,6 +85,7 @@ class UpdateSchedule {
   void finish(Update& update, bool for_forward);
   void finish_late(bool for_forward);
   std::function<void()> publication(const Update& update, size_t bucket, bool for_forward);
+  void queue_publication(const Update& update, size_t bucket, bool for_forward);
   void warn_of_writes(const Update& update);
   StreamWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 
@@ -96,6 +97,7 @@ class UpdateSchedule {
   std::unique_ptr<Update> late_;
   std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot
   bool has_warned_of_writes_ = false;
+  std::vector<std::shared_future<void>> published_;     // by bucket: a GPU has copied the last update; invalid on a CPU
   std::vector<std::unique_ptr<StreamWorker>> workers_;  // for updates on the host
   StreamWorker device_worker_;                          // for delayed updates on the device, and for publishing
 };

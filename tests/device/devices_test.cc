@@ -1,5 +1,6 @@
 #include "fulgur/device/devices.h"
 
+#include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +10,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::message_of;
 
@@ -48,6 +50,13 @@ TEST(Devices, RefuseNoneTooManyAndDuplicates) {
   EXPECT_THAT(refusal("cpu", 5000), HasSubstr("5000 were asked for"));
   EXPECT_THAT(refusal("cpu", {1, 1}), HasSubstr("listed twice"));
   EXPECT_THAT(refusal("cpu", {0, 5000}), HasSubstr("there is no cpu:5000"));
+}
+
+TEST(Devices, WithoutAGpuTheMessageSaysWhatKeepsItFromBeingUsed) {
+  if (at::hasCUDA()) GTEST_SKIP() << "this machine has a GPU";
+  EXPECT_THAT(refusal("cuda", "auto"), AnyOf(HasSubstr("(there is no NVIDIA driver)"), HasSubstr("(the program was"),
+                                             HasSubstr("(the NVIDIA driver is for"), HasSubstr("CUDA says: ")));
+  EXPECT_THAT(refusal("cuda", "auto"), HasSubstr("write 'cpu'"));
 }
 
 TEST(Devices, RefuseAnAcceleratorThatDoesNotExist) {

@@ -73,6 +73,19 @@ TEST(FlatParameters, BucketsRunBackwardsAndCrossNoDtype) {
   EXPECT_EQ(flat.buckets()[3].flat.scalar_type(), torch::kDouble);
 }
 
+TEST(FlatParameters, ParametersBeginWhereTheAlignmentLetsThem) {
+  for (const int64_t alignment : {64, 256}) {
+    Net net;
+    const FlatParameters flat(net, adam(net), {.slot_alignment_bytes = alignment});
+    for (const auto& bucket : flat.buckets()) {
+      for (const auto& slot : bucket.slots) {
+        EXPECT_EQ(slot.begin * static_cast<int64_t>(bucket.flat.element_size()) % alignment, 0);
+      }
+    }
+    EXPECT_EQ(flat.buckets()[0].slots[1].begin * 4, alignment);  // 3 elements lie before it
+  }
+}
+
 TEST(FlatParameters, ALargeParameterTravelsAlone) {
   Net net;
   const FlatParameters flat(net, adam(net), {.first_bucket_bytes = 100, .bucket_cap_bytes = 100});

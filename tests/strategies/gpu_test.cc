@@ -114,6 +114,56 @@ TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
   }
 }
 
+// Many small parameters in a bucket, sums of micro-batches on the host, in every way that a step may take.
+TEST(Gpu, SumsOfMicroBatchesOnTheHostAreThoseOfTheCpu) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const char* precision : {"32", "bf16-true"}) {
+    for (const StrategyChoice& strategy :
+         {StrategyChoice("zero_offload"), StrategyChoice(ZeroOffload{.host = {.ratio = 0.5}}),
+          StrategyChoice(DelayedUpdate{.warmup_steps = 2})}) {
+      SCOPED_TRACE(c10::str(strategy.name(), " ", precision));
+      const Training training{strategy, precision, 0.0, 4};
+      const at::Tensor on_gpu = weights_after(training, "cuda"), on_cpu = weights_after(training, "cpu");
+      const double tolerance = std::string(precision) == "32" ? 1e-4 : 2e-2;
+      EXPECT_LT(((on_gpu - on_cpu).norm() / on_cpu.norm()).item<double>(), tolerance);
+    }
+  }
+}
+
+// Parameters are published by the order of the stream: a host that is far ahead of the GPU changes nothing.
+TEST(Gpu, AHostThatIsAheadPublishesTheSameParameters) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  struct Busy : Net<optim::AdamW> {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      if (is_busy()) {
+        at::Tensor product = torch::eye(2048, batch.begin()->second.device());
+        for (int i = 0; i < 30; ++i) product = product.mm(product);
+      }
+      return Net<optim::AdamW>::training_step(batch, batch_idx);
+    }
+    static bool& is_busy() {
+      static bool busy = false;
+      return busy;
+    }
+  };
+  for (const StrategyChoice& strategy :
+       {StrategyChoice("zero_offload"), StrategyChoice(DelayedUpdate{.warmup_steps = 0}),
+        StrategyChoice(DelayedUpdate{.base = "single_device", .warmup_steps = 0})}) {
+    SCOPED_TRACE(strategy.name());
+    std::vector<at::Tensor> weights;
+    for (const bool is_busy : {false, true}) {
+      Busy::is_busy() = is_busy;
+      const auto module = make_module<Busy>();
+      TrainerOptions options = testing::quiet({.strategy = strategy, .max_epochs = 2});
+      options.accelerator = "cuda";
+      options.devices = 1;
+      Trainer(options).fit(module, {.train = DataLoader::make(testing::tiny_dataset(48), {.batch_size = 4})});
+      weights.push_back(testing::flat_weights(*module));
+    }
+    EXPECT_LT(((weights[0] - weights[1]).norm() / weights[0].norm()).item<double>(), 1e-5);
+  }
+}
+
 // A pinned batch goes back to the pool of pinned memory before its copy has run.
 TEST(Gpu, BatchesArriveAsTheyWereTaken) {
   if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";

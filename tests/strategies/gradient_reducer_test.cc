@@ -662,6 +662,29 @@ TEST(GradientReducer, RanksLaunchInTheOrderOfRank0) {
   });
 }
 
+TEST(MoveInto, GivesTheSameTogetherAsOneByOne) {
+  Net net;
+  net.to(at::kDouble);
+  const FlatParameters flat(net, Optimizers(optim::SGD(net.parameters(), {.lr = 1.0})));
+  const FlatParameters::Bucket& bucket = flat.buckets().front();
+  for (const bool adds : {false, true}) {
+    std::vector<at::Tensor> filled;
+    for (const bool together : {false, true}) {
+      filled.push_back(torch::ones_like(bucket.flat));
+      std::vector<at::Tensor> arrived;
+      for (const auto& slot : bucket.slots) {
+        const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(arrived.size()));
+        arrived.push_back(torch::rand(slot.param.sizes(), generator, bucket.flat.options()));
+      }
+      arrived[1].reset();  // a parameter without a gradient
+      move_into(filled.back(), bucket, arrived, adds, together);
+      for (const at::Tensor& grad : arrived) EXPECT_FALSE(grad.defined());
+    }
+    EXPECT_TRUE(filled[0].equal(filled[1])) << adds;
+    EXPECT_GT(filled[0].sum().item<double>(), static_cast<double>(adds ? filled[0].numel() : 0));
+  }
+}
+
 TEST(GradientReducer, GivesHooksBack) {
   struct Counting : torch::autograd::PostAccumulateGradHook {
     int& calls;

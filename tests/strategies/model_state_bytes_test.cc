@@ -382,6 +382,24 @@ TEST(OffloadedBytes, AreThoseOfTheArena) {
   }
 }
 
+// Gradients that are added on the host come from a GPU through pinned memory, of the largest bucket's size.
+TEST(OffloadedBytes, HaveAStagingBufferWhereMicroBatchesAreAccumulated) {
+  const auto module = make_module<Mlp>("AdamW");
+  const Optimizers optimizers = module->configure_optimizers();
+  const StrategyChoice strategy = ZeroOffload{.ranks = {.bucket_cap_mib = 1, .first_bucket_mib = 1}};
+  const auto memory = [&](c10::DeviceType device, int64_t micro_batches) {
+    return estimate_memory(*module, strategy, 1, "bf16-true", optimizers, device, micro_batches);
+  };
+  const auto staged = [&](int64_t micro_batches) {
+    return memory(at::kCUDA, micro_batches).on_host - memory(at::kCPU, micro_batches).on_host;
+  };
+  const int64_t numbers = 16;  // by which padding differs, in bytes of the arena for each parameter
+  const auto padding = static_cast<int64_t>(module->parameters().size()) * 256 * numbers;
+  EXPECT_LE(staged(1), padding);
+  EXPECT_GE(staged(4), 1 << 20);
+  EXPECT_LE(staged(4), (1 << 20) + padding);
+}
+
 // WeightAveraging.KeepsFourBytesForEachParameterAmongAllRanks measures it.
 TEST(EstimatedMemoryOfAnAverage, IsFourBytesForEachParameterAmongAllRanks) {
   for (const char* name : {"single_device", "ddp", "ddp_sharded", "zero_offload"}) {

@@ -242,6 +242,22 @@ TEST(Failures, OfOnExceptionAreToldAndHideNothing) {
   EXPECT_THAT(run.witness->told, ElementsAre("first"));
 }
 
+TEST(Failures, ADeviceWithoutMemoryBringsATableOfStrategies) {
+  struct Large : TinyModule {
+    at::Tensor training_step(const Batch&, int64_t) override {
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate 2.00 GiB.");
+      return {};
+    }
+  };
+  ::testing::internal::CaptureStderr();
+  EXPECT_THAT(
+      message_of<c10::OutOfMemoryError>([] { Trainer(quiet()).fit(make_module<Large>(), {.train = tiny_loader()}); }),
+      HasSubstr("2.00 GiB"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("no memory left"), HasSubstr("single_device "), HasSubstr("zero_offload "),
+                    HasSubstr("accumulate_grad_batches")));
+}
+
 TEST(Failures, OfAnyTypeAreToldAndReachTheCallerAsTheyAre) {
   struct ThrowsANumber : TinyModule {
     at::Tensor training_step(const Batch&, int64_t) override { throw 42; }

@@ -403,6 +403,37 @@ TEST(Trainer, DebugModesHoldInTheRunAndEndWithIt) {
   EXPECT_THAT(module->anomaly, ::testing::ElementsAre(true, false, false));
 }
 
+TEST(Trainer, SwitchesOfLibtorchHoldInTheRunAndAreRestored) {
+  struct Asking : TinyModule {
+    std::vector<bool> benchmark;
+    std::vector<at::Float32MatmulPrecision> precision;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      ask();
+      return TinyModule::training_step(batch, batch_idx);
+    }
+    void ask() {
+      benchmark.push_back(at::globalContext().benchmarkCuDNN());
+      precision.push_back(at::globalContext().float32MatmulPrecision());
+    }
+  };
+  using enum at::Float32MatmulPrecision;
+  const auto module = make_module<Asking>();
+  at::globalContext().setFloat32MatmulPrecision("medium");
+  Trainer(quiet({.benchmark = true, .float32_matmul_precision = "high"})).fit(module, {.train = tiny_loader(8, 8)});
+  module->ask();
+  Trainer(quiet()).fit(module, {.train = tiny_loader(8, 8)});
+  at::globalContext().setFloat32MatmulPrecision("highest");
+  EXPECT_THAT(module->benchmark, ::testing::ElementsAre(true, false, false));
+  EXPECT_THAT(module->precision, ::testing::ElementsAre(HIGH, MEDIUM, MEDIUM));
+}
+
+TEST(Trainer, RefusesABenchmarkBesideDeterministicAndUnknownPrecisionsOfProducts) {
+  EXPECT_THAT(message_of<UsageError>([] { Trainer(quiet({.deterministic = true, .benchmark = true})); }),
+              HasSubstr("leave one of them out"));
+  EXPECT_THAT(message_of<UsageError>([] { Trainer(quiet({.float32_matmul_precision = "hihg"})); }),
+              HasSubstr("float32_matmul_precision"));
+}
+
 TEST(Trainer, AScheduleThatIsNotStrictWaitsForItsMetric) {
   struct Waiting : TinyModule {
     Optimizers configure_optimizers() override {
