@@ -18,7 +18,8 @@ namespace {
 
 constexpr std::string_view kTrainer = "trainer.";
 constexpr std::string_view kType = ".type";  // strategy.type is what strategy names
-constexpr std::string_view kPrefix = "FULGUR_", kDot = "__";  // of environment variables
+constexpr std::string_view kPrefix = "FULGUR_";  // environment variables begin with it
+constexpr std::string_view kDot = "__";          // a dot in the name of an environment variable
 
 // A FieldVisitor that calls functions.
 class Visitor final : public FieldVisitor {

@@ -51,8 +51,10 @@ class World {
 
   // The ranks in groups of consecutive ones, with a group of their own for each exchange between them.
   struct Groups {
-    std::shared_ptr<Collective> within;  // the ranks of this rank's group
-    std::shared_ptr<Collective> across;  // those with this rank's place in their groups, in the order of groups
+    // The ranks of this rank's group.
+    std::shared_ptr<Collective> within;
+    // The ranks that have this rank's place in their groups, in the order of groups.
+    std::shared_ptr<Collective> across;
   };
 
   // Connects groups of group_size ranks, which divides the world size, for tensors as data() takes them. Every rank

@@ -40,7 +40,7 @@ class GradientViews final : public GradientBuckets {
     // Both are laid out as the parameters' bucket, and made for the first reduction. They are one tensor unless
     // ReduceOptions::wire is set.
     at::Tensor sent{};
-    at::Tensor gradients{};  // sums, of which parameters have views
+    at::Tensor gradients{};             // sums, of which parameters have views
     std::vector<at::Tensor> arrived{};  // by slot: gradients that are not in the bucket yet, on a GPU
     bool is_launched = false;
     Work work{};
