@@ -17,7 +17,7 @@ namespace fulgur {
 namespace {
 
 constexpr std::string_view kTrainer = "trainer.";
-constexpr std::string_view kType = ".type";  // strategy.type is what strategy names
+constexpr std::string_view kType = ".type";      // strategy.type is what strategy names
 constexpr std::string_view kPrefix = "FULGUR_";  // environment variables begin with it
 constexpr std::string_view kDot = "__";          // a dot in the name of an environment variable
 
