@@ -328,7 +328,7 @@ PARTS = {  # the limits of each part add up to 9 minutes
         *[Step(f"two ranks, {strategy}", 30, ranks_agree([f"--strategy={strategy}"]), ["gpu_step"])
           for strategy in ("ddp", "ddp_sharded", "zero_offload")],
         Step("a rank that fails", 45, failure_is_told, ["gpu_step"]),
-        Step("compute-sanitizer", 55, memory_checker, ["gpu_test"]),
+        Step("compute-sanitizer", 63, memory_checker, ["gpu_test"]),
     ],
     "speed": [
         Step("MLP, 32", 45, beside_python(*MLP), ["gpu_step"]),
