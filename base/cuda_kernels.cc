@@ -4,24 +4,24 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include "fulgur/base/device_code.h"
+#include "fulgur/base/cuda_function.h"
 
 #ifdef FULGUR_HAS_CUDA
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #endif
 
 namespace fulgur {
 
+device_code::Format format_of(c10::ScalarType type) {
+  if (type == c10::ScalarType::Float) return device_code::Format::fp32;
+  if (type == c10::ScalarType::BFloat16) return device_code::Format::bf16;
+  return type == c10::ScalarType::Half ? device_code::Format::fp16 : device_code::Format::none;
+}
+
 #ifdef FULGUR_HAS_CUDA
 namespace {
 
-// A function of the CUDA runtime that libtorch has brought into the process; null if there is none.
-template <class Function>
-Function* runtime_function(const char* name) {
-  return reinterpret_cast<Function*>(::dlsym(RTLD_DEFAULT, name));
-}
-#define FULGUR_RUNTIME_FUNCTION(name) runtime_function<decltype(::name)>(#name)
+#define FULGUR_RUNTIME_FUNCTION(name) cuda_function<decltype(::name)>(#name)
 
 void check(cudaError_t error, const char* what, const char* name) {
   if (error == cudaSuccess) return;

@@ -1,13 +1,19 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
 
+#include "fulgur/base/device_code.h"
+
 namespace fulgur {
+
+// What kernels call a type of numbers; Format::none: no kernel reads it.
+device_code::Format format_of(c10::ScalarType type);
 
 // The kernels that tools/cuda.bzl compiles from a .cu file, at work. They are loaded at the first launch and stay until
 // the process ends.

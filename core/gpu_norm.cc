@@ -12,15 +12,6 @@
 #include "fulgur/core/norm_kernels.h"
 
 namespace fulgur::gpu {
-namespace {
-
-Format format_of(c10::ScalarType type) {
-  if (type == at::kFloat) return Format::fp32;
-  if (type == at::kBFloat16) return Format::bf16;
-  return type == at::kHalf ? Format::fp16 : Format::none;
-}
-
-}  // namespace
 
 std::vector<NormLaunch> plan_norm(const std::vector<at::Tensor>& tensors) {
   std::vector<NormLaunch> launches;

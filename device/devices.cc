@@ -9,9 +9,9 @@
 #include <numeric>
 #include <unordered_set>
 
+#include "fulgur/base/cuda_function.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
-#include "fulgur/device/cuda_function.h"
 
 namespace fulgur {
 namespace {

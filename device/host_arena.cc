@@ -18,9 +18,9 @@
 #include <thread>
 #include <vector>
 
+#include "fulgur/base/cuda_function.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
-#include "fulgur/device/cuda_function.h"
 #include "fulgur/device/stream_worker.h"
 
 namespace fulgur {

@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "fulgur/base/cuda_kernels.h"
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/update_launch.h"
 #include "fulgur/optim/update_rules.h"
@@ -26,11 +27,10 @@ struct SliceOnGpu {
   size_t rule = 0;  // index of its RuleOfSlices
 };
 
-inline Format format_of(c10::ScalarType type) {
-  if (type == c10::ScalarType::Float) return Format::fp32;
-  if (type == c10::ScalarType::BFloat16) return Format::bf16;
-  TORCH_CHECK_VALUE(type == c10::ScalarType::Half, "an update on a GPU has numbers of fp32, bf16 or fp16, not ", type);
-  return Format::fp16;
+inline Format checked_format(c10::ScalarType type) {
+  const Format format = format_of(type);
+  TORCH_CHECK_VALUE(format != Format::none, "an update on a GPU has numbers of fp32, bf16 or fp16, not ", type);
+  return format;
 }
 
 template <class Step>
@@ -54,8 +54,8 @@ inline UpdateRow row_of(const Slice<float>& slice) {
                 .num_elements = slice.num_elements,
                 .first_block = 0,
                 .coefficients = 0,
-                .grad_format = format_of(slice.grad_type),
-                .copy_format = slice.copy_out == nullptr ? Format::none : format_of(slice.copy_type),
+                .grad_format = checked_format(slice.grad_type),
+                .copy_format = slice.copy_out == nullptr ? Format::none : checked_format(slice.copy_type),
                 .is_aligned = false};
   std::ranges::copy(slice.states, row.states);
   const auto aligned = [](const void* numbers, Format format) { return device_code::is_aligned(numbers, format); };

@@ -18,6 +18,7 @@
 
 #include "tests/testing/errors.h"
 #include "tests/testing/instruction_sets.h"
+#include "tests/testing/update_rules.h"
 
 namespace fulgur::optim {
 namespace {
@@ -95,13 +96,7 @@ struct Streams {
   }
 };
 
-struct Case {
-  const char* name;
-  Rule rule;
-  size_t num_states;
-};
-
-class FusedUpdate : public ::testing::TestWithParam<Case> {
+class FusedUpdate : public ::testing::TestWithParam<fulgur::testing::UpdateRule> {
  protected:
   static constexpr GradientScaling kScaling{.factor = 0.7, .clip_value = 0.12};
 
@@ -295,19 +290,8 @@ TEST_P(FusedUpdate, InSinglePrecisionRoundsTheUpdateInDoublePrecision) {
   for (size_t i = 0; i < 333; ++i) EXPECT_NEAR(streams.param[i], param[i], 1e-6 * (1e-2 + std::fabs(param[i]))) << i;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    , FusedUpdate,
-    ::testing::Values(Case{"Adam", AdamRule{.step_size = 0.01, .inv_root_bias_correction2 = 3.0, .l2 = 0.1}, 2},
-                      Case{"AdamW", AdamRule{.step_size = 0.01, .inv_root_bias_correction2 = 3.0, .decay = 1e-3}, 2},
-                      Case{"SGD", SGDRule{.lr = 0.1, .l2 = 0.1}, 0},
-                      Case{"Momentum", SGDRule{.lr = 0.1, .momentum = 0.9}, 1},
-                      Case{"Nesterov", SGDRule{.lr = 0.1, .momentum = 0.9, .nesterov = true}, 1},
-                      Case{"Adagrad", AdagradRule{.lr = 0.1, .l2 = 0.1}, 1},
-                      Case{"RMSprop", RMSpropRule{.lr = 0.01, .l2 = 0.1}, 1},
-                      Case{"RMSpropWithMomentum", RMSpropRule{.lr = 0.01, .momentum = 0.9}, 2},
-                      Case{"CenteredRMSprop", RMSpropRule{.lr = 0.01, .momentum = 0.9}, 3},
-                      Case{"Lion", LionRule{.lr = 0.01, .decay = 1e-3}, 1}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(, FusedUpdate, ::testing::ValuesIn(fulgur::testing::update_rules()),
+                         [](const auto& test) { return test.param.name; });
 
 // All NaNs count as equal: their bits depend on the arithmetic.
 void expect_same_number(float actual, float expected, uint32_t bits) {

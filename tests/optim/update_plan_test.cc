@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "fulgur/optim/fused_update.h"
+#include "tests/testing/update_rules.h"
 
 namespace fulgur::optim::gpu {
 namespace {
@@ -103,12 +104,6 @@ constexpr Formats kFormats[] = {{at::kFloat, at::kFloat, false},   {at::kFloat, 
                                 {at::kHalf, at::kHalf, true},      {at::kBFloat16, at::kHalf, true},
                                 {at::kBFloat16, at::kFloat, false}};
 
-struct Case {
-  const char* name;
-  Rule rule;
-  size_t num_states;
-};
-
 // The rule with another learning rate, as another group of parameters or the next update would have.
 Rule slower(Rule rule) {
   std::visit(
@@ -120,7 +115,7 @@ Rule slower(Rule rule) {
   return rule;
 }
 
-class UpdateOnGpu : public ::testing::TestWithParam<Case> {
+class UpdateOnGpu : public ::testing::TestWithParam<fulgur::testing::UpdateRule> {
  protected:
   // Tensors of many sizes, with all formats, aligned or not.
   std::vector<Streams> tensors() const {
@@ -179,19 +174,8 @@ TEST_P(UpdateOnGpu, ANormThatIsNotFiniteLeavesEverythingAsItIs) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    , UpdateOnGpu,
-    ::testing::Values(Case{"Adam", AdamRule{.step_size = 0.01, .inv_root_bias_correction2 = 3.0, .l2 = 0.1}, 2},
-                      Case{"AdamW", AdamRule{.step_size = 0.01, .inv_root_bias_correction2 = 3.0, .decay = 1e-3}, 2},
-                      Case{"SGD", SGDRule{.lr = 0.1, .l2 = 0.1}, 0},
-                      Case{"Momentum", SGDRule{.lr = 0.1, .momentum = 0.9}, 1},
-                      Case{"Nesterov", SGDRule{.lr = 0.1, .momentum = 0.9, .nesterov = true}, 1},
-                      Case{"Adagrad", AdagradRule{.lr = 0.1, .l2 = 0.1}, 1},
-                      Case{"RMSprop", RMSpropRule{.lr = 0.01, .l2 = 0.1}, 1},
-                      Case{"RMSpropWithMomentum", RMSpropRule{.lr = 0.01, .momentum = 0.9}, 2},
-                      Case{"CenteredRMSprop", RMSpropRule{.lr = 0.01, .momentum = 0.9}, 3},
-                      Case{"Lion", LionRule{.lr = 0.01, .decay = 1e-3}, 1}),
-    [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(, UpdateOnGpu, ::testing::ValuesIn(fulgur::testing::update_rules()),
+                         [](const auto& test) { return test.param.name; });
 
 // Where the tables of a launch are full, another one follows; no tensor is lost and none is updated twice.
 TEST(UpdatePlan, LongTablesAreCutIntoLaunches) {

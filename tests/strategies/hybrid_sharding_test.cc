@@ -25,6 +25,7 @@ namespace fulgur {
 namespace {
 
 using testing::Case;
+using testing::connected;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::Net;
@@ -32,12 +33,6 @@ using testing::run_ranks;
 using testing::run_ranks_on_hosts;
 using testing::TinyModule;
 using testing::train;
-
-WorldOptions connected(bool shared_memory) {
-  WorldOptions options{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
-  options.collectives.shared_memory = shared_memory;
-  return options;
-}
 
 // Numbers whose sum depends on the order in which they are added, the same on every call for a rank.
 at::Tensor numbers_of(int64_t rank, int64_t size) {

@@ -48,9 +48,7 @@ class StrategyContract : public ::testing::TestWithParam<Contract> {
   // Runs `body` on each rank with a module of the same weights and a loader of `num_batches` batches of 8 per rank.
   template <class M, class Body>
   void on_ranks(int64_t num_batches, const Body& body) const {
-    WorldOptions connected{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
-    connected.collectives.shared_memory = !GetParam().is_over_gloo;
-    run_ranks(world_size(), connected, [&](World& world) {
+    run_ranks(world_size(), testing::connected(/*shared_memory=*/!GetParam().is_over_gloo), [&](World& world) {
       const auto module = make_module<M>();
       testing::draw_weights(*module);
       body(module, testing::tiny_loader(8 * num_batches * world.world_size(), 8, /*shuffle=*/true), world.rank());

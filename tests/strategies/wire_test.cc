@@ -22,6 +22,7 @@ namespace fulgur {
 namespace {
 
 using testing::Case;
+using testing::connected;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::Net;
@@ -30,12 +31,6 @@ using testing::TinyModule;
 using testing::train;
 
 const RankOptions kBf16{.wire = "bf16"};
-
-WorldOptions connected(bool shared_memory) {
-  WorldOptions options{.timeout_s = testing::kRanksTimeoutS, .heartbeat_interval_s = 0.1};
-  options.collectives.shared_memory = shared_memory;
-  return options;
-}
 
 constexpr int64_t kSize = 100'000;
 

@@ -15,6 +15,13 @@
 #include "fulgur/launch/thread_world.h"
 
 namespace fulgur::testing {
+
+WorldOptions connected(bool shared_memory) {
+  WorldOptions options{.timeout_s = kRanksTimeoutS, .heartbeat_interval_s = 0.1};
+  options.collectives.shared_memory = shared_memory;
+  return options;
+}
+
 void run_ranks(int64_t world_size, const std::function<void(World&)>& body) {
   run_ranks(world_size, {.timeout_s = kRanksTimeoutS, .heartbeat_interval_s = 0.1}, body);
 }

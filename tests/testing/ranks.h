@@ -20,4 +20,7 @@ void run_ranks_on_hosts(int64_t num_hosts, int64_t ranks_per_host, WorldOptions 
 
 inline constexpr double kRanksTimeoutS = 20;
 
+// The options of a run without options, for ranks that are connected by shared memory, or all by Gloo.
+WorldOptions connected(bool shared_memory);
+
 }  // namespace fulgur::testing
