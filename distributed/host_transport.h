@@ -63,6 +63,9 @@ class HostTransport {
 
   // Makes running and later calls throw, here and on every other rank. Threading: any thread.
   virtual void abort() = 0;
+
+  // Comes after the last call. Makes calls throw that still run. Threading: any thread.
+  virtual void end() { abort(); }
 };
 
 // An all_reduce is small if the other ranks' tensors together have at most this many bytes.
