@@ -140,7 +140,7 @@ class CompiledStepTest(unittest.TestCase):
     def compile(cls, *arguments):
         """In this process: one of its own takes seconds to import torch."""
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), torch.random.fork_rng():
             code = compile_step.main([str(argument) for argument in arguments])
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
