@@ -76,13 +76,13 @@ void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, Re
 // rounded once. `out` may be one of the parts.
 void add_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts);
 
-// out = x0 (op) x1 (op) ..., in the order of ranks; sums of three and more are made in one pass over all. Here x_rank
-// is `own` and of_rank(r) returns the tensor of another rank r. The tensor that of_rank(0) returns is overwritten;
-// `out` may be `own`.
+// out = x0 (op) x1 (op) ..., in the order of ranks; sums are made in one pass over all. Here x_rank is `own`
+// and of_rank(r) returns the tensor of another rank r. The tensor that of_rank(0) returns is overwritten; `out` may be
+// `own`.
 template <class OfRank>
 void combine_in_rank_order(const at::Tensor& out, const at::Tensor& own, int64_t rank, int64_t world_size, ReduceOp op,
                            const OfRank& of_rank) {
-  if (op == ReduceOp::sum && at::isFloatingType(out.scalar_type()) && world_size > 2) {
+  if (op == ReduceOp::sum && at::isFloatingType(out.scalar_type())) {
     std::vector<at::Tensor> parts;
     for (int64_t peer = 0; peer < world_size; ++peer) parts.push_back(peer == rank ? own : of_rank(peer));
     return add_in_order(out, parts);
