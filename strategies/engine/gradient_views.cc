@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "fulgur/optim/fused_update.h"
+#include "fulgur/strategies/engine/packed_marks.h"
 
 namespace fulgur {
 namespace {
@@ -23,8 +24,9 @@ int64_t room_for_message(const FlatParameters& parameters, std::optional<c10::Sc
   if (std::ranges::any_of(buckets, is_of_another)) return 0;
   const at::Tensor& last = buckets.back().flat;
   if (!last.is_cpu() || optim::is_16_bit(wire.value_or(last.scalar_type()))) return 0;
-  size_t num_numbers = message_size;
-  for (const auto& bucket : buckets) num_numbers += bucket.slots.size();
+  size_t num_slots = 0;
+  for (const auto& bucket : buckets) num_slots += bucket.slots.size();
+  const size_t num_numbers = message_size + num_packed(num_slots, world_size);
   const auto granule = static_cast<size_t>(world_size);
   return static_cast<int64_t>((num_numbers + granule - 1) / granule * granule);
 }
