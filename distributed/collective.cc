@@ -1,5 +1,7 @@
 #include "fulgur/distributed/collective.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <numeric>
 #include <unordered_set>
@@ -9,6 +11,10 @@ namespace fulgur {
 ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size) {
   const int64_t size = (num_elements + world_size - 1) / world_size;
   return {std::min(rank * size, num_elements), std::min((rank + 1) * size, num_elements)};
+}
+
+at::Tensor Collective::allocate(int64_t num_elements, const at::TensorOptions& options) {
+  return at::zeros({num_elements}, options);
 }
 
 std::shared_ptr<Collective> Collective::duplicate() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstdint>
 #include <functional>
@@ -82,6 +83,11 @@ class Collective {
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
+
+  // Zeros, in memory from which this group moves a flat tensor with the fewest copies, if all ranks pass such tensors:
+  // for what is exchanged again and again. It lasts as long as a tensor that uses it. Threading: any thread; a rank may
+  // call it alone.
+  virtual at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options);
 
   // A group of some of these ranks, numbered in the given order. All ranks of this group call it with the same list; it
   // returns null on ranks that are not in the list.

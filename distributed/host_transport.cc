@@ -5,6 +5,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -36,6 +37,10 @@ void combine_piece(at::Tensor out, const at::Tensor& a, const at::Tensor& b, Red
 }
 
 }  // namespace
+
+at::Tensor HostTransport::allocate(int64_t num_elements, c10::ScalarType dtype) {
+  return at::zeros({num_elements}, dtype);
+}
 
 bool is_small(const at::Tensor& flat, int64_t world_size) {
   return static_cast<int64_t>(flat.nbytes()) * (world_size - 1) <= kSmallBytes;

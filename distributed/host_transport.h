@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -63,6 +64,9 @@ class HostTransport {
 
   // Makes running and later calls throw, here and on every other rank. Threading: any thread.
   virtual void abort() = 0;
+
+  // Zeros, in the memory from which collectives move tensors with the fewest copies. Threading: any thread.
+  virtual at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype);
 };
 
 // An all_reduce is small if the other ranks' tensors together have at most this many bytes.

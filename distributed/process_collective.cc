@@ -128,6 +128,9 @@ class ProcessCollective::Impl {
   }
 
   bool is_on_host() const { return host_ != nullptr; }
+  at::Tensor allocate_on_host(int64_t num_elements, c10::ScalarType dtype) const {
+    return host_->allocate(num_elements, dtype);
+  }
 
   void check(const at::Tensor& flat) const {
     check_flat(flat);
@@ -352,6 +355,11 @@ void ProcessCollective::barrier() {
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited
+}
+
+at::Tensor ProcessCollective::allocate(int64_t num_elements, const at::TensorOptions& options) {
+  return impl_->is_on_host() ? impl_->allocate_on_host(num_elements, c10::typeMetaToScalarType(options.dtype()))
+                             : Collective::allocate(num_elements, options);
 }
 
 std::shared_ptr<Collective> ProcessCollective::sub_group(const std::vector<int64_t>& ranks) {

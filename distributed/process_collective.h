@@ -32,6 +32,7 @@ class ProcessCollective final : public Collective {
   Work all_gather(at::Tensor flat) override;
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override;
+  at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options) override;
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
   void abort(const std::string& reason) noexcept override;
 
