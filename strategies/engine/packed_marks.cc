@@ -12,8 +12,7 @@ constexpr int64_t kBitsOfNumber = 24;
 // Where a mark lies in a number.
 struct Fields {
   explicit Fields(int64_t world_size) : bits(std::bit_width(static_cast<uint64_t>(world_size))) {
-    TORCH_CHECK_VALUE(bits <= kBitsOfNumber, "marks of ", world_size, " ranks do not fit into ", kBitsOfNumber,
-                      " bits");
+    TORCH_INTERNAL_ASSERT(bits <= kBitsOfNumber);
   }
 
   size_t per_number() const { return static_cast<size_t>(kBitsOfNumber / bits); }

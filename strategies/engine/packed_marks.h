@@ -15,7 +15,7 @@ std::vector<double> pack_marks(const std::vector<bool>& marks, int64_t world_siz
 // How many ranks have set each of `num_marks` marks, from the sums of what pack_marks() has returned on each.
 std::vector<double> unpack_counts(std::span<const double> sums, size_t num_marks, int64_t world_size);
 
-// How many numbers pack_marks() returns. Throws c10::ValueError for 2^24 ranks and more.
+// How many numbers pack_marks() returns. There must be fewer than 2^24 ranks.
 size_t num_packed(size_t num_marks, int64_t world_size);
 
 }  // namespace fulgur
