@@ -1,7 +1,6 @@
 #include "fulgur/strategies/engine/gradient_views.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -60,7 +59,7 @@ const at::Tensor& GradientViews::memory_of(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   const bool is_last = b + 1 == buckets_.size();
   const c10::ScalarType dtype = wire_.value_or(flat.scalar_type());
-  bucket.sent = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options().dtype(dtype));
+  bucket.sent = data_.allocate(flat.numel() + (is_last ? message_room_ : 0), flat.options().dtype(dtype));
   bucket.gradients = dtype == flat.scalar_type() ? bucket.sent : at::empty_like(flat);
   return bucket.sent;
 }
