@@ -23,6 +23,12 @@ std::shared_ptr<Collective> Collective::duplicate() {
   return sub_group(all_ranks);
 }
 
+Work all_reduce_in_rank_order(Collective& group, const at::Tensor& flat, ReduceOp op) {
+  if (group.adds_in_rank_order()) return group.all_reduce(flat, op);
+  static_cast<void>(group.reduce_scatter(flat, op));
+  return group.all_gather(flat);
+}
+
 void check_flat(const at::Tensor& flat) {
   TORCH_CHECK_VALUE(flat.defined(), "a collective was given an undefined tensor");
   TORCH_CHECK_VALUE(flat.dim() == 1 && flat.is_contiguous(),

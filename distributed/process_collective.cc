@@ -128,6 +128,7 @@ class ProcessCollective::Impl {
   }
 
   bool is_on_host() const { return host_ != nullptr; }
+  bool adds_in_rank_order() const { return host_ != nullptr && host_->adds_in_rank_order(); }
   at::Tensor allocate_on_host(int64_t num_elements, c10::ScalarType dtype) const {
     return host_->allocate(num_elements, dtype);
   }
@@ -293,6 +294,8 @@ Work ProcessCollective::all_reduce(at::Tensor flat, ReduceOp op) {
     return backend.allreduce(tensors, {.reduceOp = c10d_op(op), .timeout = impl_->group().timeout});
   });
 }
+
+bool ProcessCollective::adds_in_rank_order() const { return impl_->adds_in_rank_order(); }
 
 Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
   impl_->check(flat);

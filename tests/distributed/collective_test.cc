@@ -341,6 +341,20 @@ INSTANTIATE_TEST_SUITE_P(RanksOfHosts, RankOrder,
                          ::testing::Values(std::tuple(4, Through::two_hosts), std::tuple(6, Through::two_hosts),
                                            std::tuple(6, Through::three_hosts)));
 
+TEST(AllReduceInRankOrder, HasTheBitsOfAReduceScatterOverEveryTransport) {
+  for (const Through through : {Through::shared_memory, Through::gloo}) {
+    const std::vector<at::Tensor> values = noise(3, at::kFloat);
+    run_ranks_through(through, 3, little_staging(), [&](World& world) {
+      const at::Tensor all = values[static_cast<size_t>(world.rank())].clone(), in_parts = all.clone();
+      all_reduce_in_rank_order(world.data(), all).wait();
+      world.data().reduce_scatter(in_parts).wait();
+      world.data().all_gather(in_parts).wait();
+      EXPECT_TRUE(all.equal(in_parts)) << name_of(through);
+      EXPECT_EQ(world.data().adds_in_rank_order(), through == Through::shared_memory);
+    });
+  }
+}
+
 // How ranks wait for each other, find each other and fail.
 class Collectives : public ::testing::TestWithParam<Through> {};
 
