@@ -55,6 +55,12 @@ std::vector<Setting> all_settings(const Choice::Candidates& candidates) {
   return settings;
 }
 
+// " (or zero_offload, delayed_update)": all but the first.
+std::string or_others(const std::vector<std::string>& candidates) {
+  if (candidates.size() == 1) return "";
+  return fmt::format(" (or {})", fmt::join(candidates.begin() + 1, candidates.end(), ", "));
+}
+
 }  // namespace
 
 bool Choice::is(std::string_view name) const { return canonical_name(name_) == canonical_name(name); }
@@ -131,15 +137,19 @@ void Choice::apply(std::string_view field, std::string_view chosen, const Descri
   });
   describe(set);
   if (left.empty()) return;
-  const std::string& unknown = left.begin()->first;
+  const auto& [unknown, text] = *left.begin();
   const std::vector<Setting> of_all = all_settings(candidates);
   const auto elsewhere = std::ranges::find(of_all, unknown, &Setting::name);
-  const std::string who =
-      elsewhere == of_all.end() ? "" : fmt::format("; {} with it: {}", field, fmt::join(elsewhere->candidates, ", "));
-  if (known.empty()) {
-    throw UsageError(fmt::format("{0} '{1}' has no settings, but {0}.{2} is set", field, chosen, unknown) + who);
+  if (elsewhere != of_all.end()) {
+    throw UsageError(fmt::format(
+        "{}.{} = {} is set, but {} '{}' has no such setting; write {} = '{}'{}, or leave {}.{} out", field, unknown,
+        text, field, chosen, field, elsewhere->candidates.front(), or_others(elsewhere->candidates), field, unknown));
   }
-  throw UsageError(unknown_name_message(fmt::format("setting of {} '{}'", field, chosen), unknown, known) + who);
+  if (known.empty()) {
+    throw UsageError(
+        fmt::format("{} '{}' has no settings, but {}.{} is set; leave it out", field, chosen, field, unknown));
+  }
+  throw UsageError(unknown_name_message(fmt::format("setting of {} '{}'", field, chosen), unknown, known));
 }
 
 }  // namespace fulgur

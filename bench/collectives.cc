@@ -1,11 +1,13 @@
-// Collectives between processes of this host, through shared memory and over Gloo: their time, and the bytes on the
-// loopback interface relative to the fewest possible. c10d's own all_reduce, which is Gloo's, comes first.
+// Collectives between processes of this host: over Gloo, through shared memory, and in place, on tensors in memory from
+// Collective::allocate(). Their time, and the bytes on the loopback interface relative to the fewest possible. c10d's
+// own all_reduce, which is Gloo's, comes first.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:collectives -- 2     (ranks; optionally followed by bytes of staging)
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -37,27 +39,48 @@ void print_traffic(World& world, const bench::Contender& contender, double tenso
 }
 
 void compare(World& world, World& gloo, int64_t num_megabytes) {
-  const at::Tensor flat = at::zeros({num_megabytes * 1000 * 1000 / 4});  // zeros, which sums do not change
+  const int64_t num_elements = num_megabytes * 1000 * 1000 / 4;
+  const at::Tensor flat = at::zeros({num_elements});  // zeros, which sums do not change
+  const at::Tensor in_place = world.data().allocate(num_elements, at::kFloat);
   const auto together = [&](auto call) {
     return [&, call] {
       call();
       world.control().barrier();
     };
   };
-  const auto all_reduce = [&](World& of) { return together([&] { of.data().all_reduce(flat).wait(); }); };
-  const auto scatter = [&](World& of) { return together([&] { of.data().reduce_scatter(flat).wait(); }); };
-  const auto gather = [&](World& of) { return together([&] { of.data().all_gather(flat).wait(); }); };
-  const auto scatter_gather = [&](World& of) {
+  const auto all_reduce = [&](World& of, const at::Tensor& of_what) {
+    return together([&] { of.data().all_reduce(of_what).wait(); });
+  };
+  const auto scatter = [&](World& of, const at::Tensor& of_what) {
+    return together([&] { of.data().reduce_scatter(of_what).wait(); });
+  };
+  const auto gather = [&](World& of, const at::Tensor& of_what) {
+    return together([&] { of.data().all_gather(of_what).wait(); });
+  };
+  const auto scatter_gather = [&](World& of, const at::Tensor& of_what) {
     return together([&] {
-      of.data().reduce_scatter(flat).wait();
-      of.data().all_gather(flat).wait();
+      of.data().reduce_scatter(of_what).wait();
+      of.data().all_gather(of_what).wait();
     });
   };
+  // What a reduce_scatter and an all_gather have to move, if a rank does nothing but copy.
+  const int64_t num_moved = num_elements * (world.world_size() - 1) / world.world_size();
+  const auto copy = together([&, from = at::zeros({num_moved}), to = at::zeros({num_moved})] {
+    for (int i = 0; i < 2; ++i) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  });
   if (world.rank() == 0) fmt::print("{} ranks, {} MB of fp32\n", world.world_size(), num_megabytes);
   const std::vector<bench::Contender> contenders{
-      {"Gloo: all_reduce", all_reduce(gloo)},     {"Gloo: reduce_scatter + all_gather", scatter_gather(gloo)},
-      {"shared: all_reduce", all_reduce(world)},  {"shared: reduce_scatter + all_gather", scatter_gather(world)},
-      {"shared: reduce_scatter", scatter(world)}, {"shared: all_gather", gather(world)},
+      {"Gloo: all_reduce", all_reduce(gloo, flat)},
+      {"Gloo: reduce_scatter + all_gather", scatter_gather(gloo, flat)},
+      {"shared: all_reduce", all_reduce(world, flat)},
+      {"shared: reduce_scatter + all_gather", scatter_gather(world, flat)},
+      {"shared: reduce_scatter", scatter(world, flat)},
+      {"shared: all_gather", gather(world, flat)},
+      {"in place: all_reduce", all_reduce(world, in_place)},
+      {"in place: reduce_scatter + all_gather", scatter_gather(world, in_place)},
+      {"in place: reduce_scatter", scatter(world, in_place)},
+      {"in place: all_gather", gather(world, in_place)},
+      {"memcpy of what must move", copy},
   };
   bench::side_by_side("call", 1, contenders, 21);
   for (size_t i = 0; i < 2; ++i) print_traffic(world, contenders[i], static_cast<double>(flat.nbytes()));

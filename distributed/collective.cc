@@ -1,5 +1,7 @@
 #include "fulgur/distributed/collective.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <numeric>
 #include <unordered_set>
@@ -11,10 +13,20 @@ ElementRange rank_range(int64_t num_elements, int64_t rank, int64_t world_size) 
   return {std::min(rank * size, num_elements), std::min((rank + 1) * size, num_elements)};
 }
 
+at::Tensor Collective::allocate(int64_t num_elements, const at::TensorOptions& options) {
+  return at::zeros({num_elements}, options);
+}
+
 std::shared_ptr<Collective> Collective::duplicate() {
   std::vector<int64_t> all_ranks(static_cast<size_t>(world_size()));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   return sub_group(all_ranks);
+}
+
+Work all_reduce_in_rank_order(Collective& group, const at::Tensor& flat, ReduceOp op) {
+  if (group.adds_in_rank_order()) return group.all_reduce(flat, op);
+  static_cast<void>(group.reduce_scatter(flat, op));
+  return group.all_gather(flat);
 }
 
 void check_flat(const at::Tensor& flat) {

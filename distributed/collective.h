@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstdint>
 #include <functional>
@@ -70,6 +71,10 @@ class Collective {
   // Every rank gets the reduction over all ranks.
   virtual Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) = 0;
 
+  // Whether all_reduce adds in the order of ranks, as reduce_scatter does: its bits then do not depend on the
+  // length of the tensor, nor on where it begins.
+  virtual bool adds_in_rank_order() const { return false; }
+
   // Rank r gets the reduction of rank_range(r), either in place or in `into`, a tensor with that number of elements.
   // The rest of `flat` is unspecified afterwards.
   virtual Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) = 0;
@@ -82,6 +87,11 @@ class Collective {
 
   // Returns when every rank has called it.
   virtual void barrier() = 0;
+
+  // Zeros, in memory from which this group moves a flat tensor with the fewest copies, if all ranks pass such tensors:
+  // for what is exchanged again and again. It lasts as long as a tensor that uses it. Threading: any thread; a rank may
+  // call it alone.
+  virtual at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options);
 
   // A group of some of these ranks, numbered in the given order. All ranks of this group call it with the same list; it
   // returns null on ranks that are not in the list.
@@ -96,6 +106,9 @@ class Collective {
   // rank is at fault, which the error then names. Threading: any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
 };
+
+// An all_reduce with the bits of a reduce_scatter, over every transport.
+Work all_reduce_in_rank_order(Collective& group, const at::Tensor& flat, ReduceOp op = ReduceOp::sum);
 
 // Checks of arguments that every Collective makes. Throw c10::ValueError.
 void check_flat(const at::Tensor& flat);

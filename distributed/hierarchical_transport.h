@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -44,6 +45,9 @@ class HierarchicalTransport final : public HostTransport {
   void barrier() override;
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void abort() override;
+  at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype) override {
+    return on_host_->allocate(num_elements, dtype);
+  }
 
  private:
   using Step = std::function<void(const RankRanges& chunk)>;

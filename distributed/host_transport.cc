@@ -5,6 +5,8 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 
@@ -18,19 +20,6 @@ void add_rows(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
   std::vector<const T*> rows;
   for (const at::Tensor& part : parts) rows.push_back(part.const_data_ptr<T>());
   add_in_order(out.mutable_data_ptr<T>(), rows.data(), rows.size(), static_cast<size_t>(out.numel()));
-}
-
-// Works in pieces, like combine().
-void add_rounded_once(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
-  const at::NoGradGuard no_grad;
-  for (int64_t begin = 0; begin < out.numel(); begin += at::internal::GRAIN_SIZE) {
-    const auto piece = [&](const at::Tensor& whole) {
-      return whole.narrow(0, begin, std::min(at::internal::GRAIN_SIZE, out.numel() - begin));
-    };
-    at::Tensor sum = piece(parts.front()).to(at::kFloat);
-    for (size_t i = 1; i < parts.size(); ++i) sum.add_(piece(parts[i]));
-    piece(out).copy_(sum);
-  }
 }
 
 void combine_piece(at::Tensor out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
@@ -48,6 +37,10 @@ void combine_piece(at::Tensor out, const at::Tensor& a, const at::Tensor& b, Red
 }
 
 }  // namespace
+
+at::Tensor HostTransport::allocate(int64_t num_elements, c10::ScalarType dtype) {
+  return at::zeros({num_elements}, dtype);
+}
 
 bool is_small(const at::Tensor& flat, int64_t world_size) {
   return static_cast<int64_t>(flat.nbytes()) * (world_size - 1) <= kSmallBytes;
@@ -67,9 +60,18 @@ void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, Re
 }
 
 void add_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts) {
-  if (out.scalar_type() == at::kFloat) return add_rows<float>(out, parts);
-  if (out.scalar_type() == at::kDouble) return add_rows<double>(out, parts);
-  add_rounded_once(out, parts);
+  switch (out.scalar_type()) {
+    case at::kFloat:
+      return add_rows<float>(out, parts);
+    case at::kDouble:
+      return add_rows<double>(out, parts);
+    case at::kBFloat16:
+      return add_rows<c10::BFloat16>(out, parts);
+    case at::kHalf:
+      return add_rows<c10::Half>(out, parts);
+    default:
+      TORCH_INTERNAL_ASSERT(false, out.scalar_type());
+  }
 }
 
 }  // namespace fulgur

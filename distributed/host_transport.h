@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -52,6 +53,7 @@ class HostTransport {
   virtual ~HostTransport() = default;
 
   virtual void all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
+  virtual bool adds_in_rank_order() const { return true; }  // whether all_reduce has the bits of reduce_scatter
   virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
                               const RankRanges& ranges) = 0;
   virtual void all_gather(const at::Tensor& flat, const RankRanges& ranges) = 0;
@@ -66,6 +68,9 @@ class HostTransport {
 
   // Comes after the last call. Makes calls throw that still run. Threading: any thread.
   virtual void end() { abort(); }
+
+  // Zeros, in the memory from which collectives move tensors with the fewest copies. Threading: any thread.
+  virtual at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype);
 };
 
 // An all_reduce is small if the other ranks' tensors together have at most this many bytes.
@@ -79,13 +84,13 @@ void combine(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b, Re
 // rounded once. `out` may be one of the parts.
 void add_in_order(const at::Tensor& out, const std::vector<at::Tensor>& parts);
 
-// out = x0 (op) x1 (op) ..., in the order of ranks; sums of three and more are made in one pass over all. Here x_rank
-// is `own` and of_rank(r) returns the tensor of another rank r. The tensor that of_rank(0) returns is overwritten;
-// `out` may be `own`.
+// out = x0 (op) x1 (op) ..., in the order of ranks; sums are made in one pass over all. Here x_rank is `own`
+// and of_rank(r) returns the tensor of another rank r. The tensor that of_rank(0) returns is overwritten; `out` may be
+// `own`.
 template <class OfRank>
 void combine_in_rank_order(const at::Tensor& out, const at::Tensor& own, int64_t rank, int64_t world_size, ReduceOp op,
                            const OfRank& of_rank) {
-  if (op == ReduceOp::sum && at::isFloatingType(out.scalar_type()) && world_size > 2) {
+  if (op == ReduceOp::sum && at::isFloatingType(out.scalar_type())) {
     std::vector<at::Tensor> parts;
     for (int64_t peer = 0; peer < world_size; ++peer) parts.push_back(peer == rank ? own : of_rank(peer));
     return add_in_order(out, parts);

@@ -128,6 +128,10 @@ class ProcessCollective::Impl {
   }
 
   bool is_on_host() const { return host_ != nullptr; }
+  bool adds_in_rank_order() const { return host_ != nullptr && host_->adds_in_rank_order(); }
+  at::Tensor allocate_on_host(int64_t num_elements, c10::ScalarType dtype) const {
+    return host_->allocate(num_elements, dtype);
+  }
 
   void check(const at::Tensor& flat) const {
     check_flat(flat);
@@ -291,6 +295,8 @@ Work ProcessCollective::all_reduce(at::Tensor flat, ReduceOp op) {
   });
 }
 
+bool ProcessCollective::adds_in_rank_order() const { return impl_->adds_in_rank_order(); }
+
 Work ProcessCollective::reduce_scatter(at::Tensor flat, ReduceOp op, at::Tensor into) {
   impl_->check(flat);
   if (into.defined()) {
@@ -352,6 +358,11 @@ void ProcessCollective::barrier() {
   at::Tensor nothing = at::zeros({1}, at::TensorOptions(at::kFloat).device(impl_->group().device));
   all_reduce(nothing).wait();
   nothing.item();  // until here the host has not waited
+}
+
+at::Tensor ProcessCollective::allocate(int64_t num_elements, const at::TensorOptions& options) {
+  return impl_->is_on_host() ? impl_->allocate_on_host(num_elements, c10::typeMetaToScalarType(options.dtype()))
+                             : Collective::allocate(num_elements, options);
 }
 
 std::shared_ptr<Collective> ProcessCollective::sub_group(const std::vector<int64_t>& ranks) {

@@ -28,10 +28,12 @@ class ProcessCollective final : public Collective {
   int64_t rank() const override;
   int64_t world_size() const override;
   Work all_reduce(at::Tensor flat, ReduceOp op = ReduceOp::sum) override;
+  bool adds_in_rank_order() const override;
   Work reduce_scatter(at::Tensor flat, ReduceOp op = ReduceOp::sum, at::Tensor into = {}) override;
   Work all_gather(at::Tensor flat) override;
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override;
+  at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options) override;
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
   void abort(const std::string& reason) noexcept override;
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <type_traits>
 #include <utility>
 
 namespace fulgur {
@@ -21,6 +22,14 @@ constexpr microseconds kSmallSpin{50}, kLargeSpin{5};
 
 // What a rank sends to another in a round, at least: smaller rounds spend their time on meeting.
 constexpr int64_t kPartBytes = 32 << 10;
+
+// Tensors with fewer bytes are copied through outboxes: to agree on reading in place takes two more rounds.
+constexpr int64_t kLeastBytesInPlace = 256 << 10;
+
+// What is summed at a time in place, so that it is still in a core's cache when it is copied to the other ranks.
+constexpr int64_t kPieceBytes = 128 << 10;
+
+constexpr int64_t kOutboxAlignment = 64;  // also the least that an outbox has
 
 std::byte* bytes_of(const at::Tensor& flat, int64_t element) {
   return static_cast<std::byte*>(flat.mutable_data_ptr()) + element * flat.element_size();
@@ -51,6 +60,7 @@ struct SharedMemoryTransport::Exchange {
   RankRanges ranges;
 
   ElementRange range(int64_t rank) const { return ranges.range(rank, flat); }
+  int64_t num_bytes(int64_t world_size) const { return ranges.size * world_size * flat.element_size(); }
 };
 
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
@@ -58,9 +68,9 @@ std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
   const int64_t default_bytes =
       std::max<int64_t>(1 << 20, SharedMemory::kOutboxes * kPartBytes * (group.world_size() - 1));
   const int64_t staging_bytes = group.transport.staging_bytes.value_or(default_bytes);
-  const int64_t alignment = 64, largest_element = 8;
+  const int64_t largest_element = 8;
   const int64_t wanted = std::max(staging_bytes / SharedMemory::kOutboxes, largest_element * group.world_size());
-  const int64_t outbox_bytes = (wanted + alignment - 1) / alignment * alignment;
+  const int64_t outbox_bytes = (wanted + kOutboxAlignment - 1) / kOutboxAlignment * kOutboxAlignment;
   std::vector<SharedMemory::ChannelOptions> channels(2);
   channels[kLarge] = {.outbox_bytes = outbox_bytes, .spin = kLargeSpin};
   channels[kSmall] = {.outbox_bytes = kSmallBytes, .spin = kSmallSpin};
@@ -75,7 +85,8 @@ SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> share
       rank_(shared_->rank()),
       world_size_(shared_->world_size()),
       large_(shared_->channel(kLarge)),
-      small_(shared_->channel(kSmall)) {}
+      small_(shared_->channel(kSmall)),
+      mapped_(world_size_) {}
 
 SharedMemoryTransport::Exchange SharedMemoryTransport::exchange(const char* name, const at::Tensor& flat) const {
   return exchange(name, flat, RankRanges::of_whole(flat, world_size_));
@@ -130,6 +141,77 @@ void SharedMemoryTransport::gather_chunk(const Exchange& exchange, int64_t begin
   large_.done();
 }
 
+// A round in which every rank tells the others the same few bytes. Returns those of all, by rank.
+template <class Value>
+std::vector<Value> SharedMemoryTransport::tell_all(const Exchange& exchange, const Value& mine) {
+  static_assert(std::is_trivially_copyable_v<Value> && sizeof(Value) <= kOutboxAlignment);
+  std::memcpy(large_.open(exchange.deadline), &mine, sizeof(mine));
+  large_.send(exchange.call);
+  std::vector<Value> all(static_cast<size_t>(world_size_), mine);
+  for (int64_t peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    std::memcpy(&all[static_cast<size_t>(peer)], large_.receive(peer, exchange.call, exchange.deadline), sizeof(mine));
+  }
+  large_.done();
+  return all;
+}
+
+// The tensors of all ranks, if every rank can read and write them where they lie; otherwise empty. Until finish_in_place
+// each rank leaves its own alone. Whatever decides, decides alike on every rank: the places, which all ranks know, and
+// in the call in which some rank's memory is new, whether all could map it.
+std::vector<std::byte*> SharedMemoryTransport::tensors_in_place(const Exchange& exchange) {
+  if (!works_in_place_ || world_size_ == 1 || exchange.num_bytes(world_size_) < kLeastBytesInPlace) return {};
+  const std::vector<MappablePlace> places = tell_all(exchange, place_of(exchange.flat));
+  if (!std::ranges::all_of(places, &MappablePlace::is_mappable)) return {};
+  std::vector<std::byte*> tensors;
+  bool is_new = false;
+  for (size_t rank = 0; rank < places.size(); ++rank) {
+    is_new = is_new || !mapped_.knows(static_cast<int64_t>(rank), places[rank]);
+    tensors.push_back(mapped_.find(static_cast<int64_t>(rank), places[rank]));
+  }
+  if (is_new) {
+    const std::vector<char> maps = tell_all<char>(exchange, std::ranges::count(tensors, nullptr) == 0 ? 'y' : 'n');
+    works_in_place_ = std::ranges::count(maps, 'n') == 0;
+  }
+  return works_in_place_ ? tensors : std::vector<std::byte*>();
+}
+
+// Every rank is done with the others' tensors.
+void SharedMemoryTransport::finish_in_place(const Exchange& exchange) { tell_all(exchange, 'y'); }
+
+// Reduces this rank's range of all tensors, piece by piece. `is_for_all`: into the tensors of all ranks; no other rank
+// reads or writes this range of any.
+void SharedMemoryTransport::reduce_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors,
+                                            ReduceOp op, const at::Tensor& into, bool is_for_all) {
+  const at::Tensor& flat = exchange.flat;
+  const ElementRange mine = exchange.range(rank_);
+  const int64_t size = kPieceBytes / flat.element_size();
+  for (int64_t begin = 0; begin < mine.size(); begin += size) {
+    const ElementRange piece = chunk_of(mine, begin, size);
+    const at::Tensor sum = into.narrow(0, begin, piece.size());
+    const auto of_peer = [&](int64_t peer) {
+      return tensors[static_cast<size_t>(peer)] + piece.begin * flat.element_size();
+    };
+    combine_in_rank_order(sum, piece.of(flat), rank_, world_size_, op,
+                          [&](int64_t peer) { return view_of(of_peer(peer), piece.size(), flat); });
+    for (int64_t step = 1; is_for_all && step < world_size_; ++step) {
+      copy(of_peer((rank_ + step) % world_size_), bytes_of(sum, 0), piece, flat);
+    }
+  }
+  finish_in_place(exchange);
+}
+
+void SharedMemoryTransport::gather_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors) {
+  const at::Tensor& flat = exchange.flat;
+  for (int64_t step = 1; step < world_size_; ++step) {
+    const int64_t peer = (rank_ + step) % world_size_;
+    const ElementRange theirs = exchange.range(peer);
+    copy(bytes_of(flat, theirs.begin), tensors[static_cast<size_t>(peer)] + theirs.begin * flat.element_size(), theirs,
+         flat);
+  }
+  finish_in_place(exchange);
+}
+
 // After an error the ranks may be in different rounds: the group is dead, here and on the other ranks.
 template <class Body>
 void SharedMemoryTransport::run(const Body& body) {
@@ -149,6 +231,8 @@ void SharedMemoryTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
   const int64_t size = scatter_size(flat);
   const at::Tensor mine = exchange.range(rank_).of(flat);
   run([&] {
+    const std::vector<std::byte*> tensors = tensors_in_place(exchange);
+    if (!tensors.empty()) return reduce_in_place(exchange, tensors, op, mine, /*is_for_all=*/true);
     for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
       scatter_chunk(exchange, op, mine, begin, size);
       gather_chunk(exchange, begin, size);
@@ -161,6 +245,8 @@ void SharedMemoryTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, 
   const Exchange exchange = this->exchange("reduce_scatter", flat, ranges);
   const int64_t size = scatter_size(flat);
   run([&] {
+    const std::vector<std::byte*> tensors = tensors_in_place(exchange);
+    if (!tensors.empty()) return reduce_in_place(exchange, tensors, op, into, /*is_for_all=*/false);
     for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) {
       scatter_chunk(exchange, op, into, begin, size);
     }
@@ -171,6 +257,8 @@ void SharedMemoryTransport::all_gather(const at::Tensor& flat, const RankRanges&
   const Exchange exchange = this->exchange("all_gather", flat, ranges);
   const int64_t size = gather_size(flat);
   run([&] {
+    const std::vector<std::byte*> tensors = tensors_in_place(exchange);
+    if (!tensors.empty()) return gather_in_place(exchange, tensors);
     for (int64_t begin = 0; begin < exchange.range(0).size(); begin += size) gather_chunk(exchange, begin, size);
   });
 }
@@ -190,6 +278,12 @@ void SharedMemoryTransport::broadcast(const at::Tensor& flat, int64_t root) {
       large_.done();
     }
   });
+}
+
+at::Tensor SharedMemoryTransport::allocate(int64_t num_elements, c10::ScalarType dtype) {
+  const auto num_bytes = num_elements * static_cast<int64_t>(c10::elementSize(dtype));
+  const bool is_read_in_place = world_size_ > 1 && num_bytes >= kLeastBytesInPlace;
+  return is_read_in_place ? make_mappable(num_elements, dtype) : HostTransport::allocate(num_elements, dtype);
 }
 
 class SharedMemoryTransport::Small final : public SmallAllReduce {

@@ -1,18 +1,22 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
 #include "fulgur/distributed/host_transport.h"
+#include "fulgur/distributed/mappable_memory.h"
 #include "fulgur/distributed/shared_memory.h"
 
 namespace fulgur {
@@ -24,7 +28,9 @@ namespace fulgur {
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group);
 
 // Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox
-// and adds, or copies, from the outboxes of the others. All reductions add in the order of ranks.
+// and adds, or copies, from the outboxes of the others. Large tensors that lie, on every rank, in memory from allocate()
+// are read and written where they are: an all_reduce is one pass over the memory of all then. All reductions add in the
+// order of ranks.
 class SharedMemoryTransport final : public HostTransport {
  public:
   SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
@@ -36,6 +42,7 @@ class SharedMemoryTransport final : public HostTransport {
   void barrier() override;
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void abort() override;
+  at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype) override;
 
  private:
   using Clock = SharedMemory::Clock;
@@ -47,6 +54,13 @@ class SharedMemoryTransport final : public HostTransport {
   Exchange exchange(const char* name, const at::Tensor& flat, const RankRanges& ranges) const;
   void scatter_chunk(const Exchange& exchange, ReduceOp op, const at::Tensor& into, int64_t begin, int64_t size);
   void gather_chunk(const Exchange& exchange, int64_t begin, int64_t size);
+  template <class Value>
+  std::vector<Value> tell_all(const Exchange& exchange, const Value& mine);
+  std::vector<std::byte*> tensors_in_place(const Exchange& exchange);
+  void finish_in_place(const Exchange& exchange);
+  void reduce_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors, ReduceOp op,
+                       const at::Tensor& into, bool is_for_all);
+  void gather_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors);
   int64_t scatter_size(const at::Tensor& flat) const;
   int64_t gather_size(const at::Tensor& flat) const;
   std::shared_ptr<SmallAllReduce> start_small(const char* name, const at::Tensor& flat, ReduceOp op);
@@ -62,6 +76,8 @@ class SharedMemoryTransport final : public HostTransport {
   Channel& large_;
   Channel& small_;
   std::exception_ptr large_error_{};
+  MappedMemory mapped_;
+  bool works_in_place_ = true;  // false once a rank could not map the memory of another
   std::mutex small_mutex_;  // never held while waiting for another rank
   std::condition_variable small_changed_;
   std::deque<std::shared_ptr<Small>> small_started_;  // unfinished ones, oldest first; the sent ones come first

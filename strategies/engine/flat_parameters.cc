@@ -135,11 +135,12 @@ at::Tensor view_in(const at::Tensor& flat, const FlatParameters::Slot& slot) {
   return flat.as_strided(slot.param.sizes(), slot.param.strides(), flat.storage_offset() + slot.begin);
 }
 
-void fill(FlatParameters::Bucket& bucket) {
+void fill(FlatParameters::Bucket& bucket, const BucketOptions& options) {
   const c10::NoGradGuard no_grad;
   const at::Tensor& first = bucket.slots.front().param;
-  bucket.flat =
-      at::zeros({bucket.num_bytes / static_cast<int64_t>(first.element_size())}, first.options().requires_grad(false));
+  const int64_t num_elements = bucket.num_bytes / static_cast<int64_t>(first.element_size());
+  const at::TensorOptions like = first.options().requires_grad(false);
+  bucket.flat = options.allocate ? options.allocate(num_elements, like) : at::zeros({num_elements}, like);
   for (const auto& slot : bucket.slots) {
     const at::Tensor view = view_in(bucket.flat, slot);
     view.copy_(slot.param);
@@ -195,7 +196,7 @@ void FlatParameters::append(const torch::nn::Module& module, const Optimizers& o
     return !contains(param) && (param.requires_grad() || also.contains(param.unsafeGetTensorImpl()));
   });
   for (Bucket& bucket : added) {
-    fill(bucket);
+    fill(bucket, options);
     for (const Slot& slot : bucket.slots) members_.insert(slot.param.unsafeGetTensorImpl());
     buckets_.push_back(std::move(bucket));
   }

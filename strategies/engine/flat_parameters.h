@@ -3,9 +3,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -21,6 +23,9 @@ struct BucketOptions {
   int64_t bucket_cap_bytes = 25 << 20;   // cap of all other buckets; a larger parameter has a bucket to itself
   int64_t world_size = 1;                // a bucket's length is a multiple of world_size * 64 elements
   int64_t slot_alignment_bytes = 64;     // a parameter begins at a multiple of this
+
+  // Makes a bucket's memory, of zeros; null: ordinary memory.
+  std::function<at::Tensor(int64_t num_elements, const at::TensorOptions& options)> allocate{};
 };
 
 // The trainable parameters of a module in a few contiguous buffers, so that an update, a reduction or a copy is one

@@ -110,7 +110,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
     log_info("{}: shards among groups of {} ranks, of which there are {}", name(), groups_->grid().num_shards,
              groups_->grid().num_groups());
   }
-  flat_.emplace(*module_, optimizers_, engine_.buckets_for(world.world_size(), device().type()));
+  flat_.emplace(*module_, optimizers_, bucket_options());
   agree_on_buckets(added);
   store_ = make_store();
   average_.emplace(*flat_, *store_, *groups_, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
@@ -126,6 +126,17 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
                     optimizer->name(), setup_->precision.name()));
   }
   loss_scaling_.emplace(optimizers_.size());
+}
+
+// With shards, ranks gather updated parameters from each other's buckets.
+BucketOptions FlatStrategy::bucket_options() {
+  BucketOptions options = engine_.buckets_for(setup_->world.world_size(), device().type());
+  if (engine_.shard && !alone()) {
+    options.allocate = [&data = groups_->data()](int64_t num_elements, const at::TensorOptions& like) {
+      return data.allocate(num_elements, like);
+    };
+  }
+  return options;
 }
 
 // Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
@@ -219,7 +230,7 @@ void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl
   if (also.empty() && flat_->contain_all_trainable(optimizers_)) return;
   store_->wait();  // an update in progress reads the buckets
   const NamedTensors added = take_new_tensors();
-  flat_->append(*module_, optimizers_, engine_.buckets_for(setup_->world.world_size(), device().type()), also);
+  flat_->append(*module_, optimizers_, bucket_options(), also);
   agree_on_buckets(added);
   store_->append();
 }

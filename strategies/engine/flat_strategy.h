@@ -71,6 +71,7 @@ class FlatStrategy : public Strategy {
   bool alone() const { return setup_->world.world_size() == 1; }
   c10::Device device() const { return setup_->devices.front(); }
   bool keeps_sums() const;
+  BucketOptions bucket_options();
 
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);

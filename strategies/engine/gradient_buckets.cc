@@ -47,9 +47,7 @@ void move_into(const at::Tensor& gradients, const FlatParameters::Bucket& bucket
 }
 
 Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order) {
-  if (!rank_order) return data.all_reduce(gradients);
-  static_cast<void>(data.reduce_scatter(gradients));
-  return data.all_gather(gradients);
+  return rank_order ? all_reduce_in_rank_order(data, gradients) : data.all_reduce(gradients);
 }
 
 }  // namespace fulgur

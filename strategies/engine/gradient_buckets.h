@@ -72,7 +72,7 @@ void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, con
 void move_into(const at::Tensor& gradients, const FlatParameters::Bucket& bucket, std::vector<at::Tensor>& arrived,
                bool adds, bool together);
 
-// Sums the whole of a bucket over ranks; in rank order by a reduce_scatter and an all_gather.
+// Sums the whole of a bucket over ranks.
 Work reduce_whole(Collective& data, const at::Tensor& gradients, bool rank_order);
 
 }  // namespace fulgur

@@ -14,13 +14,18 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/strategies/engine/packed_marks.h"
 
 namespace fulgur {
 namespace {
 
 using torch::autograd::PostAccumulateGradHook;
 
-constexpr size_t kOwnNumbers = 1;  // numbers that the reducer adds to a message
+// Marks that take more, with those of all ranks, are sent only when they have changed: a small all_reduce brings the
+// numbers of every rank to every rank.
+constexpr int64_t kMostBytesOfMarks = 16 << 10;
+
+constexpr size_t kOwnNumbers = 2;  // numbers that the reducer adds to a message, besides the marks
 
 }  // namespace
 
@@ -175,14 +180,15 @@ void GradientReducer::finish(std::vector<double>& extra) {
   reducing_ = false;
   // Otherwise a rank that waits for memory of the pool, in the middle of backward, would wait forever.
   if (sums_ && sends_every_bucket()) launch_rest(buckets_.size());
-  std::vector<double> used = message_of(extra);
-  used = views_ && views_->takes_message() ? exchange_with_last_bucket(used) : exchange(used);
-  const auto end_of_extra = used.begin() + static_cast<std::ptrdiff_t>(extra.size());
-  extra.assign(used.begin(), end_of_extra);
+  const std::vector<bool> marks = used_parameters();
+  const bool rides_along = views_ && views_->takes_message();
+  const std::vector<double> sums =
+      rides_along ? exchange_with_last_bucket(message_of(extra, marks), marks) : exchange(message_of(extra, marks), marks);
+  const auto end_of_extra = sums.begin() + static_cast<std::ptrdiff_t>(extra.size());
+  extra.assign(sums.begin(), end_of_extra);
   const bool a_rank_learns_order = *end_of_extra > 0;
-  used.erase(used.begin(), end_of_extra + kOwnNumbers);
   std::vector<std::span<const double>> used_of;  // by bucket and slot
-  for (auto next = used.cbegin(); const Bucket& bucket : buckets_) {
+  for (auto next = used_by_.cbegin(); const Bucket& bucket : buckets_) {
     used_of.emplace_back(next, bucket.is_full.size());
     next += static_cast<std::ptrdiff_t>(bucket.is_full.size());
   }
@@ -195,38 +201,74 @@ void GradientReducer::finish(std::vector<double>& extra) {
   if (a_rank_learns_order) learn_order();
 }
 
-// `extra`, whether this rank asks for another order of launches, and for each parameter, by bucket and slot, 1 if this
-// rank has a gradient for it.
-std::vector<double> GradientReducer::message_of(const std::vector<double>& extra) const {
-  TORCH_CHECK(extra.size() <= kMaxExtra, "no more than ", kMaxExtra, " numbers go with the gradients");
-  std::vector<double> message = extra;
-  message.push_back(learns_order_ ? 1.0 : 0.0);
+// For each parameter, by bucket and slot, whether this rank has a gradient for it.
+std::vector<bool> GradientReducer::used_parameters() const {
+  std::vector<bool> used;
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const auto& slots = parameters_.buckets()[b].slots;
     for (size_t s = 0; s < slots.size(); ++s) {
-      message.push_back(buckets_[b].is_full[s] || slots[s].param.grad().defined() ? 1.0 : 0.0);
+      used.push_back(buckets_[b].is_full[s] || slots[s].param.grad().defined());
     }
   }
+  return used;
+}
+
+// `extra`, whether this rank asks for another order of launches, and whether it has marked other parameters than in
+// the last message.
+std::vector<double> GradientReducer::message_of(const std::vector<double>& extra,
+                                                const std::vector<bool>& marks) const {
+  TORCH_CHECK(extra.size() <= kMaxExtra, "no more than ", kMaxExtra, " numbers go with the gradients");
+  std::vector<double> message = extra;
+  message.push_back(learns_order_ ? 1.0 : 0.0);
+  message.push_back(marks == last_marks_ ? 0.0 : 1.0);
   return message;
 }
 
-std::vector<double> GradientReducer::exchange(std::vector<double> message) {
-  control_.all_reduce(at::from_blob(message.data(), {static_cast<int64_t>(message.size())}, at::kDouble)).wait();
+void GradientReducer::add_up(std::vector<double>& numbers) {
+  control_.all_reduce(at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kDouble)).wait();
+}
+
+// Marks go with the message as long as that is small; otherwise by a message of their own, if those of any rank have
+// changed.
+std::vector<double> GradientReducer::exchange(std::vector<double> message, const std::vector<bool>& marks) {
+  const size_t length = message.size();
+  std::vector<double> packed = pack_marks(marks, control_.world_size());
+  const auto num_bytes = static_cast<int64_t>((length + packed.size()) * sizeof(double));
+  const bool is_small = num_bytes * control_.world_size() <= kMostBytesOfMarks;
+  if (is_small) message.insert(message.end(), packed.begin(), packed.end());
+  add_up(message);
+  if (is_small) {
+    packed.assign(message.begin() + static_cast<std::ptrdiff_t>(length), message.end());
+  } else {
+    const bool have_changed = message.back() > 0;
+    if (!have_changed) return message;
+    add_up(packed);
+  }
+  keep_counts(packed, marks, control_.world_size());
   return message;
+}
+
+void GradientReducer::keep_counts(std::span<const double> packed, const std::vector<bool>& marks, int64_t world_size) {
+  used_by_ = unpack_counts(packed, marks.size(), world_size);
+  last_marks_ = marks;
 }
 
 // Sends every bucket, because which buckets are used is known only afterwards.
-std::vector<double> GradientReducer::exchange_with_last_bucket(const std::vector<double>& message) {
-  const size_t last = buckets_.size() - 1;
+std::vector<double> GradientReducer::exchange_with_last_bucket(std::vector<double> message,
+                                                               const std::vector<bool>& marks) {
+  const size_t last = buckets_.size() - 1, length = message.size();
   launch_rest(last);
   fill_up(last);
+  const std::vector<double> packed = pack_marks(marks, data_.world_size());
+  message.insert(message.end(), packed.begin(), packed.end());
   const at::Tensor place = views_->message(static_cast<int64_t>(message.size()));
   place.copy_(at::tensor(message, at::kDouble));
   launch(last);
   views_->wait_for_message();
   const at::Tensor sums = place.to(at::kDouble);
-  const auto* first = sums.const_data_ptr<double>();
-  return {first, first + message.size()};
+  const std::span all(sums.const_data_ptr<double>(), message.size());
+  keep_counts(all.subspan(length), marks, data_.world_size());
+  return {all.begin(), all.begin() + static_cast<std::ptrdiff_t>(length)};
 }
 
 // Launches the first `num_buckets` in the order of launches, except those that are launched already.

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "fulgur/distributed/collective.h"
@@ -67,9 +68,12 @@ class GradientReducer {
   size_t num_early() const;
   bool sends_every_bucket() const;
   void learn_order();
-  std::vector<double> message_of(const std::vector<double>& extra) const;
-  std::vector<double> exchange(std::vector<double> message);
-  std::vector<double> exchange_with_last_bucket(const std::vector<double>& message);
+  std::vector<bool> used_parameters() const;
+  std::vector<double> message_of(const std::vector<double>& extra, const std::vector<bool>& marks) const;
+  void add_up(std::vector<double>& numbers);
+  std::vector<double> exchange(std::vector<double> message, const std::vector<bool>& marks);
+  std::vector<double> exchange_with_last_bucket(std::vector<double> message, const std::vector<bool>& marks);
+  void keep_counts(std::span<const double> packed, const std::vector<bool>& marks, int64_t world_size);
 
   const FlatParameters& parameters_;
   Collective& data_;
@@ -83,6 +87,8 @@ class GradientReducer {
   std::vector<size_t> places_;   // each bucket's place in order_
   size_t next_ = 0;              // place in order_ of the next bucket to launch
   bool learns_order_ = false;    // this rank's order_ does not come from a backward with these trainable parameters
+  std::vector<bool> last_marks_;  // by bucket and slot: the gradients that this rank had at the last exchange of marks
+  std::vector<double> used_by_;   // by bucket and slot: the number of ranks that had a gradient then
   std::vector<int64_t> filled_;  // buckets, in the order in which this backward filled them
 };
 

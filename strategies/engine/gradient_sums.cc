@@ -1,7 +1,6 @@
 #include "fulgur/strategies/engine/gradient_sums.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -184,7 +183,7 @@ void GradientSums::ensure_memory(size_t b) {
   }
   if (fits == pool_.end()) {
     if (!pool_.empty()) pool_.erase(pool_.begin());
-    bucket.gradients = at::zeros_like(flat, flat.options().dtype(wire(b)));
+    bucket.gradients = data_.allocate(flat.numel(), flat.options().dtype(wire(b)));
     return;
   }
   bucket.gradients = fits->narrow(0, 0, flat.numel());

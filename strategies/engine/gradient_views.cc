@@ -1,13 +1,13 @@
 #include "fulgur/strategies/engine/gradient_views.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "fulgur/optim/fused_update.h"
+#include "fulgur/strategies/engine/packed_marks.h"
 
 namespace fulgur {
 namespace {
@@ -23,8 +23,9 @@ int64_t room_for_message(const FlatParameters& parameters, std::optional<c10::Sc
   if (std::ranges::any_of(buckets, is_of_another)) return 0;
   const at::Tensor& last = buckets.back().flat;
   if (!last.is_cpu() || optim::is_16_bit(wire.value_or(last.scalar_type()))) return 0;
-  size_t num_numbers = message_size;
-  for (const auto& bucket : buckets) num_numbers += bucket.slots.size();
+  size_t num_slots = 0;
+  for (const auto& bucket : buckets) num_slots += bucket.slots.size();
+  const size_t num_numbers = message_size + num_packed(num_slots, world_size);
   const auto granule = static_cast<size_t>(world_size);
   return static_cast<int64_t>((num_numbers + granule - 1) / granule * granule);
 }
@@ -58,7 +59,7 @@ const at::Tensor& GradientViews::memory_of(size_t b) {
   const at::Tensor& flat = parameters_.buckets()[b].flat;
   const bool is_last = b + 1 == buckets_.size();
   const c10::ScalarType dtype = wire_.value_or(flat.scalar_type());
-  bucket.sent = at::zeros({flat.numel() + (is_last ? message_room_ : 0)}, flat.options().dtype(dtype));
+  bucket.sent = data_.allocate(flat.numel() + (is_last ? message_room_ : 0), flat.options().dtype(dtype));
   bucket.gradients = dtype == flat.scalar_type() ? bucket.sent : at::empty_like(flat);
   return bucket.sent;
 }

@@ -22,7 +22,7 @@ namespace fulgur {
 // Ownership: borrows parameters and the collective. Threading: the backward and the training thread, never at once.
 class GradientViews final : public GradientBuckets {
  public:
-  // `message_size`: the number of elements that a message has besides one for each parameter.
+  // `message_size`: the number of elements that a message has besides the marks of parameters.
   GradientViews(const FlatParameters& parameters, Collective& data, const ReduceOptions& options, size_t message_size);
 
   void append() override;

@@ -27,12 +27,7 @@ Work ReplicaGroup::then_across(Work within, const at::Tensor& part, ReduceOp op)
   const auto of_group = std::make_shared<Work>(std::move(within));
   const std::shared_future<void> done = worker_.run([this, of_group, part, op] {
     of_group->wait();
-    if (rank_order_) {
-      static_cast<void>(across_->reduce_scatter(part, op));
-      across_->all_gather(part).wait();
-    } else {
-      across_->all_reduce(part, op).wait();
-    }
+    (rank_order_ ? all_reduce_in_rank_order(*across_, part, op) : across_->all_reduce(part, op)).wait();
   });
   return Work([done] { done.get(); },
               [done] { return done.wait_for(std::chrono::seconds(0)) == std::future_status::ready; });

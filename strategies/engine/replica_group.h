@@ -32,6 +32,9 @@ class ReplicaGroup final : public Collective {
   Work all_gather(at::Tensor flat) override { return within_->all_gather(flat); }
   Work broadcast(at::Tensor flat, int64_t root) override { return within_->broadcast(flat, root); }
   void barrier() override;
+  at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options) override {
+    return within_->allocate(num_elements, options);
+  }
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override {
     return within_->sub_group(ranks);
   }

@@ -1,5 +1,7 @@
 #include "fulgur/distributed/collective.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Generator.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -183,6 +185,104 @@ INSTANTIATE_TEST_SUITE_P(Alone, EveryCollective,
                          ::testing::Combine(::testing::Values(1), ::testing::Values(at::kFloat, at::kBool),
                                             ::testing::Values(Through::shared_memory)));
 
+// Large tensors in memory of the group, which ranks of a host read and write in place.
+class MemoryOfTheGroup : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType, Through>> {
+ protected:
+  int64_t world_size() const { return std::get<0>(GetParam()); }
+  at::ScalarType dtype() const { return std::get<1>(GetParam()); }
+
+  void on_ranks(const std::function<void(World&)>& body) const {
+    run_ranks_through(std::get<2>(GetParam()), world_size(), patient(), body);
+  }
+  at::Tensor in_memory_of(World& world, const at::Tensor& values) const {
+    return world.data().allocate(values.numel(), values.options()).copy_(values);
+  }
+  at::Tensor values_of(int64_t rank) const { return fulgur::values_of(rank, kSize, dtype()); }
+  at::Tensor reduced(ReduceOp op) const { return fulgur::reduced(world_size(), kSize, dtype(), op); }
+  ElementRange range_of(const World& world) const { return rank_range(kSize, world.rank(), world_size()); }
+
+  static constexpr int64_t kSize = 300007;
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, MemoryOfTheGroup,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4),
+                                            ::testing::Values(at::kFloat, at::kDouble, at::kBFloat16, at::kHalf,
+                                                              at::kLong, at::kByte, at::kBool),
+                                            ::testing::Values(Through::shared_memory)),
+                         kNameOfCollective);
+INSTANTIATE_TEST_SUITE_P(Elsewhere, MemoryOfTheGroup,
+                         ::testing::Values(std::tuple(2, at::kFloat, Through::gloo),
+                                           std::tuple(8, at::kFloat, Through::shared_memory),
+                                           std::tuple(4, at::kFloat, Through::two_hosts)),
+                         kNameOfCollective);
+
+TEST_P(MemoryOfTheGroup, IsZeroAtFirst) {
+  on_ranks([&](World& world) {
+    EXPECT_TRUE(world.data().allocate(kSize, dtype()).eq(0).all().item<bool>());
+    EXPECT_EQ(world.data().allocate(0, dtype()).numel(), 0);
+  });
+}
+
+TEST_P(MemoryOfTheGroup, AllReduceGivesTheReductionToEveryRank) {
+  on_ranks([&](World& world) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
+      const at::Tensor flat = in_memory_of(world, values_of(world.rank()));
+      world.data().all_reduce(flat, op).wait();
+      EXPECT_TRUE(flat.equal(reduced(op)));
+    }
+  });
+}
+
+TEST_P(MemoryOfTheGroup, ReduceScatterGivesEachRankItsRange) {
+  on_ranks([&](World& world) {
+    for (const ReduceOp op : {ReduceOp::sum, ReduceOp::min, ReduceOp::max}) {
+      const at::Tensor flat = in_memory_of(world, values_of(world.rank()));
+      const at::Tensor into = torch::zeros({range_of(world).size()}, dtype());
+      world.data().reduce_scatter(flat, op, into).wait();
+      EXPECT_TRUE(into.equal(range_of(world).of(reduced(op))));
+      flat.copy_(values_of(world.rank()));  // nobody reads it any more
+      world.data().reduce_scatter(flat, op).wait();
+      EXPECT_TRUE(range_of(world).of(flat).equal(into));
+    }
+  });
+}
+
+TEST_P(MemoryOfTheGroup, AllGatherBringsEveryRange) {
+  on_ranks([&](World& world) {
+    const at::Tensor whole = values_of(3), flat = world.data().allocate(kSize, dtype());
+    for (int64_t round = 0; round < 3; ++round) {
+      flat.zero_();
+      range_of(world).of(flat).copy_(range_of(world).of(whole));
+      world.data().all_gather(flat).wait();
+      EXPECT_TRUE(flat.equal(whole));
+    }
+  });
+}
+
+TEST_P(MemoryOfTheGroup, TensorsMayLieInItOnSomeRanksOnly) {
+  on_ranks([&](World& world) {
+    for (const int64_t odd_one : {int64_t{0}, world_size() - 1}) {
+      const at::Tensor values = values_of(world.rank());
+      const at::Tensor flat = world.rank() == odd_one ? values.clone() : in_memory_of(world, values);
+      world.data().all_reduce(flat).wait();
+      EXPECT_TRUE(flat.equal(reduced(ReduceOp::sum)));
+    }
+  });
+}
+
+// The bits of sums do not depend on it.
+TEST_P(MemoryOfTheGroup, SumsHaveTheBitsOfOtherMemory) {
+  on_ranks([&](World& world) {
+    const auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(world.rank()));
+    const at::Tensor values = torch::randn({kSize}, generator).to(dtype());
+    const at::Tensor elsewhere = values.clone(), flat = in_memory_of(world, values);
+    const at::Tensor part = in_memory_of(world, torch::cat({values, values})).narrow(0, kSize, kSize);
+    for (const at::Tensor& tensor : {elsewhere, flat, part}) world.data().all_reduce(tensor).wait();
+    EXPECT_TRUE(flat.equal(elsewhere));
+    EXPECT_TRUE(part.equal(elsewhere));
+  });
+}
+
 TEST(RankRange, CoversTheTensorInOrder) {
   for (const int64_t world_size : {1, 2, 3, 4, 7}) {
     for (const int64_t size : {0, 1, 2, 5, 64, 1003}) {
@@ -240,6 +340,20 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RankOrder,
 INSTANTIATE_TEST_SUITE_P(RanksOfHosts, RankOrder,
                          ::testing::Values(std::tuple(4, Through::two_hosts), std::tuple(6, Through::two_hosts),
                                            std::tuple(6, Through::three_hosts)));
+
+TEST(AllReduceInRankOrder, HasTheBitsOfAReduceScatterOverEveryTransport) {
+  for (const Through through : {Through::shared_memory, Through::gloo}) {
+    const std::vector<at::Tensor> values = noise(3, at::kFloat);
+    run_ranks_through(through, 3, little_staging(), [&](World& world) {
+      const at::Tensor all = values[static_cast<size_t>(world.rank())].clone(), in_parts = all.clone();
+      all_reduce_in_rank_order(world.data(), all).wait();
+      world.data().reduce_scatter(in_parts).wait();
+      world.data().all_gather(in_parts).wait();
+      EXPECT_TRUE(all.equal(in_parts)) << name_of(through);
+      EXPECT_EQ(world.data().adds_in_rank_order(), through == Through::shared_memory);
+    });
+  }
+}
 
 // How ranks wait for each other, find each other and fail.
 class Collectives : public ::testing::TestWithParam<Through> {};

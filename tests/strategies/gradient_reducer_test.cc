@@ -529,6 +529,51 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
   }
 }
 
+// So many ranks that the marks of a few parameters do not go with every message.
+class NotesLengths final : public testing::OthersHaveTheSame {
+ public:
+  explicit NotesLengths(std::vector<int64_t>& lengths) : OthersHaveTheSame(1 << 20), lengths_(lengths) {}
+  Work all_reduce(at::Tensor flat, ReduceOp) override {
+    lengths_.push_back(flat.numel());
+    return {};
+  }
+
+ private:
+  std::vector<int64_t>& lengths_;
+};
+
+TEST(GradientReducer, ManyRanksTellWhichParametersTheyUsedOnlyWhenThatHasChanged) {
+  OutOfOrder net;
+  World alone;
+  std::vector<int64_t> lengths;
+  NotesLengths control(lengths);
+  const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});
+  ReduceOptions options;
+  options.make_sums = [&](size_t b) { return std::vector{at::zeros_like(flat.buckets()[b].flat)}; };
+  GradientReducer reducer(flat, alone.data(), control, options);
+  const auto reduce = [&] {
+    lengths.clear();
+    reducer.sums().clear();
+    reducer.begin();
+    net.loss(torch::ones({2, 64})).backward();
+    std::vector<double> extra;
+    reducer.finish(extra);
+    std::vector<double> used;
+    for (size_t b = 0; b < flat.buckets().size(); ++b) used.push_back(reducer.sums().used(b).front());
+    return used;
+  };
+  EXPECT_THAT(reduce(), ElementsAre(1, 1, 1));
+  EXPECT_THAT(lengths, ElementsAre(2, 3));
+  EXPECT_THAT(reduce(), ElementsAre(1, 1, 1));
+  EXPECT_THAT(lengths, ElementsAre(2));
+  net.stem->weight.requires_grad_(false);  // registered last, so in the first bucket
+  EXPECT_THAT(reduce(), ElementsAre(0, 1, 1));
+  EXPECT_THAT(lengths, ElementsAre(2, 3));
+  EXPECT_THAT(reduce(), ElementsAre(0, 1, 1));
+  EXPECT_THAT(lengths, ElementsAre(2));
+}
+
 // Buckets of two ranks; `control` tells which gradients ranks have.
 struct OutOfOrderOnTwoRanks {
   explicit OutOfOrderOnTwoRanks(ReduceOptions options = {})

@@ -240,7 +240,9 @@ struct DdpInGroups {
 TEST(HybridSharding, StrategiesThatDoNotShardRefuseGroups) {
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "ddp", .shard_group = "2"}, 4),
               HasSubstr("shard_group = 2 would have no effect with base = 'ddp'; leave it at all"));
-  EXPECT_THAT(why_refused(DdpInGroups(), 4), HasSubstr("strategy with it: ddp_sharded, delayed_update, zero_offload"));
+  EXPECT_THAT(why_refused(DdpInGroups(), 4),
+              HasSubstr("strategy.shard_group = 2 is set, but strategy 'ddp' has no such setting; write strategy = "
+                        "'ddp_sharded' (or delayed_update, zero_offload), or leave strategy.shard_group out"));
 }
 
 }  // namespace
