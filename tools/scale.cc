@@ -50,7 +50,13 @@ int main(int argc, char** argv) {
   app.add_option("--within", options.within,
                  "link between the ranks of a host: " + fmt::format("{}", fmt::join(link_names(), ", ")));
   app.add_option("--between", options.between, "link between hosts, of the same names");
-  app.add_option("--precision", options.precision, "bf16-true, bf16-mixed or 32");
+  app.add_option("--precision", options.precision, "bf16-true or bf16-mixed");
+  app.add_option("--tflops", options.tflops,
+                 "measured TFLOPS that forward and backward reach, instead of the device's");
+  app.add_option("--within_gb_s", options.within_gb_s, "measured GB/s that a rank sends within its host");
+  app.add_option("--between_gb_s", options.between_gb_s, "measured GB/s that a host sends");
+  app.add_option("--to_host_gb_s", options.to_host_gb_s, "measured GB/s that a rank copies to its host, or back");
+  app.add_option("--host_memory_gb_s", options.host_memory_gb_s, "measured GB/s of a rank's update on its host");
   app.add_option("--svg", svg, "file for a picture of the weak scaling");
   app.add_option("--calibrate", program, "bench/ddp_step, to measure this machine by and check the model");
   return run_command(app, argc, argv, [&] {

@@ -6,9 +6,9 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <iterator>
 #include <limits>
 #include <memory>
-#include <thread>
 
 #include "fulgur/base/error.h"
 #include "fulgur/device/stream_worker.h"
@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kWidth = 2576, kLayers = 3, kBatch = 32, kSteps = 10;
 constexpr int kRounds = 3;
 constexpr int64_t kFitted = 2, kMeasured = 4;  // ranks
-constexpr int64_t kRecordedWidth = 64;
+constexpr int64_t kRecordedWidth = 192;        // so that buckets of 1 to 4 ranks need no padding
 constexpr std::array kStrategies{"ddp", "ddp_sharded"};
 
 // Microseconds of a step, which the program prints first in its last line.
@@ -115,16 +115,16 @@ Calibration fit(int64_t cores, const std::vector<std::vector<double>>& seconds) 
 }
 
 Calibration calibrate(const std::string& program) {
-  std::vector<std::vector<double>> seconds;
-  for (const std::string strategy : kStrategies) {
-    std::vector<std::vector<double>> rounds(static_cast<size_t>(kMeasured));
-    for (int round = 0; round < kRounds; ++round) {
+  std::vector<std::vector<std::vector<double>>> rounds(kStrategies.size(), std::vector<std::vector<double>>(kMeasured));
+  for (int round = 0; round < kRounds; ++round) {  // strategies take turns, so that each meets the same neighbours
+    for (size_t s = 0; s < kStrategies.size(); ++s) {
       for (int64_t ranks = 1; ranks <= kMeasured; ++ranks) {
-        rounds[static_cast<size_t>(ranks - 1)].push_back(measure(program, strategy, ranks));
+        rounds[s][static_cast<size_t>(ranks - 1)].push_back(measure(program, kStrategies[s], ranks));
       }
     }
-    std::ranges::transform(rounds, std::back_inserter(seconds.emplace_back()), median);
   }
+  std::vector<std::vector<double>> seconds(kStrategies.size());
+  for (size_t s = 0; s < seconds.size(); ++s) std::ranges::transform(rounds[s], std::back_inserter(seconds[s]), median);
   return fit(static_cast<int64_t>(cores_of_process().size()), seconds);
 }
 

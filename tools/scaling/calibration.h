@@ -6,13 +6,13 @@
 
 namespace fulgur::scaling {
 
-inline constexpr double kLargestError = 0.15;  // of a prediction, as a fraction
+inline constexpr double kLargestError = 0.15;  // a prediction may be wrong by this fraction
 
 // Steps of one strategy on this host, whose ranks share cores and memory.
 struct Fitted {
   std::string strategy;
-  double flops_per_s = 0;  // of a core
-  double bytes_per_s = 0;  // of the memory, for all ranks together
+  double flops_per_s = 0;  // what one core reaches
+  double bytes_per_s = 0;  // what memory gives to all ranks together
   struct Step {
     int64_t ranks = 0;
     double measured_s = 0;

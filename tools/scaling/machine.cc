@@ -66,6 +66,10 @@ double Machine::turns(int64_t ranks) const {
   return std::max(1.0, on_host / static_cast<double>(cores_per_host));
 }
 
+bool Machine::has_core_for_exchanges(int64_t ranks) const {
+  return cores_per_host == 0 || std::min(ranks, ranks_per_host) < cores_per_host;
+}
+
 Device device_of(std::string_view name) { return find("device", name, known_devices()); }
 Link link_of(std::string_view name) { return find("link", name, known_links()); }
 std::vector<std::string> device_names() { return names_of(known_devices()); }

@@ -12,7 +12,7 @@ struct Device {
   std::string name;
   double flops_per_s = 0;          // in 16 bits, of what forward and backward of a large model reach
   double memory_bytes = 0;         // 0: not limited here
-  double memory_bytes_per_s = 0;   // its own memory
+  double memory_bytes_per_s = 0;   // the device's own memory
   double to_host_bytes_per_s = 0;  // each way
   double host_bytes_per_s = 0;     // memory of the host, for one rank: what its update on the host gets
   std::string source;
@@ -22,7 +22,7 @@ struct Device {
 struct Link {
   std::string name;
   double bytes_per_s = 0;  // each way: of a rank within a host, of a whole host between hosts
-  double latency_s = 0;    // of a message
+  double latency_s = 0;    // until a small message has arrived
   std::string source;
 };
 
@@ -36,6 +36,10 @@ struct Machine {
 
   // By how much longer a rank computes because it shares a core with others of `ranks` ranks.
   double turns(int64_t ranks) const;
+
+  // Whether exchanges run beside what ranks compute: a device has engines for that, a host needs a core that no rank
+  // computes on.
+  bool has_core_for_exchanges(int64_t ranks) const;
 };
 
 // The device, or link, of that name; case, '-' and '_' do not matter. Throws UsageError for another name, with all that

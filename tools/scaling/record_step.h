@@ -28,7 +28,7 @@ ModelShape shape_of(double num_params, int64_t width);
 struct RecordedStep {
   std::vector<Event> events;
   int64_t num_params = 0;     // elements of the model that was recorded
-  int64_t element_bytes = 4;  // of a parameter
+  int64_t element_bytes = 4;  // size of a parameter
   int64_t shards = 1;         // ranks among which the update was divided
   int64_t num_updates = 0;    // events of the kind `update`
 };

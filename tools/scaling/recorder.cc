@@ -49,19 +49,16 @@ void Recorder::await_quiet(std::unique_lock<std::mutex>& lock) {
   served_.notify_all();
 }
 
-void Recorder::add(Event event) {
+int64_t Recorder::add(Event event) {
   std::unique_lock lock(mutex_);
   const auto self = std::this_thread::get_id();
   const auto place = std::ranges::find(threads_, self);
   event.lane = place - threads_.begin();
   if (place == threads_.end()) threads_.push_back(self);
   if (lazily_ && event.lane > 0) await_quiet(lock);
+  if (event.kind == Event::Kind::launch) event.id = num_ids_++;
   events_.push_back(event);
-}
-
-int64_t Recorder::next_id() {
-  const std::lock_guard lock(mutex_);
-  return num_ids_++;
+  return event.id;
 }
 
 std::vector<Event> Recorder::take() {
@@ -70,12 +67,10 @@ std::vector<Event> Recorder::take() {
 }
 
 Work RecordingCollective::record(Exchange exchange, const at::Tensor& flat, Work inner) {
-  const int64_t id = recorder_->next_id();
-  recorder_->add({.kind = Event::Kind::launch,
-                  .id = id,
-                  .exchange = exchange,
-                  .scope = scope_,
-                  .num_bytes = static_cast<int64_t>(flat.nbytes())});
+  const int64_t id = recorder_->add({.kind = Event::Kind::launch,
+                                     .exchange = exchange,
+                                     .scope = scope_,
+                                     .num_bytes = static_cast<int64_t>(flat.nbytes())});
   const auto there = std::make_shared<Work>(std::move(inner));
   return Work([recorder = recorder_, scope = scope_, there, id] {
     there->wait();

@@ -50,9 +50,9 @@ class Recorder {
  public:
   explicit Recorder(bool lazily) : lazily_(lazily) {}
 
-  // Adds an event of the calling thread, whose lane is filled in. Throws c10::Error if the other threads never sleep.
-  void add(Event event);
-  int64_t next_id();
+  // Adds an event of the calling thread. Fills in its lane and, of a launch, the number, which is returned. Throws
+  // c10::Error if the other threads never sleep.
+  int64_t add(Event event);
 
   // Returns the events since the last call.
   std::vector<Event> take();

@@ -125,7 +125,7 @@ class Player {
     const bool comes_up = workload_.updates_on_host && event.exchange == Exchange::all_gather;
     const double begin = std::max({now, free, comes_up ? up_free_ : 0.0});
     free = begin + cost.seconds;
-    if (machine_.cores_per_host > 0 && machine_.turns(ranks_ + 1) > 1) now = free;  // no core is left for it
+    if (!machine_.has_core_for_exchanges(ranks_)) now = free;
     exchanges_[event.id] = {.done_s = free, .num_bytes = num_bytes};
   }
 

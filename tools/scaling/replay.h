@@ -10,9 +10,9 @@ namespace fulgur::scaling {
 // What a step of the large model asks of one rank.
 struct Workload {
   double num_params = 0;
-  double param_bytes = 2;       // of an element, as parameters and gradients have it
-  double forward_flops = 0;     // of a rank
-  double backward_flops = 0;    // of a rank, including what it computes again of forward
+  double param_bytes = 2;       // size of an element of parameters and gradients
+  double forward_flops = 0;     // what a rank computes in forward
+  double backward_flops = 0;    // what a rank computes in backward, with what it computes again of forward
   double update_bytes = 28;     // per element, that an update reads and writes
   double extra_step_bytes = 0;  // memory traffic per element in forward and backward that is not part of the flops
   int64_t micro_batches = 1;    // the exchanges are those of the last one
@@ -23,11 +23,11 @@ struct Workload {
 struct StepTime {
   double step_s = 0;
   double compute_s = 0;      // forward and backward
-  double update_s = 0;       // of this rank, wherever it runs
+  double update_s = 0;       // the rank's update, wherever it runs
   double exposed_s = 0;      // the rest: what the training thread waits for, or moves itself
-  double bytes_within = 0;   // that a rank sends to ranks of its host
-  double bytes_between = 0;  // that a host sends to other hosts
-  double bytes_to_host = 0;  // that a rank copies between its device and its host, both ways
+  double bytes_within = 0;   // what a rank sends to ranks of its host
+  double bytes_between = 0;  // what a host sends to other hosts
+  double bytes_to_host = 0;  // what a rank copies between its device and its host, both ways
 };
 
 // A ring's cost of one exchange. A ring goes through the ranks of a host, then to the next host: so every rank sends

@@ -11,7 +11,8 @@
 namespace fulgur::scaling {
 namespace {
 
-constexpr double kWorkspaceBytes = 2e9;  // of a GPU: one layer that is computed again, and what the allocator holds
+constexpr double kWorkspaceBytes =
+    2e9;  // a GPU needs it for a layer that is computed again, and for what its allocator holds
 constexpr int64_t kRecordedWidth = 16;
 
 void check_at_least_one(std::string_view name, double value) {
@@ -72,11 +73,25 @@ Scenario::Scenario(ScenarioOptions options) : options_(std::move(options)) {
   check_at_least_one("global_batch", static_cast<double>(options_.global_batch));
   check_at_least_one("hosts", static_cast<double>(options_.hosts));
   check_at_least_one("gpus", static_cast<double>(options_.ranks_per_host));
-  const Precision checked(options_.precision);
+  if (const Precision precision(options_.precision); precision.name() != "bf16-true" && !precision.is_mixed()) {
+    throw UsageError(
+        fmt::format("--precision is {}, but the devices' speeds are those in 16 bits; write bf16-true or bf16-mixed",
+                    options_.precision));
+  }
   machine_.device = device_of(options_.device);
   const std::string& device = machine_.device.name;
   machine_.within = link_of(options_.within.empty() ? usual_within(device) : options_.within);
   machine_.between = link_of(options_.between.empty() ? usual_between(device) : options_.between);
+  const auto set = [](double given, double unit, double& constant) {
+    if (given < 0)
+      throw UsageError("a measured constant is negative; write a positive number, or 0 for the listed one");
+    if (given > 0) constant = given * unit;
+  };
+  set(options_.tflops, 1e12, machine_.device.flops_per_s);
+  set(options_.within_gb_s, 1e9, machine_.within.bytes_per_s);
+  set(options_.between_gb_s, 1e9, machine_.between.bytes_per_s);
+  set(options_.to_host_gb_s, 1e9, machine_.device.to_host_bytes_per_s);
+  set(options_.host_memory_gb_s, 1e9, machine_.device.host_bytes_per_s);
   machine_.ranks_per_host = options_.ranks_per_host;
   if (device == "cpu") machine_.cores_per_host = options_.ranks_per_host;
   shape_ = shape_of(options_.num_params, options_.width);

@@ -24,9 +24,15 @@ struct ScenarioOptions {
   int64_t ranks_per_host = 8;
   int64_t max_ranks = 1024;
   std::string device = "h100";
-  std::string within{};   // empty: the device's own
-  std::string between{};  // empty: the device's own
-  std::string precision = "bf16-true";
+  std::string within{};                 // empty: the device's own
+  std::string between{};                // empty: the device's own
+  std::string precision = "bf16-true";  // or bf16-mixed
+  // Constants that were measured elsewhere; 0: those of the device and the links.
+  double tflops = 0;            // reached by forward and backward
+  double within_gb_s = 0;       // sent by a rank to others of its host
+  double between_gb_s = 0;      // sent by a host
+  double to_host_gb_s = 0;      // copied by a rank to its host, or back
+  double host_memory_gb_s = 0;  // read and written by the update of a rank on its host
 };
 
 // The strategies that are compared, in the order of columns.
@@ -36,12 +42,12 @@ std::string name_of(Compared strategy);
 
 // A step of one strategy.
 struct Outcome {
-  int64_t batch = 0;          // samples of a rank
+  int64_t batch = 0;          // samples that a rank has in a step
   int64_t micro_batches = 1;  // in as many parts
-  ModelMemory memory{};       // of a rank, without activations
+  ModelMemory memory{};       // what a rank keeps, without activations
   double activation_bytes = 0;
   StepTime time{};
-  double flops_per_s = 0;  // of a rank, without what is computed again
+  double flops_per_s = 0;  // what a rank reaches, not counting what it computes again
 };
 
 // A model on a machine.

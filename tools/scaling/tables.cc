@@ -1,10 +1,10 @@
 #include "tools/scaling/tables.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -26,21 +26,19 @@ const std::optional<Outcome>& of(const TableRow& row, Compared strategy) {
   return row.outcomes[static_cast<size_t>(strategy)];
 }
 
-// The first number of ranks on which `better` is faster than `worse` by more than a thousandth; a strategy that does
-// not fit is never ahead.
-std::optional<int64_t> first_ahead(const std::vector<TableRow>& rows, Compared better, Compared worse) {
+// Says on which numbers of ranks `better` is faster than `worse` by more than a thousandth.
+std::string say_where_ahead(const std::vector<TableRow>& rows, Compared better, Compared worse) {
+  std::vector<int64_t> ahead, alone;
   for (const TableRow& row : rows) {
     const auto &a = of(row, better), &b = of(row, worse);
-    if (a && (!b || a->flops_per_s > 1.001 * b->flops_per_s)) return row.ranks;
+    if (a && !b) alone.push_back(row.ranks);
+    if (a && b && a->flops_per_s > 1.001 * b->flops_per_s) ahead.push_back(row.ranks);
   }
-  return std::nullopt;
-}
-
-std::string say_first_ahead(const std::vector<TableRow>& rows, Compared better, Compared worse) {
-  if (const auto ranks = first_ahead(rows, better, worse)) {
-    return fmt::format("{} is ahead of {} from {} ranks on\n", name_of(better), name_of(worse), *ranks);
-  }
-  return fmt::format("{} is not ahead of {} on any of these numbers of ranks\n", name_of(better), name_of(worse));
+  const auto list = [](const std::vector<int64_t>& ranks) {
+    return ranks.empty() ? std::string("none") : fmt::format("{}", fmt::join(ranks, ", "));
+  };
+  return fmt::format("{} over {}: ahead on {} ranks; fits alone on {}\n", name_of(better), name_of(worse), list(ahead),
+                     list(alone));
 }
 
 }  // namespace
@@ -76,7 +74,7 @@ std::string assumptions(const Scenario& scenario) {
 std::string closely(Scenario& scenario) {
   const int64_t ranks = scenario.options().hosts * scenario.options().ranks_per_host;
   std::string text =
-      fmt::format("{} hosts of {} ranks\n{:<18}{:>7}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}{:>10}{:>10}{:>10}\n",
+      fmt::format("{} hosts of {} ranks\n{:<18}{:>7}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}{:>12}{:>10}{:>10}\n",
                   scenario.options().hosts, scenario.options().ranks_per_host, "a step", "batch", "s", "compute s",
                   "update s", "exposed s", "GB within", "GB between", "GB down/up", "GB rank", "GB host");
   for (const Compared strategy : kCompared) {
@@ -89,7 +87,7 @@ std::string closely(Scenario& scenario) {
     const double on_host = static_cast<double>(outcome->memory.on_host);
     const double of_rank = static_cast<double>(outcome->memory.total()) - on_host + outcome->activation_bytes;
     text += fmt::format(
-        "{:<18}{:>7}{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}{:>12.2f}{:>12.2f}{:>10.2f}{:>10.2f}{:>10.2f}\n",
+        "{:<18}{:>7}{:>10.3f}{:>10.3f}{:>10.3f}{:>10.3f}{:>12.2f}{:>12.2f}{:>12.2f}{:>10.2f}{:>10.2f}\n",
         name_of(strategy), outcome->batch, time.step_s, time.compute_s, time.update_s, time.exposed_s,
         time.bytes_within / 1e9, time.bytes_between / 1e9, time.bytes_to_host / 1e9, of_rank / 1e9, on_host / 1e9);
   }
@@ -117,8 +115,11 @@ std::string to_text(std::string_view title, const Scenario& scenario, const std:
 }
 
 std::string crossings(const std::vector<TableRow>& rows) {
-  return say_first_ahead(rows, Compared::sharded, Compared::offload) +
-         say_first_ahead(rows, Compared::hybrid, Compared::sharded);
+  std::string text;
+  for (const auto& [a, b] : {std::pair(Compared::offload, Compared::sharded), {Compared::hybrid, Compared::sharded}}) {
+    text += say_where_ahead(rows, a, b) + say_where_ahead(rows, b, a);
+  }
+  return text;
 }
 
 std::string picture(const Scenario& scenario, const std::vector<TableRow>& rows) {

@@ -26,7 +26,8 @@ std::string assumptions(const Scenario& scenario);
 std::string closely(Scenario& scenario);  // on options().hosts: times, bytes by link, memory
 std::string to_text(std::string_view title, const Scenario& scenario, const std::vector<TableRow>& rows);
 
-// From how many ranks on ddp_sharded is ahead of zero_offload, and shards within a host ahead of shards over all ranks.
+// On how many ranks zero_offload is ahead of ddp_sharded, or behind, and shards within a host are ahead of shards over
+// all ranks, or behind.
 std::string crossings(const std::vector<TableRow>& rows);
 
 // TFLOPS of a rank over the number of ranks, as an SVG file.
