@@ -150,7 +150,7 @@ TEST(ScenarioTest, FreeExchangesLeaveTheTimeOfComputingForEachStrategy) {
   }
 }
 
-// Of M bytes every strategy that shards sends M of gradients and M of parameters; ddp sends 2 M of gradients.
+// A strategy that shards sends M bytes of gradients and M of parameters; ddp sends gradients twice, 2 M.
 TEST(ScenarioTest, StrategiesSendTheirBytes) {
   Scenario scenario(small_scenario());
   const double model = 2.0 * static_cast<double>(scenario.shape().num_params());
@@ -223,6 +223,11 @@ TEST(CalibrationTest, FindsTheConstantsBehindSteps) {
   EXPECT_LT(calibration.largest_error(), 0.005);
   seconds[0][3] *= 1.5;
   EXPECT_GT(fit(/*cores=*/2, seconds).largest_error(), 0.3);
+}
+
+TEST(CalibrationTest, NeedsTwoRanksOfBothStrategies) {
+  EXPECT_THAT(message_of<UsageError>([] { check({70, 110, 170}); }),
+              HasSubstr("--steps_ms has 3 numbers; write as many"));
 }
 
 }  // namespace
