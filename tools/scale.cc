@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
     if (!program.empty() || !steps_ms.empty()) {
       const Calibration calibration = program.empty() ? check(steps_ms) : calibrate(program);
       std::cout << to_text(calibration);
-      return calibration.largest_error() <= kLargestError ? 0 : 1;
+      return calibration.is_plausible() && calibration.largest_error() <= kLargestError ? 0 : 1;
     }
     Scenario scenario(options);
     std::cout << assumptions(scenario) << '\n' << closely(scenario) << '\n';

@@ -79,6 +79,11 @@ RecordedStep record(const std::string& strategy, int64_t ranks) {
 
 }  // namespace
 
+bool Calibration::is_plausible() const {
+  return std::ranges::all_of(strategies,
+                             [](const Fitted& fitted) { return fitted.flops_per_s > 0 && fitted.bytes_per_s > 0; });
+}
+
 double Calibration::largest_error() const {
   double largest = 0;
   for (const Fitted& fitted : strategies) {
@@ -149,6 +154,11 @@ std::string to_text(const Calibration& calibration) {
                           step.computed_s * 1e3);
       text += step.ranks <= kFitted ? ", fitted\n" : fmt::format(", error {:+.1f}%\n", step.error() * 100);
     }
+  }
+  if (!calibration.is_plausible()) {
+    text +=
+        "a constant is negative, so two ranks were slower than cores and memory explain; measure again while nothing "
+        "else runs\n";
   }
   return text + fmt::format("largest error: {:.1f}%, allowed: {:.0f}%\n", calibration.largest_error() * 100,
                             kLargestError * 100);

@@ -26,6 +26,7 @@ struct Calibration {
   int64_t cores = 0;
   double num_params = 0;
   std::vector<Fitted> strategies;
+  bool is_plausible() const;  // all constants are positive: otherwise steps of one rank and of two contradict the model
   double largest_error() const;  // over all predictions
 };
 

@@ -245,6 +245,14 @@ TEST(CalibrationTest, FindsTheConstantsBehindSteps) {
   EXPECT_GT(fit(/*cores=*/2, seconds).largest_error(), 0.3);
 }
 
+// Steps of a host on which something else ran: no speed of a core explains that two ranks take three times as long.
+TEST(CalibrationTest, SaysThatConstantsAreImplausible) {
+  const Calibration disturbed = check({64.9, 206.5, 66.2, 142.9});
+  EXPECT_FALSE(disturbed.is_plausible());
+  EXPECT_THAT(to_text(disturbed), HasSubstr("a constant is negative"));
+  EXPECT_TRUE(check({72.6, 111.3, 62.5, 105.0}).is_plausible());
+}
+
 TEST(CalibrationTest, NeedsTwoRanksOfBothStrategies) {
   EXPECT_THAT(message_of<UsageError>([] { check({70, 110, 170}); }),
               HasSubstr("--steps_ms has 3 numbers; write as many"));
