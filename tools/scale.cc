@@ -37,6 +37,7 @@ int main(int argc, char** argv) {
       "Computes the step time, bytes and memory of a large model on many ranks, from the engine's own schedule.");
   ScenarioOptions options;
   std::string svg, program;
+  std::vector<double> steps_ms;
   app.add_option("--params", options.num_params, "number of parameters of a transformer, such as 10e9");
   app.add_option("--width", options.width, "width of the transformer's layers");
   app.add_option("--tokens", options.tokens, "tokens of a sample");
@@ -59,12 +60,16 @@ int main(int argc, char** argv) {
   app.add_option("--host_memory_gb_s", options.host_memory_gb_s, "measured GB/s of a rank's update on its host");
   app.add_option("--svg", svg, "file for a picture of the weak scaling");
   app.add_option("--calibrate", program, "bench/ddp_step, to measure this machine by and check the model");
+  app.add_option(
+      "--steps_ms", steps_ms,
+      "check the model by steps that were measured so before: milliseconds of ddp on 1, 2, ... ranks, then as "
+      "many of ddp_sharded");
   return run_command(app, argc, argv, [&] {
     set_log_level(LogLevel::warning);  // strategies say what is meant for a run
-    if (!program.empty()) {
-      const Calibration calibration = calibrate(program);
+    if (!program.empty() || !steps_ms.empty()) {
+      const Calibration calibration = program.empty() ? check(steps_ms) : calibrate(program);
       std::cout << to_text(calibration);
-      return calibration.largest_error() <= kLargestError ? 0 : 1;
+      return calibration.is_plausible() && calibration.largest_error() <= kLargestError ? 0 : 1;
     }
     Scenario scenario(options);
     std::cout << assumptions(scenario) << '\n' << closely(scenario) << '\n';

@@ -18,8 +18,8 @@
 namespace fulgur::scaling {
 namespace {
 
-constexpr int64_t kWidth = 2576, kLayers = 3, kBatch = 32, kSteps = 10;
-constexpr int kRounds = 3;
+constexpr int64_t kWidth = 2576, kLayers = 3, kBatch = 32, kSteps = 5;
+constexpr int kRounds = 7;
 constexpr int64_t kFitted = 2, kMeasured = 4;  // ranks
 constexpr int64_t kRecordedWidth = 192;        // so that buckets of 1 to 4 ranks need no padding
 constexpr std::array kStrategies{"ddp", "ddp_sharded"};
@@ -43,10 +43,8 @@ double measure(const std::string& program, const std::string& strategy, int64_t 
   return microseconds / 1e6;
 }
 
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
+// What else runs on the host only adds to a step.
+double shortest(const std::vector<double>& seconds) { return std::ranges::min(seconds); }
 
 ModelShape model() { return {.layers = kLayers, .width = kWidth, .is_perceptron = true}; }
 
@@ -80,6 +78,11 @@ RecordedStep record(const std::string& strategy, int64_t ranks) {
 }
 
 }  // namespace
+
+bool Calibration::is_plausible() const {
+  return std::ranges::all_of(strategies,
+                             [](const Fitted& fitted) { return fitted.flops_per_s > 0 && fitted.bytes_per_s > 0; });
+}
 
 double Calibration::largest_error() const {
   double largest = 0;
@@ -124,13 +127,25 @@ Calibration calibrate(const std::string& program) {
     }
   }
   std::vector<std::vector<double>> seconds(kStrategies.size());
-  for (size_t s = 0; s < seconds.size(); ++s) std::ranges::transform(rounds[s], std::back_inserter(seconds[s]), median);
+  for (size_t s = 0; s < seconds.size(); ++s)
+    std::ranges::transform(rounds[s], std::back_inserter(seconds[s]), shortest);
+  return fit(static_cast<int64_t>(cores_of_process().size()), seconds);
+}
+
+Calibration check(const std::vector<double>& steps_ms) {
+  const size_t num_ranks = steps_ms.size() / kStrategies.size();
+  if (num_ranks < static_cast<size_t>(kFitted) || steps_ms.size() % kStrategies.size() != 0) {
+    throw UsageError(fmt::format(
+        "--steps_ms has {} numbers; write as many for ddp as for ddp_sharded, of 1, 2, ... ranks", steps_ms.size()));
+  }
+  std::vector<std::vector<double>> seconds(kStrategies.size());
+  for (size_t i = 0; i < steps_ms.size(); ++i) seconds[i / num_ranks].push_back(steps_ms[i] / 1e3);
   return fit(static_cast<int64_t>(cores_of_process().size()), seconds);
 }
 
 std::string to_text(const Calibration& calibration) {
-  std::string text = fmt::format("{:.0f} M parameters, {} cores, one thread a rank; a step in ms, median of {} runs\n",
-                                 calibration.num_params / 1e6, calibration.cores, kRounds);
+  std::string text = fmt::format("{:.0f} M parameters, {} cores, one thread a rank; a step in ms\n",
+                                 calibration.num_params / 1e6, calibration.cores);
   for (const Fitted& fitted : calibration.strategies) {
     text += fmt::format("{}: fitted to 1 and 2 ranks: {:.1f} GFLOPS of a core, {:.1f} GB/s of memory\n",
                         fitted.strategy, fitted.flops_per_s / 1e9, fitted.bytes_per_s / 1e9);
@@ -139,6 +154,11 @@ std::string to_text(const Calibration& calibration) {
                           step.computed_s * 1e3);
       text += step.ranks <= kFitted ? ", fitted\n" : fmt::format(", error {:+.1f}%\n", step.error() * 100);
     }
+  }
+  if (!calibration.is_plausible()) {
+    text +=
+        "a constant is negative, so two ranks were slower than cores and memory explain; measure again while nothing "
+        "else runs\n";
   }
   return text + fmt::format("largest error: {:.1f}%, allowed: {:.0f}%\n", calibration.largest_error() * 100,
                             kLargestError * 100);

@@ -26,6 +26,7 @@ struct Calibration {
   int64_t cores = 0;
   double num_params = 0;
   std::vector<Fitted> strategies;
+  bool is_plausible() const;  // all constants are positive: otherwise steps of one rank and of two contradict the model
   double largest_error() const;  // over all predictions
 };
 
@@ -34,7 +35,11 @@ struct Calibration {
 // UsageError if the program cannot be run.
 Calibration calibrate(const std::string& program);
 
-// The same for steps that were measured already: seconds[strategy][ranks - 1].
+// The same for steps that were measured on this host before, in milliseconds: those of ddp on 1, 2, ... ranks, then as
+// many of ddp_sharded. Throws UsageError for fewer than two ranks.
+Calibration check(const std::vector<double>& steps_ms);
+
+// The same for seconds[strategy][ranks - 1].
 Calibration fit(int64_t cores, const std::vector<std::vector<double>>& seconds);
 
 std::string to_text(const Calibration& calibration);

@@ -82,13 +82,19 @@ class Transformer final : public Module {
   std::vector<at::Tensor> weights_;
 };
 
-// Calls the strategy as the loops do for a step of one micro-batch.
-void step(Strategy& strategy, Recorder& recorder, int64_t batch_idx) {
-  const at::Tensor loss = strategy.training_step({}, batch_idx);
-  strategy.zero_grad(/*optimizer=*/0);
-  strategy.backward(loss, /*is_last=*/true);
-  recorder.add({.kind = Event::Kind::backward});
-  const AccumulationWindow all = strategy.end_micro_batch({.micro_batches = 1, .loss_sum = 0.0}, /*is_last=*/true);
+// Calls the strategy as the loops do for a step.
+void step(Strategy& strategy, Recorder& recorder, int64_t micro_batches) {
+  AccumulationWindow mine, all;
+  for (int64_t m = 0; m < micro_batches; ++m) {
+    const bool is_last = m + 1 == micro_batches;
+    if (m > 0) recorder.add({.kind = Event::Kind::again});
+    const at::Tensor loss = strategy.training_step({}, /*batch_idx=*/m);
+    if (m == 0) strategy.zero_grad(/*optimizer=*/0);
+    strategy.backward(loss, is_last);
+    recorder.add({.kind = Event::Kind::backward});
+    ++mine.micro_batches;
+    all = strategy.end_micro_batch(mine, is_last);
+  }
   strategy.optimizer_step(/*optimizer=*/0, {.micro_batches = std::max<int64_t>(1, all.micro_batches)});
   recorder.add({.kind = Event::Kind::end});
 }
@@ -116,21 +122,22 @@ ModelShape shape_of(double num_params, int64_t width) {
 }
 
 RecordedStep record_step(const StrategyChoice& choice, const ModelShape& shape, std::string_view precision,
-                         World& world, const std::shared_ptr<Recorder>& recorder) {
+                         World& world, const std::shared_ptr<Recorder>& recorder, bool accumulates) {
   recorder->take();
   const auto module = std::make_shared<Transformer>(shape, c10::kCPU, recorder);
   const auto strategy = choice.make("single_device");
   strategy->setup(*module, {.devices = {c10::kCPU},
                             .precision = Precision(precision),
                             .world = world,
-                            .local_world_size = world.world_size()});
+                            .local_world_size = world.world_size(),
+                            .accumulates = accumulates});
   RecordedStep recorded{.events = {}, .num_params = shape.num_params()};
   recorded.element_bytes = Precision(precision).is_true_16_bit() ? 2 : 4;
   try {
     strategy->setup_optimizers(module->configure_optimizers());
     for (int s = 1; s <= kRecordedStep; ++s) {
       recorder->take();
-      step(*strategy, *recorder, s - 1);
+      step(*strategy, *recorder, accumulates ? 2 : 1);
     }
     recorded.events = recorder->take();
   } catch (...) {
@@ -144,18 +151,18 @@ RecordedStep record_step(const StrategyChoice& choice, const ModelShape& shape, 
 }
 
 RecordedStep record_step(const StrategyChoice& strategy, const ModelShape& shape, std::string_view precision,
-                         int64_t world_size) {
+                         int64_t world_size, bool accumulates) {
   const auto recorder = std::make_shared<Recorder>(/*lazily=*/true);
   World world(std::make_shared<RecordingCollective>(recorder, Scope::world, 0, world_size),
               std::make_shared<RecordingCollective>(recorder, Scope::control, 0, world_size));
-  return record_step(strategy, shape, precision, world, recorder);
+  return record_step(strategy, shape, precision, world, recorder, accumulates);
 }
 
 ModelMemory memory_of(const StrategyChoice& strategy, const ModelShape& shape, std::string_view precision,
-                      int64_t world_size, int64_t num_hosts) {
+                      int64_t world_size, int64_t num_hosts, bool accumulates) {
   const auto module = std::make_shared<Transformer>(shape, c10::kMeta, nullptr);
   return estimate_memory(*module, strategy, world_size, precision, module->configure_optimizers(), c10::kCUDA,
-                         /*accumulate_grad_batches=*/1, num_hosts);
+                         /*accumulate_grad_batches=*/accumulates ? 2 : 1, num_hosts);
 }
 
 }  // namespace fulgur::scaling

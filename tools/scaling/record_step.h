@@ -34,17 +34,18 @@ struct RecordedStep {
 };
 
 // Runs the strategy on this world, and returns the events of its third step: the first steps learn the order of
-// launches. The model of `shape` is real and small: it has the layers of a large model with narrower matrices, and the
-// strategy's buckets have to be smaller by as much.
+// launches. A step that `accumulates` has two micro-batches, with the event `again` between them. The model of `shape`
+// is real and small: it has the layers of a large model with narrower matrices, and the strategy's buckets have to be
+// smaller by as much.
 RecordedStep record_step(const StrategyChoice& strategy, const ModelShape& shape, std::string_view precision,
-                         World& world, const std::shared_ptr<Recorder>& recorder);
+                         World& world, const std::shared_ptr<Recorder>& recorder, bool accumulates = false);
 
 // The same on rank 0 of world_size imagined ranks.
 RecordedStep record_step(const StrategyChoice& strategy, const ModelShape& shape, std::string_view precision,
-                         int64_t world_size);
+                         int64_t world_size, bool accumulates = false);
 
 // The memory that a rank of the large model keeps on a GPU, by the engine's own estimate; nothing is allocated.
 ModelMemory memory_of(const StrategyChoice& strategy, const ModelShape& shape, std::string_view precision,
-                      int64_t world_size, int64_t num_hosts);
+                      int64_t world_size, int64_t num_hosts, bool accumulates);
 
 }  // namespace fulgur::scaling

@@ -29,6 +29,7 @@ struct Event {
     launch,    // an exchange of num_bytes is started; `id` is its number
     wait,      // the exchange `id` is completed, as far as this thread knows
     update,    // the optimizer updates a piece of a parameter
+    again,     // a micro-batch has ended that is not the last of its step
     end,       // the step has returned
   };
   Kind kind = Kind::forward;

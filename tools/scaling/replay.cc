@@ -1,5 +1,7 @@
 #include "tools/scaling/replay.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -48,7 +50,12 @@ class Player {
       : recorded_(recorded), workload_(workload), machine_(machine), ranks_(ranks) {}
 
   StepTime play() {
-    for (const Event& event : recorded_.events) happen(event);
+    const auto& events = recorded_.events;
+    const auto visit = [this](const Event& event) { happen(event); };
+    const auto last = std::ranges::find(events, Event::Kind::again, &Event::kind);
+    if (workload_.micro_batches > 1) TORCH_CHECK(last != events.end(), "the recorded step has a single micro-batch");
+    for (int64_t m = 1; m < workload_.micro_batches; ++m) std::for_each(events.begin(), last, visit);
+    std::for_each(last == events.end() ? events.begin() : last, events.end(), visit);
     result_.step_s = training();
     result_.exposed_s = std::max(0.0, result_.step_s - result_.compute_s - update_of_training_);
     return result_;
@@ -63,9 +70,6 @@ class Player {
     if (event.lane == 0) now = std::max(now, in_background_);
     switch (event.kind) {
       case Event::Kind::forward:
-        for (int64_t i = 1; i < workload_.micro_batches; ++i) {
-          compute(now, workload_.forward_flops + workload_.backward_flops, /*share_of_traffic=*/1.0);
-        }
         compute(now, workload_.forward_flops, 1.0 / 3);
         break;
       case Event::Kind::gradient: {
@@ -85,6 +89,7 @@ class Player {
         update(now, event.lane);
         break;
       case Event::Kind::backward:
+      case Event::Kind::again:
       case Event::Kind::end:
         break;
     }

@@ -15,7 +15,7 @@ struct Workload {
   double backward_flops = 0;    // what a rank computes in backward, with what it computes again of forward
   double update_bytes = 28;     // per element, that an update reads and writes
   double extra_step_bytes = 0;  // memory traffic per element in forward and backward that is not part of the flops
-  int64_t micro_batches = 1;    // the exchanges are those of the last one
+  int64_t micro_batches = 1;    // with several the recorded step has to have two: the first one is repeated
   int64_t shards = 1;           // ranks among which the update is divided
   bool updates_on_host = false;
 };

@@ -102,10 +102,11 @@ int64_t Scenario::shards(Compared strategy, int64_t ranks) const {
   return strategy == Compared::hybrid ? std::min(ranks, options_.ranks_per_host) : ranks;
 }
 
-ModelMemory Scenario::memory(Compared strategy, int64_t ranks) const {
+ModelMemory Scenario::memory(Compared strategy, int64_t ranks, bool accumulates) const {
   const int64_t hosts = std::max<int64_t>(1, ranks / options_.ranks_per_host);
   const Compared same = strategy == Compared::hybrid && hosts == 1 ? Compared::sharded : strategy;
-  return memory_of(choice_of(same, options_.ranks_per_host, /*scale=*/1), shape_, options_.precision, ranks, hosts);
+  return memory_of(choice_of(same, options_.ranks_per_host, /*scale=*/1), shape_, options_.precision, ranks, hosts,
+                   accumulates);
 }
 
 // Activations are computed again in backward: a sample keeps what enters each layer, in 16 bits.
@@ -119,15 +120,15 @@ int64_t Scenario::samples_that_fit(const ModelMemory& memory) const {
 
 // The events do not depend on the number of ranks, as long as there are several: sizes do. Hybrid sharding is recorded
 // with two groups of two.
-const RecordedStep& Scenario::recorded(Compared strategy, int64_t ranks) {
+const RecordedStep& Scenario::recorded(Compared strategy, int64_t ranks, bool accumulates) {
   if (strategy == Compared::hybrid && ranks <= options_.ranks_per_host) strategy = Compared::sharded;
-  const auto [place, is_new] = recorded_.try_emplace({strategy, ranks == 1});
+  const auto [place, is_new] = recorded_.try_emplace({strategy, ranks == 1, accumulates});
   if (is_new) {
     const ModelShape small{.layers = shape_.layers, .width = kRecordedWidth};
     const double narrower = static_cast<double>(small.width) / static_cast<double>(shape_.width);
     const int64_t few = ranks == 1 ? 1 : strategy == Compared::hybrid ? 4 : 2;
-    place->second =
-        record_step(choice_of(strategy, /*shard_group=*/2, narrower * narrower), small, options_.precision, few);
+    place->second = record_step(choice_of(strategy, /*shard_group=*/2, narrower * narrower), small, options_.precision,
+                                few, accumulates);
   }
   return place->second;
 }
@@ -148,22 +149,28 @@ Outcome Scenario::outcome(Compared strategy, int64_t ranks, int64_t micro_batch,
       .micro_batches = micro_batches,
       .memory = memory,
       .activation_bytes = 2.0 * static_cast<double>(shape_.layers * shape_.width * options_.tokens * micro_batch)};
-  outcome.time = replay(recorded(strategy, ranks), workload, machine_, ranks);
+  outcome.time = replay(recorded(strategy, ranks, micro_batches > 1), workload, machine_, ranks);
   outcome.flops_per_s = 3 * forward * static_cast<double>(micro_batches) / outcome.time.step_s;
   return outcome;
 }
 
 std::optional<Outcome> Scenario::weak(Compared strategy, int64_t ranks) {
-  const ModelMemory kept = memory(strategy, ranks);
+  const ModelMemory kept = memory(strategy, ranks, /*accumulates=*/false);
   const int64_t batch = std::min(options_.batch, samples_that_fit(kept));
   if (batch == 0) return std::nullopt;
   return outcome(strategy, ranks, batch, /*micro_batches=*/1, kept);
 }
 
+// A rank with more samples than fit at once accumulates their gradients, which takes memory, too.
 std::optional<Outcome> Scenario::strong(Compared strategy, int64_t ranks) {
-  const ModelMemory kept = memory(strategy, ranks);
   const int64_t of_rank = options_.global_batch / ranks;
-  int64_t micro_batch = std::min({of_rank, options_.batch, samples_that_fit(kept)});
+  ModelMemory kept = memory(strategy, ranks, /*accumulates=*/false);
+  int64_t micro_batch = std::min(options_.batch, samples_that_fit(kept));
+  if (micro_batch < of_rank) {
+    kept = memory(strategy, ranks, /*accumulates=*/true);
+    micro_batch = std::min(options_.batch, samples_that_fit(kept));
+  }
+  micro_batch = std::min(micro_batch, of_rank);
   while (micro_batch > 1 && of_rank % micro_batch != 0) --micro_batch;
   if (micro_batch == 0) return std::nullopt;
   return outcome(strategy, ranks, micro_batch, of_rank / micro_batch, kept);

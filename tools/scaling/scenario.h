@@ -4,7 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "fulgur/core/model_memory.h"
@@ -68,16 +68,17 @@ class Scenario {
 
  private:
   int64_t shards(Compared strategy, int64_t ranks) const;
-  ModelMemory memory(Compared strategy, int64_t ranks) const;
+  ModelMemory memory(Compared strategy, int64_t ranks, bool accumulates) const;
   int64_t samples_that_fit(const ModelMemory& memory) const;
-  const RecordedStep& recorded(Compared strategy, int64_t ranks);
+  const RecordedStep& recorded(Compared strategy, int64_t ranks, bool accumulates);
   Outcome outcome(Compared strategy, int64_t ranks, int64_t micro_batch, int64_t micro_batches,
                   const ModelMemory& memory);
 
   const ScenarioOptions options_;
   Machine machine_;
   ModelShape shape_;
-  std::map<std::pair<Compared, bool>, RecordedStep> recorded_;  // by strategy and whether a rank is alone
+  // By strategy, whether a rank is alone, and whether a step has several micro-batches.
+  std::map<std::tuple<Compared, bool, bool>, RecordedStep> recorded_;
 };
 
 }  // namespace fulgur::scaling

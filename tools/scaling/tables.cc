@@ -34,11 +34,10 @@ std::string say_where_ahead(const std::vector<TableRow>& rows, Compared better, 
     if (a && !b) alone.push_back(row.ranks);
     if (a && b && a->flops_per_s > 1.001 * b->flops_per_s) ahead.push_back(row.ranks);
   }
-  const auto list = [](const std::vector<int64_t>& ranks) {
-    return ranks.empty() ? std::string("none") : fmt::format("{}", fmt::join(ranks, ", "));
-  };
-  return fmt::format("{} over {}: ahead on {} ranks; fits alone on {}\n", name_of(better), name_of(worse), list(ahead),
-                     list(alone));
+  std::string text = fmt::format("{} is {}ahead of {}", name_of(better), ahead.empty() ? "never " : "", name_of(worse));
+  if (!ahead.empty()) text += fmt::format(" on {} ranks", fmt::join(ahead, ", "));
+  if (!alone.empty()) text += fmt::format("; it alone fits on {} ranks", fmt::join(alone, ", "));
+  return text + '\n';
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST(RecordStepTest, BucketsAreSentWhileBackwardRuns) {
   const auto is = [](Event::Kind kind) { return [kind](const Event& event) { return event.kind == kind; }; };
   const auto first = std::ranges::find_if(step.events, is(Event::Kind::launch));
   const auto end = std::ranges::find_if(step.events, is(Event::Kind::backward));
-  EXPECT_GT(std::count_if(first, end, is(Event::Kind::gradient)), 18);  // of 24, after the first launch
+  EXPECT_GT(std::count_if(first, end, is(Event::Kind::gradient)), 18);  // after the first launch, among 24
   EXPECT_EQ(std::count_if(step.events.begin(), end, is(Event::Kind::gradient)), 24);
 }
 

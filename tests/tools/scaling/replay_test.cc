@@ -96,11 +96,20 @@ TEST(ReplayTest, OnlyWhatBackwardDoesNotHideIsWaitedFor) {
   EXPECT_DOUBLE_EQ(slow.exposed_s, 4.0);
 }
 
-TEST(ReplayTest, MicroBatchesComputeAgainButSendOnce) {
+// Two micro-batches are recorded, of which only the last one sends.
+TEST(ReplayTest, TheFirstMicroBatchIsRepeated) {
+  using enum Event::Kind;
+  RecordedStep step = one_bucket();
+  step.events.insert(step.events.begin(),
+                     {{.kind = forward}, {.kind = gradient, .num_elements = 1000}, {.kind = again}});
   Workload workload = large();
-  workload.micro_batches = 3;
   const double bytes = 2 * 2e10 * 7 / 8;
-  EXPECT_DOUBLE_EQ(replay(one_bucket(), workload, machine(bytes / 5, 0), 8).step_s, 9.0 + 5 - 1);
+  for (const int micro_batches : {1, 2, 5}) {
+    workload.micro_batches = micro_batches;
+    const StepTime time = replay(step, workload, machine(bytes / 5, 0), 8);
+    EXPECT_DOUBLE_EQ(time.step_s, 3.0 * micro_batches + 5 - 1);
+    EXPECT_DOUBLE_EQ(time.bytes_between, bytes);
+  }
 }
 
 TEST(ReplayTest, AnUpdateReadsAndWritesTheShard) {
@@ -150,7 +159,7 @@ TEST(ScenarioTest, FreeExchangesLeaveTheTimeOfComputingForEachStrategy) {
   }
 }
 
-// Of M bytes every strategy that shards sends M of gradients and M of parameters; ddp sends 2 M of gradients.
+// A strategy that shards sends M bytes of gradients and M of parameters; ddp sends gradients twice, 2 M.
 TEST(ScenarioTest, StrategiesSendTheirBytes) {
   Scenario scenario(small_scenario());
   const double model = 2.0 * static_cast<double>(scenario.shape().num_params());
@@ -163,6 +172,17 @@ TEST(ScenarioTest, StrategiesSendTheirBytes) {
   EXPECT_NEAR(hybrid.bytes_within, 2 * model * 7 / 8, 0.001 * model);
   const StepTime offload = scenario.weak(Compared::offload, 64)->time;
   EXPECT_NEAR(offload.bytes_to_host, 2 * model / 64, 0.001 * model);
+}
+
+// By default ddp sends the gradients of a step once, and what shards sends them after each micro-batch.
+TEST(ScenarioTest, AccumulatedGradientsAreSentAsTheEngineDoes) {
+  ScenarioOptions options = small_scenario();
+  options.global_batch = 64 * 4 * 3;  // three micro-batches
+  Scenario scenario(options);
+  const double model = 2.0 * static_cast<double>(scenario.shape().num_params()) * 63 / 64;
+  EXPECT_EQ(scenario.strong(Compared::ddp, 64)->micro_batches, 3);
+  EXPECT_NEAR(scenario.strong(Compared::ddp, 64)->time.bytes_between, 2 * model, 0.001 * model);
+  EXPECT_NEAR(scenario.strong(Compared::sharded, 64)->time.bytes_between, (3 + 1) * model, 0.001 * model);
 }
 
 // The article's formula for a rank: 2 bytes of parameters, 2 of gradients and 12 of Adam's state for each element.
@@ -223,6 +243,19 @@ TEST(CalibrationTest, FindsTheConstantsBehindSteps) {
   EXPECT_LT(calibration.largest_error(), 0.005);
   seconds[0][3] *= 1.5;
   EXPECT_GT(fit(/*cores=*/2, seconds).largest_error(), 0.3);
+}
+
+// Steps of a host on which something else ran: no speed of a core explains that two ranks take three times as long.
+TEST(CalibrationTest, SaysThatConstantsAreImplausible) {
+  const Calibration disturbed = check({64.9, 206.5, 66.2, 142.9});
+  EXPECT_FALSE(disturbed.is_plausible());
+  EXPECT_THAT(to_text(disturbed), HasSubstr("a constant is negative"));
+  EXPECT_TRUE(check({72.6, 111.3, 62.5, 105.0}).is_plausible());
+}
+
+TEST(CalibrationTest, NeedsTwoRanksOfBothStrategies) {
+  EXPECT_THAT(message_of<UsageError>([] { check({70, 110, 170}); }),
+              HasSubstr("--steps_ms has 3 numbers; write as many"));
 }
 
 }  // namespace
