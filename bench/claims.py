@@ -11,6 +11,7 @@ section says which and why; what needs a GPU that is not there is computed.
       what these need
 """
 import datetime
+import functools
 import os
 import pathlib
 import re
@@ -114,7 +115,7 @@ def families():
     counts, speeds, commands = [], [], []
     for name, (example, flags) in FAMILIES.items():
         ddp, sharded = (family_run(example, flags, strategy, 3, **EXACT_MEMORY) for strategy in ("ddp", "ddp_sharded"))
-        us = {strategy: family_run(example, flags, strategy, 6)["us"] for strategy in ("ddp", "ddp_sharded")}
+        us = [[family_run(example, flags, strategy, 4)["us"] for strategy in ("ddp", "ddp_sharded")] for _ in range(2)]
         in_all = lambda run, n: sum(run["counted"][n].values())
         of_model = lambda run, n: in_all(run, n) - run["counted"][n]["buckets"]
         for run, strategy, n in ((ddp, "ddp", 2), (sharded, "ddp_sharded", 2), (sharded, "ddp_sharded", 8)):
@@ -127,12 +128,12 @@ def families():
                            "" if run is ddp else f"{of_model(ddp, n) / of_model(run, n):.1f}"])
         speeds.append([name, f"{ddp['mb']:.0f}", f"{sharded['mb']:.0f}", f"{1 - sharded['mb'] / ddp['mb']:.0%}",
                        f"{ddp['mb'] - in_all(ddp, 2):.0f}, {sharded['mb'] - in_all(sharded, 2):.0f}",
-                       f"{us['ddp_sharded'] / us['ddp']:.2f}"])
+                       ", ".join(f"{sharded_us / ddp_us:.2f}" for ddp_us, sharded_us in us)])
         commands.append(sharded["command"])
     return (table(["counted, MB of a rank", "", "parameters", "gradients", "optimizer state", "buckets", "in all", "saved",
                    "parameters in the same memory"], counts) + "\n\n" +
             table(["measured, 2 ranks: MB above an empty process, at most", "ddp", "ddp_sharded", "saved",
-                   "of which not counted, in each", "step over ddp's, in one run each"], speeds) +
+                   "of which not counted, in each", "step over ddp's, in two pairs of runs"], speeds) +
             "\n\nCounted are parameters, gradients, optimizer state and buckets (`estimate_memory`; "
             "`tests/strategies/model_state_bytes_test.cc` finds the same by counting allocations, to 3%); what is not counted is "
             "mostly activations. The last column of the first table is for large models, beside which buckets, whose size is fixed, "
@@ -145,23 +146,24 @@ def families():
             "waiting in a norm. Memory was measured with `MALLOC_MMAP_THRESHOLD_=1000000 MALLOC_TRIM_THRESHOLD_=1000000`: without "
             "these glibc keeps much of what was freed. Batches are small and inputs short, so that two ranks fit on two cores; the "
             "Transformer has a vocabulary of 256 bytes, the images are the digits of 8 x 8, enlarged except for Image GPT. A step of "
-            "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in a single pair of runs "
-            "on a shared machine a tenth either way says nothing.\n\n"
-            "The same with `--strategy=ddp`, and with `--steps=6` for the times:\n\n" + code("\n".join(commands)))
+            "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in two pairs of runs, each "
+            "of two steps, on a shared machine a tenth either way says nothing.\n\n"
+            "The same with `--strategy=ddp`, and with `--steps=4` for the times:\n\n" + code("\n".join(commands)))
 
 
 def depth_below(cap_mb, strategy):
     """The most layers of 1,024 x 1,024 with which rank 0 of two never has more than the cap."""
-    def fits(depth):
-        command = [FOLDER / "ddp_step", "--width=1024", f"--depth={depth}", "--steps=6", f"--strategy={strategy}", "--devices=2"]
-        return float(output_of(command, **EXACT_MEMORY).split("\n")[-2].split()[3]) <= cap_mb
-    low, high = 0, 16
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    @functools.cache
+    def peak_mb(depth):
+        command = [FOLDER / "ddp_step", "--width=1024", f"--depth={depth}", "--steps=1", f"--strategy={strategy}", "--devices=2"]
+        return float(output_of(command, **EXACT_MEMORY).split("\n")[-2].split()[3])
+    layer_mb = (peak_mb(16) - peak_mb(8)) / 8
+    depth = max(0, int(8 + (cap_mb - peak_mb(8)) / layer_mb))  # nearly: each layer takes the same
+    while depth > 0 and peak_mb(depth) > cap_mb:
+        depth -= 1
+    while peak_mb(depth + 1) <= cap_mb:
+        depth += 1
+    return depth
 
 
 def largest():
@@ -176,7 +178,7 @@ def largest():
             f"`ddp_sharded`, {ratio:.2f} times as many, where 16 bytes over 10 are 1.60 times: the two buckets, of 52 MB in all, take the "
             "rest. On 8 ranks, with activations and buckets, a GPT with 1.9 times as many parameters fits "
             "(`tests/examples/largest_model_test.cc`).\n\n"
-            f"`{shown([FOLDER / 'ddp_step', '--width=1024', '--depth=DEPTH', '--steps=6', '--strategy=STRATEGY', '--devices=2'])}`")
+            f"`{shown([FOLDER / 'ddp_step', '--width=1024', '--depth=DEPTH', '--steps=1', '--strategy=STRATEGY', '--devices=2'])}`")
 
 
 def memory():
@@ -262,8 +264,8 @@ def others():
             "CPU, where device and host are one memory, what remains is how well each does its part. In fp32 `zero_offload` takes longer "
             "than PyTorch: it moves gradients to buckets of the host and weights back to the parameters, which on a GPU saves "
             "memory, and here only takes time."]
-    for name, *flags in (("python_offload",), ("python_sharded", "--only=times")):
-        command = script(name, FOLDER / "ddp_step", "2", *flags)
+    for name, rounds, *flags in (("python_offload", "2"), ("python_sharded", "3", "--only=times")):
+        command = script(name, FOLDER / "ddp_step", rounds, *flags)
         text.append(code(output_of(command)) + f"\n\n`{shown(command)}`")
     text.append("Computed, on one GPU, in bytes per parameter:\n\n" + table(
         ["", "kept on the device", "moved between device and host in a step"],

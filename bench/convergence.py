@@ -145,7 +145,7 @@ def fine_tuning(runs):
 
 
 def article(runs):
-    short = [*FINE_TUNING, "--max_epochs=3"]
+    short = [*FINE_TUNING, "--max_epochs=2"]
     for example, flags, metric in (("bert_classifier", short, "val_loss"), ("bert_classifier", short, "val_acc"),
                                    ("digits", [], "val_loss"), ("digits", [], "val_acc"),
                                    ("transformer_lm", SHORT_LM, "val_bpc")):

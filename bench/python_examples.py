@@ -37,7 +37,6 @@ import compile_step  # noqa: E402
 
 ROUNDS = 3
 POOL = 8  # different batches
-WARM_UP = 5  # steps that are not timed
 LOSSES = 50  # steps whose losses are compared
 LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
 BARS = {"full": 1.1, "small": 2.0}  # how many times as long Lightning should take, as it comes
@@ -51,7 +50,8 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 class Subject:
     example: str
     size: str
-    steps: int  # of one timed run
+    warm_up: int  # steps that are not timed
+    steps: int  # of one run, with those
     flags: list
 
     @property
@@ -197,18 +197,18 @@ class LanguageModel(lightning.LightningModule):
 
 
 class Batches(torch.utils.data.IterableDataset):
-    def __init__(self, folder, steps):
+    def __init__(self, folder, steps, warm_up):
         pool = [{} for _ in range(POOL)]
         for name, tensor in safetensors.torch.load_file(folder / "batches.safetensors").items():
             place, name = name.split(".", 1)
             pool[int(place)][name] = tensor
-        self.pool, self.steps = pool, steps
+        self.pool, self.steps, self.warm_up = pool, steps, warm_up
 
     def __iter__(self):
         """A step is timed from one batch to the next, as in the C++ program."""
         for i in range(self.steps):
             self.last = time.perf_counter()
-            if i == WARM_UP:
+            if i == self.warm_up:
                 self.warm = self.last
             yield self.pool[i % POOL]
 
@@ -216,7 +216,7 @@ class Batches(torch.utils.data.IterableDataset):
         return self.steps
 
     def us_per_step(self):
-        return (self.last - self.warm) * 1e6 / (self.steps - 1 - WARM_UP)
+        return (self.last - self.warm) * 1e6 / (self.steps - 1 - self.warm_up)
 
 
 class Losses(lightning.Callback):
@@ -245,7 +245,7 @@ def in_lightning(subject, folder, minilm, steps, dropout, fused, compiled=False,
         module.load_state_dict(weights)
     else:
         module = LanguageModel(lm_sizes(subject), weights, fused, compiled)
-    losses, batches = Losses(), Batches(folder, steps)
+    losses, batches = Losses(), Batches(folder, steps, subject.warm_up)
     loader = torch.utils.data.DataLoader(batches, batch_size=None)
     with tempfile.TemporaryDirectory() as root, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", default_root_dir=root, gradient_clip_val=1.0,
@@ -265,7 +265,7 @@ def compile_lm(subject, folder):
 
 def in_fulgur(program, subject, folder, minilm, steps, *flags, example=None):
     """Losses and microseconds per step."""
-    command = [program, example or subject.example, f"--folder={folder}", f"--steps={steps}", f"--pool={POOL}", f"--warm_up={WARM_UP}",
+    command = [program, example or subject.example, f"--folder={folder}", f"--steps={steps}", f"--pool={POOL}", f"--warm_up={subject.warm_up}",
                *subject.flags, *flags]
     if subject.example == "bert_classifier":
         command += [f"--model.weights={minilm if subject.size == 'full' else folder}",
@@ -326,10 +326,10 @@ def compare(program, subject, minilm, rounds):
 
 
 SUBJECTS = [
-    Subject("bert_classifier", "full", 9, []),
-    Subject("bert_classifier", "small", 200, ["--model.pretrained=false", "--data.max_length=16", "--data.batch_size=4"]),
-    Subject("transformer_lm", "full", 40, []),
-    Subject("transformer_lm", "small", 400, ["--data.batch_size=4",
+    Subject("bert_classifier", "full", 2, 8, []),
+    Subject("bert_classifier", "small", 5, 200, ["--model.pretrained=false", "--data.max_length=16", "--data.batch_size=4"]),
+    Subject("transformer_lm", "full", 5, 40, []),
+    Subject("transformer_lm", "small", 5, 400, ["--data.batch_size=4",
                                              *(f"--model.{name}={value}" for name, value in SMALL_LM.items())]),
 ]
 

@@ -32,7 +32,7 @@ void wait_until(const Transfer& transfer, std::chrono::steady_clock::time_point 
 }  // namespace
 
 std::unique_ptr<HostTransport> connect_gloo(const GroupConfig& group) {
-  if (!group.device.is_cpu()) return nullptr;
+  if (!group.device.is_cpu() || !group.transport.may_use(TransportKind::gloo)) return nullptr;
   auto backend = make_gloo_backend(group);
   backend->setTimeout(group.timeout);
   return std::make_unique<GlooTransport>(std::move(backend), group.timeout, group.transport);

@@ -33,7 +33,7 @@ std::optional<int64_t> ranks_per_host(const std::vector<std::string>& hosts) {
 }
 
 std::unique_ptr<HostTransport> connect_hierarchy(const GroupConfig& group) {
-  if (!group.device.is_cpu()) return nullptr;
+  if (!group.device.is_cpu() || group.transport.kind != TransportKind::automatic) return nullptr;
   const auto identity = group.transport.shared_memory ? host_identity(group.transport) : std::nullopt;
   const std::vector<std::string> hosts = exchange_texts(group, "hosts", identity.value_or(""));
   const bool some_host_is_unknown = std::ranges::find(hosts, "") != hosts.end();

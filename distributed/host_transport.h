@@ -66,6 +66,9 @@ class HostTransport {
   // Makes running and later calls throw, here and on every other rank. Threading: any thread.
   virtual void abort() = 0;
 
+  // Comes after the last call. Makes calls throw that still run. Threading: any thread.
+  virtual void end() { abort(); }
+
   // Zeros, in the memory from which collectives move tensors with the fewest copies. Threading: any thread.
   virtual at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype);
 };

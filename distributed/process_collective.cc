@@ -179,9 +179,9 @@ class ProcessCollective::Impl {
 
   // NCCL's abort() would drop work that the device has not done yet; shutdown() may wait forever after a failure.
   void end() noexcept {
-    if (host_ || failed()) return break_connections();
+    if (failed()) return break_connections();
     try {
-      device_->shutdown();
+      host_ ? host_->end() : device_->shutdown();
     } catch (const std::exception& error) {
       log_warning("group '{}' ends badly: {}", group_.name, error.what());
       break_connections();

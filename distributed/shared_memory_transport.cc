@@ -64,7 +64,7 @@ struct SharedMemoryTransport::Exchange {
 };
 
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
-  if (!group.device.is_cpu()) return nullptr;
+  if (!group.device.is_cpu() || !group.transport.may_use(TransportKind::shared_memory)) return nullptr;
   const int64_t default_bytes =
       std::max<int64_t>(1 << 20, SharedMemory::kOutboxes * kPartBytes * (group.world_size() - 1));
   const int64_t staging_bytes = group.transport.staging_bytes.value_or(default_bytes);

@@ -6,8 +6,12 @@
 
 namespace fulgur {
 
+enum class TransportKind { automatic, shared_memory, gloo, mpi };
+
 // How ranks exchange tensors in host memory.
 struct TransportOptions {
+  TransportKind kind = TransportKind::automatic;  // automatic: shared memory within a host, Gloo between hosts; another
+                                                  // one is used alone, or the ranks do not connect
   bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
   std::string host_id{};                   // ranks with different ones count as ranks of different hosts
   bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
@@ -16,6 +20,8 @@ struct TransportOptions {
   std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
                                            // memory per rank, or 128 KiB for each other rank if that is more; 8 MiB
                                            // with Gloo; 4 MiB of a tensor go between hosts at a time
+
+  bool may_use(TransportKind one) const { return kind == TransportKind::automatic || kind == one; }
 };
 
 }  // namespace fulgur

@@ -2,6 +2,9 @@
 
 load("@python_env//:defs.bzl", "CAN_IMPORT_TORCH")
 
+# For tests that compile models: the code around the kernels, which is most of what g++ reads, runs a few times.
+QUICK_CODE = {"AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
+
 def fulgur_py_test(name, data = [], imports_torch = True, **kwargs):
     """A test in <name>.py, written with unittest; may import torch and what third_party/wheels_*.txt has for `python`.
 

@@ -11,6 +11,14 @@
 namespace fulgur {
 namespace {
 
+TransportKind transport_of(std::string_view text) {
+  const std::string name = canonical_name(text);
+  if (name == "shared_memory") return TransportKind::shared_memory;
+  if (name == "gloo") return TransportKind::gloo;
+  if (name == "mpi") return TransportKind::mpi;
+  return TransportKind::automatic;
+}
+
 int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
 
 }  // namespace
@@ -26,6 +34,12 @@ void Ddp::describe(FieldVisitor& visit) {
                  "rounds gradients and their sums",
          .choices = {"fp32", "bf16"}},
         &wire);
+  visit({.name = "transport",
+         .help =
+             "what moves tensors in host memory between ranks; auto: shared memory within a host, Gloo between hosts; "
+             "mpi: in a program with @fulgur//distributed:mpi_transport whose ranks mpirun or srun has started",
+         .choices = {"auto", "shared_memory", "gloo", "mpi"}},
+        &transport);
   visit({.name = "broadcast_buffers", .help = "broadcast the buffers of rank 0 after each step"}, &broadcast_buffers);
   visit({.name = "timeout_s", .help = "abort a collective after this time", .unit = "s", .min = 1}, &timeout_s);
   visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time", .unit = "s", .min = 1},
@@ -33,7 +47,9 @@ void Ddp::describe(FieldVisitor& visit) {
 }
 
 EngineOptions Ddp::engine_options() const {
-  return {.world = WorldOptions{.timeout_s = timeout_s, .connect_timeout_s = connect_timeout_s},
+  return {.world = WorldOptions{.timeout_s = timeout_s,
+                                .connect_timeout_s = connect_timeout_s,
+                                .collectives = {.kind = transport_of(transport)}},
           .buckets = {.first_bucket_bytes = to_bytes(first_bucket_mib), .bucket_cap_bytes = to_bytes(bucket_cap_mib)},
           .wire = canonical_name(wire) == "bf16" ? std::optional(c10::ScalarType::BFloat16) : std::nullopt,
           .broadcast_buffers = broadcast_buffers};

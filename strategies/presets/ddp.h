@@ -16,6 +16,7 @@ struct Ddp {
   double bucket_cap_mib = 25;      // gradients that are reduced together; smaller: starts sooner, costs more calls
   double first_bucket_mib = 1;     // cap of the first bucket, so that reducing starts early in backward
   std::string wire = "fp32";       // or bf16: fp32 gradients travel in half the bytes, and their sums are rounded to it
+  std::string transport = "auto";  // or shared_memory, gloo or mpi: what moves tensors in host memory
   bool broadcast_buffers = true;   // after each step rank 0 broadcasts buffers (running means)
   double timeout_s = 1800;         // limit for every collective
   double connect_timeout_s = 300;  // limit until every rank has connected

@@ -53,6 +53,27 @@ TEST(Transports, WithoutOneThatAppliesTheErrorNamesTheDevice) {
               HasSubstr("cannot exchange tensors on meta"));
 }
 
+// Without a store, so that a transport which is not asked for must not connect.
+TEST(Transports, OneThatIsAskedForIsUsedOrRefused) {
+  GroupConfig group = group_on(c10::kCPU);
+  group.transport.kind = TransportKind::mpi;
+  EXPECT_THAT(message_of<UsageError>([&] { connect(group, transports()); }),
+              HasSubstr("strategy.transport = 'mpi', but this program was built without it; add"));
+  group.transport.kind = TransportKind::gloo;
+  EXPECT_EQ(connect_shared_memory(group), nullptr);
+  EXPECT_EQ(connect_hierarchy(group), nullptr);
+  group.transport.kind = TransportKind::shared_memory;
+  EXPECT_EQ(connect_hierarchy(group), nullptr);
+  EXPECT_EQ(connect_gloo(group), nullptr);
+  EXPECT_THAT(message_of<UsageError>([&] { connect(group, {connect_hierarchy, connect_gloo}); }),
+              HasSubstr("strategy.transport = 'shared_memory', but the ranks are on several hosts"));
+}
+
+TEST(Transports, OneThatWasAddedIsTriedLast) {
+  add_transport(works_as("added"));
+  EXPECT_EQ(connect(group_on(c10::kMeta), transports()).device->getBackendName(), "added");
+}
+
 // A group without a store: a transport that did not look at the device first would crash.
 TEST(Transports, ThoseOfAnotherDeviceDoNotApply) {
   EXPECT_EQ(connect_shared_memory(group_on(c10::kCUDA)), nullptr);

@@ -11,6 +11,7 @@ import unittest
 from two_hosts import CLEAN, HOSTS, why_no_namespaces
 
 PROGRAM = pathlib.Path("tests/failure/fault_program").absolute()
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--standalone", "--nproc-per-node", "2")
 
 
@@ -22,12 +23,12 @@ def free_port():
 
 class TrainerTest(unittest.TestCase):
 
-    def train(self, *commands, devices=None):
+    def train(self, *commands, devices=None, flags=()):
         """The losses of each rank, in training; each of `commands` is (environment, words before the program)."""
         with tempfile.TemporaryDirectory() as folder:
             size = [] if devices is None else [f"--devices={devices}"]
             hosts = [f"--num_nodes={len(commands)}"] if "NODE_RANK" in commands[0][0] else []
-            processes = [subprocess.Popen([*before, PROGRAM, "--strategy=ddp", *size, *hosts, f"--folder={folder}"],
+            processes = [subprocess.Popen([*before, PROGRAM, "--strategy=ddp", *size, *hosts, *flags, f"--folder={folder}"],
                                           env={**CLEAN, **environment}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                           stderr=subprocess.PIPE, text=True, start_new_session=True)
                          for environment, before in commands]
@@ -76,8 +77,10 @@ class TrainerTest(unittest.TestCase):
                                    "SLURM_STEP_NODELIST": "localhost", "MASTER_PORT": port}, []) for rank in range(2))))
 
     def test_mpirun(self):
-        mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2")
-        self.expect(self.train(({}, mpirun)))
+        self.expect(self.train(({}, MPIRUN)))
+
+    def test_mpirun_and_tensors_that_mpi_moves(self):
+        self.expect(self.train(({}, MPIRUN), flags=["--strategy.transport=mpi"]))
 
     def on_two_hosts_of_two_ranks(self, *environments):
         port = free_port()

@@ -1,0 +1,442 @@
+// Ranks that exchange by MPI: a program that depends on //distributed:mpi_transport has the transport "mpi". Its ranks
+// are processes that mpirun or srun has started, one for each rank of MPI_COMM_WORLD. MPI is initialised by the first
+// group unless the program has done so, and finalised when the process exits if no rank has failed.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+#include <mpi/mpi.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fulgur/base/crc32.h"
+#include "fulgur/base/error.h"
+#include "fulgur/distributed/group.h"
+#include "fulgur/distributed/host_transport.h"
+#include "fulgur/distributed/transports.h"
+
+namespace fulgur {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kDataTag = 0, kAbortTag = 1;
+constexpr int64_t kDefaultStagingBytes = 8 << 20;
+// A wait first gives its core to other threads, then sleeps, so that it does not compete with backward.
+constexpr std::chrono::microseconds kYields{200}, kSleep{50};
+
+std::atomic<bool> a_group_has_failed = false;
+
+void check(int code) {
+  if (code == MPI_SUCCESS) return;
+  std::string text(MPI_MAX_ERROR_STRING, '\0');
+  int size = 0;
+  MPI_Error_string(code, text.data(), &size);
+  text.resize(static_cast<size_t>(size));
+  throw std::runtime_error(text);
+}
+
+// Only if all is well: it waits for every rank.
+void finalize() {
+  if (!a_group_has_failed) MPI_Finalize();
+}
+
+// Initialises MPI if the program has not. Groups have threads of their own, which all call MPI.
+void initialize() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  int is_initialized = 0, threads = 0;
+  MPI_Initialized(&is_initialized);
+  if (is_initialized) {
+    MPI_Query_thread(&threads);
+    if (threads >= MPI_THREAD_MULTIPLE) return;
+    throw UsageError(
+        "this program has initialised MPI so that not every thread may call it; call MPI_Init_thread with "
+        "MPI_THREAD_MULTIPLE, or leave it to fulgur");
+  }
+  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads));
+  std::atexit(finalize);
+  if (threads >= MPI_THREAD_MULTIPLE) return;
+  throw UsageError(
+      "this MPI does not let several threads call it (MPI_THREAD_MULTIPLE); use one that does, or write "
+      "--strategy.transport=gloo");
+}
+
+// The ranks of the group within MPI_COMM_WORLD, in the group's order.
+std::vector<int> places_in_mpi(const GroupConfig& group) {
+  int rank = 0, world_size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+  std::map<int, int64_t> owners;
+  std::vector<int> places;
+  for (const std::string& text : exchange_texts(group, "mpi", std::to_string(rank))) {
+    const int64_t owner = group.ranks[places.size()];
+    places.push_back(std::stoi(text));
+    const auto [other, is_new] = owners.try_emplace(places.back(), owner);
+    if (is_new) continue;
+    throw UsageError(
+        fmt::format("strategy.transport = 'mpi', but ranks {} and {} are both rank {} of MPI's {}; start all ranks by "
+                    "one mpirun or srun, or "
+                    "write transport = 'auto'",
+                    other->second, owner, places.back(), world_size));
+  }
+  return places;
+}
+
+MPI_Datatype type_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return MPI_FLOAT;
+    case at::kDouble:
+      return MPI_DOUBLE;
+    case at::kInt:
+      return MPI_INT32_T;
+    case at::kLong:
+      return MPI_INT64_T;
+    case at::kHalf:
+    case at::kBFloat16:
+      return MPI_UINT16_T;  // is moved, never added
+    default:
+      return MPI_UINT8_T;
+  }
+}
+
+MPI_Op op_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return MPI_MIN;
+    case ReduceOp::max:
+      return MPI_MAX;
+    default:
+      return MPI_SUM;
+  }
+}
+
+// MPI counts elements in an int.
+int count_of(int64_t num_elements) {
+  if (num_elements <= std::numeric_limits<int>::max()) return static_cast<int>(num_elements);
+  throw std::runtime_error(
+      fmt::format("MPI moves at most {} elements at once, and not {}", std::numeric_limits<int>::max(), num_elements));
+}
+
+bool is_16_bit(const at::Tensor& flat) { return at::isReducedFloatingType(flat.scalar_type()); }
+
+class Communicator {
+ public:
+  explicit Communicator(MPI_Comm comm) : comm_(comm) { MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN); }
+  ~Communicator() {
+    if (!a_group_has_failed) MPI_Comm_free(&comm_);
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  MPI_Comm get() const { return comm_; }
+
+ private:
+  MPI_Comm comm_;
+};
+
+MPI_Comm make_comm(const GroupConfig& group) {
+  const std::vector<int> places = places_in_mpi(group);
+  MPI_Group everyone = MPI_GROUP_NULL, mine = MPI_GROUP_NULL;
+  check(MPI_Comm_group(MPI_COMM_WORLD, &everyone));
+  check(MPI_Group_incl(everyone, static_cast<int>(places.size()), places.data(), &mine));
+  const int tag = static_cast<int>(crc32(group.name) % 32767);  // tags up to that always exist
+  MPI_Comm comm = MPI_COMM_NULL;
+  check(MPI_Comm_create_group(MPI_COMM_WORLD, mine, tag, &comm));
+  MPI_Group_free(&mine);
+  MPI_Group_free(&everyone);
+  return comm;
+}
+
+MPI_Comm duplicate_of(MPI_Comm comm) {
+  MPI_Comm duplicate = MPI_COMM_NULL;
+  check(MPI_Comm_dup(comm, &duplicate));
+  return duplicate;
+}
+
+// What has been started and not yet awaited, with the tensors that MPI reads and writes.
+struct Started {
+  std::vector<MPI_Request> requests{};
+  std::vector<at::Tensor> tensors{};
+
+  MPI_Request* add() { return &requests.emplace_back(MPI_REQUEST_NULL); }
+};
+
+// MPI may still write to the tensors of what was never awaited: nobody else gets their memory.
+void abandon(Started& started) {
+  static auto* const abandoned = new std::vector<at::Tensor>;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  abandoned->insert(abandoned->end(), started.tensors.begin(), started.tensors.end());
+}
+
+// Moves tensors by MPI's nonblocking collectives. Sums of fp32 and wider numbers are added as MPI does, whose order
+// depends on the group and the size; with TransportOptions::rank_order_all_reduce, and sums of 16 bits, in the order of
+// ranks. Small exchanges and barriers have a communicator of their own, since they may run beside the others.
+class MpiTransport final : public HostTransport {
+ public:
+  explicit MpiTransport(const GroupConfig& group)
+      : timeout_(group.timeout),
+        rank_order_(group.transport.rank_order_all_reduce),
+        staging_bytes_(group.transport.staging_bytes.value_or(kDefaultStagingBytes)),
+        rank_(group.rank),
+        world_size_(group.world_size()),
+        large_(make_comm(group)),
+        small_(duplicate_of(large_.get())) {}
+
+  void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
+  void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
+  void broadcast(const at::Tensor& flat, int64_t root) override;
+  void barrier() override;
+  std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  void abort() override;
+  void end() override;
+
+ private:
+  class Small;
+
+  void wait(Started& started, Clock::time_point deadline);
+  bool is_aborted();
+  void add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
+  void add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
+  bool adds_in_rank_order(const at::Tensor& flat) const { return rank_order_ || is_16_bit(flat); }
+  Clock::time_point deadline() const { return Clock::now() + timeout_; }
+
+  const std::chrono::milliseconds timeout_;
+  const bool rank_order_;
+  const int64_t staging_bytes_;
+  const int64_t rank_, world_size_;
+  Communicator large_, small_;
+  std::atomic<bool> aborted_ = false, ended_ = false;
+  std::atomic<int> num_waiting_ = 0;
+};
+
+bool MpiTransport::is_aborted() {
+  int is_told = 0;
+  if (!aborted_) check(MPI_Iprobe(MPI_ANY_SOURCE, kAbortTag, small_.get(), &is_told, MPI_STATUS_IGNORE));
+  if (is_told) aborted_ = true;
+  return aborted_ || ended_;
+}
+
+// MPI makes progress while somebody asks whether it is done.
+void MpiTransport::wait(Started& started, Clock::time_point deadline) {
+  const Clock::time_point end_of_yields = Clock::now() + kYields;
+  ++num_waiting_;
+  try {
+    while (true) {
+      int is_done = 0;
+      check(MPI_Testall(static_cast<int>(started.requests.size()), started.requests.data(), &is_done,
+                        MPI_STATUSES_IGNORE));
+      if (is_done) break;
+      if (is_aborted()) throw std::runtime_error("the transfer was aborted");
+      const Clock::time_point now = Clock::now();
+      if (now > deadline) throw std::runtime_error("not every rank has answered within the timeout");
+      if (now < end_of_yields) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(kSleep);
+      }
+    }
+  } catch (...) {
+    --num_waiting_;
+    a_group_has_failed = true;
+    abandon(started);
+    abort();
+    throw;
+  }
+  --num_waiting_;
+}
+
+void MpiTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
+  if (adds_in_rank_order(flat)) {
+    const RankRanges ranges = RankRanges::of_whole(flat, world_size_);
+    reduce_scatter(flat, op, ranges.of(flat, rank_), ranges);
+    return all_gather(flat, ranges);
+  }
+  Started started{.tensors = {flat}};
+  check(MPI_Iallreduce(MPI_IN_PLACE, flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat.scalar_type()),
+                       op_of(op), large_.get(), started.add()));
+  wait(started, deadline());
+}
+
+void MpiTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                  const RankRanges& ranges) {
+  const bool leaves_gaps = ranges.size < ranges.stride || ranges.first > 0;  // parts of ranges, one after the other
+  if (adds_in_rank_order(flat) || leaves_gaps) return add_in_rank_order(flat, op, into, ranges);
+  add_as_mpi_does(flat, op, into, ranges);
+}
+
+void MpiTransport::add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                   const RankRanges& ranges) {
+  std::vector<int> counts;
+  for (int64_t rank = 0; rank < world_size_; ++rank) counts.push_back(count_of(ranges.range(rank, flat).size()));
+  const at::Tensor result = at::empty_like(into);  // `into` may be a part of what is read
+  Started started{.tensors = {flat, result}};
+  check(MPI_Ireduce_scatter(flat.const_data_ptr(), result.mutable_data_ptr(), counts.data(),
+                            type_of(flat.scalar_type()), op_of(op), large_.get(), started.add()));
+  wait(started, deadline());
+  into.copy_(result);
+}
+
+// Chunk by chunk, of which each rank receives one from every other.
+void MpiTransport::add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                     const RankRanges& ranges) {
+  const Clock::time_point until = deadline();
+  const int64_t largest = ranges.range(0, flat).size();
+  const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
+  const int64_t chunk_size =
+      std::clamp<int64_t>(staging_bytes_ / (num_peers * flat.element_size()), 1, std::max<int64_t>(largest, 1));
+  const at::Tensor staged = at::empty({world_size_, chunk_size}, flat.options());
+  const auto chunk_of = [&](const at::Tensor& range, int64_t begin) {
+    const int64_t from = std::min(begin, range.numel());
+    return range.narrow(0, from, std::min(chunk_size, range.numel() - from));
+  };
+  const at::Tensor mine = ranges.of(flat, rank_);
+  for (int64_t begin = 0; begin < largest; begin += chunk_size) {
+    const at::Tensor own = chunk_of(mine, begin);
+    const auto received = [&](int64_t peer) { return staged[peer].narrow(0, 0, own.numel()); };
+    Started started{.tensors = {flat, staged}};
+    for (int64_t step = 1; step < world_size_; ++step) {
+      const int64_t from = (rank_ + world_size_ - step) % world_size_, to = (rank_ + step) % world_size_;
+      const at::Tensor theirs = chunk_of(ranges.of(flat, to), begin);
+      const MPI_Datatype type = type_of(flat.scalar_type());
+      if (own.numel() > 0) {
+        check(MPI_Irecv(received(from).mutable_data_ptr(), count_of(own.numel()), type, static_cast<int>(from),
+                        kDataTag, large_.get(), started.add()));
+      }
+      if (theirs.numel() > 0) {
+        check(MPI_Isend(theirs.const_data_ptr(), count_of(theirs.numel()), type, static_cast<int>(to), kDataTag,
+                        large_.get(), started.add()));
+      }
+    }
+    wait(started, until);
+    if (own.numel() > 0) combine_in_rank_order(chunk_of(into, begin), own, rank_, world_size_, op, received);
+  }
+}
+
+void MpiTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) {
+  std::vector<int> counts, begins;
+  for (int64_t rank = 0; rank < world_size_; ++rank) {
+    const ElementRange range = ranges.range(rank, flat);
+    counts.push_back(count_of(range.size()));
+    begins.push_back(count_of(range.begin));
+  }
+  Started started{.tensors = {flat}};
+  check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, flat.mutable_data_ptr(), counts.data(), begins.data(),
+                        type_of(flat.scalar_type()), large_.get(), started.add()));
+  wait(started, deadline());
+}
+
+void MpiTransport::broadcast(const at::Tensor& flat, int64_t root) {
+  Started started{.tensors = {flat}};
+  check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat.scalar_type()), static_cast<int>(root),
+                   large_.get(), started.add()));
+  wait(started, deadline());
+}
+
+void MpiTransport::barrier() {
+  Started started;
+  check(MPI_Ibarrier(small_.get(), started.add()));
+  wait(started, deadline());
+}
+
+// Gathers the tensors of all ranks, which each adds in their order.
+class MpiTransport::Small final : public SmallAllReduce {
+ public:
+  Small(MpiTransport& transport, const at::Tensor& flat, ReduceOp op)
+      : transport_(transport),
+        flat_(flat),
+        op_(op),
+        deadline_(transport.deadline()),
+        rows_(at::empty({transport.world_size_, flat.numel()}, flat.options())) {
+    started_.tensors = {flat_, rows_};
+    const int num_bytes = count_of(static_cast<int64_t>(flat_.nbytes()));
+    check(MPI_Iallgather(flat_.const_data_ptr(), num_bytes, MPI_BYTE, rows_.mutable_data_ptr(), num_bytes, MPI_BYTE,
+                         transport.small_.get(), started_.add()));
+  }
+  ~Small() override {
+    if (!is_finished_) abandon(started_);
+  }
+  Small(const Small&) = delete;
+  Small& operator=(const Small&) = delete;
+
+  void finish() override {
+    const std::lock_guard lock(mutex_);
+    if (error_ != nullptr) std::rethrow_exception(error_);
+    if (is_finished_) return;
+    try {
+      transport_.wait(started_, deadline_);
+    } catch (...) {
+      error_ = std::current_exception();
+      throw;
+    }
+    is_finished_ = true;
+    combine_in_rank_order(flat_, flat_, transport_.rank_, transport_.world_size_, op_,
+                          [&](int64_t peer) { return rows_[peer]; });
+  }
+
+  // MPI passes on what other ranks need while somebody waits for it.
+  bool is_sent() const override { return false; }
+
+ private:
+  MpiTransport& transport_;
+  const at::Tensor flat_;
+  const ReduceOp op_;
+  const Clock::time_point deadline_;
+  const at::Tensor rows_;  // [world_size, flat.numel()]
+  Started started_{};
+  std::mutex mutex_;
+  bool is_finished_ = false;
+  std::exception_ptr error_{};
+};
+
+std::shared_ptr<SmallAllReduce> MpiTransport::small_all_reduce(const at::Tensor& flat, ReduceOp op) {
+  if (is_aborted()) throw std::runtime_error("the transfer was aborted");
+  return std::make_shared<Small>(*this, flat, op);
+}
+
+// The others look for this message while they wait.
+void MpiTransport::abort() {
+  if (aborted_.exchange(true)) return;
+  a_group_has_failed = true;
+  static const char nothing = 0;
+  for (int64_t step = 1; step < world_size_; ++step) {
+    MPI_Request request = MPI_REQUEST_NULL;  // is never awaited: the receiver may be gone
+    MPI_Isend(&nothing, 1, MPI_BYTE, static_cast<int>((rank_ + step) % world_size_), kAbortTag, small_.get(), &request);
+  }
+}
+
+void MpiTransport::end() {
+  ended_ = true;
+  if (num_waiting_ > 0) abort();
+}
+
+Connection connect_mpi(const GroupConfig& group) {
+  if (!group.device.is_cpu() || group.transport.kind != TransportKind::mpi) return {};
+  initialize();
+  return std::unique_ptr<HostTransport>(std::make_unique<MpiTransport>(group));
+}
+
+[[maybe_unused]] const bool is_known = [] {
+  add_transport(connect_mpi);
+  return true;
+}();
+
+}  // namespace
+}  // namespace fulgur

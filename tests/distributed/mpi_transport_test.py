@@ -1,0 +1,66 @@
+"""//distributed:mpi_transport between processes that mpirun has started; values are compared with formulas."""
+import os
+import pathlib
+import re
+import subprocess
+import unittest
+
+PROGRAM = pathlib.Path("tests/distributed/mpi_program").absolute()
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+def run(mode, ranks, *before):
+    return subprocess.run([*before, *MPIRUN, "-n", str(ranks), PROGRAM, mode], capture_output=True, text=True, timeout=100,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+
+
+class MpiTransportTest(unittest.TestCase):
+
+    def expect_success(self, mode, ranks):
+        done = run(mode, ranks)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), [f"rank {rank} is done" for rank in range(ranks)])
+
+    def test_every_collective_gives_what_the_formula_says(self):
+        for ranks in (2, 3, 5):
+            with self.subTest(ranks=ranks):
+                self.expect_success("all", ranks)
+
+    def test_sums_are_added_in_the_order_of_ranks_if_asked_for(self):
+        for ranks in (2, 3, 5):
+            with self.subTest(ranks=ranks):
+                self.expect_success("order", ranks)
+
+    def test_a_rank_that_throws_ends_the_job_with_its_reason(self):
+        done = run("throws", 3)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("rank 1: boom\n", done.stderr)
+
+    def test_a_rank_that_exits_ends_the_job(self):
+        done = run("exits", 3)
+        self.assertNotEqual(done.returncode, 0)
+
+    def test_a_rank_that_hangs_is_named(self):
+        done = run("hangs", 3)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"rank [02]: .*all_reduce .* failed: .*rank 1")
+
+    def test_mpi_that_the_program_has_initialised_for_one_thread_is_refused(self):
+        done = run("initialised", 2)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("this program has initialised MPI so that not every thread may call it", done.stderr)
+
+    def test_ranks_that_mpirun_has_not_started_together_are_refused(self):
+        port = "29871"
+        ranks = [subprocess.Popen([PROGRAM, "all"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                  env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
+                                       "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+                 for rank in range(2)]
+        for rank in ranks:
+            _, err = rank.communicate(timeout=100)
+            self.assertEqual(rank.returncode, 1)
+            self.assertTrue(re.search("ranks 0 and 1 are both rank 0 of MPI's 1; start all ranks by one mpirun", err), err)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,77 @@
+// Computes what a step of a large model would take on many ranks, from the schedule that the engine runs:
+//   bazel run //tools:scale -- --params=10e9 --hosts=16 --gpus=8 --device=h100 --between=400g
+//   bazel run //tools:scale -- --calibrate=bazel-bin/bench/ddp_step   (measures this machine, and checks the model by
+//   it)
+// docs/scale.md says what is measured and what is computed.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
+#include "fulgur/reports/command.h"
+#include "tools/scaling/calibration.h"
+#include "tools/scaling/scenario.h"
+#include "tools/scaling/tables.h"
+
+namespace {
+
+using namespace fulgur;
+using namespace fulgur::scaling;
+
+void write(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  if (!file.flush()) throw UsageError(fmt::format("cannot write '{}'; choose a file in a folder that exists", path));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Computes the step time, bytes and memory of a large model on many ranks, from the engine's own schedule.");
+  ScenarioOptions options;
+  std::string svg, program;
+  app.add_option("--params", options.num_params, "number of parameters of a transformer, such as 10e9");
+  app.add_option("--width", options.width, "width of the transformer's layers");
+  app.add_option("--tokens", options.tokens, "tokens of a sample");
+  app.add_option("--batch", options.batch, "samples of a rank and step, as far as memory allows");
+  app.add_option("--global_batch", options.global_batch, "samples of a step of all ranks, for strong scaling");
+  app.add_option("--hosts", options.hosts, "number of hosts that are looked at closely");
+  app.add_option("--gpus", options.ranks_per_host, "number of ranks on each host");
+  app.add_option("--max_ranks", options.max_ranks, "number of ranks at which the tables end");
+  app.add_option("--device", options.device,
+                 "what a rank computes on: " + fmt::format("{}", fmt::join(device_names(), ", ")));
+  app.add_option("--within", options.within,
+                 "link between the ranks of a host: " + fmt::format("{}", fmt::join(link_names(), ", ")));
+  app.add_option("--between", options.between, "link between hosts, of the same names");
+  app.add_option("--precision", options.precision, "bf16-true or bf16-mixed");
+  app.add_option("--tflops", options.tflops,
+                 "measured TFLOPS that forward and backward reach, instead of the device's");
+  app.add_option("--within_gb_s", options.within_gb_s, "measured GB/s that a rank sends within its host");
+  app.add_option("--between_gb_s", options.between_gb_s, "measured GB/s that a host sends");
+  app.add_option("--to_host_gb_s", options.to_host_gb_s, "measured GB/s that a rank copies to its host, or back");
+  app.add_option("--host_memory_gb_s", options.host_memory_gb_s, "measured GB/s of a rank's update on its host");
+  app.add_option("--svg", svg, "file for a picture of the weak scaling");
+  app.add_option("--calibrate", program, "bench/ddp_step, to measure this machine by and check the model");
+  return run_command(app, argc, argv, [&] {
+    set_log_level(LogLevel::warning);  // strategies say what is meant for a run
+    if (!program.empty()) {
+      const Calibration calibration = calibrate(program);
+      std::cout << to_text(calibration);
+      return calibration.largest_error() <= kLargestError ? 0 : 1;
+    }
+    Scenario scenario(options);
+    std::cout << assumptions(scenario) << '\n' << closely(scenario) << '\n';
+    const std::vector<TableRow> weak = weak_scaling(scenario);
+    std::cout << to_text("Weak scaling", scenario, weak) << crossings(weak) << '\n';
+    std::cout << to_text("Strong scaling", scenario, strong_scaling(scenario));
+    if (!svg.empty()) write(svg, picture(scenario, weak));
+    return 0;
+  });
+}
