@@ -36,6 +36,7 @@ class SharedMemoryTransport final : public HostTransport {
   SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  bool all_reduces_in_rank_order() const override { return true; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
