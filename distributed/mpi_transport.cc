@@ -216,7 +216,7 @@ class MpiTransport final : public HostTransport {
   bool is_aborted();
   void add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
   void add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
-  bool adds_in_rank_order(const at::Tensor& flat) const { return rank_order_ || is_16_bit(flat); }
+  bool adds_itself(const at::Tensor& flat) const { return rank_order_ || is_16_bit(flat); }
   Clock::time_point deadline() const { return Clock::now() + timeout_; }
 
   const std::chrono::milliseconds timeout_;
@@ -265,7 +265,7 @@ void MpiTransport::wait(Started& started, Clock::time_point deadline) {
 }
 
 void MpiTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
-  if (adds_in_rank_order(flat)) {
+  if (adds_itself(flat)) {
     const RankRanges ranges = RankRanges::of_whole(flat, world_size_);
     reduce_scatter(flat, op, ranges.of(flat, rank_), ranges);
     return all_gather(flat, ranges);
@@ -279,7 +279,7 @@ void MpiTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
 void MpiTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
                                   const RankRanges& ranges) {
   const bool leaves_gaps = ranges.size < ranges.stride || ranges.first > 0;  // parts of ranges, one after the other
-  if (adds_in_rank_order(flat) || leaves_gaps) return add_in_rank_order(flat, op, into, ranges);
+  if (adds_itself(flat) || leaves_gaps) return add_in_rank_order(flat, op, into, ranges);
   add_as_mpi_does(flat, op, into, ranges);
 }
 
