@@ -73,7 +73,7 @@ SUBJECTS = [
             "loop that widens them.", "token_loader"),
     Subject("ddp, two ranks on two cores", "A step of `ddp` beside torch's DistributedDataParallel and Lightning's `ddp`, one "
             "thread per rank.", "ddp_step", script="python_ddp.py", packages=["torch"]),
-    Subject("Collectives between two processes", "Through shared memory and over Gloo, beside c10d's own all_reduce.",
+    Subject("Collectives between two processes", "Through shared memory, in place, and over Gloo, beside c10d's own all_reduce.",
             "collectives", ["2"]),
     Subject("ddp_sharded", "A step over that of `ddp`, bytes on the wire, and how memory grows with the model; beside FairScale if "
             "it is installed.", "ddp_step", script="python_sharded.py"),

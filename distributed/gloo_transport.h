@@ -34,7 +34,7 @@ class GlooTransport final : public HostTransport {
                 const TransportOptions& options = {});
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  bool adds_in_rank_order() const override { return rank_order_all_reduce_; }
+  bool all_reduces_in_rank_order() const override { return rank_order_all_reduce_; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;

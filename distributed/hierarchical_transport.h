@@ -39,6 +39,7 @@ class HierarchicalTransport final : public HostTransport {
                         int64_t ranks_per_host, int64_t num_hosts, int64_t chunk_bytes);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  bool all_reduces_in_rank_order() const override { return true; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;

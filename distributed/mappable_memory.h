@@ -41,8 +41,8 @@ class MappedMemory {
   MappedMemory(const MappedMemory&) = delete;
   MappedMemory& operator=(const MappedMemory&) = delete;
 
-  // Whether the place lies in memory for which find() has been called: the same on every rank that makes the same calls,
-  // for places of its own memory, too.
+  // Whether the place lies in memory for which find() has been called: the same on every rank that makes the same
+  // calls, for places of its own memory, too.
   bool knows(int64_t rank, const MappablePlace& place) const;
 
   // The place in this process; null if it cannot be mapped, and then for later calls as well.

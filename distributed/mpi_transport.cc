@@ -200,7 +200,7 @@ class MpiTransport final : public HostTransport {
         small_(duplicate_of(large_.get())) {}
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  bool adds_in_rank_order() const override { return rank_order_; }
+  bool all_reduces_in_rank_order() const override { return rank_order_; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;

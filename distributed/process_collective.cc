@@ -128,7 +128,7 @@ class ProcessCollective::Impl {
   }
 
   bool is_on_host() const { return host_ != nullptr; }
-  bool adds_in_rank_order() const { return host_ != nullptr && host_->adds_in_rank_order(); }
+  bool adds_in_rank_order() const { return host_ != nullptr && host_->all_reduces_in_rank_order(); }
   at::Tensor allocate_on_host(int64_t num_elements, c10::ScalarType dtype) const {
     return host_->allocate(num_elements, dtype);
   }

@@ -156,9 +156,10 @@ std::vector<Value> SharedMemoryTransport::tell_all(const Exchange& exchange, con
   return all;
 }
 
-// The tensors of all ranks, if every rank can read and write them where they lie; otherwise empty. Until finish_in_place
-// each rank leaves its own alone. Whatever decides, decides alike on every rank: the places, which all ranks know, and
-// in the call in which some rank's memory is new, whether all could map it.
+// The tensors of all ranks, if every rank can read and write them where they lie; otherwise empty. Until
+// finish_in_place() the other ranks use this rank's tensor. All ranks come to the same answer: it follows from the
+// places, which every rank has told, and, in a call in which some rank's memory is new, from whether every rank could
+// map it.
 std::vector<std::byte*> SharedMemoryTransport::tensors_in_place(const Exchange& exchange) {
   if (!works_in_place_ || world_size_ == 1 || exchange.num_bytes(world_size_) < kLeastBytesInPlace) return {};
   const std::vector<MappablePlace> places = tell_all(exchange, place_of(exchange.flat));

@@ -28,14 +28,15 @@ namespace fulgur {
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group);
 
 // Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox
-// and adds, or copies, from the outboxes of the others. Large tensors that lie, on every rank, in memory from allocate()
-// are read and written where they are: an all_reduce is one pass over the memory of all then. All reductions add in the
-// order of ranks.
+// and adds, or copies, from the outboxes of the others. Large tensors that lie, on every rank, in memory from
+// allocate() are read and written where they are: an all_reduce is one pass over the memory of all then. All reductions
+// add in the order of ranks.
 class SharedMemoryTransport final : public HostTransport {
  public:
   SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
+  bool all_reduces_in_rank_order() const override { return true; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
@@ -78,7 +79,7 @@ class SharedMemoryTransport final : public HostTransport {
   std::exception_ptr large_error_{};
   MappedMemory mapped_;
   bool works_in_place_ = true;  // false once a rank could not map the memory of another
-  std::mutex small_mutex_;  // never held while waiting for another rank
+  std::mutex small_mutex_;      // never held while waiting for another rank
   std::condition_variable small_changed_;
   std::deque<std::shared_ptr<Small>> small_started_;  // unfinished ones, oldest first; the sent ones come first
   bool small_is_worked_on_ = false;                   // a thread works on the oldest

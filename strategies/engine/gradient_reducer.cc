@@ -182,8 +182,8 @@ void GradientReducer::finish(std::vector<double>& extra) {
   if (sums_ && sends_every_bucket()) launch_rest(buckets_.size());
   const std::vector<bool> marks = used_parameters();
   const bool rides_along = views_ && views_->takes_message();
-  const std::vector<double> sums =
-      rides_along ? exchange_with_last_bucket(message_of(extra, marks), marks) : exchange(message_of(extra, marks), marks);
+  const std::vector<double> sums = rides_along ? exchange_with_last_bucket(message_of(extra, marks), marks)
+                                               : exchange(message_of(extra, marks), marks);
   const auto end_of_extra = sums.begin() + static_cast<std::ptrdiff_t>(extra.size());
   extra.assign(sums.begin(), end_of_extra);
   const bool a_rank_learns_order = *end_of_extra > 0;

@@ -83,13 +83,13 @@ class GradientReducer {
   std::optional<GradientSums> sums_;  // one of the two
   std::vector<Bucket> buckets_;       // one for each bucket of the parameters
   bool reducing_ = false;
-  std::vector<size_t> order_;    // buckets in the order of launches
-  std::vector<size_t> places_;   // each bucket's place in order_
-  size_t next_ = 0;              // place in order_ of the next bucket to launch
-  bool learns_order_ = false;    // this rank's order_ does not come from a backward with these trainable parameters
+  std::vector<size_t> order_;     // buckets in the order of launches
+  std::vector<size_t> places_;    // each bucket's place in order_
+  size_t next_ = 0;               // place in order_ of the next bucket to launch
+  bool learns_order_ = false;     // this rank's order_ does not come from a backward with these trainable parameters
   std::vector<bool> last_marks_;  // by bucket and slot: the gradients that this rank had at the last exchange of marks
   std::vector<double> used_by_;   // by bucket and slot: the number of ranks that had a gradient then
-  std::vector<int64_t> filled_;  // buckets, in the order in which this backward filled them
+  std::vector<int64_t> filled_;   // buckets, in the order in which this backward filled them
 };
 
 }  // namespace fulgur

@@ -137,6 +137,14 @@ def killed(rng):
     return Plan(flags(devices, fault, place, victim, draw_after(rng, place)), codes, says, post_mortems=left)
 
 
+def killed_among_many(rng):
+    """Every one of the other 15 ranks ends in time, and names the one that is lost."""
+    devices, victim = 16, rng.randrange(1, 16)
+    codes, says = ended_by_signal(victim, signal.SIGKILL)
+    return Plan(flags(devices, "kill", "training_step", victim, rng.randrange(1, 10)), codes, says,
+                post_mortems=post_mortems(devices, "training_step", victim))
+
+
 def killed_at_any_time(rng):
     devices, victim = draw_ranks(rng)
     delay_s = rng.random() * 1.5
@@ -395,6 +403,7 @@ def prints_without_end(rng):
 CASES = {
     "no fault": no_fault,
     "killed": killed,
+    "killed among 16 ranks": killed_among_many,
     "killed at any time": killed_at_any_time,
     "terminated": terminated,
     "terminated after the last step": terminated_after_the_last_step,
@@ -424,7 +433,7 @@ CASES = {
 }
 WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "one does not save",
          "leaves between runs"}
-COMPUTES = {"computes for ever"}
+COMPUTES = {"computes for ever", "killed among 16 ranks"}
 
 
 # Running them.
@@ -631,7 +640,7 @@ def run_all(program, names, repeat, seed, jobs):
             print("\n".join(f"WRONG {name}, run {number}: {line}" for line in wrong), flush=True)
 
     # Runs that wait for a timeout use no processor meanwhile, so more of them run at a time; a run that computes all
-    # the time has to run alone.
+    # the time, or that starts many processes, has to run alone.
     pool = concurrent.futures.ThreadPoolExecutor
     with pool(jobs) as quick, pool(jobs) as waiting, pool(1) as computing:
         pool_of = lambda name: waiting if name in WAITS else computing if name in COMPUTES else quick

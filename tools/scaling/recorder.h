@@ -91,6 +91,10 @@ class RecordingCollective final : public Collective {
   Work all_gather(at::Tensor flat) override;
   Work broadcast(at::Tensor flat, int64_t root) override;
   void barrier() override;
+  bool adds_in_rank_order() const override { return inner_ != nullptr && inner_->adds_in_rank_order(); }
+  at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options) override {
+    return inner_ ? inner_->allocate(num_elements, options) : Collective::allocate(num_elements, options);
+  }
   std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) override;
   void abort(const std::string& reason) noexcept override;
 
