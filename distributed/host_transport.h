@@ -53,7 +53,7 @@ class HostTransport {
   virtual ~HostTransport() = default;
 
   virtual void all_reduce(const at::Tensor& flat, ReduceOp op) = 0;
-  virtual bool all_reduces_in_rank_order() const { return false; }  // its bits are then those of reduce_scatter
+  virtual bool all_reduces_in_rank_order() const { return false; }  // as reduce_scatter adds
   virtual void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
                               const RankRanges& ranges) = 0;
   virtual void all_gather(const at::Tensor& flat, const RankRanges& ranges) = 0;

@@ -50,7 +50,7 @@ TEST(MappableMemory, IsMappedOnceUntilItsOwnerFreesSome) {
   EXPECT_NE(mapped.find(1, place_of(freed)), nullptr);
   EXPECT_TRUE(mapped.knows(1, place_of(kept)));
   EXPECT_EQ(mapped.find(1, place_of(kept)), there);
-  EXPECT_FALSE(mapped.knows(0, place_of(kept)));  // of another rank
+  EXPECT_FALSE(mapped.knows(0, place_of(kept)));  // no mapping for that rank
   freed.reset();
   EXPECT_FALSE(mapped.knows(1, place_of(kept)));
   EXPECT_NE(mapped.find(1, place_of(kept)), nullptr);
