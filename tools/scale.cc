@@ -1,7 +1,6 @@
 // Computes what a step of a large model would take on many ranks, from the schedule that the engine runs:
 //   bazel run //tools:scale -- --params=10e9 --hosts=16 --gpus=8 --device=h100 --between=400g
-//   bazel run //tools:scale -- --calibrate=bazel-bin/bench/ddp_step   (measures this machine, and checks the model by
-//   it)
+//   bazel run //tools:scale -- --calibrate=bazel-bin/bench/ddp_step   (checks the model by this machine)
 // docs/scale.md says what is measured and what is computed.
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -22,6 +22,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/world_stores.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/rank_values.h"
 #include "tests/testing/ranks.h"
 
 namespace fulgur {
@@ -31,8 +32,10 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using testing::message_of;
 using ::testing::Not;
+using testing::reduced;
 using testing::run_ranks;
 using testing::run_ranks_on_hosts;
+using testing::values_of;
 
 // The transport between ranks.
 enum class Through { shared_memory, gloo, two_hosts, three_hosts };
@@ -67,23 +70,6 @@ WorldOptions little_staging() {
   WorldOptions options = patient();
   options.collectives.staging_bytes = 512;
   return options;
-}
-
-// Element i of rank r, exact in every dtype.
-at::Tensor values_of(int64_t rank, int64_t size, at::ScalarType dtype) {
-  if (dtype == at::kBool) return (torch::arange(size) % 3).eq(rank % 3);
-  return ((rank + 1) * (torch::arange(size) % 7 + 1)).to(dtype);
-}
-
-at::Tensor reduced(int64_t world_size, int64_t size, at::ScalarType dtype, ReduceOp op) {
-  at::Tensor total = values_of(0, size, dtype);
-  for (int64_t rank = 1; rank < world_size; ++rank) {
-    const at::Tensor value = values_of(rank, size, dtype);
-    total = op == ReduceOp::sum   ? total + value
-            : op == ReduceOp::min ? at::minimum(total, value)
-                                  : at::maximum(total, value);
-  }
-  return total;
 }
 
 class EveryCollective : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType, Through>> {
@@ -197,8 +183,8 @@ class MemoryOfTheGroup : public ::testing::TestWithParam<std::tuple<int64_t, at:
   at::Tensor in_memory_of(World& world, const at::Tensor& values) const {
     return world.data().allocate(values.numel(), values.options()).copy_(values);
   }
-  at::Tensor values_of(int64_t rank) const { return fulgur::values_of(rank, kSize, dtype()); }
-  at::Tensor reduced(ReduceOp op) const { return fulgur::reduced(world_size(), kSize, dtype(), op); }
+  at::Tensor values_of(int64_t rank) const { return testing::values_of(rank, kSize, dtype()); }
+  at::Tensor reduced(ReduceOp op) const { return testing::reduced(world_size(), kSize, dtype(), op); }
   ElementRange range_of(const World& world) const { return rank_range(kSize, world.rank(), world_size()); }
 
   static constexpr int64_t kSize = 300007;

@@ -14,10 +14,13 @@
 #include "fulgur/distributed/world.h"
 #include "fulgur/launch/cluster_environment.h"
 #include "fulgur/launch/rendezvous.h"
+#include "tests/testing/rank_values.h"
 
 namespace {
 
 using namespace fulgur;
+using fulgur::testing::reduced;
+using fulgur::testing::values_of;
 
 void expect(bool condition, const std::string& what) {
   if (!condition) throw std::logic_error("expected " + what);
@@ -25,23 +28,6 @@ void expect(bool condition, const std::string& what) {
 
 void expect_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
   expect(found.equal(expected), what);
-}
-
-// Element i of rank r, exact in every dtype.
-at::Tensor values_of(int64_t rank, int64_t size, at::ScalarType dtype) {
-  if (dtype == at::kBool) return (torch::arange(size) % 3).eq(rank % 3);
-  return ((rank + 1) * (torch::arange(size) % 7 + 1)).to(dtype);
-}
-
-at::Tensor reduced(int64_t world_size, int64_t size, at::ScalarType dtype, ReduceOp op) {
-  at::Tensor total = values_of(0, size, dtype);
-  for (int64_t rank = 1; rank < world_size; ++rank) {
-    const at::Tensor value = values_of(rank, size, dtype);
-    total = op == ReduceOp::sum   ? total + value
-            : op == ReduceOp::min ? torch::minimum(total, value)
-                                  : torch::maximum(total, value);
-  }
-  return total;
 }
 
 void check_size(Collective& group, int64_t size, at::ScalarType dtype) {

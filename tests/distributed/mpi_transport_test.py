@@ -2,6 +2,7 @@
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import unittest
 
@@ -51,7 +52,9 @@ class MpiTransportTest(unittest.TestCase):
         self.assertIn("this program has initialised MPI so that not every thread may call it", done.stderr)
 
     def test_ranks_that_mpirun_has_not_started_together_are_refused(self):
-        port = "29871"
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = str(listener.getsockname()[1])
         ranks = [subprocess.Popen([PROGRAM, "all"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                   env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank),
                                        "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})

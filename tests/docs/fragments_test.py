@@ -7,9 +7,9 @@ import pages
 # A block that is left out has the reason in the page, and here its page.
 SKIPPED = []
 
-# Where the programs of pages are built and run. The README's is in a workspace outside of this tree.
+# Where the programs of pages are built and run.
 PROGRAMS = {
-    "README.md": "tests/consumer/targets.BUILD",
+    "README.md": "tests/docs/BUILD",
     "docs/callbacks.md": "tests/extend/BUILD",
     "docs/extend/callback.md": "tests/extend/BUILD",
     "docs/extend/metric.md": "tests/extend/BUILD",

@@ -24,7 +24,7 @@ std::vector<Device> known_devices() {
        "ZeRO-Offload (arXiv:2101.06840) and the data sheet of the DGX-2 (16 V100 of 32 GB, two processors of 6 "
        "DDR4-2666 channels)"},
       {"cpu", 50e9, 0, 10e9, 10e9, 10e9,
-       "one core of a common server, fp32; --calibrate replaces it by measured figures"},
+       "one core of a common server in fp32, assumed; --tflops and --host_memory_gb_s replace it"},
   };
 }
 
@@ -34,7 +34,7 @@ std::vector<Link> known_links() {
       {"nvlink4", 450e9, 5e-6, "half of 900 GB/s both ways (H100, H200)"},
       {"nvlink2", 150e9, 5e-6, "half of 300 GB/s both ways (V100)"},
       {"pcie", 25e9, 10e-6, "PCIe 4 x16, of whose 32 GB/s programs get about 25"},
-      {"shared_memory", 10e9, 20e-6, "two copies by a core; --calibrate replaces it by measured figures"},
+      {"shared_memory", 10e9, 20e-6, "two copies by a core, assumed; --within_gb_s replaces it"},
       {"100g", 12.5e9, 10e-6, "100 Gbit/s of a host"},
       {"200g", 25e9, 10e-6, "200 Gbit/s of a host"},
       {"400g", 50e9, 10e-6, "400 Gbit/s of a host"},

@@ -119,7 +119,9 @@ class Player {
   // Updated parameters come to the device before they are gathered.
   void launch(double& now, const Event& event) {
     double num_bytes = scaled(event);
-    if (event.scope == Scope::across) num_bytes *= recorded_shards() / static_cast<double>(workload_.shards);
+    if (event.scope == Scope::across) {  // a shard of a bucket, which was recorded with fewer shards
+      num_bytes *= static_cast<double>(recorded_.shards) / static_cast<double>(workload_.shards);
+    }
     if (workload_.updates_on_host && event.exchange == Exchange::all_gather && event.scope == Scope::world) {
       up_free_ = std::max(up_free_, now) + to_host_s(num_bytes / static_cast<double>(workload_.shards));
     }
@@ -133,9 +135,6 @@ class Player {
     if (!machine_.has_core_for_exchanges(ranks_)) now = free;
     exchanges_[event.id] = {.done_s = free, .num_bytes = num_bytes};
   }
-
-  // In hybrid sharding the shards of the recording are halves of a bucket.
-  double recorded_shards() const { return static_cast<double>(recorded_.shards); }
 
   double to_host_s(double num_bytes) {
     result_.bytes_to_host += num_bytes;
