@@ -20,6 +20,9 @@ constexpr const char* kDiagnosingKey = "diagnosing";  // how many ranks have ask
 constexpr const char* kNone = "none";
 constexpr std::chrono::milliseconds kSilence{800};  // at least two intervals
 
+// How long a call waits for an answer of the store, beside two intervals: a busy host is no reason to take it for lost.
+constexpr std::chrono::milliseconds kPatience{2500};
+
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }
 
 // The last collective that a rank has started in a group.
@@ -183,19 +186,20 @@ class Silence {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Silence(std::chrono::milliseconds interval) : interval_(interval) {}
+  Silence(std::chrono::milliseconds interval, std::chrono::milliseconds timeout)
+      : interval_(interval), timeout_(timeout) {}
 
-  // Call it once per interval. Returns whether the number has not changed for kSilentIntervals.
+  // Call it once per interval. Returns whether the number has not changed for the timeout.
   bool is_too_long(int64_t number) {
     const auto now = Clock::now();
     silent_ = number == number_ ? silent_ + std::min<Clock::duration>(now - looked_, 2 * interval_) : Clock::duration();
     number_ = number;
     looked_ = now;
-    return silent_ > Heartbeat::kSilentIntervals * interval_;
+    return silent_ > timeout_;
   }
 
  private:
-  const std::chrono::milliseconds interval_;
+  const std::chrono::milliseconds interval_, timeout_;
   Clock::time_point looked_ = Clock::now();
   Clock::duration silent_{};
   int64_t number_ = -1;  // none yet
@@ -208,7 +212,7 @@ struct Heartbeat::Shared {
   const c10::intrusive_ptr<c10d::Store> store;
   const int64_t rank;
   const std::optional<int64_t> store_rank;
-  const std::chrono::milliseconds interval;
+  const std::chrono::milliseconds interval, timeout;
   std::atomic<int64_t> step{0};
   std::atomic<bool> at_end{false};
   std::atomic<int64_t> num_beats{0};
@@ -220,8 +224,8 @@ struct Heartbeat::Shared {
   bool stop = false;
   bool answers = true;  // false if the store did not answer the last request
   std::promise<void> ended{};
-  std::optional<int64_t> watched{};  // the rank whose heartbeat this rank checks
-  Silence silence{interval};         // how long the watched rank has been silent
+  std::optional<int64_t> watched{};    // the rank whose heartbeat this rank checks
+  Silence silence{interval, timeout};  // how long the watched rank has been silent
   std::function<void()> on_failure{};
   std::map<int64_t, Beat> seen{};  // the other ranks when a failure was diagnosed
 
@@ -291,7 +295,7 @@ struct Heartbeat::Shared {
 
   // A call to a store whose host has gone does not return, so a separate thread checks that run() makes progress.
   void look_at_store() {
-    Silence of_store(interval);
+    Silence of_store(interval, timeout);
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, interval, [&] { return stop || !on_failure; })) {
       if (!of_store.is_too_long(num_beats)) continue;
@@ -317,7 +321,7 @@ struct Heartbeat::Shared {
       jobs.push_back([promise = std::move(promise), job = std::move(job)] { promise->set_value(job()); });
     }
     changed.notify_all();
-    if (result.wait_for(2 * interval + std::chrono::seconds(1)) != std::future_status::ready) {
+    if (result.wait_for(2 * interval + kPatience) != std::future_status::ready) {
       const std::lock_guard lock(mutex);
       answers = false;
       return std::nullopt;
@@ -360,8 +364,9 @@ struct Heartbeat::Shared {
 };
 
 Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
-                     std::chrono::milliseconds interval)
-    : shared_(new Shared{.store = std::move(store), .rank = rank, .store_rank = store_rank, .interval = interval}),
+                     std::chrono::milliseconds interval, std::chrono::milliseconds timeout)
+    : shared_(new Shared{
+          .store = std::move(store), .rank = rank, .store_rank = store_rank, .interval = interval, .timeout = timeout}),
       ended_(shared_->ended.get_future()) {
   shared_->write(0);
   std::thread([shared = shared_] { shared->run(); }).detach();
@@ -376,7 +381,7 @@ void Heartbeat::stop() {
     if (!shared_->answers) return;
   }
   shared_->changed.notify_all();
-  ended_.wait_for(2 * shared_->interval + std::chrono::seconds(1));
+  ended_.wait_for(2 * shared_->interval + kPatience);
 }
 
 void Heartbeat::set_step(int64_t global_step) { shared_->step = global_step; }

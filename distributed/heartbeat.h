@@ -32,14 +32,15 @@ struct GroupProgress {
 // collectives it has started in each group; when a collective fails, the other ranks can then name the missing rank.
 // The first rank to fail leaves a record in the store, which every other rank reports: all ranks name the same cause. A
 // watching rank learns of a failure even while no call fails or returns, for example when the host waits for a GPU that
-// waits for a rank which has gone. Threading: any thread. No call waits longer than a few intervals, even if the store
-// does not answer; after the store has failed to answer, no call waits.
+// waits for a rank which has gone. Threading: any thread. No call waits longer than 2.5 s and a few intervals for the
+// store; after the store has failed to answer, no call waits.
 class Heartbeat {
  public:
   // `store` must be a separate connection (Store::clone()) on which no other code waits. `store_rank`: the rank in
-  // whose process the store lives; nullopt if the store outlives the ranks.
+  // whose process the store lives; nullopt if the store outlives the ranks. `timeout`: how long a watched rank, or the
+  // store, may be silent.
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
-            std::chrono::milliseconds interval);
+            std::chrono::milliseconds interval, std::chrono::milliseconds timeout = std::chrono::minutes(1));
   ~Heartbeat();  // records that this rank has left
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
@@ -50,10 +51,9 @@ class Heartbeat {
   void set_at_end();
 
   // Starts watching: once per interval, looks for a record of failure and checks the heartbeat of the next of
-  // `num_ranks` ranks. A rank without a beat for kSilentIntervals is recorded as failed. Calls `on_failure` once, from
-  // a background thread, when there is a record or the store does not answer for that time; never after set_at_end().
+  // `num_ranks` ranks. A rank without a beat for the timeout is recorded as failed. Calls `on_failure` once, from a
+  // background thread, when there is a record or the store does not answer for that time; never after set_at_end().
   void watch(int64_t num_ranks, std::function<void()> on_failure);
-  static constexpr int64_t kSilentIntervals = 150;  // a minute, at the default interval
 
   // This rank's progress in a group; the reference is valid as long as the Heartbeat.
   GroupProgress& progress(const std::string& group);

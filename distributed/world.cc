@@ -85,8 +85,9 @@ World::World(const WorldStores& stores, int64_t rank, int64_t world_size, std::o
              NetworkInterface network, const WorldOptions& options)
     : parts_(std::make_unique<Parts>()) {
   ignore_broken_pipes();
-  parts_->heartbeat = std::make_shared<Heartbeat>(stores.for_heartbeat, rank, store_rank,
-                                                  to_milliseconds(options.heartbeat_interval_s));
+  parts_->heartbeat =
+      std::make_shared<Heartbeat>(stores.for_heartbeat, rank, store_rank, to_milliseconds(options.heartbeat_interval_s),
+                                  to_milliseconds(options.heartbeat_timeout_s));
   parts_->ranks.resize(static_cast<size_t>(world_size));
   std::iota(parts_->ranks.begin(), parts_->ranks.end(), 0);
   GroupConfig group{.name = "data",

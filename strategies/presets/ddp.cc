@@ -44,11 +44,18 @@ void Ddp::describe(FieldVisitor& visit) {
   visit({.name = "timeout_s", .help = "abort a collective after this time", .unit = "s", .min = 1}, &timeout_s);
   visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time", .unit = "s", .min = 1},
         &connect_timeout_s);
+  visit({.name = "heartbeat_timeout_s",
+         .help = "abort if a rank gives no sign of life for this time, because its host has vanished or its process is "
+                 "stopped",
+         .unit = "s",
+         .min = 2},
+        &heartbeat_timeout_s);
 }
 
 EngineOptions Ddp::engine_options() const {
   return {.world = WorldOptions{.timeout_s = timeout_s,
                                 .connect_timeout_s = connect_timeout_s,
+                                .heartbeat_timeout_s = heartbeat_timeout_s,
                                 .collectives = {.kind = transport_of(transport)}},
           .buckets = {.first_bucket_bytes = to_bytes(first_bucket_mib), .bucket_cap_bytes = to_bytes(bucket_cap_mib)},
           .wire = canonical_name(wire) == "bf16" ? std::optional(c10::ScalarType::BFloat16) : std::nullopt,

@@ -53,6 +53,7 @@ void check_settings(const DelayedUpdate& preset, std::string_view base) {
   check("broadcast_buffers", preset.ranks, &RankOptions::broadcast_buffers);
   check("timeout_s", preset.ranks, &RankOptions::timeout_s);
   check("connect_timeout_s", preset.ranks, &RankOptions::connect_timeout_s);
+  check("heartbeat_timeout_s", preset.ranks, &RankOptions::heartbeat_timeout_s);
 }
 
 EngineOptions options_of_base(const DelayedUpdate& preset, std::string_view base) {

@@ -727,6 +727,7 @@ std::string heard_when(Through through, std::atomic<bool> FailingStore::* failur
   const auto run_rank = [&](int64_t rank) {
     WorldOptions options = over(through, patient());
     options.heartbeat_interval_s = 0.02;
+    options.heartbeat_timeout_s = 3;
     World world(WorldStores(store), rank, 2, std::nullopt, {.interface = "lo", .address = {}}, options);
     const auto sub_group = in_sub_group ? world.data().sub_group({0, 1}) : nullptr;
     both_are_there.arrive_and_wait();

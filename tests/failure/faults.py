@@ -55,6 +55,7 @@ class Plan:
     act: typing.Callable = None  # act(run): causes the fault from outside; None: the program causes it
     fault: str = "note"  # when the clock starts: note (left by the victim), act, start, or none (no fault)
     limit_s: float = TIMEOUT_S + GRACE_S
+    start_s: float = START_S  # limit for what comes before the fault
     unread: bool = False  # stdout is a pipe that no process reads
     occupied: list = dataclasses.field(default_factory=list)  # sockets that stay open during the run
     post_mortems: dict = dataclasses.field(default_factory=dict)  # for each rank that must leave one, the victim
@@ -137,11 +138,29 @@ def killed(rng):
     return Plan(flags(devices, fault, place, victim, draw_after(rng, place)), codes, says, post_mortems=left)
 
 
-def killed_among_many(rng):
-    """Every one of the other 15 ranks ends in time, and names the one that is lost."""
-    devices, victim = 16, rng.randrange(1, 16)
+def killed_among(devices, timeouts=None, **others):
+    """Every other rank ends in time, and names the one that is lost."""
+    def draw(rng):
+        victim = rng.randrange(1, devices)
+        codes, says = ended_by_signal(victim, signal.SIGKILL)
+        return Plan(flags(devices, "kill", "training_step", victim, rng.randrange(1, 10), **(timeouts or {})), codes, says,
+                    post_mortems=post_mortems(devices, "training_step", victim), **others)
+    return draw
+
+
+def killed_while_rank_0_is_slow(rng):
+    """The process that keeps the store does not run for a while: nobody takes it for the cause."""
+    devices, victim = 3, rng.randrange(1, 3)
+
+    def act(run):
+        pids = run.wait_until_all_train(devices)
+        os.kill(pids[0], signal.SIGSTOP)
+        run.fault_time = time.monotonic()
+        os.kill(pids[victim], signal.SIGKILL)
+        time.sleep(2.5)
+        os.kill(pids[0], signal.SIGCONT)
     codes, says = ended_by_signal(victim, signal.SIGKILL)
-    return Plan(flags(devices, "kill", "training_step", victim, rng.randrange(1, 10)), codes, says,
+    return Plan(flags(devices, max_epochs=-1), codes, says, act=act, fault="act",
                 post_mortems=post_mortems(devices, "training_step", victim))
 
 
@@ -403,7 +422,8 @@ def prints_without_end(rng):
 CASES = {
     "no fault": no_fault,
     "killed": killed,
-    "killed among 16 ranks": killed_among_many,
+    "killed among 16 ranks": killed_among(16),
+    "killed, rank 0 is slow": killed_while_rank_0_is_slow,
     "killed at any time": killed_at_any_time,
     "terminated": terminated,
     "terminated after the last step": terminated_after_the_last_step,
@@ -433,7 +453,9 @@ CASES = {
 }
 WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "one does not save",
          "leaves between runs"}
-COMPUTES = {"computes for ever", "killed among 16 ranks"}
+PATIENCE = {"strategy.timeout_s": 60, "strategy.connect_timeout_s": 280}
+MANY_RANKS = {"killed among 64 ranks": killed_among(64, PATIENCE, start_s=300, limit_s=60)}  # takes minutes on few cores
+COMPUTES = {"computes for ever", "killed among 16 ranks", *MANY_RANKS}
 
 
 # Running them.
@@ -502,7 +524,7 @@ class Run:
         """Returns the note's text. The note named fault records when the victim misbehaved."""
         note = self.path / name
         ended = lambda: all(process.poll() is not None for process in self.processes)
-        self.wait_until(lambda: note.exists() or ended(), START_S)
+        self.wait_until(lambda: note.exists() or ended(), self.plan.start_s)
         if not note.exists():
             raise WentWrong(f"there is no note '{name}'")
         if name == "fault":
@@ -623,7 +645,7 @@ class Run:
 def run_case(program, name, seed):
     """Returns what went wrong in one run of a case, and the seconds from the fault until the end."""
     rng = random.Random(f"{seed} {name}")
-    plan = CASES[name](rng)
+    plan = (CASES | MANY_RANKS)[name](rng)
     network = {"FULGUR_SHARED_MEMORY": rng.choice("01")}  # 0: Gloo
     plan.starts = [{**network, **start} for start in plan.starts]
     return Run(program, plan).execute()
@@ -673,7 +695,7 @@ def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits SIGINT as ignored
     print(f"seed {options.seed}", flush=True)
     started = time.monotonic()
-    names = [name for name in CASES if options.only in name]
+    names = [name for name in CASES | MANY_RANKS if options.only in name]
     all_well = print_table(run_all(options.program, names, options.repeat, options.seed, options.jobs))
     print(f"{options.repeat * len(names)} runs in {time.monotonic() - started:.0f} s, seed {options.seed}")
     sys.exit(not all_well)
