@@ -327,9 +327,9 @@ def compare(program, subject, minilm, rounds):
 
 SUBJECTS = [
     Subject("bert_classifier", "full", 2, 8, []),
-    Subject("bert_classifier", "small", 5, 200, ["--model.pretrained=false", "--data.max_length=16", "--data.batch_size=4"]),
-    Subject("transformer_lm", "full", 5, 40, []),
-    Subject("transformer_lm", "small", 5, 400, ["--data.batch_size=4",
+    Subject("bert_classifier", "small", 5, 100, ["--model.pretrained=false", "--data.max_length=16", "--data.batch_size=4"]),
+    Subject("transformer_lm", "full", 5, 30, []),
+    Subject("transformer_lm", "small", 5, 200, ["--data.batch_size=4",
                                              *(f"--model.{name}={value}" for name, value in SMALL_LM.items())]),
 ]
 
