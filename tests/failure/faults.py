@@ -454,7 +454,7 @@ CASES = {
 WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "one does not save",
          "leaves between runs"}
 PATIENCE = {"strategy.timeout_s": 60, "strategy.connect_timeout_s": 280}
-MANY_RANKS = {"killed among 64 ranks": killed_among(64, PATIENCE, start_s=300, limit_s=60)}  # takes minutes on few cores
+MANY_RANKS = {"killed among 64 ranks": killed_among(64, PATIENCE, start_s=300, limit_s=60)}  # for two cores, most of a minute
 COMPUTES = {"computes for ever", "killed among 16 ranks", *MANY_RANKS}
 
 

@@ -1,5 +1,5 @@
-"""64 ranks on this machine train, lose one of them, and all end with its name. Not among the tests of //..., because it takes
-minutes on two cores, and 12 GB of memory:
+"""64 ranks on this machine train, lose one of them, and all end with its name. Not among the tests of //..., because it keeps
+two cores busy for most of a minute:
 
   ./bazelw test //tests/failure:many_ranks_test --test_output=all
 """
