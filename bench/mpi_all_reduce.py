@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""fulgur's all_reduce through shared memory, on a tensor in memory of the group, beside plain MPI_Allreduce of the installed
-Open MPI, whose ranks share memory, too: processes of this host, in turn, the median of the rounds. A host with fewer cores than
-ranks runs them in turns. Exits with 1 if fulgur's is slower at some number of ranks.
+"""fulgur's all_reduce through shared memory, on a tensor in memory of the group, beside plain MPI_Allreduce of the
+installed Open MPI, whose ranks share memory, too: processes of this host, in turn, the median of the rounds. A host
+with fewer cores than ranks runs them in turns. Exits with 1 if fulgur's is slower at some number of ranks.
 
   ./bazelw build //bench:all_reduce //bench:plain_mpi_all_reduce
   OMP_NUM_THREADS=1 python3 bench/mpi_all_reduce.py bazel-bin/bench [--ranks=2,4,8,16,32] [--bytes=25000000] [--rounds=5]

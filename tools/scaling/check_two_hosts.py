@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Checks the clock of //tools:scale by two hosts of one rank each: network namespaces of this host, with a wire whose rate tc
-limits. Measures bench/ddp_step on one host with one rank and two, and on the two hosts with a small model and a larger one, in
-turn; takes the shortest of the rounds, since what else runs on the machine only adds to a step; and passes them to
-//tools:scale, which fits the wire to the first step on two hosts and computes the others. Needs a kernel with the
-scheduler tbf.
+"""Checks the clock of //tools:scale by two hosts of one rank each: network namespaces of this host, with a wire whose rate
+tc limits. Measures bench/ddp_step on one host with one rank and two, and on the two hosts with a small model and a
+larger one, in turn; takes the shortest of the rounds, since what else runs on the machine only adds to a step; and
+passes them to //tools:scale, which fits the wire to the first step on two hosts and computes the others. Needs a kernel
+with the scheduler tbf.
 
-  ./bazelw build //bench:ddp_step //tools:scale && python3 tools/scaling/check_two_hosts.py bazel-bin [--rate=1gbit] [--rounds=5]
+  ./bazelw build //bench:ddp_step //tools:scale
+  python3 tools/scaling/check_two_hosts.py bazel-bin [--rate=1gbit] [--rounds=5]
 """
 import argparse
-import os
 import pathlib
 import subprocess
 import sys
@@ -55,11 +55,11 @@ def main():
         for width in WIDTHS:
             for strategy in STRATEGIES:
                 two.setdefault((width, strategy), []).append(on_hosts(strategy, width))
-    words = [f"--{name}={','.join(f'{min(times):.1f}' for times in steps.values())}"
-             for name, steps in (("steps_ms", one), ("two_hosts_ms", two))]
-    print(f"two hosts, tc tbf rate {args.rate}: scale {' '.join(words)}", flush=True)
-    return subprocess.run([args.folder / "tools/scale", *[w for word in words for w in (word.split("=")[0], *word.split("=")[1].split(","))]],
-                          env=os.environ, check=False).returncode
+    flags = []
+    for name, steps in (("--steps_ms", one), ("--two_hosts_ms", two)):
+        flags += [name, *(f"{min(times):.1f}" for times in steps.values())]
+    print(f"two hosts, tc tbf rate {args.rate}: scale {' '.join(flags)}", flush=True)
+    return subprocess.run([args.folder / "tools/scale", *flags], check=False).returncode
 
 
 if __name__ == "__main__":
