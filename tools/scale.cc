@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -36,7 +37,7 @@ int main(int argc, char** argv) {
       "Computes the step time, bytes and memory of a large model on many ranks, from the engine's own schedule.");
   ScenarioOptions options;
   std::string svg, program;
-  std::vector<double> steps_ms;
+  std::vector<double> steps_ms, two_hosts_ms;
   app.add_option("--params", options.num_params, "number of parameters of a transformer, such as 10e9");
   app.add_option("--width", options.width, "width of the transformer's layers");
   app.add_option("--tokens", options.tokens, "tokens of a sample");
@@ -63,12 +64,25 @@ int main(int argc, char** argv) {
       "--steps_ms", steps_ms,
       "check the model by steps that were measured so before: milliseconds of ddp on 1, 2, ... ranks, then as "
       "many of ddp_sharded");
+  app.add_option("--two_hosts_ms", two_hosts_ms,
+                 "check the model by steps on two hosts, too, which tools/scaling/check_two_hosts.py measures and "
+                 "passes: milliseconds "
+                 "of ddp and ddp_sharded on a small model, then on that of --steps_ms or --calibrate, which is needed");
   return run_command(app, argc, argv, [&] {
     set_log_level(LogLevel::warning);  // strategies say what is meant for a run
     if (!program.empty() || !steps_ms.empty()) {
       const Calibration calibration = program.empty() ? check(steps_ms) : calibrate(program);
       std::cout << to_text(calibration);
-      return calibration.is_plausible() && calibration.largest_error() <= kLargestError ? 0 : 1;
+      double largest_error = calibration.largest_error();
+      if (!two_hosts_ms.empty()) {
+        const HostsCheck hosts = check_hosts(calibration, two_hosts_ms);
+        std::cout << to_text(hosts);
+        largest_error = std::max(largest_error, hosts.largest_error());
+      }
+      return calibration.is_plausible() && largest_error <= kLargestError ? 0 : 1;
+    }
+    if (!two_hosts_ms.empty()) {
+      throw UsageError("--two_hosts_ms needs the steps of one host; add --steps_ms=... or --calibrate=PROGRAM");
     }
     Scenario scenario(options);
     std::cout << assumptions(scenario) << '\n' << closely(scenario) << '\n';

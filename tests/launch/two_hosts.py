@@ -7,7 +7,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "
 CLEAN = {name: value for name, value in os.environ.items() if name not in LAUNCHERS} | {"OMP_NUM_THREADS": "1"}
 
 # Two network namespaces with an interface each, as hosts 0 and 1: sh -c ... HOSTS PORT COMMAND. The output of host 1 is
-# not shown.
+# not shown. LINK_RATE in the environment limits what each host sends, as tc writes it: 4gbit.
 HOSTS = """
 set -e
 port=$1
@@ -28,6 +28,10 @@ inside $a ip address add 10.77.0.1/24 dev in-a
 inside $b ip address add 10.77.0.2/24 dev in-b
 inside $a ip link set in-a up
 inside $b ip link set in-b up
+if [ -n "$LINK_RATE" ]; then
+  inside $a tc qdisc add dev in-a root tbf rate $LINK_RATE burst 128kb latency 100ms
+  inside $b tc qdisc add dev in-b root tbf rate $LINK_RATE burst 128kb latency 100ms
+fi
 inside $b env NODE_RANK=1 MASTER_ADDR=10.77.0.1 MASTER_PORT=$port "$@" >/dev/null &
 second=$!
 inside $a env NODE_RANK=0 MASTER_ADDR=10.77.0.1 MASTER_PORT=$port "$@"

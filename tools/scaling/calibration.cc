@@ -23,6 +23,8 @@ constexpr int kRounds = 7;
 constexpr int64_t kFitted = 2, kMeasured = 4;  // ranks
 constexpr int64_t kRecordedWidth = 192;        // so that buckets of 1 to 4 ranks need no padding
 constexpr std::array kStrategies{"ddp", "ddp_sharded"};
+constexpr int64_t kHosts = 2;                                // each has one rank
+constexpr std::array<int64_t, 2> kHostWidths{1152, kWidth};  // the wire is fitted to the first
 
 // Microseconds of a step, which the program prints first in its last line.
 double measure(const std::string& program, const std::string& strategy, int64_t ranks) {
@@ -46,35 +48,69 @@ double measure(const std::string& program, const std::string& strategy, int64_t 
 // What else runs on the host only adds to a step.
 double shortest(const std::vector<double>& seconds) { return std::ranges::min(seconds); }
 
-ModelShape model() { return {.layers = kLayers, .width = kWidth, .is_perceptron = true}; }
+ModelShape model(int64_t width = kWidth) { return {.layers = kLayers, .width = width, .is_perceptron = true}; }
+
+Workload workload_of(const std::string& strategy, int64_t width, int64_t ranks) {
+  const auto params = static_cast<double>(model(width).num_params());
+  return {.num_params = params,
+          .param_bytes = 4,
+          .forward_flops = 2 * params * kBatch,
+          .backward_flops = 4 * params * kBatch,
+          .extra_step_bytes = 12,  // parameters are read twice, and gradients are written
+          .shards = strategy == "ddp_sharded" ? ranks : 1};
+}
 
 // The step on a host where one constant counts, and nothing else takes time.
 double computed(const std::string& strategy, const RecordedStep& recorded, int64_t ranks, int64_t cores,
                 double flops_per_s, double bytes_per_s) {
-  const auto params = static_cast<double>(model().num_params());
-  const Workload workload{.num_params = params,
-                          .param_bytes = 4,
-                          .forward_flops = 2 * params * kBatch,
-                          .backward_flops = 4 * params * kBatch,
-                          .extra_step_bytes = 12,  // parameters are read twice, and gradients are written
-                          .shards = strategy == "ddp_sharded" ? ranks : 1};
   Machine machine;
   machine.device = {.name = "core", .flops_per_s = flops_per_s, .memory_bytes_per_s = bytes_per_s, .source = ""};
   machine.within = {.name = "memory", .bytes_per_s = bytes_per_s, .latency_s = 0, .source = ""};
   machine.between = machine.within;
   machine.ranks_per_host = ranks;
   machine.cores_per_host = cores;
-  return replay(recorded, workload, machine, ranks).step_s;
+  return replay(recorded, workload_of(strategy, kWidth, ranks), machine, ranks).step_s;
 }
 
-RecordedStep record(const std::string& strategy, int64_t ranks) {
-  const double narrower = std::pow(static_cast<double>(kRecordedWidth) / kWidth, 2);
+RecordedStep record(const std::string& strategy, int64_t ranks, int64_t width = kWidth) {
+  const double narrower = std::pow(static_cast<double>(kRecordedWidth) / static_cast<double>(width), 2);
   const RankOptions usual;
   const RankOptions options{.bucket_cap_mib = usual.bucket_cap_mib * narrower,
                             .first_bucket_mib = usual.first_bucket_mib * narrower};
   const StrategyChoice choice =
       strategy == "ddp" ? StrategyChoice(options) : StrategyChoice(DdpSharded{.ranks = options});
   return record_step(choice, {.layers = kLayers, .width = kRecordedWidth, .is_perceptron = true}, "32", ranks);
+}
+
+// The step on two hosts of one rank each, which are network namespaces of this host: they share its memory, and neither
+// needs a core to wait for the wire.
+double computed_on_hosts(const Fitted& fitted, const RecordedStep& recorded, int64_t width, double wire_bytes_per_s) {
+  Machine machine;
+  const double memory = fitted.bytes_per_s / kHosts;
+  machine.device = {.name = "core", .flops_per_s = fitted.flops_per_s, .memory_bytes_per_s = memory, .source = ""};
+  machine.between = {.name = "wire", .bytes_per_s = wire_bytes_per_s, .latency_s = 0, .source = ""};
+  machine.within = machine.between;
+  machine.ranks_per_host = 1;
+  machine.cores_per_host = kHosts;
+  return replay(recorded, workload_of(fitted.strategy, width, kHosts), machine, kHosts).step_s;
+}
+
+// The bytes per second of a wire with which the step takes so long; less than 1 KB/s or more than 1 TB/s is not looked
+// for.
+double wire_of(const Fitted& fitted, int64_t width, double seconds) {
+  const RecordedStep recorded = record(fitted.strategy, kHosts, width);
+  double slow = 1e3, fast = 1e12;
+  if (seconds <= computed_on_hosts(fitted, recorded, width, fast)) {
+    throw UsageError(fmt::format(
+        "--two_hosts_ms: {:.1f} ms of {} with the width {} are less than a rank computes by --steps_ms; measure "
+        "both again while nothing else runs",
+        seconds * 1e3, fitted.strategy, width));
+  }
+  for (int i = 0; i < 100; ++i) {
+    const double middle = std::sqrt(slow * fast);
+    (computed_on_hosts(fitted, recorded, width, middle) > seconds ? slow : fast) = middle;
+  }
+  return fast;
 }
 
 }  // namespace
@@ -141,6 +177,44 @@ Calibration check(const std::vector<double>& steps_ms) {
   std::vector<std::vector<double>> seconds(kStrategies.size());
   for (size_t i = 0; i < steps_ms.size(); ++i) seconds[i / num_ranks].push_back(steps_ms[i] / 1e3);
   return fit(static_cast<int64_t>(cores_of_process().size()), seconds);
+}
+
+HostsCheck check_hosts(const Calibration& calibration, const std::vector<double>& two_hosts_ms) {
+  if (two_hosts_ms.size() != kHostWidths.size() * kStrategies.size()) {
+    throw UsageError(fmt::format(
+        "--two_hosts_ms has {} numbers; write 4: ddp and ddp_sharded with the width {}, then with the width {}",
+        two_hosts_ms.size(), kHostWidths[0], kHostWidths[1]));
+  }
+  HostsCheck result;
+  result.bytes_per_s = wire_of(calibration.strategies[0], kHostWidths[0], two_hosts_ms[0] / 1e3);
+  size_t next = 0;
+  for (const int64_t width : kHostWidths) {
+    for (const Fitted& fitted : calibration.strategies) {
+      const RecordedStep recorded = record(fitted.strategy, kHosts, width);
+      result.steps.push_back({.strategy = fitted.strategy,
+                              .width = width,
+                              .measured_s = two_hosts_ms[next++] / 1e3,
+                              .computed_s = computed_on_hosts(fitted, recorded, width, result.bytes_per_s)});
+    }
+  }
+  return result;
+}
+
+double HostsCheck::largest_error() const {
+  double largest = 0;
+  for (const Step& step : steps) largest = std::max(largest, std::abs(step.error()));
+  return largest;
+}
+
+std::string to_text(const HostsCheck& check) {
+  std::string text = fmt::format("two hosts of one rank: fitted to the first line: {:.3f} GB/s of the wire\n",
+                                 check.bytes_per_s / 1e9);
+  for (const HostsCheck::Step& step : check.steps) {
+    text += fmt::format("  {:<11} width {}: measured {:7.1f}, computed {:7.1f}, error {:+.1f}%\n", step.strategy,
+                        step.width, step.measured_s * 1e3, step.computed_s * 1e3, step.error() * 100);
+  }
+  return text +
+         fmt::format("largest error: {:.1f}%, allowed: {:.0f}%\n", check.largest_error() * 100, kLargestError * 100);
 }
 
 std::string to_text(const Calibration& calibration) {

@@ -44,4 +44,26 @@ Calibration fit(int64_t cores, const std::vector<std::vector<double>>& seconds);
 
 std::string to_text(const Calibration& calibration);
 
+// Steps on two hosts of one rank each, with a wire between them.
+struct HostsCheck {
+  double bytes_per_s = 0;  // what a host sends
+  struct Step {
+    std::string strategy;
+    int64_t width = 0;
+    double measured_s = 0;
+    double computed_s = 0;
+    double error() const { return computed_s / measured_s - 1; }
+  };
+  std::vector<Step> steps;
+  double largest_error() const;
+};
+
+// Takes cores and memory from `calibration`, fits the wire to the first of four steps that
+// tools/scaling/check_two_hosts.py has measured, and computes all: ddp and ddp_sharded on a small model, then on the
+// model of `calibration`. Throws UsageError for another number of steps, or if the first one is shorter than its
+// computing.
+HostsCheck check_hosts(const Calibration& calibration, const std::vector<double>& two_hosts_ms);
+
+std::string to_text(const HostsCheck& check);
+
 }  // namespace fulgur::scaling

@@ -253,6 +253,26 @@ TEST(CalibrationTest, SaysThatConstantsAreImplausible) {
   EXPECT_TRUE(check({72.6, 111.3, 62.5, 105.0}).is_plausible());
 }
 
+// Cores so fast that only the wire counts: in a step each of two hosts sends as many bytes as the model has, half of
+// them to sum gradients, and half to hand out sums or parameters.
+TEST(CalibrationTest, FindsTheWireBetweenTwoHosts) {
+  constexpr double kWireBytesPerS = 125e6;
+  const Calibration fast = check({1e-3, 1.1e-3, 1e-3, 1.1e-3});
+  const auto wire_ms = [](double width) { return 1e3 * 3 * width * width * 4 / kWireBytesPerS; };
+  const HostsCheck hosts = check_hosts(fast, {wire_ms(1152), wire_ms(1152), wire_ms(2576), wire_ms(2576)});
+  EXPECT_NEAR(hosts.bytes_per_s, kWireBytesPerS, 0.01 * kWireBytesPerS);
+  EXPECT_LT(hosts.largest_error(), 0.01);
+  EXPECT_GT(check_hosts(fast, {wire_ms(1152), wire_ms(1152), wire_ms(2576), 2 * wire_ms(2576)}).largest_error(), 0.4);
+}
+
+TEST(CalibrationTest, NeedsFourStepsOfTwoHostsThatComputeFirst) {
+  const Calibration one_host = check({63.4, 86.1, 69.4, 91.0});
+  EXPECT_THAT(message_of<UsageError>([&] { check_hosts(one_host, {130, 170}); }),
+              HasSubstr("--two_hosts_ms has 2 numbers; write 4"));
+  EXPECT_THAT(message_of<UsageError>([&] { check_hosts(one_host, {1, 170, 700, 700}); }),
+              HasSubstr("less than a rank computes"));
+}
+
 TEST(CalibrationTest, NeedsTwoRanksOfBothStrategies) {
   EXPECT_THAT(message_of<UsageError>([] { check({70, 110, 170}); }),
               HasSubstr("--steps_ms has 3 numbers; write as many"));
