@@ -59,9 +59,10 @@ int64_t resident_kb(const std::string& line) {
   return kb;
 }
 
-// For a process of its own: "memory <compiled> <program> <batch>" prints the rise of the peak by two steps.
-void print_memory(bool compiled, const std::string& file, const Batch& batch) {
-  const auto program = nn::Program(file, {.compiled = compiled}).ptr();
+// For a process of its own: "memory <how> <program> <batch> [checkpoint]" prints the rise of the peak by two steps;
+// `how` is "compiled" or "operators", whose activations are computed again in the modules that match `checkpoint`.
+void print_memory(const nn::ProgramOptions& options, const std::string& file, const Batch& batch) {
+  const auto program = nn::Program(file, options).ptr();
   for (const at::Tensor& parameter : program->parameters()) parameter.sum();  // reads the file
   const int64_t before = resident_kb("VmRSS:");
   std::ofstream("/proc/self/clear_refs") << 5;  // sets the peak back
@@ -96,9 +97,11 @@ void print_time(const std::string& file, const Batch& batch, int num_steps) {
 
 int main(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
-  if (first == "memory" && argc == 5) {
+  if (first == "memory" && (argc == 5 || argc == 6)) {
     at::set_num_threads(1);
-    print_memory(std::string(argv[2]) == "compiled", argv[3], read_batch(argv[4]));
+    const nn::ProgramOptions options{.checkpoint = argc == 6 ? argv[5] : "",
+                                     .compiled = std::string(argv[2]) == "compiled"};
+    print_memory(options, argv[3], read_batch(argv[4]));
     return EXIT_SUCCESS;
   }
   if (first == "time" && argc == 5) {

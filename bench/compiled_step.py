@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Compiled training steps beside the operators of the same programs: exports an MLP, a conv net, a GPT, a BERT encoder and an
-LSTM, compiles their steps by //tools:compile_step, and times forward and backward in C++ (bench/compiled_step); then a whole step
-of the Trainer on the MLP beside a loop written by hand (bench/trainer_step), and of torch.compile in Python.
+LSTM, compiles their steps by //tools:compile_step, and times forward and backward in C++ (bench/compiled_step); then a GPT on
+sequences of 1024 with and without activation checkpointing, a whole step of the Trainer on the MLP beside a loop written by hand
+(bench/trainer_step), and of torch.compile in Python.
 
   ./bazelw build //bench:compiled_step //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench
+  OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench checkpoint      activation checkpointing alone
 """
 import os
 import pathlib
@@ -115,6 +117,32 @@ def beside_torch_compile(model, batch, command, num_steps, rounds=5):
     return [statistics.median(column) for column in zip(*times)], statistics.median(a / b for a, b in times)
 
 
+def peak(program, how, folder, step, *checkpoint):
+    """By what a step lifts the peak memory of a process: "1234 KB"."""
+    command = [program, "memory", how, folder / step, folder / "batch", *checkpoint]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def with_checkpoints(program, folder, num_steps=2, rounds=5):
+    """A step with activation checkpointing beside the one that keeps all activations: peaks, and times in turn."""
+    model = python_program.Gpt()
+    model.positions = nn.Embedding(1024, python_program.WIDTH)
+    ids = torch.randint(0, 256, (8, 1024))
+    folder.mkdir()
+    for name, flags in (("all.pt2", []), ("regions.pt2", ["--checkpoint=net.blocks.*"])):
+        make(model, {"x": ids, "y": ids.clone()}, folder, *flags)
+        (folder / "step.pt2").rename(folder / name)
+    for how, regions in (("operators", ("all.pt2", "net.blocks.*")), ("compiled", ("regions.pt2",))):
+        peaks = peak(program, how, folder, "all.pt2"), peak(program, how, folder, *regions)
+        print(f"peak memory of a step, {how}: {peaks[0]}, with checkpointing {peaks[1]}", flush=True)
+    ratios = []
+    for _ in range(rounds):
+        every, regions = (float(subprocess.run([program, "time", folder / name, folder / "batch", str(num_steps)], check=True,
+                                               capture_output=True, text=True).stdout) for name in ("all.pt2", "regions.pt2"))
+        ratios.append(regions / every)
+    print(f"time of a step with checkpointing over without: {python_program.spread(ratios)}", flush=True)
+
+
 def main():
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -122,6 +150,10 @@ def main():
     binaries = pathlib.Path(sys.argv[1])
     ids = torch.randint(0, 256, (16, 64))
     with tempfile.TemporaryDirectory() as name:
+        print("gpt on sequences of 1024", flush=True)
+        with_checkpoints(binaries / "compiled_step", pathlib.Path(name) / "checkpoint")
+        if "checkpoint" in sys.argv:
+            return
         for kind, model, batch, num_steps in (
                 ("mlp", python_program.mlp(), {"x": torch.randn(32, 32), "y": torch.randint(0, 2, (32,))}, 3000),
                 ("conv", Conv(), {"x": torch.randn(32, 1, 8, 8), "y": torch.randint(0, 10, (32,))}, 150),
@@ -133,9 +165,7 @@ def main():
             print(f"\n{kind}", flush=True)
             make(model, batch, folder, *["--fixed_sizes"] * (kind == "bert"), dynamic=kind != "lstm")
             subprocess.run([binaries / "compiled_step", folder / "step.pt2", folder / "batch", str(num_steps)], check=True)
-            memory = {how: subprocess.run([binaries / "compiled_step", "memory", how, folder / "step.pt2", folder / "batch"],
-                                          check=True, capture_output=True, text=True).stdout.strip()
-                      for how in ("operators", "compiled")}
+            memory = {how: peak(binaries / "compiled_step", how, folder, "step.pt2") for how in ("operators", "compiled")}
             print(f"peak memory of a step: {memory}", flush=True)
             if kind in ("conv", "gpt", "bert"):
                 command = [binaries / "compiled_step", "time", folder / "step.pt2", folder / "batch"]

@@ -33,8 +33,8 @@ struct ProgramOptions {
   std::string checkpoint{};
 
   // Whether code that //tools:compile_step has put into the archive is run where it applies. It is native code, which
-  // is to be trusted as a program is: see allow_compiled_code(). A compiled step keeps its activations, so that with
-  // `checkpoint` it is not used.
+  // is to be trusted as a program is: see allow_compiled_code(). A compiled step keeps the activations that it was
+  // compiled to keep (--checkpoint of the tool), so that with `checkpoint` it is not used.
   bool compiled = true;
 };
 

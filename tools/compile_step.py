@@ -18,7 +18,8 @@ precision is that of the program, and autocast is compiled in by --precision=bf1
 this machine. It needs a C++ compiler; running it needs none. Sizes that may vary in the program may vary in the code, but
 compilers choose by them: code for a batch of 32 may be right for batches up to 64 alone. The tool says for which sizes
 the code is, so export the program with the batch that you train with. --fixed_sizes compiles for the sizes of the example
-inputs alone, which is faster for some models. Other calls run the operators. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
+inputs alone, which is faster for some models. Other calls run the operators. --checkpoint=layers.* keeps no activations
+within the modules whose paths match, but computes them again in backward: less memory for more time. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
 
 From Python, export() does the same for a model that is not exported yet, in any environment that has torch 2.11:
   sys.path.append("<fulgur>/tools")
@@ -56,7 +57,9 @@ from torch.utils import _pytree as pytree
 
 logging.disable(logging.NOTSET)
 
-from exported_program import UsageError, choose_instructions_quickly, examples, exit_code_of, graphs_of, input_names, output_names, read_program, turn_to_eval
+from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
+                              input_names, output_names, read_program, turn_to_eval)
+from recompute import Recomputation, check_patterns, keeping_modules
 
 LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": torch.ops.aten.mse_loss.default,
           "l1": torch.ops.aten.l1_loss.default,
@@ -139,13 +142,6 @@ def flags_of(graph):
         for i, name in enumerate(names):
             if name in FLAGS and (name in node.kwargs or i < len(node.args)):
                 yield node, i, name
-
-
-def draws_in_attention(node):
-    schema = getattr(node.target, "_schema", None)
-    names = [argument.name for argument in schema.arguments] if schema else []
-    place = names.index("dropout_p") if "dropout_p" in names else len(node.args)
-    return node.kwargs.get("dropout_p", node.args[place] if place < len(node.args) else 0.0) > 0
 
 
 def path_of(node):
@@ -446,6 +442,11 @@ class Call:
 class Step(Call):
     """Forward and backward of the loss, in train mode."""
 
+    def __init__(self, program, fixed_sizes, precision, checkpoint=()):
+        self.checkpoint = checkpoint  # patterns of the paths of modules
+        check_patterns(program, checkpoint)
+        super().__init__(program, fixed_sizes, precision)
+
     def set_modes(self, program):
         return turn_to_train(program)
 
@@ -461,8 +462,12 @@ class Step(Call):
         self.tell_gradients_apart([(i, gradients[i]) for i in self.trained])
 
     def trace(self, inputs):
-        return aot_export_module(self.module, inputs, decompositions=select_decomp_table(), trace_joint=True,
-                                 output_loss_index=self.loss)
+        with keeping_modules() if self.checkpoint else contextlib.nullcontext():
+            graph_module, signature = aot_export_module(self.module, inputs, decompositions=select_decomp_table(),
+                                                        trace_joint=True, output_loss_index=self.loss)
+        if self.checkpoint:
+            Recomputation(graph_module.graph, self.checkpoint).run()
+        return graph_module, signature
 
     def run_eagerly(self, tensors):
         tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
@@ -582,7 +587,7 @@ def with_loss(model, loss, names):
 
 
 def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fixed_sizes=False, precision="32-true",
-           step_only=False, tolerance=None):
+           step_only=False, tolerance=None, checkpoint=()):
     """Writes a model as a program with a loss, and with compiled code for it: a file for nn::Program in C++.
 
     model          any nn.Module that torch.export takes. It is not changed. Modules that are in eval mode while the model
@@ -592,6 +597,8 @@ def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fix
     file           path of a new .pt2
     compiled       False: the program alone
     dynamic_batch  the first size of all inputs may vary; False: it is that of the example
+    checkpoint     patterns of module paths, such as ["layers.*"], for activation checkpointing: the activations within
+                   these modules are computed again in backward
     fixed_sizes, precision, step_only, tolerance: as of the tool
 
     Raises UsageError for what cannot be compiled, and torch's own errors for a model that cannot be exported.
@@ -612,12 +619,12 @@ def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fix
         if not compiled:
             torch.export.save(program, file)
             return
-        compile_program(program, file, fixed_sizes, precision, step_only, tolerance)
+        compile_program(program, file, fixed_sizes, precision, step_only, tolerance, checkpoint)
 
 
-def calls_of(file, fixed_sizes, precision, step_only):
+def calls_of(file, fixed_sizes, precision, step_only, checkpoint):
     """The ways to call a program that has a loss, by name."""
-    calls = {"step": Step(torch.export.load(file), fixed_sizes, precision)}
+    calls = {"step": Step(torch.export.load(file), fixed_sizes, precision, checkpoint)}
     if step_only:
         return calls
     calls["forward"] = Call(torch.export.load(file), fixed_sizes, precision)
@@ -629,7 +636,7 @@ def calls_of(file, fixed_sizes, precision, step_only):
     return calls
 
 
-def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None):
+def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None, checkpoint=()):
     """Writes the program, which has an output "loss", with its code. Returns how close that is to eager, and for which sizes."""
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name, contextlib.ExitStack() as scope:
         folder = pathlib.Path(name)
@@ -638,7 +645,7 @@ def compile_program(program, target, fixed_sizes=False, precision="32-true", ste
         scope.enter_context(choose_instructions_quickly())
         made, packed = folder / "made.pt2", folder / "code.pt2"
         torch.export.save(program, made)
-        calls = calls_of(made, fixed_sizes, precision, step_only)
+        calls = calls_of(made, fixed_sizes, precision, step_only, checkpoint)
         package_aoti(str(packed), {name: call.compile() for name, call in calls.items()})
         compared = [call.compare(torch._C._aoti.AOTIModelPackageLoader(str(packed), name, False, 1, -1), tolerance)
                     for name, call in calls.items() if not call.is_random]
@@ -688,6 +695,9 @@ def main(arguments=None):
                         "validation and predictions")
     parser.add_argument("--tolerance", type=float, help="most that a result may differ from eager's, as a part of its "
                         "largest value; default: 1e-4, for bfloat16 3e-2, for half 4e-3")
+    parser.add_argument("--checkpoint", default=(), type=lambda value: value.split(","), metavar="PATTERN[,PATTERN]",
+                        help="activation checkpointing: compute what backward needs within the modules whose paths match, "
+                        "such as 'layers.*', again in backward, and keep only the inputs of these modules")
     arguments = parser.parse_args(arguments)
     return exit_code_of(lambda: compile_step(**vars(arguments)), arguments.target)
 

@@ -76,6 +76,13 @@ def turn_to_eval(program):
     program.graph_module.recompile()
 
 
+def draws_in_attention(node):
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    place = names.index("dropout_p") if "dropout_p" in names else len(node.args)
+    return node.kwargs.get("dropout_p", node.args[place] if place < len(node.args) else 0.0) > 0
+
+
 def names_of_leaves(tree):
     """'logits' in a dict, '0' in a tuple, 'past.1' deeper: as nn::Program calls them."""
     def name(path):
