@@ -1,5 +1,5 @@
-// An all_reduce of fp32 between processes, on a tensor in memory from Collective::allocate(): prints the microseconds
-// of a call, of calls one after the other. bench/mpi_all_reduce.py runs it in turn with Open MPI's.
+// An all_reduce of fp32 between processes, on a tensor in memory from Collective::allocate(): prints the mean of the
+// microseconds that a call takes. bench/mpi_all_reduce.py runs this program in turn with bench/plain_mpi_all_reduce.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:all_reduce -- 4 25000000 10     (ranks of a host, bytes, calls; then hosts)
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>

@@ -1,5 +1,6 @@
-// MPI_Allreduce of fp32, in place, between the processes that mpirun has started: prints the microseconds of a call, of
-// calls one after the other. It has nothing of fulgur: bench/mpi_all_reduce.py runs it in turn with bench/all_reduce.
+// MPI_Allreduce of fp32, in place, between the processes that mpirun has started: prints the mean of the microseconds
+// that a call takes. Nothing of fulgur is in it. bench/mpi_all_reduce.py runs this program in turn with
+// bench/all_reduce.
 //   mpirun -n 4 bazel-bin/bench/plain_mpi_all_reduce 25000000 10     (bytes, calls)
 #include <mpi/mpi.h>
 

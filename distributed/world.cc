@@ -32,8 +32,8 @@ void ignore_broken_pipes() {
 
 // Sets, unless the user has set it, what c10d reads from the environment:
 // - Its recorder of past collectives, shared by all groups of a process, adds a group that is new to it without taking
-//   its lock: threads that each begin with their own group (which has a thread on the CPU) break its map. Torch 2.11
-//   has this error, too (FlightRecorder::recordWithResetEnabled). Nothing here reads the records.
+//   its lock: threads that each begin with their own group (which has a thread on the CPU) break its map (an error
+//   of torch 2.11, in FlightRecorder::recordWithResetEnabled). fulgur reads none of the records.
 // - NCCL's watchdog cleans up after an error and leaves the report to the process (2); it neither writes dumps nor ends
 //   a process whose watchdog seems to hang.
 bool set_environment_of_c10d() {

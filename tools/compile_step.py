@@ -19,7 +19,8 @@ this machine. It needs a C++ compiler; running it needs none. Sizes that may var
 compilers choose by them: code for a batch of 32 may be right for batches up to 64 alone. The tool says for which sizes
 the code is, so export the program with the batch that you train with. --fixed_sizes compiles for the sizes of the example
 inputs alone, which is faster for some models. Other calls run the operators. --checkpoint=layers.* keeps no activations
-within the modules whose paths match, but computes them again in backward: less memory for more time. The code itself uses one thread; products of matrices, which libtorch computes, use all of its threads.
+within the modules whose paths match, but computes them again in backward: less memory for more time. The code itself uses one
+thread; products of matrices, which libtorch computes, use all of its threads.
 
 From Python, export() does the same for a model that is not exported yet, in any environment that has torch 2.11:
   sys.path.append("<fulgur>/tools")

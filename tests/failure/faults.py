@@ -139,11 +139,11 @@ def killed(rng):
 
 
 def killed_among(devices, timeouts=None, **others):
-    """Every other rank ends in time, and names the one that is lost."""
+    """After ten steps or more, every other rank ends in time, and names the one that is lost."""
     def draw(rng):
         victim = rng.randrange(1, devices)
         codes, says = ended_by_signal(victim, signal.SIGKILL)
-        return Plan(flags(devices, "kill", "training_step", victim, rng.randrange(1, 10), **(timeouts or {})), codes, says,
+        return Plan(flags(devices, "kill", "training_step", victim, rng.randrange(10, 20), **(timeouts or {})), codes, says,
                     post_mortems=post_mortems(devices, "training_step", victim), **others)
     return draw
 
