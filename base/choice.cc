@@ -117,7 +117,7 @@ void Choice::describe(FieldVisitor& visit, const Field& field, const Candidates&
     };
     const std::string path = fmt::format("{}.{}", option, name);
     const bool applies = own != defaults.end() || (is("auto") && settings_.contains(name));
-    visit({.name = path, .help = setting.help, .unit = setting.unit, .applies = applies},
+    visit({.name = path, .help = setting.help, .unit = setting.unit, .applies = applies, .used_by = setting.candidates},
           TextField{.set = set, .get = get, .check = check});
   }
 }

@@ -38,6 +38,7 @@ struct Field {
   std::vector<std::string> choices{};  // values of a string (empty: any); an enum's names, from value 0 on
   bool applies = true;                 // false: a setting of a choice that was not made, such as another strategy
   bool is_common = false;              // --help shows it without being asked for all
+  std::vector<std::string> used_by{};  // a setting of a choice: what can be chosen that has it
 };
 
 class FieldVisitor;

@@ -1,10 +1,12 @@
 // What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel; what a
 // logged value costs; and what the default callbacks cost, which write to a temporary folder. With a program of the
-// same network and its compiled step, as bench/compiled_step.py makes it, a step of that, too.
+// same network and its compiled step, as bench/compiled_step.py makes it, a step of that, too, and what the Trainer
+// adds to the compiled code and the update of its parameters.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step [-- rounds [program.pt2]]
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
 #include <fmt/format.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +14,7 @@
 
 #include "bench/side_by_side.h"
 #include "fulgur.h"
+#include "fulgur/optim/fused_update.h"
 #include "fulgur/programs/program.h"
 
 namespace {
@@ -114,6 +117,34 @@ void hand_written(const std::vector<Batch>& pool) {
   }
 }
 
+// The compiled step by torch's own loader, and fulgur's Adam kernel on each parameter.
+void code_and_update(const std::vector<Batch>& pool, const std::string& file) {
+  const auto program = nn::Program(file, {.compiled = false}).ptr();
+  const std::vector<at::Tensor> params = program->parameters();
+  std::vector<at::Tensor> exp_avgs, exp_avg_sqs;
+  for (const at::Tensor& param : params) {
+    exp_avgs.push_back(torch::zeros_like(param));
+    exp_avg_sqs.push_back(torch::zeros_like(param));
+  }
+  const optim::AdamRule rule{.step_size = kLr, .inv_root_bias_correction2 = 1.0};
+  torch::inductor::AOTIModelPackageLoader code(file, "step", /*run_single_threaded=*/true);
+  const c10::NoGradGuard no_grad;
+  for (int64_t i = 0; i < kSteps; ++i) {
+    const Batch& batch = pool[static_cast<size_t>(i % kPool)];
+    std::vector<at::Tensor> inputs = params;
+    for (const std::string& name : program->input_names()) inputs.push_back(batch[name]);
+    const std::vector<at::Tensor> results = code.boxed_run(std::move(inputs));  // the loss, and the gradients
+    for (size_t k = 0; k < params.size(); ++k) {
+      const at::Tensor& gradient = results[k + 1];
+      optim::fused_update(
+          rule, optim::Slice<float>{.param = params[k].data_ptr<float>(),
+                                    .grad = gradient.data_ptr(),
+                                    .states = {exp_avgs[k].data_ptr<float>(), exp_avg_sqs[k].data_ptr<float>()},
+                                    .num_elements = gradient.numel()});
+    }
+  }
+}
+
 template <class Net, class... Args>
 void trained(const std::vector<Batch>& pool, TrainerOptions options, Args... args) {
   seed_everything(1);
@@ -146,8 +177,14 @@ int main(int argc, char** argv) {
     const std::string file = argv[2];
     loops.push_back({"compiled, barebones", [&pool, barebones, file] { trained<CompiledMlp>(pool, barebones, file); }});
     loops.push_back({"compiled, without callbacks", [&pool, quiet, file] { trained<CompiledMlp>(pool, quiet, file); }});
+    loops.push_back({"compiled code and update alone", [&pool, file] { code_and_update(pool, file); }});
   }
-  bench::side_by_side("step", kSteps, loops, rounds);
+  const auto steps = bench::side_by_side("step", kSteps, loops, rounds);
+  if (argc > 2) {
+    const size_t alone = steps.size() - 1, compiled = steps.size() - 3;
+    fmt::print("a compiled step, barebones, but for the code and the update: {:.1f} us\n",
+               (steps[compiled].seconds - steps[alone].seconds) * 1e6);
+  }
   std::filesystem::remove_all(folder);
   const std::vector<bench::Contender> logging{
       {"one weight, nothing logged", [&] { trained<OneWeight>(pool, quiet, 0); }},

@@ -233,8 +233,12 @@ void Config::check(std::vector<std::string>& problems) {
       const std::string chosen = choice == nullptr
                                      ? "what was chosen"
                                      : fmt::format("{} is {}, which", flag_of(*choice), field_text(choice->value));
-      problems.push_back(
-          at(option->origin, option->name, fmt::format("{} is set, but {} does not use it", option->name, chosen)));
+      const std::string instead =
+          choice == nullptr || field.used_by.empty()
+              ? ""
+              : fmt::format("; leave it out, or write {} = {}", flag_of(*choice), fmt::join(field.used_by, ", or "));
+      problems.push_back(at(option->origin, option->name,
+                            fmt::format("{} is set, but {} does not use it{}", option->name, chosen, instead)));
       return;
     }
     Field named = field;

@@ -40,7 +40,7 @@ class Heartbeat {
   // whose process the store lives; nullopt if the store outlives the ranks. `timeout`: how long a watched rank, or the
   // store, may be silent.
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::optional<int64_t> store_rank,
-            std::chrono::milliseconds interval, std::chrono::milliseconds timeout = std::chrono::minutes(1));
+            std::chrono::milliseconds interval, std::chrono::milliseconds timeout);
   ~Heartbeat();  // records that this rank has left
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;

@@ -52,62 +52,23 @@ class ScopedTimer {
   const Clock::time_point start_ = Clock::now();
 };
 
+// Calls what reads the train loader, and counts the time that it takes.
+template <class Read>
+auto reading(LoopContext& context, const Read& read) {
+  const ScopedTimer waits(context.state.data_wait_s);
+  const trace::Span span("wait for data");
+  return context.hooks.located("the train loader", HookCaller::WhatRuns::batch, read);
+}
+
 }  // namespace
 
 void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
-  RunState& state = context_.state;
-  HookCaller& hooks = context_.hooks;
-  const LimitedBatches::Consumed consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
-  state.batch_idx = progress_.batches_done = consumed.batches;
-  progress_.position = consumed.position;
-  progress_.is_recut = consumed.is_recut;
-  progress_.epoch = state.epoch;
-  progress_.epoch_is_complete = false;
-  accumulate_grad_batches_ = context_.accumulate_grad_batches;
-  steps_.check_accumulation(accumulate_grad_batches_);
-  state.is_last_batch = false;
-  bool reached_last = false, skipped = false;
+  begin(resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{});
   if (resumed != nullptr) go_on(*resumed);
-  const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
-  const auto read = [&](const auto& body) {
-    const ScopedTimer waits(state.data_wait_s);
-    const trace::Span span("wait for data");
-    return hooks.located("the train loader", HookCaller::WhatRuns::batch, body);
-  };
-  LimitedBatches batches =
-      read([&] { return LimitedBatches(loader, state.epoch, limit, lockstep ? &context_.ranks : nullptr, consumed); });
-  if (resumed != nullptr) {
-    random->restore();  // undoes the draws of begin_epoch, which the checkpoint has already
-    state.is_last_batch = reached_last = batches.empty();
-  } else if (batches.empty()) {
-    throw SetupError(
-        c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
-  }
-  while (!batches.empty() && !ended_ && !ends_here()) {
-    Batch batch = context_.to_device(read([&] { return batches.take(); }));
-    state.is_last_batch = batches.empty();
-    if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
-    {
-      const RunningBatch running(context_, std::move(batch));
-      skipped = hooks.train_batch_start(*running, state.batch_idx) == BatchAction::skip_epoch;
-      if (!skipped) run_batch(*running, batches);
-    }
-    if (skipped) break;
-    reached_last = state.is_last_batch;
-    if (window_batches_ == 0) context_.events.roll_back_if_asked();
-    if (state.is_last_batch || ended_ || ends_here())
-      context_.strategy.drain();  // for whoever looks at the weights now
-    validate_after_batch(validation_is_due());
-    ++state.batch_idx;
-    if (window_batches_ == 0) at_boundary();
-  }
-  const bool others_wait = skipped && context_.ranks.world_size() > 1 && hooks.module().automatic_optimization;
-  if (others_wait && steps_.needs_closure()) {
-    steps_.skip_closure();
-  } else if (window_batches_ > 0 || others_wait) {  // the epoch was skipped within an accumulation window
-    end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
-    count_step();
-  }
+  LimitedBatches batches = open(loader, limit, lockstep, resumed);
+  const bool skipped = run_batches(batches) == BatchAction::skip_epoch;
+  const bool reached_last = context_.state.is_last_batch && !skipped;
+  complete_window(skipped);
   if (skipped) {
     context_.events.roll_back_if_asked();  // as the others did at the end of this step
     context_.strategy.drain();
@@ -115,6 +76,70 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   progress_.epoch_is_complete = reached_last || skipped || ended_;
   if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+}
+
+void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed) {
+  RunState& state = context_.state;
+  state.batch_idx = progress_.batches_done = consumed.batches;
+  state.is_last_batch = false;
+  progress_.position = consumed.position;
+  progress_.is_recut = consumed.is_recut;
+  progress_.epoch = state.epoch;
+  progress_.epoch_is_complete = false;
+  accumulate_grad_batches_ = context_.accumulate_grad_batches;
+  steps_.check_accumulation(accumulate_grad_batches_);
+}
+
+// Begins the epoch of the loader.
+LimitedBatches TrainEpochLoop::open(Loader& loader, std::optional<int64_t> limit, bool lockstep,
+                                    const ResumePoint* resumed) {
+  RunState& state = context_.state;
+  const auto consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
+  const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
+  LimitedBatches batches = reading(context_, [&] {
+    return LimitedBatches(loader, state.epoch, limit, lockstep ? &context_.ranks : nullptr, consumed);
+  });
+  if (resumed != nullptr) {
+    random->restore();  // undoes the draws of begin_epoch, which the checkpoint has already
+    state.is_last_batch = batches.empty();
+  } else if (batches.empty()) {
+    throw SetupError(
+        c10::str("the train loader yields no batch in epoch ", state.epoch, "; can it be read only once?"));
+  }
+  return batches;
+}
+
+BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
+  RunState& state = context_.state;
+  while (!batches.empty() && !ended_ && !ends_here()) {
+    Batch batch = context_.to_device(reading(context_, [&] { return batches.take(); }));
+    state.is_last_batch = batches.empty();
+    if (window_batches_ == 0) context_.metrics.begin_step(Stage::train);
+    {
+      const RunningBatch running(context_, std::move(batch));
+      const BatchAction action = context_.hooks.train_batch_start(*running, state.batch_idx);
+      if (action == BatchAction::skip_epoch) return action;
+      run_batch(*running, batches);
+    }
+    if (window_batches_ == 0) context_.events.roll_back_if_asked();
+    if (state.is_last_batch || ended_ || ends_here())
+      context_.strategy.drain();  // for whoever looks at the weights now
+    validate_after_batch(validation_is_due());
+    ++state.batch_idx;
+    if (window_batches_ == 0) at_boundary();
+  }
+  return BatchAction::run;
+}
+
+// Ends what a skipped epoch leaves in its middle: an accumulation window, or a step that the other ranks take.
+void TrainEpochLoop::complete_window(bool skipped) {
+  const bool others_wait = skipped && context_.ranks.world_size() > 1 && context_.hooks.module().automatic_optimization;
+  if (others_wait && steps_.needs_closure()) {
+    steps_.skip_closure();
+  } else if (window_batches_ > 0 || others_wait) {
+    end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
+    count_step();
+  }
 }
 
 // Resumes an epoch that another process began, with the validation that it may have left incomplete.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "fulgur/core/batch.h"
+#include "fulgur/core/callback.h"
 #include "fulgur/core/loader.h"
 #include "fulgur/loops/evaluation_loop.h"
 #include "fulgur/loops/fit_bounds.h"
@@ -57,6 +58,10 @@ class TrainEpochLoop {
   void run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed);
 
  private:
+  void begin(const LimitedBatches::Consumed& consumed);
+  LimitedBatches open(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed);
+  BatchAction run_batches(LimitedBatches& batches);
+  void complete_window(bool skipped);
   bool ends_here();
   void at_boundary();
   void run_batch(const Batch& batch, const LimitedBatches& batches);

@@ -1,16 +1,13 @@
 #include "fulgur/optim/loss_scaler.h"
 
-#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <string>
-#include <utility>
 
 #include "fulgur/core/gradient_clipping.h"
 
@@ -66,22 +63,12 @@ void LossScaler::load_state(const LossScalerState& state) {
 
 bool any_non_finite(const std::vector<at::Tensor>& gradients) {
   const c10::NoGradGuard no_grad;
-  std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>> groups;  // one kernel call for each
+  std::map<std::string, std::vector<at::Tensor>> by_device;
   for (const at::Tensor& gradient : gradients) {
-    if (gradient.defined()) groups[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+    if (gradient.defined()) by_device[gradient.device().str()].push_back(gradient);
   }
-  bool found = false;
-  for (const auto& [kind, group] : groups) {
-    if (!group.front().is_cpu()) {  // the kernel below would write all gradients
-      found |= !std::isfinite(joint_norm(group).item<double>());
-      continue;
-    }
-    const auto options = at::TensorOptions(at::kFloat);
-    at::Tensor found_inf = at::zeros({}, options);
-    at::_amp_foreach_non_finite_check_and_unscale_(group, found_inf, /*inv_scale=*/at::ones({}, options));
-    found |= found_inf.item<float>() != 0.0F;
-  }
-  return found;
+  return std::ranges::any_of(
+      by_device, [](const auto& group) { return !std::isfinite(joint_norm(group.second).template item<double>()); });
 }
 
 }  // namespace fulgur::optim

@@ -19,8 +19,9 @@ this machine. It needs a C++ compiler; running it needs none. Sizes that may var
 compilers choose by them: code for a batch of 32 may be right for batches up to 64 alone. The tool says for which sizes
 the code is, so export the program with the batch that you train with. --fixed_sizes compiles for the sizes of the example
 inputs alone, which is faster for some models. Other calls run the operators. --checkpoint=layers.* keeps no activations
-within the modules whose paths match, but computes them again in backward: less memory for more time. The code itself uses one
-thread; products of matrices, which libtorch computes, use all of its threads.
+within the modules whose paths match, but computes them again in backward: less memory for more time. Products of matrices,
+which libtorch computes, use all of its threads, the rest of the code one; with --threads=8 long loops are divided among 8,
+or among as many as libtorch uses if that is less.
 
 From Python, export() does the same for a model that is not exported yet, in any environment that has torch 2.11:
   sys.path.append("<fulgur>/tools")
@@ -39,6 +40,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
+from unittest import mock
 
 logging.disable(logging.WARNING)  # torch logs as it is imported
 
@@ -46,6 +48,7 @@ import sympy
 import torch
 from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import detect_fake_mode
+from torch._inductor.codegen.cpp import WorkSharing
 from torch._inductor.compile_fx import compile_fx_aot
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.package import package_aoti
@@ -60,6 +63,7 @@ logging.disable(logging.NOTSET)
 
 from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
                               input_names, output_names, read_program, turn_to_eval)
+from join_products import join_products
 from recompute import Recomputation, check_patterns, keeping_modules
 
 LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": torch.ops.aten.mse_loss.default,
@@ -67,7 +71,6 @@ LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": tor
           "binary_cross_entropy": torch.ops.aten.binary_cross_entropy_with_logits.default}
 LOSS, TARGET = "loss", "target"
 FLAGS = ("train", "training", "use_input_stats")  # arguments that say whether a module is training
-INDUCTOR = {"aot_inductor.package": True, "cpp.threads": 1}  # more threads add in an order that varies
 LARGEST = 2**62  # of sizes without a limit
 TOLERANCES = {torch.bfloat16: 3e-2, torch.half: 4e-3}  # a few roundings; 1e-4 for others
 
@@ -316,6 +319,22 @@ def largest_difference(expected, value, least):
     return difference.max().item() / scale
 
 
+@contextlib.contextmanager
+def sharing_loops():
+    """In this context Inductor writes loops that run on as many threads as libtorch uses, and at most on as many as they
+    are compiled for, and that add in the same order each time with as many threads."""
+    parallel, was_deterministic = WorkSharing.parallel, torch.are_deterministic_algorithms_enabled()
+
+    def among_those_of_libtorch(self, threads):
+        parallel(self, f"std::min({threads}, omp_get_max_threads())")
+    torch.use_deterministic_algorithms(True)
+    try:
+        with mock.patch.object(WorkSharing, "parallel", among_those_of_libtorch):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
@@ -391,10 +410,12 @@ class Call:
         graph.lint()
         self.graph_module.recompile()
 
-    def compile(self):
+    def compile(self, threads):
         """The files of the code."""
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
-        files = compile_fx_aot(self.graph_module, inputs, config_patches=INDUCTOR)
+        with sharing_loops() if threads > 1 else contextlib.nullcontext():
+            files = compile_fx_aot(self.graph_module, inputs,
+                                   config_patches={"aot_inductor.package": True, "cpp.threads": threads})
         self.ranges = {name: [[size, size] for size in tensor.shape] for name, tensor in self.batches[0].items()}
         if self.sizes is not None:
             self.ranges = self.sizes.ranges()
@@ -468,6 +489,8 @@ class Step(Call):
                                                         trace_joint=True, output_loss_index=self.loss)
         if self.checkpoint:
             Recomputation(graph_module.graph, self.checkpoint).run()
+        join_products(graph_module.graph)
+        graph_module.recompile()
         return graph_module, signature
 
     def run_eagerly(self, tensors):
@@ -588,7 +611,7 @@ def with_loss(model, loss, names):
 
 
 def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fixed_sizes=False, precision="32-true",
-           step_only=False, tolerance=None, checkpoint=()):
+           step_only=False, threads=1, tolerance=None, checkpoint=()):
     """Writes a model as a program with a loss, and with compiled code for it: a file for nn::Program in C++.
 
     model          any nn.Module that torch.export takes. It is not changed. Modules that are in eval mode while the model
@@ -600,7 +623,7 @@ def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fix
     dynamic_batch  the first size of all inputs may vary; False: it is that of the example
     checkpoint     patterns of module paths, such as ["layers.*"], for activation checkpointing: the activations within
                    these modules are computed again in backward
-    fixed_sizes, precision, step_only, tolerance: as of the tool
+    fixed_sizes, precision, step_only, threads, tolerance: as of the tool
 
     Raises UsageError for what cannot be compiled, and torch's own errors for a model that cannot be exported.
     """
@@ -620,7 +643,8 @@ def export(model, loss, example, file, *, compiled=True, dynamic_batch=True, fix
         if not compiled:
             torch.export.save(program, file)
             return
-        compile_program(program, file, fixed_sizes, precision, step_only, tolerance, checkpoint)
+        compile_program(program, file, fixed_sizes=fixed_sizes, precision=precision, step_only=step_only, threads=threads,
+                        tolerance=tolerance, checkpoint=checkpoint)
 
 
 def calls_of(file, fixed_sizes, precision, step_only, checkpoint):
@@ -637,8 +661,11 @@ def calls_of(file, fixed_sizes, precision, step_only, checkpoint):
     return calls
 
 
-def compile_program(program, target, fixed_sizes=False, precision="32-true", step_only=False, tolerance=None, checkpoint=()):
+def compile_program(program, target, *, fixed_sizes=False, precision="32-true", step_only=False, threads=1, tolerance=None,
+                    checkpoint=()):
     """Writes the program, which has an output "loss", with its code. Returns how close that is to eager, and for which sizes."""
+    if threads < 1:
+        raise UsageError(f"--threads={threads}: code runs on at least one thread")
     with tempfile.TemporaryDirectory(dir=target.absolute().parent) as name, contextlib.ExitStack() as scope:
         folder = pathlib.Path(name)
         if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
@@ -647,7 +674,7 @@ def compile_program(program, target, fixed_sizes=False, precision="32-true", ste
         made, packed = folder / "made.pt2", folder / "code.pt2"
         torch.export.save(program, made)
         calls = calls_of(made, fixed_sizes, precision, step_only, checkpoint)
-        package_aoti(str(packed), {name: call.compile() for name, call in calls.items()})
+        package_aoti(str(packed), {name: call.compile(threads) for name, call in calls.items()})
         compared = [call.compare(torch._C._aoti.AOTIModelPackageLoader(str(packed), name, False, 1, -1), tolerance)
                     for name, call in calls.items() if not call.is_random]
         add_to(made, packed, {"version": 1, "torch_version": torch.__version__.split("+")[0],
@@ -694,6 +721,7 @@ def main(arguments=None):
                         "autocast in, for Trainers with that precision; default: 32-true, the precision of the program")
     parser.add_argument("--step_only", action="store_true", help="compile the training step alone, not the forward pass for "
                         "validation and predictions")
+    parser.add_argument("--threads", type=int, default=1, help="most threads among which long loops are divided; default: 1")
     parser.add_argument("--tolerance", type=float, help="most that a result may differ from eager's, as a part of its "
                         "largest value; default: 1e-4, for bfloat16 3e-2, for half 4e-3")
     parser.add_argument("--checkpoint", default=(), type=lambda value: value.split(","), metavar="PATTERN[,PATTERN]",

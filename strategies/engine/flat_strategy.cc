@@ -381,25 +381,31 @@ StepReport FlatStrategy::optimizer_step(size_t index, const StepRequest& request
     ++num_steps_;
     optimizers_[index].step(request.closure);
   } else {
-    update(index, request, /*unscale=*/1.0, report);
+    update(index, request, {}, report);
   }
   return report;
 }
 
 StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
-  StepReport report{.skipped = loss_scaling_->is_non_finite(index, [&] { return store_->any_non_finite(index); }),
+  at::Tensor norm;  // undefined if it was known already whether the gradients are finite
+  const auto take_norm = [&] {
+    norm = store_->norm(index);
+    return norm.item<double>();
+  };
+  StepReport report{.skipped = loss_scaling_->is_non_finite(index, take_norm),
                     .loss_scale = loss_scaling_->loss_scale()};
   if (report.skipped) {
     drain();  // a delayed update belongs to the step before
   } else {
-    update(index, request, loss_scaling_->factor(index), report);
+    update(index, request, {.unscale = loss_scaling_->factor(index), .norm = norm}, report);
   }
   loss_scaling_->stepped(index);
   return report;
 }
 
-void FlatStrategy::update(size_t index, const StepRequest& request, double unscale, StepReport& report) {
-  const GradientTransform transform = transform_for(index, request, unscale, report);
+void FlatStrategy::update(size_t index, const StepRequest& request, const ScaledGradients& gradients,
+                          StepReport& report) {
+  const GradientTransform transform = transform_for(index, request, gradients, report);
   report.skipped = request.accepts && !request.accepts(report.grad_norm);
   if (report.skipped) return drain();  // a delayed update belongs to the step before
   TORCH_INTERNAL_ASSERT(!evaluated_are_shown_);
@@ -449,20 +455,20 @@ bool FlatStrategy::show_evaluated(bool shown) {
 }
 
 // One factor for the mean over micro-batches, the loss scale and the clipping of the norm, computed in fp64 where the
-// gradients are, so that nothing waits for the device. `unscale` is the factor that undoes the loss scale. Reports the
-// norm if it is computed.
-GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& request, double unscale,
-                                              StepReport& report) {
+// gradients are, so that nothing waits for the device. Reports the norm if it is of use.
+GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& request,
+                                              const ScaledGradients& gradients, StepReport& report) {
   GradientTransform transform;
-  const double mean = unscale / static_cast<double>(request.micro_batches);
+  const double mean = gradients.unscale / static_cast<double>(request.micro_batches);
+  const auto norm = [&] { return gradients.norm.defined() ? gradients.norm : store_->norm(index); };
   const GradientClipping& clipping = request.clipping;
   const bool clips_norm = clipping.active() && clipping.algorithm == ClipAlgorithm::norm;
   if (clips_norm) {
-    ClippedNorm clipped = clip_norm(store_->norm(index), mean, clipping.value);
+    ClippedNorm clipped = clip_norm(norm(), mean, clipping.value);
     report.grad_norm = std::move(clipped.norm);
     transform.factor = std::move(clipped.factor);
   } else {
-    if (request.wants_norm) report.grad_norm = store_->norm(index).mul(mean);
+    if (request.wants_norm) report.grad_norm = norm().mul(mean);
     if (mean != 1.0) transform.factor = at::scalar_tensor(mean, at::device(device()).dtype(at::kDouble));
   }
   if (clipping.active() && clipping.algorithm == ClipAlgorithm::value) transform.clip_value = clipping.value;
@@ -472,8 +478,8 @@ GradientTransform FlatStrategy::transform_for(size_t index, const StepRequest& r
 void FlatStrategy::materialize_gradients(size_t index, int64_t micro_batches) {
   double factor = 1.0 / static_cast<double>(micro_batches);
   if (loss_scaling_) {
-    loss_scaling_->is_non_finite(index,
-                                 [&] { return store_->any_non_finite(index); });  // before a hook changes gradients
+    // before a hook changes the gradients
+    loss_scaling_->is_non_finite(index, [&] { return store_->norm(index).item<double>(); });
     factor *= loss_scaling_->factor(index);
     loss_scaling_->unscaled(index);
   }

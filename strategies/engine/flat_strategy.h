@@ -73,10 +73,16 @@ class FlatStrategy : public Strategy {
   bool keeps_sums() const;
   BucketOptions bucket_options();
 
+  struct ScaledGradients {
+    double unscale = 1.0;  // undoes the loss scale
+    at::Tensor norm{};  // the norm of all gradients while they still have the loss scale; undefined if it was not taken
+  };
+
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
-  void update(size_t optimizer, const StepRequest& request, double unscale, StepReport& report);
-  GradientTransform transform_for(size_t optimizer, const StepRequest& request, double unscale, StepReport& report);
+  void update(size_t optimizer, const StepRequest& request, const ScaledGradients& gradients, StepReport& report);
+  GradientTransform transform_for(size_t optimizer, const StepRequest& request, const ScaledGradients& gradients,
+                                  StepReport& report);
   void open_window();
   std::unique_ptr<GradientStore> make_store();
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();

@@ -44,7 +44,7 @@ struct GradientContext {
 //   ReducedGradients       several ranks, each with all gradients: views of buckets that are summed during backward
 //   SeparateGradients      apart from the parameters, on the host or the device: sums of the ranges that a rank updates
 // A window's calls, on every rank: open_window(); for each micro-batch begin_backward(), the module's backward,
-// end_micro_batch(); then norm() and any_non_finite() as a step asks for them, and update().
+// end_micro_batch(); then norm() as a step asks for it, and update().
 // Threading: the training thread.
 class GradientStore {
  public:
@@ -67,9 +67,9 @@ class GradientStore {
   // For manual optimisation: runs `backward`, and adds the mean of its gradients over ranks to the gradients.
   virtual void add_mean(const std::function<void()>& backward) { backward(); }
 
-  // The 2-norm of an optimizer's gradients, fp64 and 0-dim; the same on every rank.
+  // The 2-norm of an optimizer's gradients, fp64 and 0-dim; the same on every rank. Neither finite nor a number if one
+  // of them is not.
   virtual at::Tensor norm(size_t optimizer) = 0;
-  virtual bool any_non_finite(size_t optimizer) = 0;  // on any rank
 
   // Puts whole gradients of at least 32 bits at the parameters, for a hook; take_back() takes what the hook made of
   // them.

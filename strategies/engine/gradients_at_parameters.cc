@@ -6,7 +6,6 @@
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/module.h"
 #include "fulgur/optim/gradient_divisor.h"
-#include "fulgur/optim/loss_scaler.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/engine/saved_optimizers.h"
 
@@ -23,8 +22,6 @@ std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const
 at::Tensor GradientsAtParameters::norm(size_t optimizer) {
   return joint_norm(gradients(optimizer)).to(context_.device());
 }
-
-bool GradientsAtParameters::any_non_finite(size_t optimizer) { return optim::any_non_finite(gradients(optimizer)); }
 
 void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(context_.optimizers[optimizer].params()); }
 

@@ -16,7 +16,6 @@ class GradientsAtParameters : public GradientStore {
   explicit GradientsAtParameters(GradientContext context) : context_(std::move(context)) {}
 
   at::Tensor norm(size_t optimizer) override;
-  bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
   void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
               bool late) override;

@@ -1,6 +1,7 @@
 #include "fulgur/strategies/engine/loss_scaling.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace fulgur {
@@ -15,9 +16,9 @@ void LossScaling::zeroed(size_t optimizer) {
   move_if_none_waits();
 }
 
-bool LossScaling::is_non_finite(size_t optimizer, const std::function<bool()>& any_non_finite) {
+bool LossScaling::is_non_finite(size_t optimizer, const std::function<double()>& norm) {
   std::optional<bool>& non_finite = gradients_[optimizer].non_finite;
-  if (!non_finite) non_finite = any_non_finite();
+  if (!non_finite) non_finite = !std::isfinite(norm());
   return *non_finite;
 }
 

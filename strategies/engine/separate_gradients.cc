@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -24,7 +23,6 @@
 #include "fulgur/distributed/rank_messages.h"
 #include "fulgur/nn/sync_batch_norm.h"
 #include "fulgur/optim/fused_update.h"
-#include "fulgur/optim/loss_scaler.h"
 #include "fulgur/strategies/engine/saved_optimizers.h"
 
 namespace fulgur {
@@ -173,15 +171,6 @@ std::vector<at::Tensor> SeparateGradients::sums_here() const {
     std::ranges::copy(reducer_->sums().of(b), std::back_inserter(all));
   }
   return all;
-}
-
-bool SeparateGradients::any_non_finite(size_t /*optimizer*/) {
-  wants_norms_ = true;
-  const auto norm = norm_taken_on_the_way();
-  const bool here = norm ? !std::isfinite(norm->item<double>()) : optim::any_non_finite(sums_here());
-  if (!each_has_a_part()) return here;  // every rank has the same gradients
-  CollectiveRanks ranks(context_.world().control());
-  return any_rank(ranks, here);
 }
 
 // Gathers whole gradients on every rank.

@@ -32,7 +32,6 @@ class SeparateGradients final : public GradientStore {
   void begin_backward(bool is_last) override;
   std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   at::Tensor norm(size_t optimizer) override;
-  bool any_non_finite(size_t optimizer) override;
   void show(size_t optimizer) override;
   void take_back(size_t optimizer) override;
   void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,

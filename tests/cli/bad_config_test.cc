@@ -146,16 +146,21 @@ const std::vector<Row> kRows{
                 "00:12:00:00 for 12 hours"},
     {.toml = "seed = -1", .message = "run.toml:1:8: seed: '-1' is not a whole number from 0 to 18446744073709551615"},
     {.toml = "[strategy]\ntype = \"single_device\"\ntimeout_s = 3",
-     .message = "run.toml:3:13: strategy.timeout_s is set, but strategy is single_device, which does not use it"},
+     .message =
+         "run.toml:3:13: strategy.timeout_s is set, but strategy is single_device, which does not use it; leave it "
+         "out, or write strategy = ddp, or ddp_sharded, or delayed_update, or zero_offload"},
     {.toml = "[strategy]\ntype = \"ddp\"\ntimeout_s = 0",
      .message = "run.toml:3:13: strategy.timeout_s must be at least 1; got 0"},
     {.toml = "[strategy]\ntype = \"dpp\"",
      .message = "run.toml:2:8: strategy.type: unknown strategy 'dpp'; did you mean 'ddp'? known: auto, ddp, "
                 "ddp_sharded, delayed_update, dp, single_device, zero_offload"},
     {.toml = "[optimizer]\nlr = 1",
-     .message = "run.toml:2:6: optimizer.lr is set, but optimizer is none, which does not use it"},
+     .message =
+         "run.toml:2:6: optimizer.lr is set, but optimizer is none, which does not use it; leave it out, or write "
+         "optimizer = AdamW, or Adam, or SGD, or Adagrad, or LAMB, or LARS, or Lion, or RMSprop"},
     {.toml = "[optimizer]\ntype = \"SGD\"\nbetas = [0.9, 0.99]",
-     .message = "run.toml:3:9: optimizer.betas is set, but optimizer is SGD, which does not use it"},
+     .message = "run.toml:3:9: optimizer.betas is set, but optimizer is SGD, which does not use it; leave it out, or "
+                "write optimizer = AdamW, or Adam, or LAMB, or Lion"},
     {.toml = "[optimizer]\ntype = \"AdamW\"\nbetas = [0.9]",
      .message = "run.toml:3:9: optimizer.betas: this is a pair, such as 0.9,0.95; got 1 values"},
     {.toml = "[scheduler]\ntype = \"StepRL\"",

@@ -90,7 +90,11 @@ TEST(CommandLine, SettingsOfAStrategyAreFlags) {
     return message_of<UsageError>([&] { make(flags); });
   };
   EXPECT_EQ(refusal_of({"--strategy=single_device", "--strategy.timeout_s=7"}),
-            "--strategy.timeout_s is set, but strategy is single_device, which does not use it");
+            "--strategy.timeout_s is set, but strategy is single_device, which does not use it; leave it out, or write "
+            "strategy = ddp, or ddp_sharded, or delayed_update, or zero_offload");
+  EXPECT_EQ(refusal_of({"--strategy=ddp", "--strategy.shard_group=2"}),
+            "--strategy.shard_group is set, but strategy is ddp, which does not use it; leave it out, or write "
+            "strategy = ddp_sharded, or delayed_update, or zero_offload");
   EXPECT_EQ(refusal_of({"--strategy=ddp", "--strategy.timeout_s=0"}), "--strategy.timeout_s must be at least 1; got 0");
   EXPECT_EQ(make({"--strategy.timeout_s=7"})->rank_per_device()->timeout_s, 7);  // auto has become ddp
   EXPECT_THAT(refusal({"--strategy.timout_s=1"}), HasSubstr("did you mean 'strategy.timeout_s'?"));

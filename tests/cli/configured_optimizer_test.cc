@@ -190,9 +190,11 @@ TEST_F(ConfiguredOptimizerTest, BadInputIsRefused) {
   EXPECT_THAT(refusal("[optimizer]\ntype = \"AdmW\""),
               at("2:8: optimizer.type: unknown optimizer 'AdmW'; did you mean 'AdamW'?"));
   EXPECT_THAT(refusal("[optimizer]\ntype = \"SGD\"\nbetas = [0.9, 0.95]"),
-              at("3:9: optimizer.betas is set, but optimizer is SGD, which does not use it"));
+              at("3:9: optimizer.betas is set, but optimizer is SGD, which does not use it; leave it out, or write "
+                 "optimizer = AdamW, or Adam, or LAMB, or Lion"));
   EXPECT_THAT(refusal("[optimizer]\nlr = 0.1"),
-              at("2:6: optimizer.lr is set, but optimizer is none, which does not use it"));
+              at("2:6: optimizer.lr is set, but optimizer is none, which does not use it; leave it out, or write "
+                 "optimizer = AdamW, or Adam, or SGD, or Adagrad, or LAMB, or LARS, or Lion, or RMSprop"));
   EXPECT_THAT(refusal("[optimizer]\ntype = \"AdamW\"\nbetas = [0.9]"),
               at("3:9: optimizer.betas: this is a pair, such as 0.9,0.95; got 1 values"));
   EXPECT_THAT(refusal("[optimizer]\ntype = \"AdamW\"\nbetas = [0.9, 1.5]"),

@@ -15,12 +15,12 @@
 namespace fulgur {
 namespace {
 
-constexpr std::chrono::milliseconds kInterval(5000);
+constexpr std::chrono::milliseconds kInterval(5000), kTimeout(60000);
 
 TEST(Heartbeat, TheRankOfTheStoreLeavesLast) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  Heartbeat of_store(store, 0, 0, kInterval);
-  auto other = std::make_unique<Heartbeat>(store, 1, 0, kInterval);
+  Heartbeat of_store(store, 0, 0, kInterval, kTimeout);
+  auto other = std::make_unique<Heartbeat>(store, 1, 0, kInterval, kTimeout);
   std::atomic<bool> other_leaves = false;
   std::thread leaves_later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -34,7 +34,7 @@ TEST(Heartbeat, TheRankOfTheStoreLeavesLast) {
 
 TEST(Heartbeat, WaitsForNoneWhereTheStoreOutlivesTheRanks) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  Heartbeat first(store, 0, std::nullopt, kInterval), second(store, 1, std::nullopt, kInterval);
+  Heartbeat first(store, 0, std::nullopt, kInterval, kTimeout), second(store, 1, std::nullopt, kInterval, kTimeout);
   const auto start = std::chrono::steady_clock::now();
   first.leave({0, 1});
   EXPECT_LT(std::chrono::steady_clock::now() - start, kInterval);

@@ -52,7 +52,8 @@ std::unique_ptr<ProcessCollective> group_of(Calls& calls) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   return std::make_unique<ProcessCollective>(
       GroupConfig{.name = "data", .store = store, .ranks = {0}, .timeout = milliseconds(1000), .device = c10::kMeta},
-      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, milliseconds(50)),
+      std::make_shared<Heartbeat>(store, /*rank=*/0, /*store_rank=*/0, /*interval=*/milliseconds(50),
+                                  /*timeout=*/milliseconds(60000)),
       std::vector<ConnectTransport>{[&calls](const GroupConfig&) -> Connection {
         return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(calls));
       }});

@@ -85,6 +85,29 @@ class Untrained(torch.nn.Module):
         return {"loss": x.mean()}
 
 
+class Repeated(torch.nn.Module):
+    """Takes a weight several times."""
+
+    def __init__(self, width, num_times):
+        super().__init__()
+        self.linear, self.num_times = torch.nn.Linear(width, width), num_times
+
+    def forward(self, x):
+        for _ in range(self.num_times):
+            x = self.linear(x).tanh()
+        return x
+
+
+class Recurrent(torch.nn.Module):
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layers = kind(8, 32, batch_first=True)
+
+    def forward(self, x):
+        return self.layers(x)[0]
+
+
 def deep():
     """A GPT with dropout, most of whose memory is activations."""
     return architectures.Gpt(width=64, num_layers=4, context=256).train()
@@ -172,13 +195,14 @@ class CompiledStepTest(unittest.TestCase):
     def compile_by_tool(cls, *arguments):
         return subprocess.run([COMPILE, *ARGUMENTS, *map(str, arguments)], capture_output=True, text=True, check=False)
 
-    def train(self, name, *flags, program=None, batch_size=BATCH_SIZE):
+    def train(self, name, *flags, program=None, batch_size=BATCH_SIZE, threads=1):
         result = self.folder / "result"
         result.unlink(missing_ok=True)
         command = [PROGRAM, f"--program={self.folder / (program or f'{name}.step.pt2')}",
                    f"--samples={self.folder / name}.samples", "--loss=own", f"--result={result}",
                    f"--batch_size={batch_size}", *flags]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False,
+                              env={**os.environ, "OMP_NUM_THREADS": str(threads)})
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout + done.stderr, safetensors.torch.load_file(result)
 
@@ -491,6 +515,49 @@ class CompiledStepTest(unittest.TestCase):
             self.assertLessEqual((found - expected).norm().item(), 1e-6 * expected.norm().item())
         self.assertLess(peaks[1], 0.75 * peaks[0])
 
+    def test_activations_are_computed_again_under_autocast(self):
+        result = self.compile(self.folder / "text.pt2", self.folder / "regions.pt2", "--step_only", "--precision=bf16-mixed",
+                              "--checkpoint=gpt.h.*")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertRegex(result.stdout, r": as eager within \d")
+
+    def test_the_gradient_of_a_weight_that_each_time_step_takes_is_one_product(self):
+        def products(model, x, sizes):
+            target = torch.randn_like(model(x))
+            program = torch.export.export(model, (x,), strict=False)
+            compile_step.add_loss(program, "mse", "")
+            program._example_inputs = ((x,), {"target": target})
+            step = compile_step.Step(program, fixed_sizes=True, precision="32-true")
+            return [node for node in step.graph_module.graph.nodes if node.target is torch.ops.aten.mm.default
+                    and sorted(node.meta["val"].shape) == sorted(sizes)]
+        self.assertEqual(len(products(Repeated(32, num_times=5), torch.randn(4, 32), (32, 32))), 1)
+        # What it would join is as much as five gradients, and would live until the end of backward.
+        self.assertEqual(len(products(Repeated(8, num_times=5), torch.randn(40, 8), (8, 8))), 5)
+
+    def test_recurrent_layers_are_as_eager(self):
+        for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
+            with self.subTest(kind=kind.__name__):
+                example = {"x": torch.randn(4, 12, 8), "target": torch.randn(4, 12, 32)}
+                export(Recurrent(kind), torch.nn.functional.mse_loss, example, self.folder / "recurrent.pt2", step_only=True,
+                       dynamic_batch=False, tolerance=1e-5)
+
+    def test_loops_on_several_threads(self):
+        """The losses are those of one thread but for rounding, and have the same bits in each run; nothing runs on more threads
+        than libtorch has."""
+        result = self.compile(self.folder / "text.pt2", self.folder / "threads.pt2", "--step_only", "--threads=2")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for program, takes_several in (("text.step.pt2", False), ("threads.pt2", True)):
+            with zipfile.ZipFile(self.folder / program) as archive:
+                code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+            self.assertEqual(b"GOMP_parallel" in code, takes_several, program)
+        runs = {threads: [self.train("text", program="threads.pt2", threads=threads)[1] for _ in range(2)] for threads in (1, 2)}
+        _, expected = self.train("text")
+        for (first, second), threads in zip(runs.values(), runs):
+            with self.subTest(threads=threads):
+                self.assertEqual(first["compiled"].item(), NUM_STEPS)
+                self.assertTrue(all(first[name].equal(second[name]) for name in first))
+                self.expect_close(without_step(first), without_step(expected))
+
     def test_batch_norms_within_a_region_are_updated_once(self):
         result = self.compile(self.folder / "cnn.pt2", self.folder / "regions.pt2", "--loss=cross_entropy", "--step_only",
                               "--checkpoint=*")
@@ -516,6 +583,7 @@ class CompiledStepTest(unittest.TestCase):
                 ("cnn.pt2", ["--loss=mse", "--checkpoint=1,11"], "--checkpoint=11 matches no module that the program calls; "
                  "did you mean '1'?"),
                 ("cnn.pt2", ["--loss=cross_entropy", "--checkpoint=9"], "backward needs nothing that these modules compute"),
+                ("cnn.pt2", ["--loss=cross_entropy", "--threads=0"], "--threads=0: code runs on at least one thread"),
                 ("strided.pt2", ["--loss=mse"], "was exported with strides (1, 4): export the model with contiguous inputs"),
                 ("gaps.pt2", ["--loss=mse"], "'weight' has strides (8, 1), with gaps in memory"),
                 ("named.pt2", ["--loss=mse"], "the program has an input 'target' already"),
