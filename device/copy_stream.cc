@@ -26,7 +26,7 @@ std::vector<at::Tensor> CopyStream::run(const std::function<std::vector<at::Tens
   c10::Event copied(device_.type());
   copied.record(stream_);
   copied.block(of_caller);
-  // The memory is free for other copies once the caller's stream, too, has done what it has been asked.
+  // The memory may be reused only after the caller's stream has completed the work that is queued by then.
   for (const at::Tensor& tensor : copies) device.recordDataPtrOnStream(tensor.storage().data_ptr(), of_caller);
   return copies;
 }

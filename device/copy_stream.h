@@ -11,17 +11,17 @@
 
 namespace fulgur {
 
-// Brings the data of steps to a GPU on a stream of its own, so that the copy runs beside the step that the GPU is still
-// at, instead of after it. The host is one step ahead of the GPU then: it queues copy and step k while the GPU runs
-// step k - 1.
+// Copies the data of a step to a GPU on a separate stream, while the GPU still runs the step before. The host is then
+// one step ahead of the GPU: it queues copy and step k while the GPU runs step k - 1.
 //   copies.run([&] { return pinned.to(gpu, /*non_blocking=*/true); });   // once before each step
 // What is queued on the caller's stream afterwards waits for the copy. Threading: one thread at a time.
 class CopyStream {
  public:
   explicit CopyStream(c10::Device device);  // a GPU
 
-  // Calls `copy`, which returns the tensors that it has made. Before that waits, without spinning, until the GPU has
-  // done what was queued before the last call: without this bound the host would fill the memory with copies.
+  // Calls `copy`, which returns the tensors that it has made. First waits, without spinning, until the GPU has
+  // completed the work that was queued before the last call: without this bound the host would fill the memory with
+  // copies.
   std::vector<at::Tensor> run(const std::function<std::vector<at::Tensor>()>& copy);
 
  private:

@@ -17,8 +17,8 @@ namespace fulgur {
 //   GpuSpans spans(device);
 //   { const ScopedGpuSpan span(spans, "forward"); ... }
 // Events in the current stream mark begin and end. A span is added once the GPU has passed them: when a later one
-// begins, or in the destructor, which waits. Its place in time is good to some 20 us, and worse by the drift of the two
-// clocks. On a CPU, and while nobody looks at spans, nothing is measured. Threading: the training thread.
+// begins, or in the destructor, which waits. Times are exact to about 20 us, plus the drift of the two clocks. On a
+// CPU, and while tracing is off, nothing is measured. Threading: the training thread.
 class GpuSpans {
  public:
   explicit GpuSpans(c10::Device device) : device_(device) {}

@@ -46,7 +46,7 @@ class [[nodiscard]] Work {
     wait_ = nullptr;
   }
 
-  // True if wait() would return, or throw, at once. False as well where that is not known.
+  // True if wait() is known to return, or throw, at once.
   bool is_done() const { return !wait_ || is_done_(); }
 
  private:
@@ -88,17 +88,16 @@ class Collective {
   // Returns when every rank has called it.
   virtual void barrier() = 0;
 
-  // Zeros, in memory from which this group moves a flat tensor with the fewest copies, if all ranks pass such tensors:
-  // for what is exchanged again and again. It lasts as long as a tensor that uses it. Threading: any thread; a rank may
-  // call it alone.
+  // Returns zeros in memory from which this group moves a flat tensor with the fewest copies, if all ranks pass such
+  // tensors: for tensors that are exchanged again and again. The memory lasts as long as a tensor uses it. Threading:
+  // any thread; a rank may call it alone.
   virtual at::Tensor allocate(int64_t num_elements, const at::TensorOptions& options);
 
   // A group of some of these ranks, numbered in the given order. All ranks of this group call it with the same list; it
   // returns null on ranks that are not in the list.
   virtual std::shared_ptr<Collective> sub_group(const std::vector<int64_t>& ranks) = 0;
 
-  // Another group of all these ranks, whose calls neither wait for those of this group nor meet them. All ranks call
-  // it.
+  // Another group of all these ranks, whose calls are independent of this group's. All ranks call it.
   std::shared_ptr<Collective> duplicate();
 
   // Makes running and later calls throw a DistributedError, on this and the other ranks, also in the groups that

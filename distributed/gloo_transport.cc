@@ -17,7 +17,7 @@ namespace {
 
 using Transfer = c10::intrusive_ptr<c10d::Work>;
 
-constexpr int64_t kMostThatSendToAll = 8;  // ranks: more pass small messages on, in fewer but dependent rounds
+constexpr int64_t kMostThatSendToAll = 8;  // ranks; larger groups forward small messages, in fewer but dependent rounds
 
 // Messages between two ranks with the same tag arrive in the order in which they are sent.
 constexpr int kDataTag = 0, kAbortTag = 1, kBarrierTag = 2, kSmallAllReduceTag = 3, kNumTags = 4;

@@ -28,8 +28,8 @@ std::unique_ptr<HostTransport> connect_gloo(const GroupConfig& group);
 // Every call after an error throws that error.
 class GlooTransport final : public HostTransport {
  public:
-  // `timeout` is the limit for a whole collective. The memory of TransportOptions::staging_bytes has room for two
-  // chunks from each peer, which reduce_scatter receives.
+  // `timeout` is the limit for a whole collective. reduce_scatter receives two chunks from each peer at a time, into
+  // TransportOptions::staging_bytes of memory.
   GlooTransport(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds timeout,
                 const TransportOptions& options = {});
 
@@ -43,7 +43,7 @@ class GlooTransport final : public HostTransport {
   // of one collective that arrives in another of another size ends the process.)
   void barrier() override;
 
-  // Sends the whole tensor to every other rank, from 9 ranks on by way of others.
+  // Sends the whole tensor to every other rank; with more than 8 ranks, they pass it on to one another.
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
 
   void abort() override;

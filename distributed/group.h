@@ -33,8 +33,8 @@ struct GroupConfig {
   GroupConfig part(const std::string& name_of_part, const std::vector<int64_t>& places) const;
 };
 
-// Tells the other ranks of the group a text, and returns the texts of all, by rank. `what` tells one exchange of a
-// group from another. Throws what the store throws if a rank has not called it within the group's connect_timeout.
+// Tells the other ranks of the group a text, and returns the texts of all, by rank. `what` is unique among the
+// exchanges of the group. Throws what the store throws if a rank has not called it within the group's connect_timeout.
 std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine);
 
 }  // namespace fulgur

@@ -20,7 +20,7 @@ constexpr const char* kDiagnosingKey = "diagnosing";  // how many ranks have ask
 constexpr const char* kNone = "none";
 constexpr std::chrono::milliseconds kSilence{800};  // at least two intervals
 
-// How long a call waits for an answer of the store, beside two intervals: a busy host is no reason to take it for lost.
+// How long a call waits for an answer of the store, in addition to two intervals: a busy host must not count as lost.
 constexpr std::chrono::milliseconds kPatience{2500};
 
 std::string rank_key(int64_t rank) { return fmt::format("heartbeat/{}", rank); }

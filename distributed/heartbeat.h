@@ -65,12 +65,14 @@ class Heartbeat {
   // another rank looks for the cause, up to 0.8 s and three intervals more.
   Diagnosis diagnose(const std::string& group, int64_t number, const std::vector<int64_t>& ranks);
 
-  // Where the ranks are, for whoever reports a failure: "rank 1 was seen at step 12, in collective 16 of group 'data'
-  // (all_reduce)". This rank as it is now, the others as the last diagnosis has seen them; only this one before.
+  // One sentence per rank for the report of a failure: "rank 1 was seen at step 12, in collective 16 of group 'data'
+  // (all_reduce)". This rank is described as it is now, the others as the last diagnosis saw them; without a diagnosis
+  // the result is this rank alone.
   std::vector<std::string> places();
 
   // The last call in a run without errors, after every rank has finished: stops the heartbeat. In the process of the
-  // store, first waits until the others have stopped theirs, which would find the store gone; two intervals at most.
+  // store, first waits, for at most two intervals, until the other ranks have stopped theirs: they would find the store
+  // gone.
   void leave(const std::vector<int64_t>& ranks);
 
   // To be called after a failure. In the process of the store, returns when these ranks have left or ended, so that

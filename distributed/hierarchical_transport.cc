@@ -63,8 +63,8 @@ HierarchicalTransport::HierarchicalTransport(std::unique_ptr<HostTransport> on_h
       num_hosts_(num_hosts),
       chunk_bytes_(chunk_bytes) {}
 
-// Calls `before` for each chunk of every rank's range, then `between_hosts`, on a thread of its own, while `before` is
-// called for the next chunk, then `after`.
+// For each chunk of every rank's range, calls `before`, then `between_hosts` on a separate thread while `before` runs
+// for the next chunk, then `after`.
 void HierarchicalTransport::in_chunks(const at::Tensor& flat, const RankRanges& ranges, const Step& before,
                                       const Step& between_hosts, const Step& after) {
   const int64_t chunk_size = std::max<int64_t>(chunk_bytes_ / (num_hosts_ * flat.element_size()), 1);
@@ -86,7 +86,7 @@ void HierarchicalTransport::in_chunks(const at::Tensor& flat, const RankRanges& 
     finish_previous();
     if (running.valid()) after(previous);
   } catch (...) {
-    abort();  // what runs between hosts then ends; it uses tensors of the caller
+    abort();  // ends the job between hosts, which uses tensors of the caller
     if (running.valid()) running.wait();
     throw;
   }
@@ -165,8 +165,8 @@ void HierarchicalTransport::broadcast(const at::Tensor& flat, int64_t root) {
   });
 }
 
-// Whoever has left the barrier of its host knows that all ranks there have come; across hosts it learns this of the
-// others.
+// A rank that has left the barrier of its host knows that all ranks of the host have arrived; the barrier across hosts
+// tells it the same of the other hosts.
 void HierarchicalTransport::barrier() {
   run([&] {
     on_host_->barrier();

@@ -18,19 +18,20 @@
 
 namespace fulgur {
 
-// Connects the ranks of a group on several hosts, with as many on each, by shared memory within a host and by Gloo
-// across hosts; null, on every rank, if their tensors are not on the CPU, if ranks are on one host, if each is alone on
-// its own, if ranks of a host do not follow one another or hosts have different numbers of them, or if one may not
-// share memory. Every rank of the group calls it. Throws what the store or c10d throws.
+// Connects the ranks of a group by shared memory within a host and by Gloo across hosts. Returns null, on every rank,
+// unless all of this holds: the tensors are on the CPU, the transport is automatic, there are several hosts with the
+// same number of ranks, at least 2, the ranks of a host are consecutive, and all ranks may share memory. Every rank of
+// the group calls it. Throws what the store or c10d throws.
 std::unique_ptr<HostTransport> connect_hierarchy(const GroupConfig& group);
 
-// The number of ranks on each host, given the host of each rank, if ranks lie as connect_hierarchy() needs them.
+// The number of ranks on each host, given the host of each rank; nullopt if connect_hierarchy() does not support this
+// placement.
 std::optional<int64_t> ranks_per_host(const std::vector<std::string>& hosts);
 
 // Moves tensors in two levels: between the ranks of a host, and between the ranks that have the same place on their
 // hosts. Of M bytes that are reduced, or gathered, a host with any number of ranks sends M (H - 1) / H to the H - 1
 // others, which is the minimum. Reductions add in the order of ranks within a host, then in the order of hosts. Large
-// tensors go in chunks, of which one is between hosts while the next one is added up on each host.
+// tensors go in chunks: while one chunk is exchanged between hosts, the next one is summed on each host.
 class HierarchicalTransport final : public HostTransport {
  public:
   // `on_host` connects the ranks of this host, `across` those with this place on each host. Rank r of the group is rank

@@ -24,8 +24,8 @@ class SmallAllReduce {
   virtual bool is_sent() const { return true; }
 };
 
-// Which elements of a flat tensor a collective takes, and whose they are: rank r's are `size` elements from
-// `first + r * stride` on, as far as the tensor has them. The size is not 0, and not above the stride.
+// The elements of a flat tensor that a collective uses, by rank: rank r owns `size` elements from `first + r * stride`
+// on, cut off at the end of the tensor. 0 < size <= stride.
 struct RankRanges {
   int64_t first = 0;
   int64_t stride = 0;
@@ -66,7 +66,7 @@ class HostTransport {
   // Makes running and later calls throw, here and on every other rank. Threading: any thread.
   virtual void abort() = 0;
 
-  // Comes after the last call. Makes calls throw that still run. Threading: any thread.
+  // Ends the transport: no further call may follow, and running calls throw. Threading: any thread.
   virtual void end() { abort(); }
 
   // Zeros, in the memory from which collectives move tensors with the fewest copies. Threading: any thread.

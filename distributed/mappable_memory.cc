@@ -34,7 +34,7 @@ void free_region(void* region) {
   ++num_freed;
 }
 
-// Large ones on huge pages, where the system has them for who asks: fewer misses of the TLB.
+// Large regions use huge pages, if the system grants them on request: fewer misses of the TLB.
 void* map(int descriptor, size_t num_bytes) {
   void* const memory = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory != MAP_FAILED && num_bytes >= 2 * kHugePage) ::madvise(memory, num_bytes, MADV_HUGEPAGE);

@@ -50,7 +50,7 @@ void check(int code) {
   throw std::runtime_error(text);
 }
 
-// Only if all is well: it waits for every rank.
+// MPI_Finalize waits for every rank, so it is left out after a failure.
 void finalize() {
   if (!a_group_has_failed) MPI_Finalize();
 }
@@ -169,7 +169,7 @@ MPI_Comm duplicate_of(MPI_Comm comm) {
   return duplicate;
 }
 
-// What has been started and not yet awaited, with the tensors that MPI reads and writes.
+// Requests that have been started and not yet awaited, with the tensors that MPI reads and writes.
 struct Started {
   std::vector<MPI_Request> requests{};
   std::vector<at::Tensor> tensors{};
@@ -177,7 +177,7 @@ struct Started {
   MPI_Request* add() { return &requests.emplace_back(MPI_REQUEST_NULL); }
 };
 
-// MPI may still write to the tensors of what was never awaited: nobody else gets their memory.
+// MPI may still write to the tensors of requests that were never awaited, so their memory is never freed.
 void abandon(Started& started) {
   static auto* const abandoned = new std::vector<at::Tensor>;
   static std::mutex mutex;
@@ -295,7 +295,7 @@ void MpiTransport::add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at
   into.copy_(result);
 }
 
-// Chunk by chunk, of which each rank receives one from every other.
+// Works chunk by chunk: each rank receives one chunk from every other rank, then adds.
 void MpiTransport::add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
                                      const RankRanges& ranges) {
   const Clock::time_point until = deadline();
@@ -357,7 +357,7 @@ void MpiTransport::barrier() {
   wait(started, deadline());
 }
 
-// Gathers the tensors of all ranks, which each adds in their order.
+// Gathers the tensors of all ranks; then every rank adds them in the order of ranks.
 class MpiTransport::Small final : public SmallAllReduce {
  public:
   Small(MpiTransport& transport, const at::Tensor& flat, ReduceOp op)

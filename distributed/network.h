@@ -34,7 +34,8 @@ std::string host_id(const EnvironmentVariables& variables);  // FULGUR_HOST_ID, 
 
 std::vector<std::string> interface_names();
 
-// Returns nullopt if a program accepts connections at this address, otherwise the reason. Waits at most a second.
+// Returns nullopt if a program accepts connections at this address, otherwise the reason. Waits at most a second for
+// each address that the host name has.
 std::optional<std::string> why_nobody_listens(const std::string& host, uint16_t port);
 
 // A socket that listens at a free port of this host's loopback (127.0.0.1, or ::1 on a host without IPv4). Since it

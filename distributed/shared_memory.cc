@@ -103,7 +103,7 @@ std::optional<std::string> host_identity(const TransportOptions& options) {
   return identity;
 }
 
-// At the beginning of the shared memory.
+// Lies at the beginning of the shared memory.
 struct alignas(kCacheLine) SharedMemory::Header {
   uint32_t aborted;
 };

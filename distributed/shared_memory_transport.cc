@@ -20,13 +20,13 @@ constexpr size_t kLarge = 0, kSmall = 1;
 // A core that waits for a small message has nothing else to do; one that moves large ones has gradients to compute.
 constexpr microseconds kSmallSpin{50}, kLargeSpin{5};
 
-// What a rank sends to another in a round, at least: smaller rounds spend their time on meeting.
+// The least that a rank sends to another in a round: smaller rounds would spend their time waiting for one another.
 constexpr int64_t kPartBytes = 32 << 10;
 
 // Tensors with fewer bytes are copied through outboxes: to agree on reading in place takes two more rounds.
 constexpr int64_t kLeastBytesInPlace = 256 << 10;
 
-// What is summed at a time in place, so that it is still in a core's cache when it is copied to the other ranks.
+// The size of the pieces that are summed in place: a piece is still in a core's cache when it is copied to other ranks.
 constexpr int64_t kPieceBytes = 128 << 10;
 
 constexpr int64_t kOutboxAlignment = 64;  // also the least that an outbox has
@@ -177,7 +177,7 @@ std::vector<std::byte*> SharedMemoryTransport::tensors_in_place(const Exchange& 
   return works_in_place_ ? tensors : std::vector<std::byte*>();
 }
 
-// Every rank is done with the others' tensors.
+// Returns when every rank is done with the others' tensors.
 void SharedMemoryTransport::finish_in_place(const Exchange& exchange) { tell_all(exchange, 'y'); }
 
 // Reduces this rank's range of all tensors, piece by piece. `is_for_all`: into the tensors of all ranks; no other rank

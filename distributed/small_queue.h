@@ -9,8 +9,9 @@
 
 namespace fulgur {
 
-// Small all_reduces of which a rank sends parts only when those of others have arrived, so that all ranks must work on
-// them in the order in which they are started: whoever waits for one finishes those before it. Threading: any.
+// A queue of small all_reduces in which a rank sends some messages only after others have arrived. All ranks must
+// therefore work on the all_reduces in the order in which they were started: a thread that waits for one first finishes
+// the earlier ones. Threading: any thread.
 class SmallQueue {
  public:
   // Calls `begin`, in the order of these calls; it returns what is to be done to finish the all_reduce.
@@ -23,7 +24,7 @@ class SmallQueue {
   std::shared_ptr<Small> take_oldest();
 
   std::mutex finishing_;                        // held while waiting for other ranks
-  std::mutex mutex_;                            // never held then
+  std::mutex mutex_;                            // never held while waiting for other ranks
   std::deque<std::shared_ptr<Small>> started_;  // unfinished ones, oldest first
 };
 

@@ -10,8 +10,8 @@ enum class TransportKind { automatic, shared_memory, gloo, mpi };
 
 // How ranks exchange tensors in host memory.
 struct TransportOptions {
-  TransportKind kind = TransportKind::automatic;  // automatic: shared memory within a host, Gloo between hosts; another
-                                                  // one is used alone, or the ranks do not connect
+  TransportKind kind = TransportKind::automatic;  // automatic: shared memory within a host, Gloo between hosts; any
+                                                  // other: this transport only, otherwise connecting fails
   bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
   std::string host_id{};                   // ranks with different ones count as ranks of different hosts
   bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as

@@ -27,16 +27,15 @@ struct Connection {
 };
 
 // Connects this rank to the others of the group, which make the same call. Returns null, on every rank alike, if the
-// transport does not apply: it takes tensors of another device, another transport is asked for, or the ranks are on
-// several hosts. Blocks until every
-// rank has called it, or until the group's connect_timeout. Throws UsageError for settings that cannot be used, another
-// std::exception if the ranks do not connect.
+// transport does not apply: it takes tensors of another device, the options name another transport, or the ranks are on
+// several hosts. Blocks until every rank has called it, or until the group's connect_timeout. Throws UsageError for
+// settings that cannot be used, another std::exception if the ranks do not connect.
 using ConnectTransport = std::function<Connection(const GroupConfig& group)>;
 
-// Every transport, in the order in which they are tried: fulgur's own, and those that were added. A new one is a pair
-// of files, and a line here, or a call of add_transport() in a target that a program may do without.
+// Every transport, in the order in which they are tried: fulgur's own, and those that were added. To add a transport,
+// write a pair of files and either add a line in transports.cc, or call add_transport() in an optional target.
 std::vector<ConnectTransport> transports();
-void add_transport(ConnectTransport transport);  // before main()
+void add_transport(ConnectTransport transport);  // call it before main()
 
 // Connects by the first transport that applies. Throws UsageError if none does.
 Connection connect(const GroupConfig& group, const std::vector<ConnectTransport>& transports);

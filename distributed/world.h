@@ -19,7 +19,7 @@ struct WorldStores;  // distributed/world_stores.h
 struct WorldOptions {
   c10::Device device = c10::kCPU;     // where the tensors of the data group are
   double timeout_s = 1800;            // limit for each collective
-  double connect_timeout_s = 300;     // until every rank has joined; counted again until they are connected
+  double connect_timeout_s = 300;     // limit until every rank has joined, then again until all are connected
   double heartbeat_interval_s = 0.4;  // when a collective fails, a silent rank is found dead after two intervals
   double heartbeat_timeout_s = 60;    // without a failure, a silent rank is found dead after this time
   TransportOptions collectives{};

@@ -35,8 +35,8 @@ at::Tensor as_kernel_gradient(const at::Tensor& grad, const at::Tensor& memory) 
   return at::empty_like(memory).copy_(grad);
 }
 
-// The update of one tensor by a kernel. Without a copy the tensor itself is written, and with one that is rounded from
-// the master only the copy. Ownership: borrows the tensor and the copy.
+// The update of one tensor by a kernel. Without a copy the tensor itself is written. A copy that is rounded from the
+// master is written instead of the tensor. Ownership: borrows the tensor and the copy.
 class KernelUpdate {
  public:
   KernelUpdate(const at::Tensor& param, const at::Tensor& master, const at::Tensor* copy)
@@ -51,7 +51,7 @@ class KernelUpdate {
 
   c10::ScalarType dtype() const { return memory_.scalar_type(); }
 
-  // What the kernel is given, with memory that is there until this object goes.
+  // The argument of the kernel. Its memory is valid as long as this object.
   template <class T>
   Slice<T> slice(const std::array<at::Tensor, kMaxStates>& states) const {
     Slice<T> slice{.param = memory_.mutable_data_ptr<T>(),
@@ -100,7 +100,7 @@ bool are_on_cpu(const std::vector<Optimizer::Group>& groups) {
   return first == groups.end() || first->params.front().is_cpu();
 }
 
-// Whether our kernel can update tensors of a GPU. That of fp64 is torch's.
+// Whether our kernel can update these tensors of a GPU; fp64 is for torch's kernels.
 bool are_for_our_kernel(const std::vector<at::Tensor>& tensors) {
   return tensors.empty() ||
          (has_update_kernels(tensors.front().device()) &&

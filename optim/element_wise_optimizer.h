@@ -16,17 +16,17 @@
 
 namespace fulgur::optim {
 
-// What the update that is expected next is taken to be: an update by the last gradient again, an update by no gradient
-// (what momentum and decay alone do), or the last update again.
+// How the next update is predicted: none: not at all; gradient: as an update by the last gradient; moments: as an
+// update by a gradient of 0, from momentum and decay alone; repeat: as the last update again.
 enum class PredictBy { none, gradient, moments, repeat };
 
 // The common part of the optimizers with an update rule: state per element, a count of updates per parameter, and a
 // step that is one pass of fused_update over each parameter on a CPU and one launch of update_on_gpu for all on a GPU,
-// with the same bits. Torch's own kernels run on other devices, on a GPU that ours are not for, and for fp64 parameters
-// there. Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master, made at the
-// first update: the master is updated and rounded to the parameter, so that training is as in fp32; values written to
-// such a parameter between steps are overwritten. The gradient of a 16-bit parameter may be 16-bit or fp32. Throws
-// SetupError for a sparse gradient and for other dtypes.
+// with the same bits. Torch's own kernels run on other devices, on GPUs that our kernels do not support, and for fp64
+// parameters on a GPU. Parameters may be fp32, fp64 or 16-bit, with any strides. A 16-bit parameter has an fp32 master,
+// made at the first update: the master is updated and rounded to the parameter, so that training is as in fp32; values
+// written to such a parameter between steps are overwritten. The gradient of a 16-bit parameter may be 16-bit or fp32.
+// Throws SetupError for a sparse gradient and for other dtypes.
 class ElementWiseOptimizer : public Optimizer {
  public:
   // A tensor that the update rule keeps for each parameter.
@@ -36,7 +36,7 @@ class ElementWiseOptimizer : public Optimizer {
     double initial = 0.0;
   };
 
-  // The state of one tensor. Tensors here are undefined until the first gradient, or memory to use from then on.
+  // The state of one tensor. Until the first gradient its tensors are undefined, or memory without values.
   struct State {
     std::array<at::Tensor, kMaxStates> tensors;  // by slot
     at::Tensor master;                           // fp32, only for a 16-bit tensor
@@ -52,10 +52,10 @@ class ElementWiseOptimizer : public Optimizer {
   void step(const GradientTransform& transform) override;
   void step_with_torch(const GradientTransform& transform);  // the step by torch's kernels, on any device
 
-  // Copies of tensors, of the same layouts: each gets the tensor's values after the update, and is ahead of them by the
-  // update that is expected next, with learning rate `next_lr`; by none if the tensor has no gradient. A copy may
-  // take the place of the gradient. The copy of a 16-bit tensor is rounded from the master, and may be the tensor
-  // itself, or leave it as it was.
+  // Copies of tensors, of the same layouts. A copy gets the tensor's values after the update and the predicted next
+  // update, which has learning rate `next_lr`; nothing is predicted for a tensor without a gradient. A copy may take
+  // the place of the gradient. The copy of a 16-bit tensor is rounded from the master. It may be the tensor itself;
+  // otherwise the tensor is not changed.
   struct Copies {
     const std::vector<at::Tensor>& tensors;
     PredictBy by = PredictBy::none;
@@ -71,7 +71,7 @@ class ElementWiseOptimizer : public Optimizer {
   void update_and_copy_with_torch(const Group& group, const std::vector<at::Tensor>& tensors,
                                   std::vector<State>& states, const GradientTransform& transform, const Copies& copies);
 
-  // Whether something can be expected of an update before its gradient is known: optim/update_rules.h.
+  // Whether an update can be predicted before its gradient is known (optim/update_rules.h).
   bool has_momentum() const { return optim::has_momentum(rule(groups().front(), /*num_updates=*/1)); }
 
   // The states that step() keeps for a group, by parameter.

@@ -39,7 +39,7 @@ struct Slice {
   c10::ScalarType grad_type = c10::CppTypeToScalarType<T>::value;  // T; or, for T = float, kBFloat16 or kHalf
   std::array<T*, kMaxStates> states{};                             // input and output, in the order of the rule
   void* copy_out = nullptr;                                        // new parameters, rounded to nearest even, or null
-  c10::ScalarType copy_type = c10::CppTypeToScalarType<T>::value;  // T, if the gradient is of T; or as grad_type
+  c10::ScalarType copy_type = c10::CppTypeToScalarType<T>::value;  // T, if the gradient is of T; for float also 16-bit
   int64_t num_elements = 0;
 };
 

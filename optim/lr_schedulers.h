@@ -233,7 +233,7 @@ struct ReduceLROnPlateauOptions {
   std::string threshold_mode = "rel";  // rel: a fraction of the best metric; abs: a difference from it
   int64_t cooldown = 0;                // steps after a reduction that do not count
   double min_lr = 0.0;                 // lower bound for every group
-  double eps = 1e-8;                   // changes up to this size are not made
+  double eps = 1e-8;                   // changes of the learning rate up to this size are skipped
   void describe(FieldVisitor& visit);
 };
 

@@ -61,7 +61,7 @@ struct LionRule {
 using Rule = std::variant<AdamRule, SGDRule, AdagradRule, RMSpropRule, LionRule>;
 
 // Whether a rule carries a direction from one update to the next, so that most of an update is known before its
-// gradient is. Without momentum nothing is: an update by no gradient is 0, but for decay.
+// gradient is. Without momentum nothing is known: an update by a gradient of 0 is 0, except for decay.
 inline bool has_momentum(const Rule& rule) {
   if (const auto* adam = std::get_if<AdamRule>(&rule)) return adam->one_minus_beta1 < 1.0;
   if (const auto* sgd = std::get_if<SGDRule>(&rule)) return sgd->momentum != 0.0;

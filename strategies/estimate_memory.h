@@ -15,10 +15,10 @@ namespace fulgur {
 
 // The memory that each rank would keep for a model from step to step, computed without allocating it:
 //   estimate_memory(*module, "ddp_sharded", 8, "bf16-mixed", optim::AdamW(module->parameters(), {.lr = 1e-3}))
-// world_size is the number of devices, on num_nodes machines together; for dp the result is about the first.
-// `precision` is named as in TrainerOptions. With accumulate_grad_batches > 1 gradients that wait for the end of their
-// accumulation window are included. Activations come on top. Throws UsageError for an unknown strategy or precision,
-// and if the strategy does not implement model_memory().
+// world_size is the number of devices, on num_nodes machines together; for dp the result is that of the first device.
+// `precision` is named as in TrainerOptions. With accumulate_grad_batches > 1 the result includes gradients that wait
+// for the end of their accumulation window. It does not include activations. Throws UsageError for an unknown strategy
+// or precision, and if the strategy does not implement model_memory().
 ModelMemory estimate_memory(const Module& module, const StrategyChoice& strategy, int64_t world_size,
                             std::string_view precision, const Optimizers& optimizers,
                             c10::DeviceType device_type = c10::kCPU, int64_t accumulate_grad_batches = 1,

@@ -7,8 +7,8 @@
 
 namespace fulgur {
 
-// A strategy that does everything as another one, its base: each member calls the same member of the base. Derive from
-// it and override the members that should differ; docs/extend/strategy.md has an example.
+// A strategy that forwards each call to another strategy, its base. Derive from this class and override the members
+// that should differ; docs/extend/strategy.md has an example.
 //   struct CountedDdp : ForwardingStrategy {
 //     CountedDdp() : ForwardingStrategy("ddp") {}
 //     std::string name() const override { return "counted_ddp"; }
@@ -19,10 +19,10 @@ namespace fulgur {
 //     int64_t num_steps = 0;
 //   };
 //   strategy_registry().add("counted_ddp", [] { return std::make_unique<CountedDdp>(); });
-// The base's settings are this strategy's: --strategy=counted_ddp --strategy.bucket_cap_mib=10. The Trainer's
-// messages, the memory table and checkpoints show name(), which is the base's unless it is overridden; the base's own
-// messages show the base's. What the base calls on itself stays in the base: its manual_backward does not come to an
-// overridden backward.
+// The base's settings are this strategy's: --strategy=counted_ddp --strategy.bucket_cap_mib=10. The Trainer's messages,
+// the memory table and checkpoints show name(), which is the base's unless it is overridden; messages of the base show
+// the base's name. Calls that the base makes on itself do not reach overrides: the base's manual_backward does not call
+// an overridden backward.
 class ForwardingStrategy : public Strategy {
  public:
   explicit ForwardingStrategy(std::string_view base);           // a registered name; throws UsageError if it is unknown

@@ -20,8 +20,8 @@ namespace fulgur {
 //   64 (64-true)        module and batches in fp64
 //   bf16-mixed (bf16)   autocast to bf16: weights, gradients and updates in fp32
 //   16-mixed (16)       autocast to fp16, with a loss scale
-//   bf16-true, 16-true  module and batches in bf16 or fp16; element-wise optimizers keep fp32 masters (for others there
-//                       is a warning), 16-true a loss scale too
+//   bf16-true, 16-true  module and batches in bf16 or fp16; element-wise optimizers keep fp32 masters, other
+//                       optimizers cause a warning; 16-true also has a loss scale
 // Integer tensors are never converted. New tensors in a step have torch's default type: make them by x.options().
 class Precision {
  public:

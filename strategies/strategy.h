@@ -31,11 +31,11 @@ namespace fulgur {
 struct StepRequest {
   int64_t micro_batches = 1;    // number of micro-batches whose gradients were summed; the step uses the mean
   GradientClipping clipping{};  // applied to the mean gradient
-  bool wants_norm = false;      // StepReport::grad_norm is to be computed, even if nothing is clipped by it
-  // Whether gradients of this norm are to update the parameters; null: always. Called once, with wants_norm, and gives
-  // the same answer on every rank; if it is no, the step is skipped.
+  bool wants_norm = false;      // compute StepReport::grad_norm, even if the gradients are not clipped by it
+  // Returns whether gradients of this norm may update the parameters; if not, the step is skipped. Null: always.
+  // Requires wants_norm. The step calls this once, and every rank must get the same answer.
   std::function<bool(const at::Tensor& grad_norm)> accepts{};
-  // By group, the learning rates of the step after this one, as far as they are known; null: those of this step.
+  // Returns the learning rates of the next step, by group, as far as they are known. Null: they are those of this step.
   std::function<std::vector<double>()> next_lr{};
   Closure closure{};  // for an optimizer that needs_closure(): each call computes the gradients of one batch
 };
@@ -43,7 +43,7 @@ struct StepRequest {
 // An accumulation window: the micro-batches of one optimizer step, as one rank has seen them.
 struct AccumulationWindow {
   int64_t micro_batches = 0;  // micro-batches that had a loss
-  double loss_sum = 0.0;      // over those, if a callback judges_updates()
+  double loss_sum = 0.0;      // sum of the losses of these micro-batches, if a callback judges_updates()
   bool wants_stop = false;    // requests the end of fit
   bool ends_epoch = false;    // no further batch in this epoch
 };
@@ -59,7 +59,7 @@ struct StrategySetup {
       true;                       // gradients may be reduced during backward: no hook reads them, backward runs once
   bool averages_weights = false;  // average_weights() will be called, or the average of a checkpoint is to be kept
   bool accumulates = false;       // windows have several micro-batches; if false, a callback may still request it later
-  bool only_copies_batches = false;  // the module leaves transfer_batch_to_device as it is, which may run on a stream
+  bool only_copies_batches = false;  // transfer_batch_to_device is not overridden, so it may run on a stream
 };
 
 // The run whose memory Strategy::model_memory() estimates.
@@ -116,10 +116,10 @@ class Strategy {
   virtual void zero_grad(size_t optimizer) = 0;
   virtual void backward(const at::Tensor& loss, bool is_last) = 0;
 
-  // Ends a micro-batch. After the last one of an accumulation window, gradients are the sums over all ranks, and the
-  // result combines the windows of all ranks: micro_batches is the sum, a flag is set if any rank set it. Earlier,
-  // the result is this combination or `mine`. Every rank calls it, also a rank without a loss. `mine` counts from the
-  // first micro-batch of the window.
+  // Ends a micro-batch. After the last micro-batch of an accumulation window, gradients are sums over all ranks, and
+  // the result combines the windows of all ranks: micro_batches is the sum, and a flag is set if any rank set it. After
+  // an earlier micro-batch, the result is either this combination or `mine`. `mine` counts from the first micro-batch
+  // of the window. Every rank calls this, even a rank without a loss.
   virtual AccumulationWindow end_micro_batch(const AccumulationWindow& mine, bool /*is_last*/) { return mine; }
 
   // For manual optimisation: adds the mean of the gradients over ranks to the existing gradients.
@@ -141,10 +141,11 @@ class Strategy {
     throw UsageError("strategy '" + name() + "' does not average weights");
   }
 
-  // Lets the parameters be those that are evaluated and saved, or again those that training reads: all updates are
-  // completed in them, and they are the average if there is one. Returns whether they were those before. Every rank
-  // calls it, between steps; no step runs meanwhile, and training is not changed by it. state() and module_state() are
-  // taken meanwhile; they have what is needed to go on training.
+  // If `shown`, gives the parameters the values to evaluate and save: all updates are complete, and the values are the
+  // average if there is one. Otherwise restores the values that training reads. Returns whether the evaluated values
+  // were shown before this call. Every rank calls it, between steps. No step runs while they are shown, and training is
+  // not changed. A checkpoint calls state() and module_state() while they are shown; the two contain what training
+  // needs to resume.
   virtual bool show_evaluated(bool /*shown*/) { return false; }
 
   // Completes updates that are still in progress. Every rank calls it, between steps.
@@ -157,9 +158,10 @@ class Strategy {
   // The tensors to save, by the names of Python's state_dict; a tied tensor appears once.
   virtual std::vector<std::pair<std::string, at::Tensor>> module_state() const = 0;
 
-  // Every rank calls these between steps. The tensors in state() may change with the next step. load_state() follows
-  // setup_optimizers() before the first step, or drain(), when the module has its saved weights; the state may come
-  // from another number of ranks or another strategy. Throws CheckpointError if the state does not fit the optimizers.
+  // Every rank calls these between steps. The tensors in state() may change with the next step. load_state() is called
+  // when the module has its saved weights: between setup_optimizers() and the first step, or after drain(). The state
+  // may come from another number of ranks or another strategy. Throws CheckpointError if the state does not fit the
+  // optimizers.
   virtual StrategyState state() = 0;
   virtual void load_state(const State& shared, const ReadRange& read) = 0;
 

@@ -14,7 +14,7 @@
 
 namespace fulgur {
 
-// Values of EngineOptions::shard_group that are no number of ranks.
+// Special values of EngineOptions::shard_group.
 inline constexpr int64_t kAllRanks = 0, kRanksOfHost = -1;
 
 // What a preset asks of FlatStrategy.
@@ -25,7 +25,7 @@ struct EngineOptions {
   std::optional<c10::ScalarType> wire{};  // type in which gradients travel; nullopt: as the parameters
   bool broadcast_buffers = false;
   bool shard = false;               // a rank updates only its own ranges
-  int64_t shard_group = kAllRanks;  // number of ranks that share the shards; other groups of as many are replicas
+  int64_t shard_group = kAllRanks;  // number of ranks that share the shards; further groups of this size are replicas
   bool each_micro_batch = false;    // reduce after each micro-batch, not once per accumulation window
   double host_ratio = 0;
   bool delayed = false;
@@ -33,8 +33,8 @@ struct EngineOptions {
   int64_t warmup_steps = 0;
   int64_t update_threads = 0;
 
-  // For parameters on `device_type`: on a GPU they begin as an allocation of their own would, in multiples of 256
-  // bytes, by which cuBLASLt chooses its algorithms.
+  // Options for parameters on `device_type`. On a GPU a parameter begins at a multiple of 256 bytes, as an allocation
+  // of its own would, because cuBLASLt chooses algorithms by the alignment.
   BucketOptions buckets_for(int64_t world_size, c10::DeviceType device_type) const {
     BucketOptions options = buckets;
     options.world_size = world_size;

@@ -29,8 +29,8 @@ struct BucketOptions {
 };
 
 // The trainable parameters of a module in a few contiguous buffers, so that an update, a reduction or a copy is one
-// call over much memory. The parameters stay the tensors that they were: they are views of a bucket now, whoever holds
-// one sees every update, and names, order and state dict do not change.
+// call over much memory. A parameter stays the same tensor object, but its memory is a view of a bucket: code that
+// holds a parameter sees every update, and names, order and state dict do not change.
 //   A bucket holds parameters of one optimizer, one group and one dtype, in reverse registration order, which is about
 // the order in which backward finishes them. Buckets come in the order in which backward fills them, whatever the
 // groups. A tied parameter appears once. A parameter that is frozen stays outside until it is trained; from then on its
@@ -74,11 +74,11 @@ class FlatParameters {
   // True if a bucket holds the parameter.
   bool contains(const at::Tensor& param) const { return members_.contains(param.unsafeGetTensorImpl()); }
 
-  // False once a parameter was unfrozen for the first time, or came with a new group: append() then.
+  // False if a parameter was unfrozen for the first time or came with a new group; call append() then.
   bool contain_all_trainable(const Optimizers& optimizers) const;
 
-  // Moves parameters of the optimizers that are in no bucket yet into new buckets, after the present ones, which stay
-  // as they are: the trainable ones, and those of `also`. Throws like the constructor.
+  // Moves parameters of the optimizers that are in no bucket yet, if they are trainable or in `also`, into new buckets
+  // after the present ones. The present buckets do not change. Throws like the constructor.
   void append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
               const std::unordered_set<const c10::TensorImpl*>& also = {});
 

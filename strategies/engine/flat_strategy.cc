@@ -291,8 +291,9 @@ at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
-// Large batches are copied beside the step that the device is still at. A hook of the user's may make tensors that are
-// not of the batch, whose memory would be reused too early if they came from another stream.
+// Large batches are copied on a separate stream while the device is still computing the last step, but not by a user's
+// hook: it may make tensors outside of the batch, whose memory would be reused too early if they came from another
+// stream.
 Batch FlatStrategy::to_device(const Batch& batch) {
   const Batch converted = setup_->precision.convert(batch);
   if (!batch_copies_ || !is_large(converted)) return module_->transfer_batch_to_device(converted, device());

@@ -31,8 +31,8 @@
 namespace fulgur {
 
 // The engine of the presets, which derive from it. The parameters lie in flat buckets, so that they are reduced and
-// updated many at a time. A GradientStore has the gradients, and updates by them; the strategy moves the module to its
-// device and precision, runs it, and decides what a step makes of the gradients: mean, loss scale, clipping. With
+// updated many at a time. A GradientStore keeps the gradients and makes the updates; the strategy moves the module to
+// its device and precision, runs it, and decides what a step makes of the gradients: mean, loss scale, clipping. With
 // several devices Replicas runs the module on all of them. 16-bit gradients of several micro-batches are summed in
 // fp32.
 class FlatStrategy : public Strategy {
@@ -119,7 +119,7 @@ class FlatStrategy : public Strategy {
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;
   std::optional<WeightAverage> average_;
-  std::optional<double> share_of_late_;      // the average takes in the late update in progress once it is computed
+  std::optional<double> share_of_late_;      // add to the average with this share once the late update is computed
   bool evaluated_are_shown_ = false;         // parameters are those that are evaluated and saved
   std::optional<Replicas> replicas_;         // with several devices, during fit
   std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale

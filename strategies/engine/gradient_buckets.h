@@ -24,22 +24,23 @@ struct ReduceOptions {
   // be nullopt with one rank.
   std::optional<c10::ScalarType> wire{};
 
-  // A gradient for which the pool has no memory waits until the other ranks have given theirs for the oldest bucket in
-  // flight. Must be false if a backward function waits for other ranks, too (SyncBatchNorm): they may be waiting there
-  // for this rank. Gradients then take the memory of buckets whose sums have arrived, otherwise new memory.
+  // Whether a gradient for which the pool has no memory waits until the oldest bucket in flight is reduced, which needs
+  // the other ranks. Must be false if a backward function also waits for other ranks (SyncBatchNorm), because they may
+  // be waiting there for this rank. If false, a gradient takes the memory of a bucket whose sum has arrived, otherwise
+  // new memory.
   bool may_wait_for_memory = true;
 
   // Buckets are launched in the order in which a backward fills them, not in the order of the parameters' buckets. If
-  // false, every rank freezes the same parameters before each backward: buckets without a trainable one do not make
-  // others wait.
+  // false, every rank must freeze the same parameters before each backward; a bucket without trainable parameters then
+  // does not delay other buckets.
   bool learns_order = true;
 
-  // Makes memory for the sums of a bucket, in the parameters' dtype or in fp32: sections that make up the rank's
-  // range, or without `shard` the whole bucket. If set, sums are kept there (GradientSums), and parameters have no
-  // gradients; otherwise gradients are views of the reduced buckets (GradientViews). Must be set with `shard`.
+  // Makes memory for the sums of a bucket, in the parameters' dtype or in fp32: one tensor for each section of the
+  // rank's range, or of the whole bucket without `shard`. If set, sums are kept there (GradientSums), and parameters
+  // have no gradients; otherwise gradients are views of the reduced buckets (GradientViews). Must be set with `shard`.
   std::function<std::vector<at::Tensor>(size_t bucket)> make_sums{};
-  StreamWorker* copy_worker = nullptr;  // copies sums there while backward runs; null: the backward thread copies
-  int64_t host_threads = 0;  // threads that add up on the host what comes from a GPU; 0: the copy worker does
+  StreamWorker* copy_worker = nullptr;  // copies sums to this memory during backward; null: the backward thread does
+  int64_t host_threads = 0;  // threads that add gradients from a GPU on the host; 0: the copy worker adds them
 };
 
 // The buckets that a GradientReducer fills with gradients: their memory, and how each is summed over ranks. There is
@@ -67,8 +68,8 @@ at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot
 void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
 void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
 
-// Moves the defined ones of a bucket's gradients, by slot, to their places in it, or adds them there. `together`: in
-// few calls, as a GPU needs it, instead of one for each.
+// Moves the defined gradients of `arrived`, which has one entry per slot, to their places in the bucket, or adds them
+// there. `together`: all in a few calls, which is faster on a GPU, instead of one call for each.
 void move_into(const at::Tensor& gradients, const FlatParameters::Bucket& bucket, std::vector<at::Tensor>& arrived,
                bool adds, bool together);
 

@@ -120,7 +120,8 @@ void GradientReducer::on_gradient(size_t b, size_t slot) {
   launch_filled();
 }
 
-// Launches what is filled, in the order of launches, which must not depend on what this rank alone has frozen.
+// Launches the filled buckets in the order of launches, which must not depend on parameters that only this rank has
+// frozen.
 void GradientReducer::launch_filled() {
   for (; next_ < num_early() && buckets_[order_[next_]].num_missing == 0; ++next_) {
     const size_t b = order_[next_];
@@ -213,7 +214,7 @@ std::vector<bool> GradientReducer::used_parameters() const {
   return used;
 }
 
-// `extra`, whether this rank asks for another order of launches, and whether it has marked other parameters than in
+// Returns `extra`, followed by two flags: this rank requests a new order of launches; its marks differ from those of
 // the last message.
 std::vector<double> GradientReducer::message_of(const std::vector<double>& extra,
                                                 const std::vector<bool>& marks) const {

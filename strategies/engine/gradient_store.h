@@ -50,7 +50,7 @@ class GradientStore {
  public:
   virtual ~GradientStore() = default;
 
-  // Whether gradients come through buckets. A parameter must be in a bucket before its backward then; otherwise its
+  // Whether gradients pass through buckets. If so, a parameter must be in a bucket before its backward; otherwise its
   // gradient is not summed over ranks.
   virtual bool collects_in_buckets() const { return false; }
   virtual void append() {}  // takes in the buckets that were appended to the parameters
@@ -58,8 +58,8 @@ class GradientStore {
   virtual void open_window() {}                     // drops what is left of the last window
   virtual void begin_backward(bool /*is_last*/) {}  // finished gradients may be sent to other ranks from here on
 
-  // If it collects in buckets: sums over ranks, and combines the windows of all ranks; nullopt: later, with the last
-  // micro-batch of the window.
+  // A store that collects in buckets sums over ranks here, and returns the combined windows of all ranks. nullopt: the
+  // store does so only with the last micro-batch of the window.
   virtual std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& /*mine*/, bool /*is_last*/) {
     return std::nullopt;
   }
@@ -81,24 +81,23 @@ class GradientStore {
   virtual void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
                       bool late) = 0;
   virtual void drain() {}
-  virtual void wait() {}                          // until a late update is computed; parameters do not change
+  virtual void wait() {}                          // waits until a late update is computed; parameters do not change
   virtual bool is_late() const { return false; }  // a late update is in progress
 
-  // While a late update is in progress, forward reads parameters that lack it, and may be ahead by a prediction of it.
-  // show_exact() waits until it is computed and writes the exact parameters instead, hide_exact() brings the others
-  // back: training is not changed. Every rank calls them.
+  // While a late update is in progress, forward reads parameters without this update, or with a prediction of it.
+  // show_exact() waits until the update is computed and writes the exact parameters instead; hide_exact() restores the
+  // values for forward, so that training is not changed. Every rank calls them.
   virtual void show_exact() {}
   virtual void hide_exact() {}
 
-  virtual void parameters_were_written() {}  // by others: copies of parameters are made anew
+  virtual void parameters_were_written() {}  // called after other code wrote parameters: renews their copies
 
-  // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
-  // parameters, copies on the host of parameters on a device, and the results of a late update, which is computed:
-  // after wait().
+  // The more exact values that exist for a bucket's elements in `within`, in order: fp32 masters of 16-bit parameters,
+  // copies on the host of parameters on a device, and the results of a late update. Call wait() first.
   virtual std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const = 0;
 
   // `late`: the checkpoint was written while a late update was in progress, which this run continues. save() requires
-  // show_exact(), and load() parameters that are those of the checkpoint.
+  // show_exact(); load() requires that the parameters are those of the checkpoint.
   virtual void save(StrategyState& state) = 0;
   virtual void load(const State& shared, const ReadRange& read, bool late) = 0;
 };

@@ -130,7 +130,7 @@ bool GradientSums::takes_memory_in_flight() const {
   return options_.may_wait_for_memory || (oldest.kept.valid() ? is_ready(oldest.kept) : oldest.work.is_done());
 }
 
-// On a GPU a copy of many gradients takes one launch, and as many copies as gradients one each.
+// On a GPU one copy of many gradients takes one launch, while a copy of each gradient takes one launch each.
 bool GradientSums::fills_together(size_t b) const { return !parameters_.buckets()[b].flat.is_cpu(); }
 
 // The copy worker may fill the bucket later if no other rank waits for it.

@@ -18,15 +18,15 @@
 
 namespace fulgur {
 
-// Buckets of gradients whose sums are kept apart from the parameters, in memory from ReduceOptions::make_sums, while
-// the buckets themselves take memory from a pool, which holds two if gradients come in the order of buckets. Sums of
-// further micro-batches are added until clear().
+// Buckets of gradients whose sums are kept apart from the parameters, in memory from ReduceOptions::make_sums. The
+// buckets themselves take memory from a pool, which holds two buckets if gradients come in the order of buckets. Sums
+// of further micro-batches are added until clear().
 //   With ReduceOptions::wire buckets have that type, and sums that of make_sums.
 //   A gradient that fills its bucket alone becomes the bucket, so that the pool does not grow to the largest parameter.
 // If a rank keeps the whole of a bucket in one section on the same device, the first gradients are reduced in the
-// memory of the sums, without the pool. With one rank further gradients are added there, too, and the copy worker
-// copies gradients to a share on the host. 16-bit sums are widened to fp32 by the second micro-batch, unless make_sums
-// makes fp32 tensors.
+// memory of the sums, without the pool. With one rank, gradients of further micro-batches are added there too, by the
+// copy worker if there is one. 16-bit sums are widened to fp32 by the second micro-batch, unless make_sums makes fp32
+// tensors.
 // Ownership: borrows parameters, collective and copy worker. Threading: the backward and the training thread, never at
 // once.
 class GradientSums final : public GradientBuckets {

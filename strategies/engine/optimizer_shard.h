@@ -54,10 +54,10 @@ struct ShardOptions {
 //   A range has one section, or two if a part of it is on the host. A section with a copy of its parameters is
 // updated in the copy, and publish() writes the copy to the parameters; other sections are updated in place. Other
 // writes to parameters that have a copy are overwritten.
-//   A late update leaves two results: the exact parameters, in the copy (of 16-bit ones in the masters), and those that
-// the next forward is to read, which are ahead of them by the update that is expected next. The latter take the place
-// of the gradient (of 16-bit parameters: the copy). Where they are a whole bucket on a CPU, publishing them costs no
-// pass: they exchange their memory with the parameters. Ownership: borrows parameters and optimizers, owns the state.
+//   A late update leaves two results. The exact parameters lie in the copy (16-bit parameters: in the masters). The
+// parameters for the next forward, which are ahead of the exact ones by the predicted next update, replace the gradient
+// (16-bit parameters: the copy). If a section is a whole bucket on a CPU, publishing takes no pass over memory: the
+// results exchange their memory with the parameters. Ownership: borrows parameters and optimizers, owns the state.
 // Threading: one thread at a time, but update() of different buckets, sections or workers may run at once, and
 // publish() beside update() of other buckets. Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021,
 // arXiv:2101.06840 (ZeRO-Offload); prediction: Chen et al. 2018, arXiv:1809.02839 (SpecTrain).
@@ -90,17 +90,19 @@ class OptimizerShard {
     double next_lr = 0.0;  // learning rate of the update that is predicted
   };
 
-  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used`
-  // is 0 are left alone. With `late` the next step reads the parameters meanwhile, and the gradient's memory gets those
-  // that publish_for_forward() lets the step after it read. begin_late() comes before the late updates of a bucket.
+  // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used` is
+  // 0 are left alone. With `late`, the next step reads the parameters while the update runs, and the gradient's memory
+  // receives the values that publish_for_forward() writes afterwards. Call begin_late() before the late updates of a
+  // bucket.
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
               const std::vector<double>& used, const GradientTransform& transform, const Late* late);
   void begin_late(size_t bucket);
 
-  // Write updates to the parameters: publish() after an update that is not late, publish_for_forward() what the next
-  // step is to read, and publish_exact() what a late update has made of the parameters. show_exact() does this too, but
-  // keeps what there is for forward. `gradients`: by section, the gradients of the update, in whose place that may be;
-  // `used` is of the update that follows: slots that it leaves alone become exact.
+  // These write an update to the parameters. publish() is for an update that is not late. After a late update,
+  // publish_for_forward() writes the values that the next step reads, and publish_exact() the exact parameters.
+  // show_exact() also writes the exact parameters, but keeps the values for forward. `gradients`: by section, the
+  // update's gradients, whose memory may hold the values for forward. `used` belongs to the next update: a slot that
+  // the next update skips gets its exact values.
   void publish(size_t bucket);
   void publish_for_forward(size_t bucket, const std::vector<at::Tensor>& gradients,
                            const std::vector<double>& used) const;
@@ -108,12 +110,12 @@ class OptimizerShard {
   void show_exact(size_t bucket) const;
   bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
 
-  // Whether publishing is for the training thread: nearly always it costs no pass.
+  // Whether the training thread should publish the bucket: this rarely takes a pass over memory.
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().is_whole; }
 
-  // What there is of a bucket's elements in `within` beside the parameters, in order: fp32 masters of 16-bit
-  // parameters, copies on the host of parameters on a device and, with `late`, the exact parameters after the late
-  // update in progress, which has been computed.
+  // The more exact values that exist for a bucket's elements in `within`, in order: fp32 masters of 16-bit parameters,
+  // copies on the host of parameters on a device and, with `late`, the results of the late update in progress, which
+  // must be computed.
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within, bool late) const;
 
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
@@ -131,7 +133,7 @@ class OptimizerShard {
   at::Tensor for_forward(size_t bucket, const std::vector<at::Tensor>& gradients) const;
   void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;
 
-  void copy_parameters();  // sections with a copy of their parameters get it anew, after other writes to parameters
+  void copy_parameters();  // renews the copies of sections after other writes to the parameters
 
   int64_t host_bytes() const;  // including gradients and copies
 

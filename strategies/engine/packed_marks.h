@@ -12,7 +12,8 @@ namespace fulgur {
 // whole and stays below 2^24, also as a sum, so that fp32 holds it and any order of additions gives the same.
 std::vector<double> pack_marks(const std::vector<bool>& marks, int64_t world_size);
 
-// How many ranks have set each of `num_marks` marks, from the sums of what pack_marks() has returned on each.
+// How many ranks have set each of `num_marks` marks. `sums` are the numbers that pack_marks() has returned, added over
+// ranks.
 std::vector<double> unpack_counts(std::span<const double> sums, size_t num_marks, int64_t world_size);
 
 // How many numbers pack_marks() returns. There must be fewer than 2^24 ranks.

@@ -13,12 +13,11 @@
 
 namespace fulgur {
 
-// One of several groups of ranks that are replicas of each other, as a Collective: rank() and world_size() are those
-// within the group, and so is all that is gathered and broadcast. What is reduced is reduced over all groups: first
-// within each, then, on a thread of its own, across them. While one tensor is on its way across groups, the next one is
-// reduced within. With `rank_order` sums across are made in the order of groups over every transport, as those of a
-// reduce_scatter.
-// Threading: as any Collective; the thread waits for `across` only.
+// One of several groups of ranks that are replicas of each other, as a Collective. rank(), world_size(), all_gather and
+// broadcast are those of the group. Reductions are over all groups: first within each group, then, on a separate
+// thread, across groups. While one tensor is reduced across groups, the next one is reduced within. With `rank_order`,
+// sums across groups are added in the order of groups over every transport, as in a reduce_scatter.
+// Threading: as any Collective; the separate thread makes the reductions across groups.
 class ReplicaGroup final : public Collective {
  public:
   // `across` are the ranks that have this rank's place in their groups; `device` is where the tensors are.

@@ -13,9 +13,9 @@
 
 namespace fulgur {
 
-// How the ranks of a run share the elements of a bucket. Consecutive ranks form a group, in which each has one shard of
-// every bucket; the groups have the same shards. With one shard every rank has all (ddp); with as many shards as ranks
-// there is one group (ddp_sharded); what lies between is hybrid sharding.
+// How the ranks of a run share the elements of a bucket. Consecutive ranks form a group, in which each rank has one
+// shard of every bucket; all groups have the same shards. With one shard every rank has everything (ddp); with as many
+// shards as ranks there is one group (ddp_sharded); any other number is hybrid sharding.
 struct ShardGrid {
   int64_t rank = 0;
   int64_t world_size = 1;

@@ -72,7 +72,7 @@ void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, 
 
 void UpdateSchedule::drain() { finish_late(/*for_forward=*/false); }
 
-// After an exception the update stays in progress, so that nobody takes what there is for its result.
+// After an exception the update stays in progress, so that a partial result is not taken for the whole.
 void UpdateSchedule::finish_late(bool for_forward) {
   if (late_ == nullptr) return;
   finish(*late_, for_forward);
@@ -172,7 +172,8 @@ void UpdateSchedule::warn_of_writes(const Update& update) {
   }
 }
 
-// Publishes a bucket. It holds what it needs of the update, which an error may destroy before a worker runs it.
+// Returns a job that publishes a bucket. The job holds all that it needs of the update, because an error may destroy
+// the update before a worker runs the job.
 std::function<void()> UpdateSchedule::publication(const Update& update, size_t bucket, bool for_forward) {
   if (!update.is_late) return [this, bucket] { shard_.publish(bucket); };
   if (!for_forward) return [this, bucket] { shard_.publish_exact(bucket); };
@@ -181,9 +182,9 @@ std::function<void()> UpdateSchedule::publication(const Update& update, size_t b
   };
 }
 
-// On a GPU publishing a bucket is queued in the order of the training thread's stream: after all that reads the
-// parameters as they were, before all that reads them next. The host does not wait, except before it writes the memory
-// again that the GPU copies from.
+// On a GPU publishing a bucket is queued in the order of the training thread's stream: after the work that reads the
+// old parameters, before the work that reads the new ones. The host waits only before it overwrites memory that the GPU
+// copies from.
 void UpdateSchedule::queue_publication(const Update& update, size_t bucket, bool for_forward) {
   publication(update, bucket, for_forward)();
   published_[bucket] = device_worker_.run([] {});  // done when the device has done what is queued here

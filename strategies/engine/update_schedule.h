@@ -22,16 +22,17 @@ namespace fulgur {
 // The threads of a rank for updates on the host.
 struct UpdateWorkers {
   int64_t count = 0;
-  int64_t number_of_first = 0;  // among those of all ranks, which are bound to cores in this order
+  int64_t number_of_first = 0;  // index among the workers of all ranks, which are bound to cores in order
 };
 
 // Decides when a rank updates its ranges, and when the parameters change: in the step that computed the gradients, or
 // delayed, concurrently with the next step. Ranges are taken in the order of forward: each is published, copied to
 // the device and gathered while later ranges are updated. Parameters change only between the call and the return of
 // step() and drain(), on a GPU in the order of the caller's stream.
-//   A delayed update keeps the settings of its groups, the factor and the memory of its gradients; the next call
-// throws the exception of a failed one. Forward reads parameters that are ahead by a prediction of the update in
-// progress, if another delayed update follows: there its gradient will be applied. Otherwise they are exact.
+//   A delayed update keeps the settings of its groups, the factor and the memory of its gradients; the next call throws
+// the exception of a failed one. If another delayed update follows, forward reads parameters that are ahead by a
+// prediction of the update in progress, because the new gradient will be applied there. Otherwise forward reads the
+// exact parameters.
 // Ownership: borrows the constructor's arguments, owns its threads. Threading: the training thread.
 // Source: Ren et al. 2021, arXiv:2101.06840, section 5.2 (one-step delayed parameter update).
 class UpdateSchedule {
@@ -58,10 +59,10 @@ class UpdateSchedule {
   // Waits until the update in progress is computed; the parameters do not change until it is completed.
   void wait() const;
 
-  // Parameters were written, and their copies too: no warning of that.
+  // Parameters and their copies were written on purpose: suppresses the warning about lost writes.
   void forget_versions() { versions_.clear(); }
 
-  // Restores the situation of a checkpoint: an update is in progress, and computed.
+  // Resumes from a checkpoint with a late update in progress, which is already computed.
   void resume_late();
 
   // The memory, by section, that held the gradients of a bucket which the update in progress changes. For 32- and

@@ -17,8 +17,8 @@ namespace fulgur {
 
 // A running average of the parameters in buckets. Each rank keeps its range of every bucket, in fp32 (fp64 of fp64
 // parameters): 4/N bytes for each parameter with N ranks. 16-bit parameters are averaged in their fp32 masters.
-//   show() lets every rank's parameters be the average, hide() brings the trained values back. They exchange memory
-// with the average, but for 16-bit ones, of which a rank keeps a copy of its range meanwhile.
+//   show() lets every rank's parameters be the average, hide() brings the trained values back. The parameters exchange
+// their values with the average; of 16-bit parameters a rank keeps a copy of its range meanwhile.
 // Ownership: borrows the constructor's arguments. Threading: the training thread; every rank makes the same calls.
 // Source: Polyak and Juditsky 1992; Izmailov et al. 2018, arXiv:1803.05407.
 class WeightAverage {
@@ -34,10 +34,10 @@ class WeightAverage {
   void hide();
   bool is_shown() const { return is_shown_; }
 
-  // For checkpoints: while shown, add_to() adds what the parameters hide to the ranges of a strategy's state, as "raw",
-  // and the fp32 average of 16-bit parameters as "average". load() brings the trained values of such a checkpoint back,
-  // whose weights the module has, and returns whether there were any; the average is kept if `keeps`. An
-  // average that there was before is dropped.
+  // For checkpoints. While the average is shown, add_to() adds the trained values, which it hides, to the ranges of a
+  // strategy's state as "raw", and the fp32 average of 16-bit parameters as "average". load() expects that the module
+  // has the weights of the checkpoint; it restores the trained values and returns whether the checkpoint has an
+  // average. `keeps`: this average is continued. Any earlier average is dropped.
   void add_to(StrategyState& state) const;
   bool load(const State& shared, const ReadRange& read, bool keeps);
 
@@ -51,7 +51,7 @@ class WeightAverage {
   GradientStore& store_;
   ShardGroups& groups_;
   const c10::Device device_;            // where the averages are
-  std::vector<at::Tensor> averages_{};  // by bucket; of fp32 and fp64 parameters the trained values, while shown
+  std::vector<at::Tensor> averages_{};  // by bucket; while shown, the trained values of fp32 and fp64 parameters
   std::vector<at::Tensor> raw_{};       // while shown: by bucket, the trained values of 16-bit parameters
   bool is_shown_ = false;
 };
