@@ -15,9 +15,9 @@ struct AutocastState {
   static AutocastState now(c10::DeviceType device_type);
 };
 
-// Sets autocast for its lifetime and restores it afterwards, like Python's torch.autocast. At its end the outermost
-// scope drops the cast weights that autocast caches. An update within a scope leaves them stale, so that a scope must
-// span a forward pass and no step. Threading: affects only the thread that makes it.
+// Sets autocast for the lifetime of the object and restores it afterwards, like Python's torch.autocast. The end of the
+// outermost scope drops the cast weights that autocast caches. An update within a scope would leave the cache stale, so
+// that a scope must span a forward pass and no step. Threading: affects only the thread that makes it.
 class ScopedAutocast {
  public:
   explicit ScopedAutocast(const AutocastState& state);

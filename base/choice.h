@@ -12,7 +12,7 @@ namespace fulgur {
 
 // One of several things that an option chooses by name, such as a strategy, and the settings of what is chosen:
 // --strategy=ddp --strategy.bucket_cap_mib=10. Settings are kept as text until there is an object to set them on. With
-// the name "auto" somebody else decides later, so that any setting may be of use.
+// the name "auto" the choice is made later, so that settings of every candidate are accepted.
 class Choice {
  public:
   // What can be chosen.
@@ -25,7 +25,7 @@ class Choice {
   explicit Choice(std::string_view name) : name_(name) {}
 
   const std::string& name() const { return name_; }
-  bool is(std::string_view name) const;  // whether this is the name, however it is written
+  bool is(std::string_view name) const;  // compares by canonical_name()
 
   // Takes the values of an options struct as settings.
   void take_settings(const DescribeFields& describe);

@@ -2,8 +2,8 @@
 
 namespace fulgur {
 
-// Whether native code that a model's file brings along may be loaded into this process: what //tools:compile_step puts
-// into a program, a package of AOTInductor. Such code does whatever its author wants, as a program does. True at first.
+// Whether this process may load native code from a model's file: the AOTInductor package that //tools:compile_step
+// adds. Such code can do anything that a program can. Default: true.
 bool is_compiled_code_allowed();
 void allow_compiled_code(bool is_allowed);
 

@@ -4,8 +4,8 @@
 
 namespace fulgur {
 
-// A function of the CUDA runtime that libtorch has brought into the process, so that nothing else is linked to it; null
-// if libtorch came without CUDA.
+// Looks up a function of the CUDA runtime that libtorch has loaded into the process, so that fulgur need not link to
+// CUDA. Null if libtorch came without CUDA.
 //   auto* const count_devices = cuda_function<int(int*)>("cudaGetDeviceCount");
 template <class Function>
 Function* cuda_function(const char* name) {

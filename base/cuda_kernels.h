@@ -12,11 +12,11 @@
 
 namespace fulgur {
 
-// What kernels call a type of numbers; Format::none: no kernel reads it.
+// The kernels' name for a scalar type; Format::none: no kernel reads that type.
 device_code::Format format_of(c10::ScalarType type);
 
-// The kernels that tools/cuda.bzl compiles from a .cu file, at work. They are loaded at the first launch and stay until
-// the process ends.
+// Launches the kernels that tools/cuda.bzl compiles from a .cu file. They are loaded at the first launch and stay
+// loaded until the process ends.
 //
 //   CudaKernels& kernels() {
 //     static CudaKernels loaded(fulgur_optim_update_kernels);
@@ -24,13 +24,12 @@ device_code::Format format_of(c10::ScalarType type);
 //   }
 //   if (CudaKernels::can_run_on(device)) kernels().launch("fulgur_update_adam", num_blocks, &argument, device);
 //
-// The functions of the CUDA runtime are looked up in the process, which has them from libtorch, so that nothing else is
-// linked to it. Threading: any thread.
+// The functions of the CUDA runtime come from libtorch (base/cuda_function.h). Threading: any thread.
 class CudaKernels {
  public:
   explicit CudaKernels(const unsigned char* image) : image_(image) {}
 
-  // Whether kernels are for this device: for a GPU of compute capability 8.0 or later. Without CUDA none are.
+  // True for a GPU of compute capability 8.0 or later; false for every device if fulgur was built without CUDA.
   static bool can_run_on(c10::Device device);
 
   // Queues a kernel on the current stream of the device, with blocks of device_code::kThreads threads. Its one argument

@@ -110,7 +110,7 @@ void with_name(std::string_view name, const std::function<void()>& call);
 // An element as a list's text has it. Throws UsageError for one that could not be read back: empty, or with a comma.
 std::string text_of_element(const Field& element, const FieldValue& value);
 
-// A std::filesystem::path, whose header is dear.
+// Matches std::filesystem::path without including its header, which takes long to compile.
 template <class T>
 concept PathLike = requires(T path) {
   { path.filename().string() } -> std::same_as<std::string>;
@@ -198,7 +198,7 @@ TextField text_field(const Field& field, std::pair<T, T>* pair) {
   return {.set = set, .get = get, .check = check};
 }
 
-// Visits fields as those of a section.
+// Visits fields under the name of a section: "section.field".
 class SectionVisitor final : public FieldVisitor {
  public:
   SectionVisitor(FieldVisitor& visit, std::string_view section) : visit_(visit), section_(section) {}
@@ -228,7 +228,7 @@ class FieldChecker final : public FieldVisitor {
 class FieldTexts final : public FieldVisitor {
  public:
   void operator()(const Field& field, FieldValue value) override;
-  std::string without(const FieldTexts& others) const;  // "name=text,..." of the fields whose text is another there
+  std::string without(const FieldTexts& others) const;  // "name=text,..." of the fields whose text differs
 
  private:
   std::vector<std::pair<std::string, std::string>> texts_;  // by name, in the order of describe

@@ -3,12 +3,13 @@
 #include <cstdint>
 #include <cstring>
 
-// What the kernels for GPUs are written with. A kernel's body is a function of its argument, the block and the thread,
-// which nvcc compiles for the GPU (tools/cuda.bzl) and the host's compiler for tests, where loops call it for every
-// block and thread. So it includes no header of torch, and computes with nothing but what both compilers round alike.
+// The building blocks of kernels for GPUs. A kernel's body is a function of its argument, the block and the thread.
+// nvcc compiles the function for the GPU (tools/cuda.bzl); the host's compiler compiles it for tests, which call it in
+// loops over blocks and threads. Therefore kernels include no header of torch, and use only operations that both
+// compilers round alike.
 #ifdef __CUDACC__
 #define FULGUR_DEVICE_CODE __host__ __device__ __forceinline__
-#define FULGUR_DEVICE_UNROLL _Pragma("unroll 4")  // before a loop of loads, of which four are then under way at once
+#define FULGUR_DEVICE_UNROLL _Pragma("unroll 4")  // before a loop of loads: runs four loads at once
 #else
 #define FULGUR_DEVICE_CODE inline
 #define FULGUR_DEVICE_UNROLL
@@ -108,7 +109,7 @@ inline bool is_aligned(const void* numbers, Format format) {
   return reinterpret_cast<uintptr_t>(numbers) % bytes == 0;
 }
 
-// The last row whose first block is not behind a block. A kernel works on a table of tensors, each cut into blocks.
+// Finds the row that has a block. A kernel works on a table with a row for each tensor, which is cut into blocks.
 template <class Row>
 FULGUR_DEVICE_CODE const Row& row_of_block(const Row* rows, uint32_t num_rows, uint32_t block) {
   uint32_t low = 0, high = num_rows - 1;

@@ -9,7 +9,7 @@
 
 namespace fulgur {
 
-// Makes calls of which each must be made even if another throws, and keeps the first exception.
+// Makes several calls, each even if an earlier call throws, and keeps the first exception.
 class FirstError {
  public:
   template <class Call>

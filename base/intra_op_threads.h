@@ -4,8 +4,8 @@
 
 namespace fulgur {
 
-// Gives operations of the calling thread one intra-op thread: the other cores are busy. ATen also gives this number to
-// threads that start later; whoever starts threads restores its own by ScopedIntraOpThreads.
+// Limits the operations of the calling thread to one intra-op thread, because the other cores are busy. ATen also gives
+// this number to threads that start later; code that starts threads restores its own number by ScopedIntraOpThreads.
 inline void use_one_intra_op_thread() {
   at::get_num_threads();  // the first call in a thread sets the number: later it would overwrite ours
   at::set_num_threads(1);

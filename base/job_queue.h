@@ -18,8 +18,7 @@ class JobQueue {
   JobQueue() : JobQueue(1, {}) {}
 
   // Each thread calls `prepare` before its first job, one thread after the other. The constructor returns when all
-  // have.
-  // Throws std::system_error if the system has no further thread.
+  // threads are prepared. Throws std::system_error if the system has no further thread.
   JobQueue(size_t num_threads, const std::function<void()>& prepare);
   ~JobQueue();
   JobQueue(const JobQueue&) = delete;

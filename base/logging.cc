@@ -34,7 +34,7 @@ struct BeforeLines {
 
 std::atomic<LogLevel> g_level{LogLevel::info};
 
-// The file that has what is printed. Never destroyed: threads may log until the process has ended.
+// The file that copies the output. Never destroyed: threads may log until the process has ended.
 struct OutputFile {
   std::mutex mutex{};
   std::ofstream file{};
@@ -49,7 +49,7 @@ struct OutputFile {
   }
 };
 
-// What a stream has instead of its own buffer: writes to that, and appends whole lines to the file.
+// Replaces the buffer of a stream: passes all text on to the original buffer, and appends whole lines to the file.
 class CopyingBuffer final : public std::streambuf {
  public:
   explicit CopyingBuffer(std::ostream& stream) : stream_(stream), original_(stream.rdbuf(this)) {}
@@ -85,7 +85,7 @@ class CopyingBuffer final : public std::streambuf {
   std::ostream& stream_;
   std::streambuf* original_;
   std::mutex mutex_{};  // several threads may write
-  std::string line_{};  // what there is of it
+  std::string line_{};  // the unfinished line
   bool is_redrawn_ = false;
 };
 

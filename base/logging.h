@@ -21,9 +21,9 @@ std::string log_prefix();  // "[rank 1] "; empty if there is one rank
 enum class LogLevel { info, warning, error };
 void set_log_level(LogLevel level);
 
-// From now on, whole lines that are logged, or written to std::cout or std::cerr, are also appended to this file; of a
-// line that is redrawn, such as a progress line, the last state. What C's stdio writes is not seen. Empty: no more.
-// Throws std::runtime_error if the file cannot be written.
+// From now on, every whole line that is logged, or written to std::cout or std::cerr, is also appended to the file at
+// `path`. A line that is redrawn, such as a progress line, is appended in its last state. Output of C's stdio is not
+// copied. An empty path ends the copying. Throws std::runtime_error if the file cannot be written.
 void copy_output_to(const std::string& path);
 
 // For the lifetime of the object, `call` runs before every log line: for an object that has an unfinished line on the

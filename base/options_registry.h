@@ -27,7 +27,7 @@ class OptionsRegistry {
  public:
   using Product = typename Pointer::element_type;
 
-  // The options of an object, and then the object.
+  // Holds the options of an object, and then makes the object.
   class Draft {
    public:
     virtual ~Draft() = default;

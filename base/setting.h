@@ -16,7 +16,7 @@ struct Setting {
     bool begins = false;  // the element begins here; there is no key
   };
 
-  // How a file has a value, where that says more than its text.
+  // How a file writes a value, if that says more than the text does.
   enum class Form : uint8_t {
     any,
     quoted,       // a string, which cannot mean a number
@@ -28,7 +28,7 @@ struct Setting {
   std::string path;                  // the option's name, after those of its sections: "trainer.max_epochs"
   std::optional<std::string> text;   // the value, as set_field() reads it; nullopt: a value that no option can have
   std::string origin;                // "run.toml:3:1", "FULGUR_TRAINER__MAX_EPOCHS", "--max_epochs"
-  std::string name;                  // the option as the user wrote it; where that says enough, it is the origin
+  std::string name;                  // the option as the user wrote it; the same as `origin` if that shows it
   std::optional<Element> element{};  // unset: the option itself
   Form form = Form::any;
 };

@@ -80,7 +80,7 @@ class Reader {
     const toml::node* node;
   };
 
-  // In the order of the file, so that messages are.
+  // Adds the values in the order of the file, so that messages come in that order.
   void add_table(const fs::path& file, const toml::table& root) {
     std::vector<Value> values;
     collect(root, {.path = "", .element = std::nullopt, .node = nullptr}, values);

@@ -10,8 +10,8 @@
 
 namespace fulgur {
 
-// Appends what a TOML file says, after what the files of its `include` say: include = ["base.toml"], relative to the
-// file. Tables become sections, lists of plain values become text with commas. What is wrong is appended to `problems`
+// Appends the settings of a TOML file, after those of the files that it includes: include = ["base.toml"], relative to
+// the file. Tables become sections, lists of plain values become text with commas. Mistakes are appended to `problems`
 // as "run.toml:3:1: ...": no such file, broken TOML, a value that no option can have, a file that includes itself.
 void read_toml(const std::filesystem::path& file, std::vector<Setting>& settings, std::vector<std::string>& problems);
 

@@ -15,7 +15,7 @@ namespace fulgur::trace {
 // Where the time of a step goes. With FULGUR_TRACE=<folder> in the environment each process writes
 // <folder>/rank-<rank>.json when it ends, for chrome://tracing or ui.perfetto.dev; the clocks of processes on one
 // machine agree. A Profile sums the spans of its thread, and an Observer is told of each. While a ScopedRecentSpans
-// lives, the process remembers the spans that ended last. Without any, a span only tests four flags.
+// lives, the process remembers the spans that ended last. If none of these is in use, a span only tests four flags.
 using Clock = std::chrono::steady_clock;
 
 // The sums of a thread's spans by name.
@@ -40,7 +40,7 @@ class Profile {
   Sums sums_;
 };
 
-// Is told when a span of its thread begins and ends; the one that began last ends first.
+// Gets the begin and the end of every span of its thread. The span that began last ends first.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -50,12 +50,12 @@ class Observer {
 
 namespace internal {
 inline constinit thread_local Profile* profile = nullptr;    // null: this thread has none
-inline constinit thread_local Observer* observer = nullptr;  // the same
+inline constinit thread_local Observer* observer = nullptr;  // null: this thread has none
 bool writes_file();
 
 inline constinit std::atomic<int> num_recent_scopes = 0;  // ScopedRecentSpans that live
 
-// A time that is read in a few nanoseconds, where the processor counts.
+// A time stamp that is read in a few nanoseconds if the processor has a counter.
 inline uint64_t ticks() {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -80,7 +80,7 @@ class ScopedProfile {
 
 inline void set_observer(Observer* observer) { internal::observer = observer; }  // borrowed; of the calling thread
 
-// Somebody looks at the spans of the calling thread.
+// Whether anything records the spans of the calling thread.
 inline bool enabled() {
   return internal::profile != nullptr || internal::observer != nullptr || internal::writes_file();
 }

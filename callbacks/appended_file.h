@@ -19,10 +19,10 @@ class AppendedFile {
   AppendedFile(const AppendedFile&) = delete;
   AppendedFile& operator=(const AppendedFile&) = delete;
 
-  // Opens a file in the folder. If it was open before, in this process or when the loaded state was saved, that file,
-  // with the pieces that it had then, unless a file of that name has other bytes, so that it is another run's;
-  // otherwise a new one: `name`, or, where that exists, with -v1, -v2, ... before its extension. If that fails, a
-  // warning is logged, and append() drops everything.
+  // Opens a file in the folder. A file that was open before, in this process or when the loaded state was saved, is
+  // continued after the pieces that it had then; but if a loaded state does not fit the bytes of the file, the file
+  // belongs to another run and is left alone. Otherwise creates `name`, or, if that exists, a file with -v1, -v2, ...
+  // before the extension. If opening fails, a warning is logged, and append() drops everything.
   void open_in(const std::filesystem::path& folder, const std::string& name);
   void close();
   void forget();  // as if no file had been opened
@@ -30,7 +30,7 @@ class AppendedFile {
   bool has_begun() const { return size_ > 0; }  // there are pieces
 
   void append(std::string_view piece);
-  void cut(int64_t num_bytes);  // drops what is beyond, which must be the end of a piece
+  void cut(int64_t num_bytes);  // drops what follows; a piece must end there
 
   int64_t size() const { return size_; }  // bytes
 
@@ -48,7 +48,7 @@ class AppendedFile {
   int descriptor_ = -1;
   int64_t size_ = 0;
   std::optional<int64_t>
-      saved_checksum_{};  // checksum of the end of the file that a loaded state names; until it is opened
+      saved_checksum_{};  // the end of the file that a loaded state names; nullopt once the file is opened
   bool has_warned_ = false;
 };
 

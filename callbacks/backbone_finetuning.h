@@ -18,15 +18,16 @@ struct BackboneFinetuningOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Trains a head on a pretrained backbone, which stays frozen first and is then trained too, by a learning rate that
-// grows from epoch to epoch. The backbone is a parameter group with a name:
+// Trains a head on a pretrained backbone. The backbone is frozen at first, and is then trained too, with a learning
+// rate that grows from epoch to epoch. The backbone is a parameter group with a name:
 //   return optim::AdamW({{.params = backbone->parameters(), .lr = 1e-5, .name = "backbone"},
 //                        {.params = head->parameters()}}, {.lr = 1e-3});
-// Its learning rate, with its schedule, is the one that initial_lr_ratio and lr_growth lead up to. All parameters of
-// the group are frozen when fit starts, and all are unfrozen; a fit that ends before leaves them frozen. Layers stay as
-// they are: those of a frozen backbone are in training mode, so that Dropout acts and running statistics of BatchNorm
-// move.
-//   Throws UsageError for options out of range; fit throws it if no group has the name, or if every parameter is in it.
+// initial_lr_ratio and lr_growth lead up to the learning rate of the group, with its schedule. All parameters of the
+// group are frozen when fit starts, and are unfrozen together; a fit that ends before leaves them frozen. The modes of
+// layers do not change: a frozen backbone stays in training mode, so that Dropout acts and running statistics of
+// BatchNorm move.
+//   Throws UsageError for options out of range. fit throws UsageError if no group has the name, or if the group has all
+// parameters.
 // Checkpoints have the progress. Source: Lightning's BackboneFinetuning.
 class BackboneFinetuning final : public Callback {
  public:

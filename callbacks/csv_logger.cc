@@ -104,7 +104,7 @@ void CSVLogger::check_new() const {
   if (file_.has_parent_path()) fs::create_directories(file_.parent_path());
 }
 
-// What has no whole header was cut while it was written.
+// A part of a header counts as ours: the process may have ended while it wrote the header.
 void CSVLogger::check_ours(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
   std::string line;
@@ -141,7 +141,7 @@ void CSVLogger::load_state(const State& state) {
   forget_file();
 }
 
-// The rows that were written since are cut off when the next one is written.
+// Rows that were written after the checkpoint are cut off when the next row is written.
 void CSVLogger::forget_file() {
   file_ = options_.file;
   columns_.clear();
@@ -218,7 +218,7 @@ void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int6
   }
 }
 
-// If it fails, the file and what is known of it stay as they were.
+// If writing fails, the file and the members stay as they were.
 void CSVLogger::write(const Row& row, bool same_row) {
   const std::vector<std::string> all = columns_with(row.metrics);
   const int64_t num_rows_before = same_row ? num_rows_ - 1 : num_rows_;

@@ -24,8 +24,8 @@ struct CSVLoggerOptions {
 // row. Only the last row is ever overwritten: a process that is killed loses no other row. A metric that is first
 // logged later gets a column in a new file, which replaces the old one once it is complete. A run that resumes from a
 // checkpoint continues in the file in its folder, after the rows that were written when the checkpoint was saved.
-// Another run in the same folder (of the same name) writes metrics-v1.csv, also if it resumes from a checkpoint of
-// elsewhere: the file must end in the row that the checkpoint knows.
+// Another run in the same folder (of the same name) writes metrics-v1.csv. So does a run that resumes from a checkpoint
+// of another folder: a file is only continued if its last row is the row that the checkpoint knows.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;

@@ -12,12 +12,12 @@
 namespace fulgur {
 
 struct DeviceStatsMonitorOptions {
-  double refresh_s = 1.0;  // at most this often the system is asked; 0: at every step
+  double refresh_s = 1.0;  // shortest time between two queries of the system; 0: query at every step
 
   void describe(FieldVisitor& visit);
 };
 
-// Logs with every step what the process uses of its machine; each rank its own, so that loggers show rank 0:
+// Logs at every step what the process uses of its machine. Each rank logs its own values; loggers show those of rank 0:
 //   device/host_rss_mib         memory of the process
 //   device/host_available_mib   memory of the machine that new work could have
 //   device/host_cpu_percent     computing time of all threads since the last look; 100: one core

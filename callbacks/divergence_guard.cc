@@ -161,7 +161,7 @@ State DivergenceGuard::state() const {
   return state;
 }
 
-// A window of another size begins anew.
+// A window of another size starts over.
 void DivergenceGuard::load_state(const State& state) {
   num_found_ = state.get<int64_t>("num_found");
   if (state.get<int64_t>("window_size") != options_.window_size) return;

@@ -18,7 +18,7 @@ struct DivergenceGuardOptions {
   std::string action = "skip";
   double max_loss_z = 6.0;     // standard deviations of a loss above the mean; infinity: the loss is not judged
   double max_norm_z = 6.0;     // standard deviations of a gradient norm above the mean; infinity: not judged
-  int64_t window_size = 128;   // updates that mean and deviation are taken over; fewer are not judged
+  int64_t window_size = 128;   // updates over which mean and deviation are taken; no update is judged by fewer
   double lr_factor = 0.5;      // what learning rates are multiplied by for each "rollback"; above 0, at most 1
   int64_t most_in_a_row = 20;  // updates that "skip" leaves out one after another before fit ends; of "rollback" those
                                // with fewer than window_size updates in between
@@ -26,16 +26,16 @@ struct DivergenceGuardOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Looks at the loss and the gradient norm of each step before the update, and finds those that lie far above the last
-// ones: value > mean + z * deviation. Values that are not finite always do. An update that is left out does not enter
-// the window; one that is only warned of does, and further ones in a row are not told. A spike, from a bad batch or a
-// learning rate at the edge, then leaves the weights and the moments as they are.
-//   A "rollback" is TrainerControl::roll_back: the batches since the checkpoint count as left out, as Chowdhery et al.
-// 2022 (PaLM, arXiv:2204.02311, section 5.1) did. The windows begin anew, so that the next window_size
-// updates are judged only by whether they are finite. Where there is no checkpoint yet, only the
-// learning rates change.
+// Looks at the loss and the gradient norm of each step before the update, and finds values that lie far above the last
+// ones: value > mean + z * deviation. A value that is not finite always counts as such. If the update is left out, a
+// spike, from a bad batch or a learning rate at the edge, does not reach the weights and the moments. An update that is
+// left out does not enter the window. With "warn" an update enters the window, and only the first of several found in a
+// row is logged.
+//   A "rollback" is TrainerControl::roll_back: the batches since the checkpoint count as left out, as in Chowdhery et
+// al. 2022 (PaLM, arXiv:2204.02311, section 5.1). The windows start over, so that the next window_size updates are
+// judged only by whether they are finite. If there is no checkpoint yet, only the learning rates change.
 //   The values are those of all ranks, so that every rank decides the same. Checkpoints have the window. Costs the norm
-// of the gradients, which clipping computes anyway, and on a GPU a wait for it and for the loss. Throws UsageError for
+// of the gradients, which clipping computes anyway, and on a GPU a wait for norm and loss. Throws UsageError for
 // options out of range; fit throws SetupError in manual optimisation and for LBFGS.
 // Source: llm.c (outlier_detector.h, skip_update_lossz and skip_update_gradz).
 class DivergenceGuard final : public Callback {
@@ -56,7 +56,7 @@ class DivergenceGuard final : public Callback {
   int64_t num_found() const { return num_found_; }  // updates in this run and those that it resumed from
 
  private:
-  // The last values, the oldest of which the next one replaces.
+  // The last values. Once the window is full, the value at `next` is the oldest, and is replaced next.
   struct Window {
     std::vector<double> values{};
     size_t next = 0;

@@ -20,11 +20,12 @@ struct JsonLinesLoggerOptions {
 // Writes every set of metrics as one line of JSON (https://jsonlines.org):
 //   {"epoch": 0, "step": 49, "time": 1767225600.125, "metrics": {"train_loss": 0.25}}
 // `time` is in seconds since 1970. Histograms, texts and hyper-parameters are lines of their own, with `histogram` (the
-// limits and counts of buckets), `text` or `hyper_parameters` in the place of `metrics`; images are left out. NaN is
-// null, and infinity 1e999, which readers take for it.
-//   A run that resumes goes on in the file of its folder, after the lines that it had when the checkpoint was saved.
-// Another run in the same folder, also one that resumes from a checkpoint of elsewhere, writes metrics-v1.jsonl. If the
-// disk is full, one warning is logged and lines are left out. Throws UsageError for a filename that is none.
+// limits and counts of buckets), `text` or `hyper_parameters` instead of `metrics`; images are left out. NaN is
+// null, and infinity is 1e999, which readers take for infinity.
+//   A run that resumes continues the file in its folder, after the lines that the file had when the checkpoint was
+// saved. Another run in the same folder, or a run that resumes from a checkpoint of another folder, writes
+// metrics-v1.jsonl. If the disk is full, one warning is logged and lines are left out. Throws UsageError if `filename`
+// cannot be the name of a file.
 class JsonLinesLogger final : public Callback {
  public:
   using Options = JsonLinesLoggerOptions;

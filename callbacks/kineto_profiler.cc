@@ -38,7 +38,7 @@ std::set<ActivityType> activities_of(c10::Device device) {
   return activities;
 }
 
-// Makes events of fulgur's spans, which operators then lie in.
+// Turns fulgur's spans into events of torch's profiler, which enclose the operators.
 class SpanEvents final : public trace::Observer {
  public:
   SpanEvents() { trace::set_observer(this); }
@@ -64,7 +64,7 @@ struct Row {
   double total_us = 0.0, self_us = 0.0, device_us = 0.0;
 };
 
-// By name. An event's own time is its time without that of the events within it on the same thread.
+// The rows by name. The self time of an event leaves out the events within it on the same thread.
 std::map<std::string, Row> rows_of(const std::vector<kineto::KinetoEvent>& events) {
   std::map<std::string, Row> rows;
   std::map<uint64_t, std::vector<const kineto::KinetoEvent*>> by_thread;
@@ -127,7 +127,7 @@ void KinetoProfilerOptions::describe(FieldVisitor& visit) {
   visit({.name = "table_rows", .help = "number of operators in the table", .min = 0}, &table_rows);
 }
 
-// Between its begin and its end torch records.
+// torch records from begin() to finish().
 class KinetoProfiler::Recording {
  public:
   explicit Recording(c10::Device device)
@@ -137,7 +137,7 @@ class KinetoProfiler::Recording {
   ~Recording() {
     FirstError error;
     error.run([&] {
-      if (is_prepared_ && !has_begun()) begin();  // what is only prepared cannot be ended
+      if (is_prepared_ && !has_begun()) begin();  // torch cannot stop a profiler that is only prepared
       if (is_prepared_) finish();
     });
     error.warn("torch's profiler");

@@ -57,7 +57,7 @@ struct LambdaCallbackOptions {
 
 // A callback made of functions:
 //   LambdaCallback::make({.on_train_epoch_start = [](TrainerControl& trainer) { ... }})
-// It runs on every rank. With an on_before_optimizer_step it wants_gradients(): they are those of the mean loss then.
+// It runs on every rank. An on_before_optimizer_step sees the gradients of the mean loss (wants_gradients()).
 class LambdaCallback final : public Callback {
  public:
   using Options = LambdaCallbackOptions;

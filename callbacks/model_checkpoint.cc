@@ -273,8 +273,6 @@ State ModelCheckpoint::state() const {
   return state;
 }
 
-// Keeps the checkpoints that still exist in the folder of this run, which may be a copy or a continuation of another
-// run; if a validation was cut short, also those that are being written. Scores of another monitor are dropped.
 void ModelCheckpoint::forget(int64_t step) {
   for (int64_t* of : {&scored_step_, &validated_step_}) {
     if (*of == step) *of = step - 1;
@@ -283,6 +281,8 @@ void ModelCheckpoint::forget(int64_t step) {
   just_validated_ = false;
 }
 
+// Keeps the checkpoints that still exist in the folder of this run, which may be a copy or a continuation of another
+// run; if a validation was cut short, also those that are being written. Scores of another monitor are dropped.
 void ModelCheckpoint::load_state(const State& state) {
   validated_ = state.get<bool>("validated");
   last_step_ = state.get<int64_t>("last_step");
@@ -357,7 +357,7 @@ double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics
 
 fs::path ModelCheckpoint::path_for(TrainerControl& trainer, const Metrics& metrics) const {
   const RunState& state = trainer.state();
-  const int64_t epoch = is_over_ && epoch_ >= 0 ? epoch_ : state.epoch;  // which counts the last one, too, by then
+  const int64_t epoch = is_over_ && epoch_ >= 0 ? epoch_ : state.epoch;  // state.epoch is one more by then
   const std::string name = format_filename(
       options_.filename,
       {.epoch = epoch, .step = state.global_step, .metrics = &metrics, .nan_if_unknown = may_lack_metrics(trainer)});

@@ -68,8 +68,8 @@ class ModelCheckpoint final : public Callback {
   // is written at once.
   void on_step_boundary(TrainerControl& trainer);
 
-  // Called by the Trainer when weights have gone back: no score of `step`, the current one, is theirs, and they are not
-  // saved yet.
+  // Called by the Trainer after a rollback. `step` is the current step: a score that was measured at it is not that of
+  // the restored weights, which are not saved yet.
   void forget(int64_t step);
 
   // Called by the Trainer before a run: which links this callback sets where several share a folder.
@@ -118,8 +118,8 @@ class ModelCheckpoint final : public Callback {
   int64_t last_step_ = -1;          // the step of the last save, or of the one that is due
   int64_t scored_step_ = -1;        // the last step for which a validation gave the monitor
   int64_t validated_step_ = -1;     // the last step for which a validation ran
-  Metrics validated_metrics_{};     // logged by that validation
-  int64_t epoch_ = -1;              // the last one that began in this fit
+  Metrics validated_metrics_{};     // what the validation at validated_step_ logged
+  int64_t epoch_ = -1;              // the last epoch that began in this fit
   bool is_over_ = false;            // training has ended: no further metric will be logged
   bool has_warned_of_nan_ = false;  // the warning of a monitor that is NaN is given once
   std::filesystem::path folder_;    // the checkpoint folder of the running fit

@@ -89,7 +89,7 @@ void TensorBoardLogger::choose_folder(const fs::path& run_dir) {
   }
 }
 
-// Leaves of the files in the folder what they had when the checkpoint was saved.
+// Removes files that are newer than the checkpoint, and cuts the others to their size when the checkpoint was saved.
 void TensorBoardLogger::cut_to_checkpoint(const fs::path& folder) const {
   for (const fs::path& path : event_files_in(folder)) {
     std::error_code error;

@@ -16,12 +16,12 @@ struct ThroughputMonitorOptions {
   std::function<int64_t(const Batch&)> num_samples{};  // default: the batch's size
   std::function<int64_t(const Batch&)> num_items{};    // what samples consist of, such as tokens; null: not logged
   double flops_per_sample = 0.0;                       // floating-point operations, forward and backward; 0: not logged
-  double peak_flops = 0.0;                             // best of one rank per second, for the MFU; 0: not logged
+  double peak_flops = 0.0;                             // what a rank can do per second, for the MFU; 0: not logged
   int64_t window_size = 100;                           // batches; the rates are means over the last ones
   void describe(FieldVisitor& visit);
 };
 
-// Logs how fast training is, over all ranks (each counts its own batches; their number is taken for equal):
+// Logs how fast training is, over all ranks. Each rank multiplies its own counts by the number of ranks:
 //   train/batches_per_sec, train/samples_per_sec, train/items_per_sec, train/flops_per_sec
 //   train/mfu        the part of the ranks' peak_flops that the model uses (PaLM, arXiv:2204.02311, appendix B)
 //   train/data_wait  the part of the time in which the step waits for its batch

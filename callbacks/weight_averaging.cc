@@ -40,7 +40,7 @@ void WeightAveraging::setup(TrainerControl&, EntryPoint entry_point) {
   updated_epoch_ = -1;
 }
 
-// At the end of an epoch the average is updated before the validation, which its score is of.
+// At the end of an epoch the average is updated before the validation, so that the validation measures that average.
 void WeightAveraging::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
   const RunState& state = trainer.state();
   const int64_t before = std::exchange(last_step_, state.global_step);

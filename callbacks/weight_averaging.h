@@ -19,15 +19,15 @@ struct WeightAveragingOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Averages the weights of training. Validations in fit and checkpoints take the average, once there is one, and at the
-// end of fit it stays in the module. Checkpoints have the trained weights beside it, so that a run that resumes, with
-// this callback or without, trains on as if nothing was averaged. Trainer::validate, test and predict with such a
-// checkpoint use the average. If a validation fails, the module is left with the average.
-//   The average is kept in fp32, in parts of the ranks: 4/N bytes for each parameter. It has the parameters that
-// optimizers train; buffers, such as the statistics of BatchNorm, are those of training. Under
-// delayed_update the weights after a step have its update: the average takes them once it is computed. SWA's learning
-// rate is a schedule of configure_optimizers.
-//   Throws UsageError for options out of range, and fit throws it for an optimizer that is not element-wise.
+// Averages the weights of training. Validations in fit and checkpoints take the average once there is one. The end of
+// fit leaves the average in the module, and so does a validation that fails. Checkpoints have the trained weights, too,
+// so that a run that resumes, with this callback or without, continues as if nothing was averaged. Trainer::validate,
+// test and predict with such a checkpoint use the average.
+//   The average is kept in fp32, sharded over the N ranks: 4/N bytes for each parameter. It covers the parameters that
+// optimizers train; buffers, such as the statistics of BatchNorm, are those of training. With delayed_update, the
+// weights of a step enter the average once the update of that step is computed. SWA's learning rate is a schedule of
+// configure_optimizers.
+//   Throws UsageError for options out of range; fit throws UsageError for an optimizer that is not element-wise.
 // Source: Polyak and Juditsky 1992 (EMA); Izmailov et al. 2018, arXiv:1803.05407 (SWA).
 class WeightAveraging final : public Callback {
  public:

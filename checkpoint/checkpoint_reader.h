@@ -28,9 +28,9 @@ class CheckpointReader {
   State rank(int64_t rank) const;  // state of one of the manifest().world_size ranks; empty if none was saved
   bool has_optimizer_state() const { return run_.find<bool>("weights_only") == nullptr; }
 
-  // The weights without aliases; views of the files where possible. Finished weights are as the optimizer sees them:
-  // the fp32 masters of 16-bit parameters, and with the delayed update that was in progress when the checkpoint was
-  // taken. Of a run with WeightAveraging both are the average.
+  // The weights without aliases; views of the files where possible. finished_weights() are the weights as the optimizer
+  // sees them: the fp32 masters of 16-bit parameters, with the delayed update that was in progress when the checkpoint
+  // was saved. If the run averaged its weights, both return the average.
   NamedTensors weights() const;
   NamedTensors finished_weights() const;
 

@@ -155,7 +155,7 @@ void make_independent(CheckpointContent& content) {
 
 void write_checkpoint(const fs::path& folder, const CheckpointContent& content, Collective& group,
                       const std::vector<std::string>& links) {
-  group.barrier();  // reports a rank that makes another call, which an exchange of bytes might mistake for its own
+  group.barrier();  // reports a rank that makes another call, before the exchange of bytes could take part in that call
   const bool is_first = group.rank() == 0;
   std::optional<TemporaryFolder> made;    // on rank 0
   std::optional<TemporaryName> borrowed;  // on the other ranks

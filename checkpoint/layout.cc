@@ -24,7 +24,7 @@ std::string to_string(const RangeName& name) {
   return fmt::format("{}:{}[{}:{}]", name.parameter, name.tensor, name.begin, name.end);
 }
 
-// The parameter's name may contain any of these characters; the other parts cannot.
+// The name of the parameter may contain ':', '[' and ']'; the other parts cannot.
 std::optional<RangeName> parse_range_name(std::string_view text) {
   constexpr auto kNone = std::string_view::npos;
   const size_t open = text.rfind('['), colon = text.rfind(':');

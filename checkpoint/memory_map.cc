@@ -36,7 +36,7 @@ int MemoryMap::map(int descriptor) {
   if (::fstat(descriptor, &status) != 0) return errno;
   if (S_ISDIR(status.st_mode)) return EISDIR;
   if (status.st_size == 0) return 0;  // nothing to map
-  // Private and writable: who writes to a tensor in place gets a page of his own, not a SIGSEGV.
+  // Private and writable: writing to a tensor in place copies the page, instead of ending the process by SIGSEGV.
   void* data = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
                       descriptor, 0);
   if (data == MAP_FAILED) return errno;

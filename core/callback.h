@@ -23,7 +23,7 @@ namespace fulgur {
 
 class Module;
 
-// How a checkpoint is saved that a callback or a program asks for.
+// How save_checkpoint() saves a checkpoint.
 struct SaveOptions {
   bool weights_only = false;         // for inference or fine-tuning: no run can resume from it
   bool async = false;                // training continues once the state is copied; files are written in the background
@@ -63,27 +63,27 @@ class TrainerControl {
   // has resumed from. Every rank calls it, in a hook of training, in accepts_update() or in on_validation_end; returns
   // false if there is no such checkpoint. When the batch, the validation or the epoch has ended with its hooks,
   // weights, buffers, optimizer state, loss scale and averaged weights are loaded, with the states of callbacks that
-  // average weights and what the Module keeps in checkpoints; gradients that wait are dropped. All else goes on:
+  // average weights and what the Module keeps in checkpoints; pending gradients are dropped. Everything else continues:
   // learning rates, weight decay, schedules, counters, data, requires_grad and other callbacks. It is as if the batches
   // since the checkpoint had been left out. A run that was interrupted meanwhile may go back to the checkpoint that it
-  // was interrupted with. Throws UsageError outside of fit; CheckpointError where it is loaded if the checkpoint does
-  // not fit, for example because a parameter group was added since.
+  // was interrupted with. Throws UsageError outside of fit. Loading throws CheckpointError if the checkpoint does not
+  // fit, for example because a parameter group was added since.
   virtual bool roll_back() = 0;
 
   // Strategy::average_weights, for a callback that averages_weights(). Every rank calls it, between steps.
   virtual void average_weights(double share) = 0;
 
   // Calls `body` while the module's parameters are those that validations and checkpoints take. Hooks of validations
-  // see these anyway, and other hooks of training see what the next forward reads: with a callback that
-  // averages_weights() the trained weights instead of their average; with `delayed_update` weights that lack the update
-  // in progress and are ahead by what is expected of it, except from the end of an epoch to the first batch of the next
-  // one, when no update is in progress.
+  // see these parameters anyway. Other hooks of training see the weights that the next forward reads: with a callback
+  // that averages_weights() the trained weights instead of their average; with `delayed_update` weights that have a
+  // prediction of the update in progress instead of the update itself, except from the end of an epoch to the first
+  // batch of the next epoch, when no update is in progress.
   //   Every rank calls it, between steps: in on_train_batch_start, in on_train_batch_end or outside of a batch. With
   // `delayed_update` it waits for the update in progress, copies the parameters twice and, if updates are sharded,
   // gathers them twice. Training is not changed by it. If `body` throws, the parameters stay as `body` saw them.
   void with_evaluated_weights(const std::function<void()>& body);
 
-  // The two halves of it: Strategy::show_evaluated.
+  // Strategy::show_evaluated: with_evaluated_weights() calls it before and after `body`.
   virtual bool show_evaluated(bool shown) = 0;
 
   virtual int64_t global_rank() const = 0;  // rank of this process over all machines
@@ -130,7 +130,7 @@ class TrainerControl {
   virtual void remove_checkpoint(const std::filesystem::path& folder) = 0;
 
  private:
-  virtual bool takes_records() const = 0;  // a record is sent, not dropped
+  virtual bool takes_records() const = 0;  // false: records are dropped now
   virtual void send(const Record& record) = 0;
 };
 
@@ -225,7 +225,7 @@ class Callback {
   // training batches that ended in an optimizer step.
   virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
 
-  // For loggers: what is no number. A logger that cannot show a kind of record leaves it out. The hyper-parameters of
+  // For loggers: values that are not numbers. A logger ignores the kinds that it cannot show. The hyper-parameters of
   // the Module come after on_fit_start, if it has any, also in a run that resumes. `step` counts as in on_metrics().
   virtual void on_record(TrainerControl&, const Record&, int64_t /*step*/) {}
 

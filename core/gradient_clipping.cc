@@ -55,9 +55,9 @@ std::optional<double> sum_on_cpu(const at::Tensor& tensor) {
   }
 }
 
-// The norms of tensors, in fp64: on a GPU one by our kernel, or several by torch's, which adds in fp64 for many tensors
-// of one type at once. The copy in fp64 that linalg_vector_norm makes is only for what is left: fp16 on a CPU, fp64,
-// and tensors with gaps.
+// fp64 norms whose joint norm is that of the tensors. On a GPU our kernel gives one norm for all tensors, or torch's
+// _foreach_norm one for each, adding in fp64. linalg_vector_norm, which copies to fp64, takes only the rest: fp16 on a
+// CPU, fp64, and tensors with gaps.
 std::vector<at::Tensor> norms_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> norms, by_our_kernel;
   std::map<c10::ScalarType, std::vector<at::Tensor>> on_gpu;

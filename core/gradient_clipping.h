@@ -22,16 +22,16 @@ struct GradientClipping {
 // joint_norm() of the parameters' gradients.
 at::Tensor gradient_norm(const std::vector<at::Tensor>& params);
 
-// The joint L2 norm of tensors of one device: fp64, 0-dim, on it. On a CPU the bits do not depend on the number of
-// threads or on the instruction set, but for fp16 and for tensors with gaps or elements that share an address.
+// The joint L2 norm of tensors on one device: fp64, 0-dim, on that device. On a CPU the bits depend neither on the
+// number of threads nor on the instruction set, except for fp16 and for tensors with gaps or overlapping elements.
 at::Tensor joint_norm(const std::vector<at::Tensor>& tensors);
 
 // The factor that clips gradients of this norm: min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ does.
 at::Tensor clip_coefficient(const at::Tensor& norm, double max_norm);
 
-// The norm of gradients that the update will multiply by `mean`, and the factor by which it multiplies them so that the
-// result is clipped, too: mean times the clip_coefficient. Both fp64, 0-dim, on the device of `norm`, the joint_norm of
-// the gradients as they are. One launch on a GPU, and nothing waits for it.
+// For an update that multiplies its gradients by `mean`; `norm` is their joint_norm before that. The result has the
+// norm of the multiplied gradients, and the factor that both multiplies and clips: mean times clip_coefficient. Both
+// are fp64, 0-dim, on the device of `norm`. On a GPU this takes one launch and does not wait for the device.
 struct ClippedNorm {
   at::Tensor norm, factor;
 };

@@ -20,7 +20,7 @@ struct DataShard {
   int64_t world_size = 1;
   bool even = false;             // same number of samples on each rank (training); false: no sample twice (evaluation)
   int64_t num_cores = 0;         // cores that this rank may use; 0: those of the process
-  bool for_accelerator = false;  // the batches go on to an accelerator, fastest from page-locked memory
+  bool for_accelerator = false;  // batches are then copied to an accelerator, fastest from page-locked memory
 };
 
 // Yields the batches of one epoch after the other. data/data_loader.h has the usual one; derive from Loader for data
@@ -43,8 +43,8 @@ class Loader {
   // Where in the epoch the next batch begins. A checkpoint keeps it for each rank, and a run that resumes calls go_to()
   // just after begin_epoch(), so that next() yields what it would have yielded. A run on another number of ranks hands
   // the position of rank 0 to all: a position counts what all ranks have consumed together, or go_to() throws.
-  // Empty, as by default: not known; a run that resumes then calls next() for each batch that is already consumed, and
-  // not go_to().
+  // The default, an empty position, means that it is not known: a run that resumes then calls next() for each batch
+  // that is already consumed, instead of go_to().
   virtual State position() const { return {}; }
   virtual void go_to(const State& /*position*/) {}
 

@@ -17,7 +17,7 @@ class LRSchedule {
  public:
   LRSchedule(LRSchedulerConfig config, Optimizer& optimizer);  // sets the learning rates of step 0
 
-  // Multiplies what later steps give as the learning rate of a parameter group.
+  // Multiplies the learning rates that later steps give to a parameter group.
   void scale(size_t group, double factor);
 
   // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing.

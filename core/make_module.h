@@ -13,8 +13,8 @@
 
 namespace fulgur {
 
-// Makes a T that knows which hooks T overrides, so that it may travel as a shared_ptr<Module>, and, where the arguments
-// can be copied, how to make another one like it. Arguments are copied once; pass std::ref for one to be shared.
+// Makes a T that knows which hooks T overrides, so that it may be passed on as a shared_ptr<Module>. If the arguments
+// can be copied, the T can also make another T like itself. Arguments are copied once; std::ref shares an argument.
 template <class T, class... Args>
 std::shared_ptr<T> make_module(Args&&... args) {
   std::shared_ptr<T> module;

@@ -5,9 +5,9 @@
 
 #include "fulgur/base/device_code.h"
 
-// The joint norm of many tensors on a GPU: one launch reads them all, adds in fp64, and leaves the norm on the device.
-// Another one makes of it the factor that clips. Every sum is of numbers in a fixed order, so its bits depend on the
-// tensors alone.
+// The joint norm of many tensors on a GPU: one launch reads all tensors, adds in fp64, and leaves the norm on the
+// device. Another launch computes the clipping factor from the norm. Every sum adds its numbers in a fixed order, so
+// that the bits depend on the tensors alone.
 namespace fulgur::gpu {
 
 using device_code::Format;
@@ -23,8 +23,8 @@ struct NormRow {
   bool is_aligned;  // device_code::is_aligned
 };
 
-// The argument of the kernel. Where one table is too small for all tensors there are several launches, and the last
-// block of all has the norm.
+// The argument of the kernel. If one table is too small for all tensors, there are several launches; the block that
+// ends last computes the norm.
 struct NormLaunch {
   double* sums;        // sums of squares, one for each block of all launches
   uint32_t* num_done;  // blocks of all launches that have written their sum: 0 before the first and after the last
@@ -79,8 +79,9 @@ FULGUR_DEVICE_CODE double sum_of_sums(const NormLaunch& launch, uint32_t thread)
   return sum;
 }
 
-// A step of the sum over a block's threads, `sums`: each takes that of a thread `distance` away. From kThreads / 2 on
-// the distance is halved down to 1, and all threads do a step before any does the next; then sums[0] has it all.
+// A step of the sum over a block's threads: each thread adds the sum of the thread that is `distance` away. The
+// distance is kThreads / 2 first, and is halved down to 1. All threads end a step before the next one begins. At the
+// end sums[0] is the whole sum.
 FULGUR_DEVICE_CODE void add_from(double* sums, uint32_t thread, uint32_t distance) {
   if (thread < distance) sums[thread] += sums[thread + distance];
 }
@@ -96,7 +97,7 @@ FULGUR_DEVICE_CODE void clip(const ClipLaunch& launch) {
   const double norm = *launch.norm * launch.mean;
   const double coefficient = 1.0 / (norm + 1e-6) * launch.max_norm;
   launch.clipped[0] = norm;
-  launch.clipped[1] = (coefficient > 1.0 ? 1.0 : coefficient) * launch.mean;  // a NaN stays one
+  launch.clipped[1] = (coefficient > 1.0 ? 1.0 : coefficient) * launch.mean;  // a NaN stays NaN
 }
 
 static_assert(sizeof(NormLaunch) <= device_code::kMaxArgumentBytes);

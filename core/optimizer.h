@@ -41,7 +41,7 @@ using Closure = std::function<at::Tensor()>;
 // The state of an optimizer for a parameter, or for a part of one. Before the first update there are no tensors.
 struct ParameterState {
   int64_t num_updates = 0;
-  std::map<std::string, at::Tensor, std::less<>> tensors{};  // by torch's names; "master": fp32 copy of a 16-bit one
+  std::map<std::string, at::Tensor, std::less<>> tensors{};  // by torch's names; "master": fp32 copy, if 16-bit
 
   const at::Tensor& tensor(std::string_view name) const;  // throws CheckpointError if there is none
 };
@@ -60,8 +60,8 @@ class Optimizer {
   };
 
   // `name` begins every message. A tied parameter, which torch lists twice, counts once. Throws UsageError if there is
-  // no parameter, one is in two groups, undefined or not a leaf, a group's lr or weight_decay is negative, or two
-  // groups have the same name.
+  // no parameter, a parameter is in two groups, undefined or not a leaf, a group's lr or weight_decay is negative, or
+  // two groups have the same name.
   Optimizer(std::string_view name, std::vector<ParamGroup> groups, double lr, double weight_decay);
   virtual ~Optimizer() = default;
 

@@ -37,8 +37,7 @@ class ReadyGradients final : public Node {
   void release_variables() override { gradients_.clear(); }
   std::string name() const override { return std::string(kReadyGradients); }
 
-  // Does what the engine would, unless something hooks into this node or the parameters: then it changes nothing and
-  // returns false.
+  // Does what the engine would do. If this node or a parameter has a hook, changes nothing and returns false.
   bool finish_without_engine() {
     const auto is_hooked = [](const Edge& edge) { return edge.is_valid() && !is_plain(*edge.function); };
     if (!pre_hooks().empty() || !tensor_pre_hooks().empty() || !post_hooks().empty()) return false;

@@ -104,7 +104,7 @@ void CheckpointSaver::write_beside(const Request& request) {
   }
   const auto content = std::make_shared<CheckpointContent>();
   with_content_(request.options.weights_only, [&](CheckpointContent& now) {
-    // Rank 0 writes the rest.
+    // Only rank 0 writes the weights and the state of the run.
     *content = group_.rank() == 0 ? std::move(now)
                                   : CheckpointContent{.rank = std::move(now.rank), .ranges = std::move(now.ranges)};
     make_independent(*content);

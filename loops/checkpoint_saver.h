@@ -29,7 +29,7 @@ class CheckpointSaver {
 
   // `group` is borrowed. `saved` is called on every rank, once a checkpoint is complete.
   CheckpointSaver(Collective& group, WithContent with_content, Saved saved);
-  ~CheckpointSaver();  // as close()
+  ~CheckpointSaver();  // calls close()
   CheckpointSaver(const CheckpointSaver&) = delete;
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
@@ -42,7 +42,7 @@ class CheckpointSaver {
   void finish();                                // waits until everything is written
   void end_writing();                           // waits for what is being written; requests stay
 
-  // Waits for the thread, whose errors are logged. Nothing can be saved any more.
+  // Waits for the background thread, and logs its error. Afterwards nothing can be saved.
   void close();
   bool is_closed() const { return is_closed_; }
 

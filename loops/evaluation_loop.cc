@@ -137,8 +137,8 @@ constexpr std::string_view name_of_loader(Stage stage) {
   return stage == Stage::validate ? "the val loader" : stage == Stage::test ? "the test loader" : "the predict loader";
 }
 
-// Calls `body(batch)` for every batch of every loader. Stops and returns false if `ends()`, called before each, is
-// true.
+// Calls `body(batch)` for every batch of every loader. Calls `ends()` before each batch; if it returns true, stops and
+// returns false.
 template <class Ends, class Body>
 bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, const Ends& ends, const Body& body) {
   RunState& state = context.state;

@@ -26,7 +26,7 @@ class FitBounds {
   bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
 
   // With several ranks, all ranks stop at the same step: the one at which they last agreed to.
-  bool wants_stop();  // on this rank: by request, by a signal, or by max_time
+  bool wants_stop();  // whether this rank wants to stop: by request, by a signal, or by max_time
   void agree(bool any_wants_stop);
   void agree();  // a collective call of all ranks; a stop that is requested later takes effect at the next call
 

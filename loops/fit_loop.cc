@@ -16,8 +16,7 @@
 namespace fulgur {
 namespace {
 
-// Submodules in eval mode stay in eval mode, which the user may have intended; a whole model was more likely
-// forgotten.
+// Submodules in eval mode stay so, because the user may have intended it; the warning is for a user who forgot train().
 void warn_of_frozen_modes(const Module& module) {
   const auto modules = module.modules();
   const auto num_eval = std::ranges::count_if(modules, [](const auto& part) { return !part->is_training(); });
@@ -52,8 +51,8 @@ struct EpochGrid {
   int64_t samples() const { return world_size * batch_size; }  // in a batch of every rank
 };
 
-// What a run on the grid `before` has consumed of the epoch, in batches of the grid `now`. If these do not divide
-// evenly, the loader's position is exact; without one, the rest of a batch of all ranks is left out.
+// What a run on the grid `before` has consumed of the epoch, in batches of the grid `now`. If the batches do not divide
+// evenly, the loader's position is exact; for a loader without a position, the rest of a batch of all ranks is skipped.
 LimitedBatches::Consumed consumed_in(const State& state, const EpochGrid& before, const EpochGrid& now) {
   const int64_t batches = count_of(state, "batches_of_epoch");
   const bool* is_recut = state.find<bool>("epoch_is_recut");  // null: written by an earlier version
@@ -221,7 +220,7 @@ State FitLoop::state() const {
   return state;
 }
 
-// A rank goes to its own position, or, if the number of ranks was another one, to that of rank 0.
+// A rank goes to its own position, or to the position of rank 0 if the number of ranks has changed.
 void FitLoop::load_state(const State& state, int64_t world_size, const State& metrics, const State& of_rank) {
   RunState& run = context_.state;
   run.epoch = progress_.epoch = count_of(state, "epoch");
@@ -246,7 +245,7 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   }
   train_->load_state(state.child("train_loader"));
   const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
-  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // earlier versions do not
+  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
   const int64_t batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size;
   LimitedBatches::Consumed consumed = consumed_in(state, {world_size, batch_size}, now);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;

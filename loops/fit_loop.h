@@ -31,15 +31,15 @@ class FitLoop {
   void run(OptimizerSteps& steps);
 
   // The position of the loop, for a checkpoint at a step boundary; after load_state(), run() resumes from it.
-  // `world_size`: that of the run that saved. `metrics`: the metrics of ended epochs. `of_rank`: rank_state() of this
-  // rank; empty if the number of ranks was another one. Throws CheckpointError if max_epochs is already exceeded, or
-  // for a count or a time that no run can have.
+  // `world_size`: number of ranks of the run that saved. `metrics`: the metrics of ended epochs. `of_rank`:
+  // rank_state() of this rank; empty if that run had another number of ranks. Throws CheckpointError if max_epochs is
+  // already exceeded, or for a count or a time that no run can have.
   State state() const;
   void load_state(const State& state, int64_t world_size, const State& metrics, const State& of_rank);
 
-  // Random numbers and metrics of this rank; after load_state() the loaded ones, until run() restores them. After an
-  // epoch that a bound or a stop cut short, the metrics are what the epoch had collected, and a run that resumes in
-  // that epoch completes them.
+  // The random generators and metrics of this rank. From load_state() until run() restores them, these are the loaded
+  // ones. After an epoch that a bound or a stop cut short, the metrics are what the epoch had collected, and a run that
+  // resumes in that epoch completes them.
   State rank_state() const;
 
  private:

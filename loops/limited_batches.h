@@ -13,18 +13,18 @@
 
 namespace fulgur {
 
-// The first batches of one epoch of a loader, at most `limit`; the last batch is known to be the last. A batch is
-// fetched when it is taken, so that a random generator of the loader is in the same state as in a run that resumes
-// from a checkpoint. One batch is fetched ahead if the loader does not know its length, or if the batches of the epoch
-// are cut otherwise than from its start. With `lockstep` all ranks have the same number of batches: all end when the
-// first one ends.
+// The first batches of one epoch of a loader, at most `limit`; empty() tells, after a batch was taken, whether it was
+// the last. A batch is fetched when it is taken, so that random generators of the loader are in the same state as in a
+// run that resumes from a checkpoint. One batch is fetched ahead if the loader does not know its length, or if a
+// resumed epoch is cut into other batches than at its start. With `lockstep` all ranks have the same number of batches:
+// all end when the first rank ends.
 class LimitedBatches {
  public:
   // The part of a resumed epoch that is already consumed.
   struct Consumed {
-    int64_t batches = 0;    // what this rank has consumed
-    State position{};       // where the loader goes on; empty: it has no position, and `batches` are read again
-    bool is_recut = false;  // otherwise than from its start, so that fewer batches may be left than are counted
+    int64_t batches = 0;    // number of batches that this rank has consumed
+    State position{};       // where the loader resumes; empty: it has no position, and reads `batches` batches again
+    bool is_recut = false;  // the epoch began with other batches, so that fewer may be left than num_batches() says
   };
 
   LimitedBatches(Loader& loader, int64_t epoch, std::optional<int64_t> limit, Ranks* lockstep, const Consumed& consumed)

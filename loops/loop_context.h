@@ -23,16 +23,16 @@
 
 namespace fulgur {
 
-// What the owner of a run does where a loop lets it.
+// What the owner of a run does at the points where a loop calls it.
 class LoopEvents {
  public:
   virtual ~LoopEvents() = default;
-  virtual void roll_back_if_asked() = 0;   // every rank calls it where nothing is saved before, such as at a step's end
+  virtual void roll_back_if_asked() = 0;   // every rank calls it before anything is saved, such as at a step's end
   virtual void on_step_boundary() = 0;     // lets ModelCheckpoint save
   virtual void interrupt(int signal) = 0;  // saves, and throws InterruptedError
 };
 
-// What the loops of one run work with. Ownership: the Run; what is a reference here lives longer.
+// What the loops of one run work with. Ownership: the Run owns it; the referenced objects live longer.
 struct LoopContext {
   const LoopPlan& plan;
   Strategy& strategy;
@@ -51,7 +51,7 @@ struct LoopContext {
   const SignalWatch signals;
   NonFinite non_finite;
   int64_t accumulate_grad_batches;  // takes effect with the next epoch
-  Batch failed_batch{};             // the batch that an exception left; empty: none
+  Batch failed_batch{};             // the batch in which an exception was thrown; empty: none
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.
   ScopedPrecision precision_scope() const { return ScopedPrecision(precision, device_type); }
@@ -75,8 +75,8 @@ struct LoopContext {
   }
 };
 
-// A batch that runs for the lifetime of the object. If an exception ends that, the context keeps the batch for whoever
-// reports the failure.
+// A batch that runs for the lifetime of the object. If an exception ends the lifetime, the context keeps the batch for
+// the report of the failure.
 class RunningBatch {
  public:
   RunningBatch(LoopContext& context, Batch batch)

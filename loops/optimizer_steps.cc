@@ -149,7 +149,7 @@ void OptimizerSteps::check_accumulation(int64_t accumulate_grad_batches) const {
                                optimizers()[0].name(), accumulate_grad_batches));
 }
 
-// Returns the norm of the gradients if the step was to report it and will not see them before they are clipped.
+// Returns the norm that the step is to report, if the Module clips the gradients here, before the step can measure it.
 at::Tensor OptimizerSteps::before_step(size_t index, StepRequest& request) {
   Optimizer& optimizer = optimizers()[index];
   if (wants_gradients_) {

@@ -60,9 +60,9 @@ class OptimizerSteps final : public ManualOptimization {
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);
 
   LoopContext& context_;
-  bool wants_gradients_, wants_grad_norm_;      // by a hook; by a callback
-  bool judges_updates_;                         // a callback does
-  WarnOnce warn_skipped_;                       // a step now and then is skipped as a matter of course
+  bool wants_gradients_, wants_grad_norm_;      // a hook reads gradients; a callback reads their norm
+  bool judges_updates_;                         // a callback judges updates
+  WarnOnce warn_skipped_;                       // once: skipping a step now and then is normal
   std::set<const LRSchedule*> warned_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;
 };

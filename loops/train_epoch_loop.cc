@@ -28,7 +28,7 @@ void check_loss(const Module& module, const at::Tensor& loss) {
   }
 }
 
-// In manual optimisation the step may return any tensor.
+// Throws if an element of the loss is not finite. In manual optimisation the step may return any tensor.
 void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_idx) {
   if (!loss.defined()) return;
   const at::Tensor is_wrong = loss.detach().isfinite().logical_not();
@@ -38,7 +38,7 @@ void check_finite(const Module& module, const at::Tensor& loss, int64_t batch_id
               batch_idx, "; is there a division by 0 or a log(0) in it, or is the learning rate too high?");
 }
 
-// Adds the seconds of its life to a sum.
+// Adds the seconds of its lifetime to `sum_s`.
 class ScopedTimer {
  public:
   explicit ScopedTimer(double& sum_s) : sum_s_(sum_s) {}
@@ -70,7 +70,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   const bool reached_last = context_.state.is_last_batch && !skipped;
   complete_window(skipped);
   if (skipped) {
-    context_.events.roll_back_if_asked();  // as the others did at the end of this step
+    context_.events.roll_back_if_asked();  // as the other ranks did at the end of this step
     context_.strategy.drain();
   }
   progress_.epoch_is_complete = reached_last || skipped || ended_;
@@ -100,7 +100,7 @@ LimitedBatches TrainEpochLoop::open(Loader& loader, std::optional<int64_t> limit
     return LimitedBatches(loader, state.epoch, limit, lockstep ? &context_.ranks : nullptr, consumed);
   });
   if (resumed != nullptr) {
-    random->restore();  // undoes the draws of begin_epoch, which the checkpoint has already
+    random->restore();  // undoes the draws of begin_epoch, which the checkpoint's generators include
     state.is_last_batch = batches.empty();
   } else if (batches.empty()) {
     throw SetupError(
@@ -123,7 +123,7 @@ BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
     }
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
     if (state.is_last_batch || ended_ || ends_here())
-      context_.strategy.drain();  // for whoever looks at the weights now
+      context_.strategy.drain();  // the code that runs next may read the weights
     validate_after_batch(validation_is_due());
     ++state.batch_idx;
     if (window_batches_ == 0) at_boundary();
@@ -157,7 +157,7 @@ void TrainEpochLoop::go_on(const ResumePoint& resumed) {
 }
 
 void TrainEpochLoop::at_boundary() {
-  context_.events.roll_back_if_asked();  // in a hook of the validation
+  context_.events.roll_back_if_asked();  // a hook of the validation may have requested it
   if (!progress_.interrupted_validation)
     context_.events.on_step_boundary();  // a validation that is still due comes first, in the run that resumes
   context_.saver.at_boundary();

@@ -26,7 +26,7 @@ class TrainEpochLoop {
   struct Progress {
     int64_t epoch = 0;
     int64_t batches_done = 0;        // batches of the epoch on this rank, up to the last step boundary
-    State position{};                // the loader's, after batches_done
+    State position{};                // the loader's position after batches_done
     bool is_recut = false;           // the epoch was resumed with other ranks or batches
     int64_t total_batches = 0;       // micro-batches of all epochs
     bool epoch_is_complete = false;  // not cut short by a bound of fit
@@ -88,7 +88,7 @@ class TrainEpochLoop {
   int64_t accumulate_grad_batches_ = 1;  // in this epoch
   int64_t window_batches_ = 0;           // micro-batches of the accumulation window so far
   int64_t micro_batches_ = 0;            // the part of window_batches_ that had a loss
-  double loss_sum_ = 0.0;                // over these, if a callback judges updates
+  double loss_sum_ = 0.0;                // the sum of their losses, if a callback judges updates
   bool ended_ = false;                   // a rank has no further batch
   bool stepped_ = false;                 // the last batch ended in an optimizer step
 };

@@ -36,7 +36,7 @@ std::string numbered(const std::string& key, int number) {
   return number == 1 ? key : fmt::format("{}-{}", key, number);
 }
 
-// One key for each callback; equal ones, of callbacks that had no state when the run began, are numbered.
+// One key for each callback. Equal keys, of callbacks that had no state when the run began, are numbered.
 std::vector<std::string> keys_of(const CallbackList& callbacks) {
   std::map<std::string, int> seen;
   std::vector<std::string> keys;
@@ -47,7 +47,7 @@ std::vector<std::string> keys_of(const CallbackList& callbacks) {
   return keys;
 }
 
-// The keys of version 0.
+// The keys that checkpoints of version 0 use.
 std::vector<std::string> keys_by_order(const CallbackList& callbacks) {
   std::map<std::string, int> seen;
   std::vector<std::string> keys;

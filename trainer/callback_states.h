@@ -17,8 +17,8 @@ void check_state_keys(const CallbackList& callbacks);
 // state_key() if it has one, as in "ModelCheckpoint{monitor=val_loss}".
 State states_of(const CallbackList& callbacks);
 
-// Hands every callback its state of `saved`. Checkpoints of version 0 number the callbacks of a type in their order,
-// "ModelCheckpoint", "ModelCheckpoint-2". Warns of states that no callback takes if `warns` is true.
+// Gives every callback its state in `saved`. Checkpoints of version 0 number the callbacks of one type in list order:
+// "ModelCheckpoint", "ModelCheckpoint-2". If `warns` is true, logs a warning for states that no callback takes.
 void load_states(const CallbackList& callbacks, const State& saved, bool warns);
 
 }  // namespace fulgur

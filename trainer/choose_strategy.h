@@ -27,8 +27,8 @@ std::optional<std::vector<c10::Device>> one_gpu_for_each_rank(const std::optiona
 // Throws UsageError if the strategy cannot train on `devices`.
 std::unique_ptr<Strategy> make_strategy(const TrainerOptions& options, const std::vector<c10::Device>& devices);
 
-// For a run of one process. Throws UsageError if a launcher started several ranks, each of which would then train by
-// itself. Ranks that fulgur started may do so between runs that they share.
+// Called for a run of one process. Throws UsageError if a launcher started several ranks, because each rank would train
+// by itself. Ranks that fulgur started may run alone between the runs that they share.
 void check_alone();
 
 }  // namespace fulgur

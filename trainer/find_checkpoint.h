@@ -7,9 +7,9 @@
 
 namespace fulgur {
 
-// The checkpoint that `ckpt_path` means: a folder, or "last" or "best" of the first of `folders` that has one.
-// nullopt: the run starts from scratch, as for "" and, unless `is_needed`, for a "last" that is not written yet.
-// Throws UsageError if there is no such checkpoint.
+// Finds the checkpoint that `ckpt_path` names: a folder, or "last" or "best", which is taken from the first of
+// `folders` that has one. Returns nullopt, so that the run starts from scratch, for "" and, unless `is_needed`, if no
+// folder has a "last" yet. Throws UsageError if there is no such checkpoint.
 std::optional<std::filesystem::path> find_checkpoint(const std::string& ckpt_path,
                                                      const std::vector<std::filesystem::path>& folders, bool is_needed);
 

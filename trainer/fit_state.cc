@@ -97,7 +97,7 @@ void FitState::add_to(CheckpointContent& content) const {
   }
 }
 
-// Learning rates go on as in the checkpoint. Says so where that is not what configure_optimizers has asked for now.
+// Learning rates continue as in the checkpoint. Logs so if configure_optimizers has requested others now.
 void FitState::tell_of_learning_rates(const std::vector<double>& asked) const {
   size_t next = 0;
   for (const auto& optimizer : context.strategy.optimizers()) {
@@ -135,7 +135,7 @@ void FitState::load(const CheckpointReader& checkpoint) const {
   });
 }
 
-// A callback that averages weights goes back with the average.
+// Callbacks that average weights go back too, because the average does.
 void FitState::roll_back(const CheckpointReader& checkpoint) const {
   std::vector<std::pair<double, double>> settings;  // learning rate and weight decay of each group
   for (const auto& optimizer : context.strategy.optimizers()) {
@@ -153,7 +153,7 @@ void FitState::roll_back(const CheckpointReader& checkpoint) const {
   }
 }
 
-// What belongs to the weights.
+// Loads the state that belongs to the weights: that of the strategy and of the Module.
 void FitState::load_training(const CheckpointReader& checkpoint) const {
   const State& run = checkpoint.run();
   context.strategy.load_state(run.child("strategy/state"), [&](const std::string& name, int64_t begin, int64_t end) {

@@ -10,9 +10,9 @@
 
 namespace fulgur {
 
-// What would need less memory, for a run that ended because a GPU had none left: the table of the strategies' memory,
-// and the options that lower it. Empty for every other failure, and if there are no optimizers to tell it from.
-// `num_devices` is their number on all machines, `accumulate_grad_batches` that of the epoch.
+// Advice for a run that ended because a GPU ran out of memory: a table of the memory that each strategy needs, and the
+// options that need less. Empty for every other failure, and if there are no optimizers to estimate from.
+// `num_devices` counts the devices of all machines; `accumulate_grad_batches` is the value in the epoch that failed.
 std::string memory_advice(const std::exception_ptr& failure, const Module& module, const Optimizers& optimizers,
                           const TrainerOptions& options, int64_t num_devices, c10::DeviceType device_type,
                           int64_t accumulate_grad_batches);

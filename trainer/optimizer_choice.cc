@@ -30,7 +30,7 @@ std::vector<std::string> names_of(const Registry& registry) {
   return names;
 }
 
-// When a schedule steps: what is not the scheduler's own.
+// Visits the settings of when a schedule steps, which no scheduler describes itself.
 void describe_config(FieldVisitor& visit, LRSchedulerConfig& config) {
   visit({.name = "interval", .help = "what the schedule counts", .choices = {"epoch", "step"}}, &config.interval);
   visit({.name = "frequency", .help = "intervals from one step of the schedule to the next", .min = 1},

@@ -69,7 +69,7 @@ void resolve_barebones(TrainerOptions& options) {
   options.num_sanity_val_steps = 0;
 }
 
-// The position of a checkpoint in training has no meaning under the bounds of fast_dev_run.
+// Drops ckpt_path, too: the position of a checkpoint in training has no meaning under the bounds of fast_dev_run.
 void resolve_fast_dev_run(TrainerOptions& options) {
   if (options.fast_dev_run == 0) return;
   const Batches batches(options.fast_dev_run);

@@ -13,7 +13,7 @@ TrainerOptions resolve(TrainerOptions options);
 // What resolved options mean for the loops.
 LoopPlan plan_of(const TrainerOptions& options);
 
-// Says that fit trains for a default number of epochs, if nothing bounds it.
+// Warns that fit trains for a default number of epochs if no option bounds it.
 void warn_of_default_bound(const TrainerOptions& options);
 
 }  // namespace fulgur

@@ -42,7 +42,7 @@
 namespace fulgur {
 namespace {
 
-// C++ cannot replace the layers of a model, so that plain BatchNorm is an error.
+// Plain BatchNorm is an error, because C++ cannot replace the layers of a model.
 void check_sync_batch_norm(const Module& module) {
   const std::vector<std::string> plain = nn::plain_batch_norm_names(module);
   if (plain.empty()) return;
@@ -92,19 +92,19 @@ class ScopedOptimizers {
   RunAccess link_;
 };
 
-// A signal that came after the last step had looked for one; 0: none. The same on every rank.
+// The signal that came after the last step had checked for signals; 0: none. The same on every rank.
 int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   double pending = signals.pending();
   if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
   return static_cast<int>(pending);
 }
 
-// A run that goes on in the folder of one that failed leaves that one's post-mortem alone.
+// A run that resumes in the folder of a failed run must not overwrite the post-mortem of that run.
 std::string free_post_mortem_name(const std::filesystem::path& run_dir) {
   return next_numbered(run_dir, "post_mortem", "").filename();
 }
 
-// What an error message says all about: a mistake in a setting or in the program, or a signal.
+// Whether the error message alone explains the failure: a mistake in a setting or in the program, or a signal.
 bool is_explained(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
@@ -265,7 +265,7 @@ std::vector<Batch> Run::predict() {
   return predictions;
 }
 
-// What all entry points share: setup, `body`, and, even after an exception, teardown.
+// Runs what all entry points share: setup, `body`, and, even after an exception, teardown.
 void Run::execute(const std::function<void()>& body) {
   const ScopedDebugModes modes(resources_.options, request_.entry_point);
   const bool watches_signals = request_.entry_point == EntryPoint::fit && !request_.is_trial;
@@ -301,7 +301,7 @@ void Run::execute(const std::function<void()>& body) {
   world_.leave(failure != nullptr ? failure : after.get());
 }
 
-// Prints what took a thousandth of the time or more, and writes all of it to the run's folder.
+// Prints the actions that took at least a thousandth of the time, and writes all of them to the run's folder.
 void Run::report_profile(const trace::Profile& profile) {
   std::vector<trace::Profile::Sums> by_rank;
   for (const std::string& text : all_gather_bytes(world_.world().control(), sums_to_text(profile.sums()))) {
@@ -396,7 +396,7 @@ void Run::prepare_data() {
   world_.world().control().barrier();
 }
 
-// Every rank uses the run folder that rank 0 creates, and leaves its post-mortem in one folder of that.
+// Every rank uses the run folder that rank 0 creates, and writes its post-mortem into the same subfolder.
 void Run::broadcast_run_dir() {
   if (world_.world_size() == 1) return;
   const bool is_zero = world_.rank() == 0;
@@ -508,7 +508,7 @@ void Run::leave_post_mortem(const std::exception_ptr& failure) {
                    .can_read_devices = context_.device_type == c10::DeviceType::CPU || !is_of_ranks(failure),
                    .metrics = results_.metrics.logged_metrics(),
                    .options = resources_.options};
-  FirstError unread;  // the loss may be what failed on the device
+  FirstError unread;  // a loss may be what failed on the device, so that reading it fails again
   unread.run([&] {
     if (!found.can_read_devices) return;
     Metrics newest = results_.metrics.callback_metrics();
@@ -518,7 +518,7 @@ void Run::leave_post_mortem(const std::exception_ptr& failure) {
   if (post_mortem_name_.empty()) post_mortem_name_ = free_post_mortem_name(run_dir());
   const std::filesystem::path folder = run_dir() / post_mortem_name_;
   write_post_mortem(found, run_dir(), folder);
-  // The output of the others may never be shown.
+  // The output of the other local ranks may never be shown.
   if (world_.local_rank() == 0)
     log_warning("an exception ended the run; what was known of it is in {}", short_path(folder).string());
 }

@@ -39,8 +39,8 @@ struct RunResources {
   const std::vector<c10::Device> devices;  // used on each machine
   const Precision precision;
   const std::unique_ptr<Strategy> strategy;
-  bool has_warned_slow = false;  // the precision is slow on the device
-  WarnOnce warn_no_shard{};      // a loader cannot be sharded
+  bool has_warned_slow = false;  // the warning of a precision that is slow on the device was logged
+  WarnOnce warn_no_shard{};      // warns of a loader that cannot be sharded
 };
 
 // What a run leaves behind.
@@ -67,14 +67,14 @@ struct RunRequest {
                           // signals; the module's tensors are restored
 };
 
-// One entry point of a Trainer, from joining the ranks to leaving them, and all that lives only as long.
+// One call of an entry point of a Trainer, from joining the ranks to leaving them, with all that lives that long.
 class Run final : public TrainerControl {
  public:
   // Joins the other ranks. `resources` and `results` are borrowed.
   Run(RunResources& resources, RunResults& results, RunRequest request);
 
-  // One of these is called, once: it sets up, runs the loops, tears down, even after an exception, and leaves the
-  // ranks.
+  // Exactly one of these is called, once. Each sets up, runs the loops, tears down, even after an exception, and leaves
+  // the ranks.
   void fit();
   Metrics evaluate(Stage stage);
   std::vector<Batch> predict();
@@ -131,11 +131,11 @@ class Run final : public TrainerControl {
   RunResults& results_;
   const RunRequest request_;
   RunWorld world_;
-  std::vector<std::shared_ptr<Callback>> callbacks_;  // the request's and, once set up, the Module's
+  std::vector<std::shared_ptr<Callback>> callbacks_;  // those of the request and, after setup, of the Module
   RunCheckpoints checkpoints_;
   LoopContext context_;
   const RunAccess link_;            // what the module can access of the run
-  std::string post_mortem_name_{};  // a folder in that of the run, the same on every rank; empty: not chosen yet
+  std::string post_mortem_name_{};  // a folder in the run's folder, the same on every rank; empty: not chosen yet
   std::optional<ModuleRestored> restored_;  // restores the module after a trial
 };
 

@@ -92,8 +92,8 @@ void RunCheckpoints::remove(const std::filesystem::path& folder) const {
   }
 }
 
-// A checkpoint has all updates, and the average of the weights if there is one. After an exception other ranks may not
-// take part in going back.
+// A checkpoint has the weights with all updates, or their average if there is one. After an exception the weights of
+// training are not shown again, because other ranks may not take part.
 void RunCheckpoints::with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const {
   const bool was_shown = context_.strategy.show_evaluated(true);
   FirstError error;
@@ -130,7 +130,7 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
   remove(resumed_from_);
 }
 
-// A checkpoint that is being written in the background counts, however fast the disk is.
+// Waits for a checkpoint that is being written in the background, so that the result does not depend on the disk.
 bool RunCheckpoints::roll_back() {
   context_.saver.end_writing();
   const bool is_first = context_.ranks.rank() == 0;
@@ -246,8 +246,8 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   log_resume();
 }
 
-// Training goes on with the weights that the run which saved the checkpoint had. If that run rounded them to a 16-bit
-// precision and this one has another precision, they are the fp32 masters, with a delayed update that was in progress.
+// Training resumes from the weights of the run that saved the checkpoint. If that run rounded its weights to a 16-bit
+// precision and this run has another precision, takes the fp32 masters, with a delayed update that was in progress.
 NamedTensors RunCheckpoints::weights_to_train(const CheckpointReader& checkpoint) const {
   const Precision before(checkpoint.run().get<std::string>("strategy/precision"));
   const bool was_rounded = before.is_true_16_bit() && before.name() != context_.precision.name();
@@ -303,7 +303,7 @@ void RunCheckpoints::interrupt(int signal) {
   throw InterruptedError(message, signal);
 }
 
-// The program still has to run the code after fit, so that the SLURM job is queued again.
+// The SLURM job is queued again, because the program still has to run the code after fit.
 void RunCheckpoints::interrupt_after_last_step(int signal) const {
   if (signal == SIGUSR1 && context_.ranks.rank() == 0) requeue();
   throw InterruptedError(

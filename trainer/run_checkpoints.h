@@ -16,7 +16,7 @@ namespace fulgur {
 
 class ModelCheckpoint;
 
-// The checkpoints of one run: the one that it begins with, and those that it writes. Every rank makes the same calls.
+// The checkpoint that a run begins with, and the checkpoints that the run writes. Every rank makes the same calls.
 class RunCheckpoints final : public LoopEvents {
  public:
   // All references are borrowed. `run_dir` is empty until the run's folder is made.
@@ -47,7 +47,7 @@ class RunCheckpoints final : public LoopEvents {
   void remove(const std::filesystem::path& folder) const;
   bool roll_back();
 
-  // What CheckpointSaver needs.
+  // Called by CheckpointSaver.
   void with_content(bool weights_only, const std::function<void(CheckpointContent&)>& use) const;
   void on_saved(const std::filesystem::path& folder, const SaveOptions& options);
 
@@ -77,9 +77,9 @@ class RunCheckpoints final : public LoopEvents {
   std::optional<CheckpointReader> opened_;    // the checkpoint that this run begins with
   std::filesystem::path resumed_from_;        // empty: fit starts from scratch, or with weights only
   std::vector<std::filesystem::path> whole_;  // checkpoints that a run can resume from, the newest last
-  std::filesystem::path goes_back_to_;        // what roll_back() was asked for; empty: nothing
+  std::filesystem::path goes_back_to_;        // the checkpoint that roll_back() has requested; empty: none
   bool names_origin_ = false;                 // ckpt_path is the path of resumed_from_, not "last" or a link
-  bool origin_was_left_ = false;              // a run that a signal or an exception ended saved resumed_from_
+  bool origin_was_left_ = false;              // resumed_from_ was saved because a signal or an exception ended its run
   bool weights_in_strategy_ = false;
   bool has_failed_ = false, is_interrupted_ = false;
 };

@@ -17,7 +17,7 @@ namespace fulgur {
 // rank joins no session, so that its failure ends no other process.
 class RunWorld {
  public:
-  // Joins the other ranks, if the strategy has a rank for each of several devices. `devices`: those of each machine.
+  // Joins the other ranks if the strategy has a rank for each of several devices. `devices` are those of each machine.
   RunWorld(const Strategy& strategy, const std::vector<c10::Device>& devices, int64_t num_nodes);
 
   World& world() { return *world_; }
@@ -26,7 +26,7 @@ class RunWorld {
   int64_t world_size() const { return world_size_; }
   const std::vector<c10::Device>& devices() const { return devices_; }  // used by this process
 
-  void abort(const std::string& reason);  // aborts all ranks; leave(failure) follows
+  void abort(const std::string& reason);  // aborts all ranks; the caller then calls leave(failure)
 
   // Called once, at the end of the run. Throws `failure`, or the failure of the rank that caused it; null: no failure.
   void leave(std::exception_ptr failure);

@@ -176,7 +176,7 @@ uint64_t zip_entry_begin(const ZipEntry& entry, const ReadBytes& read, uint64_t 
   if (header.number<uint32_t>() != kLocalHeaderSign) {
     fail(file, fmt::format("its entry {} is not where the directory says", quote(entry.name)));
   }
-  header.skip(22);  // what the directory says, too
+  header.skip(22);  // fields that the directory has, too
   const auto name_bytes = header.number<uint16_t>(), extra_bytes = header.number<uint16_t>();
   const uint64_t begin = entry.header_begin + kLocalHeaderBytes + name_bytes + extra_bytes;
   if (begin > file_bytes || entry.stored_bytes > file_bytes - begin) outside();
