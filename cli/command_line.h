@@ -13,10 +13,11 @@ namespace fulgur {
 // Sets the described fields, each from the last of these that has a value for it: TOML files (--config=run.toml, from
 // left to right), environment variables (FULGUR_TRAINER__MAX_EPOCHS=5, FULGUR__LR=1e-3), flags (--lr=1e-3, --lr 1e-3,
 // --max-epochs=5 for max_epochs, the last one of a name). Fields of the section "trainer" need not name it.
-//   Returns false if something was printed in place of it: --help (the common options; --help=all, --help=strategy),
-// --print_config (all options as TOML, each with where it comes from), --completion=bash, --doctor (what this machine
-// has, and what would not work), --version (of fulgur and libtorch). Throws UsageError with all that is wrong and
-// where: unknown names (with the nearest), values that do not parse or are out of range, files that cannot be read.
+//   Returns false if an argument asked for a text instead of a run: --help (the common options; --help=all,
+// --help=strategy), --print_config (all options as TOML, each with where it comes from), --completion=bash, --doctor
+// (what this machine has, and what would not work), --version (of fulgur and libtorch). Throws UsageError with all that
+// is wrong and where: unknown names (with the nearest), values that do not parse or are out of range, files that cannot
+// be read.
 bool parse_flags(const std::vector<std::string>& arguments, const std::string& program, const DescribeFields& describe,
                  const EnvironmentVariables& variables = process_environment_variables());
 

@@ -75,7 +75,7 @@ std::string toml_value(const FieldValue& value) {
   return is_plain ? text : toml_string(text);
 }
 
-// A problem and its place, unless its name is one.
+// The problem with its origin in front, unless the origin is the name that the problem gives anyway.
 std::string at(const std::string& origin, const std::string& name, std::string_view problem) {
   return origin == name ? std::string(problem) : fmt::format("{}: {}", origin, problem);
 }
@@ -252,8 +252,8 @@ void Config::check(std::vector<std::string>& problems) {
   describe_(look);
 }
 
-// A list begins anew with each file that has it. Returns the name by which the same file has it already, if it is
-// another.
+// A list starts over with each file that has it. If the same file already has the list under another name, returns that
+// name.
 std::string Config::List::add(const Setting& setting) {
   const auto& [index, key, begins] = *setting.element;
   if (begins && index == 0) {

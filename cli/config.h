@@ -35,7 +35,7 @@ class Config {
   // The name that a flag has: without "trainer." where that is enough.
   std::string flag_of(const Option& option) const;
 
-  // "did you mean 'max_epochs'?", or where to look, for an option or flag that there is not.
+  // The advice for an unknown option or flag: "did you mean 'max_epochs'?", or where to look.
   std::string advice_for(std::string_view path) const;
 
   // Sets what `settings` say, in their order. What is wrong is appended to `problems`.
@@ -44,11 +44,11 @@ class Config {
   // Sets what `settings` say of options that nothing has set.
   void fill(std::span<const Setting> settings, std::vector<std::string>& problems);
 
-  // Finds what shows only once all is set: settings of something that was not chosen, such as another strategy, and
-  // values that what was chosen cannot have.
+  // Finds the problems that show only after all options are set: options that the chosen strategy, for example, does
+  // not use, and values that it cannot have.
   void check(std::vector<std::string>& problems);
 
-  // Makes the objects of lists and appends them, unless there are problems, to which it appends.
+  // Makes the objects of lists and adds them to the options struct, unless there are problems. Appends new problems.
   void make_objects(std::vector<std::string>& problems);
 
   // All options as a TOML file, each with its origin in a comment. A program that reads it has the same options.
@@ -67,7 +67,7 @@ class Config {
     std::string path;
     ObjectList objects;
     std::vector<Element> elements{};
-    std::string named_as{};  // the name that the file of the elements has for it
+    std::string named_as{};  // the name that the list has in the file of its elements
     std::string add(const Setting& setting);
   };
 
@@ -85,8 +85,8 @@ class Config {
 // the seed outside of sections. Variables of FULGUR_ without "__" are no options.
 std::vector<Setting> settings_of(const EnvironmentVariables& variables);
 
-// Adds to `problems` the variables that would be options but for the dots of their paths, such as FULGUR_MAX_STEPS and
-// FULGUR_TRAINER_MAX_STEPS, where FULGUR_TRAINER__MAX_STEPS is meant.
+// Adds to `problems` the variables that write an option's dots as "_", or leave out its section:
+// FULGUR_TRAINER_MAX_STEPS and FULGUR_MAX_STEPS, where FULGUR_TRAINER__MAX_STEPS is meant.
 void refuse_variables_without_dots(const EnvironmentVariables& variables, const Config& config,
                                    std::vector<std::string>& problems);
 

@@ -104,7 +104,7 @@ void add_flag(CLI::App& app, const Config& config, const Config::Option& option,
   added->expected(value_is_bool(option.value) ? 0 : 1, 1);  // --logger is --logger=true, whatever the default
 }
 
-// What is no flag of the program.
+// Refuses the arguments that are no flags of the program.
 void refuse(const std::vector<std::string>& extras, const Config& config, bool has_commands,
             std::vector<std::string>& problems) {
   bool has_flag = false;
@@ -120,7 +120,7 @@ void refuse(const std::vector<std::string>& extras, const Config& config, bool h
                                  has_commands ? ", and the command comes before them" : ""));
 }
 
-// "--trainer.max_epochs" is "--max_epochs" where that is the name.
+// Turns "--trainer.max_epochs" into "--max_epochs", if that is the flag's name.
 std::string with_flag_name(const std::string& argument, const Config& config) {
   for (const Config::Option& option : config.options()) {
     const std::string whole = "--" + option.path;

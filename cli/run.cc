@@ -49,7 +49,7 @@ const std::vector<Subcommand> kCommands{
     {"estimate_memory", "show what each strategy would keep in memory for this model"},
 };
 
-// To std::cout, of which log.txt has a copy.
+// Prints to std::cout, which log.txt copies.
 template <class... Args>
 void print(fmt::format_string<Args...> format, Args&&... args) {
   std::cout << fmt::format(format, std::forward<Args>(args)...) << std::flush;
@@ -204,7 +204,7 @@ class Command {
     print("Activations come on top.\n");
   }
 
-  // Some modules ask their run how long it is, and here is none.
+  // Some modules ask their run for its length in configure_optimizers, and there is no run here.
   Optimizers optimizers_of(const ModuleHandle& module) const {
     if (!module.hooks().configure_optimizers && !options_.optimizer.is_none()) return options_.optimizer.make(*module);
     try {
@@ -287,7 +287,7 @@ std::vector<Setting> model_options_of(const std::filesystem::path& checkpoint, c
   return settings;
 }
 
-// What is said besides warnings and errors.
+// Which messages are printed.
 struct Verbosity {
   bool quiet = false;
   LogLevel log_level = LogLevel::info;

@@ -47,7 +47,7 @@ struct AnyProgram {
   TrainerOptions* trainer;
   int64_t* seed;
   DescribeFields describe_model, describe_data;
-  std::function<void()> link;  // sets what of the options follows from others
+  std::function<void()> link;  // sets the options that follow from others
   std::function<ModuleHandle()> make_module;
   std::function<std::unique_ptr<DataModule>()> make_data;
   std::function<void(Trainer&)> after_fit;
@@ -82,8 +82,9 @@ struct Program {
 // commands: fit (if none is given), validate, test, predict, find_lr, find_batch_size, estimate_memory; --help lists
 // them with all options. fit writes config.toml, all its options, and env.json, where it ran, into the run's folder,
 // and lets runs/latest point there. Checkpoints have the model's options as hyper-parameters, unless the Module saves
-// others; validate, test and predict take them from theirs, but for those that are given. --ckpt_path=best or last
-// looks in the run called --name, or in the latest one. Returns the exit code, as exit_code_of.
+// others; validate, test and predict take the model's options from their checkpoint, except those that are given.
+// --ckpt_path=best or last looks in the run called --name, or in the latest one. Returns the exit code, as exit_code_of
+// does.
 template <std::derived_from<Module> M, std::derived_from<DataModule> D>
 int run(int argc, char** argv, Program<M, D> program = {}) {
   std::shared_ptr<M> model;

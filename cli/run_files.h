@@ -9,7 +9,7 @@
 namespace fulgur {
 
 // Writes into the run's folder, when fit starts, what it takes to run it again:
-//   config.toml  all options of the program; a run that goes on in a folder with other options writes config-v1.toml,
+//   config.toml  all options of the program; a run that resumes in a folder with other options writes config-v1.toml,
 //                config-v2.toml, ... and says what is different
 //   env.json     where it runs: command line, git commit, versions, host, devices, strategy with the memory that it
 //                takes, number of ranks, and from which optimizer step to which, if that is known; likewise

@@ -28,7 +28,7 @@ DatasetPtr not_null(DatasetPtr dataset, std::string_view function) {
   return dataset;
 }
 
-// Has the name and the digest of another dataset.
+// Wraps a dataset and takes its size, name and digest from it.
 class Derived : public Dataset {
  public:
   explicit Derived(DatasetPtr base) : base_(std::move(base)) {}
@@ -73,7 +73,7 @@ class Subset final : public Derived {
 
  private:
   const at::Tensor indices_;
-  uint64_t hash_ = 0;  // tells these indices from others
+  uint64_t hash_ = 0;  // hash of the indices, for the digest
 };
 
 std::string joined_digest(const std::vector<DatasetPtr>& datasets) {

@@ -168,7 +168,7 @@ Batch DataLoader::Source::read(const PlannedBatch& planned) const {
   return collate(samples);
 }
 
-// Gives workers as many batches to read as they may.
+// Queues batches for the workers, up to prefetch_batches for each.
 void DataLoader::read_ahead() {
   if (!workers_) {
     const ScopedIntraOpThreads restored;
@@ -216,7 +216,7 @@ void DataLoader::drop_pending() {
   is_first_ = true;
 }
 
-// Waits for what the threads are doing. A thread that hangs cannot be ended: after timeout_s it is left alone.
+// Waits until the threads have finished their jobs. A thread that hangs cannot be ended: after timeout_s it is leaked.
 void DataLoader::stop_workers() {
   drop_pending();
   const bool all_end = std::ranges::all_of(dropped_, [this](const Pending& one) { return is_done_in_time(one.read); });

@@ -23,7 +23,7 @@
 
 namespace fulgur {
 
-// How many threads read ahead: a number, or "auto": one for each core of this rank but one, which is the step's.
+// The number of threads that read ahead, or "auto": the cores of this rank minus one, which the training step keeps.
 class Workers {
  public:
   template <std::integral I>
@@ -32,7 +32,7 @@ class Workers {
   Workers(const char* text) : Workers(std::string_view(text)) {}          // NOLINT
 
   std::string to_string() const;           // in the form that the constructor takes
-  int64_t count(int64_t num_cores) const;  // threads for a rank with so many cores; 0: those of the process
+  int64_t count(int64_t num_cores) const;  // threads for a rank with `num_cores` cores; 0: the cores of the process
 
  private:
   std::optional<int64_t> count_;  // nullopt: auto
@@ -43,9 +43,9 @@ struct DataLoaderOptions {
   bool shuffle = false;                      // a new order every epoch, derived from `seed`
   uint64_t seed = 0;                         // decides the orders, and what samples draw from their Random
   bool drop_last = false;                    // leave out a last batch that is shorter than batch_size
-  Workers workers = 0;                       // threads that read ahead; 0: next() reads
-  int64_t prefetch_batches = 2;              // for each worker: the most that are read before they are asked for
-  double timeout_s = 0;                      // the longest that next() waits for a worker; 0: any time
+  Workers workers = 0;                       // threads that read ahead; 0: the caller of next() reads
+  int64_t prefetch_batches = 2;              // the most batches that each worker reads ahead
+  double timeout_s = 0;                      // the longest that next() waits for a worker; 0: no limit
   bool infinite = false;                     // an epoch never ends: one pass over the samples follows another
   std::shared_ptr<const Sampler> sampler{};  // a custom order; excludes shuffle
   std::shared_ptr<const BatchSampler> batch_sampler{};  // excludes batch_size, shuffle, drop_last and sampler
@@ -55,13 +55,14 @@ struct DataLoaderOptions {
 
 // Cuts a dataset into batches.
 //   auto train = DataLoader::make(dataset, {.batch_size = 32, .shuffle = true, .drop_last = true, .workers = "auto"});
-// With workers, batches are read ahead in background threads and come in the order that they have without: what a
-// batch has in it depends on the seed, the epoch and its place alone. The threads stay from epoch to epoch; they end
-// with the loader, and when a dataset throws. Where training runs on a GPU they put batches into page-locked memory.
-// Errors: what a dataset throws reaches next() when it is the batch's turn; text_of() names the sample and the dataset.
-// A batch after the one that failed is not read: next() tries that one again. next() throws DataError for a worker that
-// takes longer than timeout_s, and for a dataset that draws from torch's global generator in a worker while the first
-// batch of an epoch is read: the numbers would depend on which thread comes first.
+// With workers, background threads read batches ahead. The number of workers changes neither the order nor the content
+// of batches: a batch depends on the seed, the epoch and its place in the epoch alone. The threads stay from epoch to
+// epoch; they end with the loader, and when a dataset throws. If training runs on a GPU, they put batches into
+// page-locked memory.
+// Errors: an exception of a dataset reaches next() when the turn of its batch comes; text_of() names the sample and the
+// dataset. The next call of next() reads the failed batch again. next() throws DataError for a worker that takes longer
+// than timeout_s, and for a dataset that draws from torch's global generator in a worker while the first batch of an
+// epoch is read: such numbers would depend on which thread comes first.
 class DataLoader final : public Loader {
  public:
   // Throws UsageError if an option is out of range, if two of them exclude each other, or if the dataset is null.
@@ -74,8 +75,8 @@ class DataLoader final : public Loader {
   std::optional<int64_t> num_batches() const override;
   int64_t batch_size() const override { return options_.batch_size; }
 
-  // The place is one in the order that all ranks have in common, so that any number of ranks goes on there. go_to()
-  // throws CheckpointError if the position is one of another dataset.
+  // A position counts samples (with a batch_sampler: batches) in the order that all ranks share, so that any number of
+  // ranks can resume from it. go_to() throws CheckpointError for a position in another dataset.
   State position() const override;
   void go_to(const State& position) override;
 
@@ -84,12 +85,12 @@ class DataLoader final : public Loader {
 
   // Rank r gets the samples r, r + world_size, ... of the epoch's order, so that the batches of all ranks together are
   // those of one process with world_size times the batch_size. With a batch_sampler, it gets every world_size-th batch.
-  // With `even`, the last ones are left out (drop_last) or the first ones are repeated, as in torch's
-  // DistributedSampler. Throws UsageError if there are fewer samples than ranks.
+  // With `even`, all ranks get equally many: the last samples are left out (drop_last) or the first are repeated, as in
+  // torch's DistributedSampler. Throws UsageError if there are fewer samples than ranks.
   bool set_shard(const DataShard& shard) override;
 
  private:
-  // What workers share with the loader, which they may outlive if they hang.
+  // The part that workers share with the loader; a worker that hangs may outlive the loader.
   struct Source {
     std::shared_ptr<const Dataset> dataset;
     uint64_t seed;
@@ -116,7 +117,7 @@ class DataLoader final : public Loader {
   EpochCut cut_{};
   int64_t num_workers_ = 0;  // in the current epoch
   int64_t epoch_ = 0;
-  int64_t place_ = 0;                               // in the order of the epoch, of the next batch
+  int64_t place_ = 0;                               // the next batch's place in the order of the epoch
   bool is_first_ = true;                            // the next batch is the first that workers read in this epoch
   std::optional<EpochPlan> plan_{};                 // nullopt before the first epoch
   std::deque<Pending> pending_{};                   // in the order of the epoch

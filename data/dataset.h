@@ -20,8 +20,8 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;  // samples
 
-  // One sample: tensors without a batch dimension. 0 <= index < size(). Whatever is random about it (augmentation,
-  // masking) is drawn from `random`, never from torch's global generator: so it is the same for any number of workers,
+  // One sample: tensors without a batch dimension. 0 <= index < size(). Everything random (augmentation, masking) is
+  // drawn from `random`, never from torch's global generator, so that a sample is the same for any number of workers
   // and after a resume.
   virtual Batch get(int64_t index, Random& random) const = 0;
 
@@ -30,15 +30,15 @@ class Dataset {
   // differ in names or shapes.
   virtual Batch get_batch(const at::Tensor& indices, std::span<Random> random) const;
 
-  // Tells this dataset from others of the same size, so that a run does not resume in the middle of other data: a
-  // digest of file names and sizes, for example. Empty: not known.
+  // Identifies the data, so that a run does not resume in the middle of other data of the same size: a digest of file
+  // names and sizes, for example. Empty: unknown.
   virtual std::string digest() const { return {}; }
 
-  // What messages call it. Default: the name of its type.
+  // The dataset's name in messages; by default the name of its type.
   virtual std::string name() const;
 };
 
-// dataset.get(index, random); of an exception text_of() tells the sample and the dataset.
+// Returns dataset.get(index, random). If that throws, text_of() of the exception names the sample and the dataset.
 Batch get_sample(const Dataset& dataset, int64_t index, Random& random);
 
 // Makes a batch of samples: tensors of equal names are stacked along a new dim 0. Throws c10::ValueError, with the

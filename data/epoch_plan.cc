@@ -52,8 +52,8 @@ void EpochPlan::load_pass_of(int64_t place) {
   pass_ = pass;
 }
 
-// A finite epoch that has no item for the last place of a rank gives it one of the first, so that all ranks have as
-// many.
+// If a finite epoch has no item left for the last place of a rank, that rank gets one of the first items again, so that
+// all ranks have equally many.
 PlannedBatch EpochPlan::batch_at(int64_t place, int64_t count) {
   load_pass_of(place);
   const int64_t offset = place % size_;

@@ -26,14 +26,14 @@ struct EpochCut {
     return sampler ? sampler->size() : batch_sampler->size();
   }  // the items of one pass, for all ranks together
 
-  // The items of this rank in a pass of which `num_items` are left.
+  // The number of items that this rank gets of the last `num_items` of a pass.
   int64_t share_of(int64_t num_items) const;
 };
 
-// What a batch has in it.
+// The samples of a batch that is still to be read.
 struct PlannedBatch {
   at::Tensor samples{};           // int64, 1-dim
-  std::vector<int64_t> epochs{};  // for each sample the epoch of its random numbers: each pass has its own
+  std::vector<int64_t> epochs{};  // for each sample the epoch that its Random is made for
 };
 
 // The samples of each batch of one epoch, on one rank, from a place in the order that all ranks have in common.
@@ -43,7 +43,7 @@ class EpochPlan {
 
   std::optional<PlannedBatch> next();  // nullopt once the epoch has ended
 
-  // The items of the order that come before the next batch of all ranks.
+  // The number of items in the order, of all ranks together, before the next batch.
   int64_t place() const;
 
  private:
@@ -53,11 +53,11 @@ class EpochPlan {
 
   const EpochCut cut_;
   const int64_t epoch_;
-  const int64_t start_;   // place
+  const int64_t start_;   // the place at which the plan begins
   const int64_t size_;    // items in a pass
   const int64_t share_;   // items for this rank; not used if the epoch is infinite
   int64_t given_ = 0;     // items that this rank has got
-  int64_t pass_ = -1;     // the one that is loaded
+  int64_t pass_ = -1;     // the pass whose order is loaded; -1: none
   at::Tensor samples_{};  // the order of the pass, if a Sampler chooses
   std::vector<at::Tensor> batches_{};
 };

@@ -14,7 +14,7 @@ class Sampler {
  public:
   virtual ~Sampler() = default;
 
-  // int64, 1-dim; its length is size(). Later passes of an infinite epoch have numbers of epochs above 2^32.
+  // int64, 1-dim; its length is size(). The later passes of an infinite epoch get epoch numbers from 2^32 on.
   virtual at::Tensor indices(int64_t epoch) const = 0;
   virtual int64_t size() const = 0;
 };
@@ -79,7 +79,7 @@ class WeightedSampler final : public Sampler {
   WeightedSamplerOptions options_;
 };
 
-// Chooses the batches themselves, in place of a Sampler and a batch_size. Of n ranks, rank r gets the batches r, r + n,
+// Chooses whole batches, instead of a Sampler and a batch_size. Of n ranks, rank r gets the batches r, r + n,
 // r + 2 n, ...
 class BatchSampler {
  public:
@@ -92,7 +92,7 @@ class BatchSampler {
 
 struct SimilarLengthSamplerOptions {
   int64_t batch_size = 0;  // samples in a batch; 0: as many as max_tokens allows
-  int64_t max_tokens = 0;  // the most that a batch may have, padded to its longest sample; 0: any number
+  int64_t max_tokens = 0;  // the most tokens in a batch, padding included; 0: no limit
   bool shuffle = true;     // the batches come in a new order every epoch
   uint64_t seed = 0;
 };

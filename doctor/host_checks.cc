@@ -75,10 +75,10 @@ int64_t usable_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
-// The folders with the limits that a controller ("cpu", "memory") sets this process: that of its control group and of
-// each group around it, as /proc/self/cgroup says, whose lines are "4:cpu,cpuacct:/a/b" in version 1, with a tree for
-// each controller, and "0::/a/b" in version 2. In a container, the root of the tree may be the container's own group,
-// whereas the path is that on the host: folders that do not exist are without limits.
+// The folders with the limits that a controller ("cpu", "memory") sets for this process: the folders of its control
+// group and of all groups around that. /proc/self/cgroup names the group in a line such as "4:cpu,cpuacct:/a/b" in
+// version 1, which has a tree for each controller, and "0::/a/b" in version 2. In a container, the root of the tree may
+// be the container's own group, although the path is the host's; a folder that does not exist has no limits.
 std::vector<fs::path> control_groups(const Host& host, const std::string& controller) {
   std::vector<fs::path> folders{host.cgroup, host.cgroup / controller};
   std::ifstream file(host.proc / "self/cgroup");

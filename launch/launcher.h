@@ -27,8 +27,8 @@ struct LauncherOptions {
 // same holds for this process: a thread that computes cannot be stopped in any other way, so unless finish(), fail() or
 // expect_failure() is called in that time, the launcher prints the failed rank's error and ends the process with its
 // exit code. The children never outlive this process: the kernel kills them when it ends, however it ends. No child
-// stays a zombie. SIGCHLD is no longer ignored from now on: there would be no exit codes. If other code of the program
-// reaps a child, finish() logs a warning. Threading: one thread at a time.
+// stays a zombie. The constructor ends the ignoring of SIGCHLD, because there would be no exit codes otherwise. If
+// other code of the program reaps a child, finish() logs a warning. Threading: one thread at a time.
 class Launcher {
  public:
   // Throws UsageError if num_nodes needs variables that are missing or FULGUR_RANK_OUTPUT has an unknown value,

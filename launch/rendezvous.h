@@ -13,8 +13,8 @@ namespace fulgur {
 World connect_world(const ClusterEnvironment& environment, const WorldOptions& options,
                     const std::function<void()>& while_meeting);
 
-// A second World of the ranks of `world`, all of which are on this host and make the same call: for other transports,
-// say. They meet at a free port of the loopback.
+// A second World of the ranks of `world`, for other transports, for example. All ranks must be on this host and make
+// the same call. They meet at a free port of the loopback.
 World connect_again(World& world, const WorldOptions& options);
 
 }  // namespace fulgur

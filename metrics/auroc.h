@@ -23,10 +23,10 @@ struct AUROCOptions {
 // sample of the others; ties count half. Binary: the area of label 1. Multiclass: each class against the rest.
 // Exact, so it keeps every score (float32) and target: memory grows with the samples, and is freed by reset().
 // update(): floating-point scores; shapes as Task says.
-// compute(): 0-dim, or [num_classes] for Average::none. A class without, or with only, positive samples has 0. NaN if a
-// score is NaN. Multiclass scores of which any is outside [0, 1] are logits, and go through a softmax first. The
-// decision is made over all samples; torchmetrics decides batch by batch, so its value can depend on how samples are
-// batched. Binary scores are only ranked, so logits and probabilities give the same value.
+// compute(): 0-dim, or [num_classes] for Average::none. A class without positive samples, or without negative ones, has
+// 0. NaN if a score is NaN. If any multiclass score is outside [0, 1], all are logits and go through a softmax first.
+// The decision is made over all samples; torchmetrics decides batch by batch, so its value can depend on how samples
+// are batched. Binary scores are only ranked, so logits and probabilities give the same value.
 // Source: Hanley and McNeil 1982 (the area as a rank statistic).
 class AUROC final : public Metric {
  public:

@@ -25,8 +25,8 @@ enum class Average {
   none,      // not averaged: a tensor [num_classes]
 };
 
-// Shared by the metrics over labels. A label outside the classes throws on the CPU. On an accelerator the check would
-// have to wait in each update; there such labels are counted instead, and make the value NaN.
+// Shared by the metrics over labels. A label outside the classes throws on the CPU. On an accelerator this check would
+// stall every update: there such labels are counted instead, and make the value NaN.
 namespace internal {
 
 // The number of classes, 2 if binary. Throws UsageError if num_classes contradicts `task`.

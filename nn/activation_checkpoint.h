@@ -31,7 +31,7 @@ class CheckpointRecording {
   std::unique_ptr<Packer> packer_;
 };
 
-// The tensors among the arguments of a call, in order. Other arguments are passed on as they are.
+// Calls visit(tensor) for each tensor in an argument of a call, in order. Skips arguments of other types.
 template <class Visit>
 void visit_tensors(at::Tensor& tensor, const Visit& visit) {
   visit(tensor);
@@ -45,8 +45,8 @@ void visit_tensors(Other&, const Visit&) {}
 
 }  // namespace internal
 
-// Activation checkpointing: fn(inputs...), of which autograd keeps only the inputs. Backward calls fn a second time to
-// recompute the tensors that it needs: about a third more time for a fraction of the memory.
+// Activation checkpointing: calls fn(inputs...) and lets autograd keep only the inputs. Backward calls fn a second time
+// to recompute the tensors that it needs: about a third more time for a fraction of the memory.
 //   at::Tensor x = checkpoint([block](const at::Tensor& in) { return block->forward(in); }, x);
 // Gradients are those of fn(inputs...), bit for bit: random numbers (dropout) and autocast are the same in both calls,
 // hooks on a weight fire once, even if the weight is used elsewhere, too, and regions may be nested. Anything may be
@@ -59,8 +59,8 @@ void visit_tensors(Other&, const Visit&) {}
 // Errors: backward throws c10::Error if fn saved something else the second time, or a weight has changed since.
 // Threading: any thread; backward may run on another one. Random numbers: the default generators only, and no other
 // thread may draw from them during backward.
-// Source: Chen et al. 2016, arXiv:1604.06174; the scheme is torch.utils.checkpoint's with use_reentrant=False. It
-// needs an autograd engine of our own, which the first call installs; not in a process that has loaded Python's torch.
+// Source: Chen et al. 2016, arXiv:1604.06174; the scheme is torch.utils.checkpoint's with use_reentrant=False. The
+// first call replaces libtorch's autograd engine: do not call checkpoint() in a process that has loaded Python's torch.
 template <class Fn, class... Inputs>
 std::invoke_result_t<Fn&, Inputs&...> checkpoint(Fn fn, Inputs... inputs) {
   if (!c10::GradMode::is_enabled()) return std::invoke(fn, inputs...);

@@ -14,7 +14,7 @@
 namespace fulgur {
 namespace {
 
-// An entry's bytes, and its name below the folder that all are in.
+// An entry's name, without the folder that holds all entries, and its bytes.
 struct Entry {
   std::string name;
   std::string_view bytes;

@@ -9,8 +9,8 @@
 
 namespace fulgur {
 
-// The bytes of each entry of a `.pt2` archive, views of the map, by its name below the one folder that all are in:
-// "models/model.json".
+// The bytes of each entry of a `.pt2` archive, as views of the map, by the entry's name without the one folder that
+// holds all of them: "models/model.json".
 using ArchiveEntries = std::map<std::string, std::string_view>;
 
 // The names of the programs of torch.export.save().

@@ -24,7 +24,7 @@ class Source {
 
   static constexpr size_t kNoSlot = static_cast<size_t>(-1);
 
-  // Empties the slot of a value at its last use.
+  // Returns the argument. The last use of a value empties its slot.
   c10::IValue load(std::vector<c10::IValue>& slots) const {
     if (!items_.empty()) return load_list(slots);
     if (slot_ == kNoSlot) return constant_;
@@ -52,8 +52,8 @@ class Source {
   c10::TypePtr type_{};  // what the value, or each element of the list, must be; null: anything
 };
 
-// `type`: what the operator's schema asks for; null: anything. `repeat`: a list of so many is meant by one number.
-// `device` takes the place of every device that is written in the graph. Throws CheckpointError if the schema does not
+// `type`: what the operator's schema asks for; null: anything. `repeat`: the length of the list that a single number
+// stands for. `device` replaces every device in the graph. Throws CheckpointError if the schema does not
 // take the argument.
 Source to_source(const Argument& argument, c10::TypePtr type, std::optional<int32_t> repeat, c10::Device device);
 

@@ -16,9 +16,9 @@ namespace fulgur {
 // CheckpointReader::finished_weights() with every name of tied weights, as load_state_dict() of Python expects.
 NamedTensors weights_by_every_name(const CheckpointReader& checkpoint);
 
-// The weights of a program in the checkpoint of a module that trained it, by the program's own names. In the checkpoint
-// all stand below the name under which the module has registered the program ("net.layers.0.weight"), or below none.
-// `sizes`: by name those of each weight. `program` is the program's file, for messages.
+// The weights of a program in the checkpoint of a module that trained it, by the program's own names. The checkpoint
+// has them below the name under which the module has registered the program ("net.layers.0.weight"), or without a
+// prefix. `sizes`: the sizes of each weight, by name. `program`: the program's file, for messages.
 // Throws UsageError if the checkpoint does not have all of them below one name, has them below several names, or has
 // weights below that name which the program does not have.
 std::map<std::string, at::Tensor> weights_of_program(const CheckpointReader& checkpoint,

@@ -148,7 +148,7 @@ class Compiler {
   }
 
   void add(const Node& node) {
-    // It checks the precision and the device of the export, which may differ here.
+    // This operator checks the precision and the device of the export, which may differ here.
     if (node.target == "torch.ops.aten._assert_tensor_metadata.default") return;
     Instruction instruction{.place = place(node)};
     explaining(instruction.place, [&] {

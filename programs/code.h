@@ -45,15 +45,15 @@ class Code {
  public:
   struct Parts;  // defined in code.cc, which compiles them
 
-  // `buffers`: for each of graph.inputs the name of the buffer that it is; empty for other inputs. Throws
+  // `buffers`: for each input of the graph the name of the buffer that it is; empty for other inputs. Throws
   // CheckpointError, with the node and its module, for an operator that is not known or is not called as its schema
   // says.
   Code(const Graph& graph, const CodeOptions& options, std::vector<std::string> buffers);
   ~Code();
   Code(Code&&) noexcept;
 
-  // One value per input of the graph (those that are constants are ignored), and one per output. An exception of an
-  // operator is passed on with the node, its module and where the archive comes from.
+  // Takes one value per input of the graph (values for constants are ignored) and returns one per output. If an
+  // operator throws, the exception also names the node, its module and the file.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs) const;
 
  private:

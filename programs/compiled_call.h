@@ -31,11 +31,11 @@ namespace fulgur::program {
 //   "forward"  in eval mode, all outputs
 //   "predict"  in eval mode, all outputs but "loss", without the inputs that only the loss needs
 // The results are those of the program's operators but for rounding, and random numbers are others.
-// Threading: run() of a step by one thread at a time, of the others by any.
+// Threading: run() of "step" by one thread at a time, of the other calls by any number of threads.
 class CompiledCall {
  public:
   // `device` is where it runs. `submodule` gives the submodule at a path. The archive and the submodules must outlive
-  // the object. `left_out`: the places of the inputs that the call does without. Throws CheckpointError if the archive
+  // the object. `left_out`: the places of the inputs that the call does not take. Throws CheckpointError if the archive
   // has no such code (see is_in()), if it does not fit the program, or if it cannot be loaded.
   CompiledCall(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name,
                const std::vector<size_t>& left_out, c10::Device device,
@@ -44,8 +44,8 @@ class CompiledCall {
 
   static bool is_in(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name);
 
-  // Why the code cannot run on `device` of this machine, is of another version of torch, or is not allowed; empty if it
-  // can run. For an archive that has it.
+  // Says why the code cannot run on `device` of this machine, for another version of torch, for example, or because
+  // compiled code is not allowed; empty if it can run. The archive must have the code.
   static std::string why_not_here(const std::filesystem::path& file, const ProgramArchive& archive,
                                   const std::string& name, c10::Device device);
 
@@ -53,13 +53,13 @@ class CompiledCall {
   // value per input of the program.
   std::string why_not(const std::vector<c10::IValue>& inputs) const;
 
-  // Whether it is the first time that this is asked: for what is said once.
+  // True for the first call only, so that a refusal is logged once.
   bool is_first_refusal() { return !has_refused_.exchange(true); }
   const std::string& name() const { return name_; }
 
-  // The outputs of the user that this call has, by the names of output_names(). Buffers change as by the program. Of a
-  // step, the first backward of the loss sets the gradients of the parameters; a second one, and backward of another
-  // output, throw. Other calls give no gradients.
+  // Returns the user's outputs that this call has, in the order of output_names(). Buffers change as by the program.
+  // After "step", the first backward of the loss sets the gradients of the parameters; a second backward, or a backward
+  // of another output, throws. Other calls give no gradients.
   std::vector<at::Tensor> run(const std::vector<c10::IValue>& inputs);
 
   const std::vector<std::string>& output_names() const { return output_names_; }

@@ -23,9 +23,9 @@ class AOTIModelContainerRunner;
 
 namespace fulgur {
 
-// A program that AOTInductor (torch 2.11) has compiled to native code, which loading it runs. //tools:export makes such
-// packages with what is needed to check inputs and to change weights; of a package that Python alone has made, data
-// types and sizes are not recorded, and the code relies on them.
+// A program that AOTInductor (torch 2.11) has compiled to native code; loading a package runs that code. A package of
+// //tools:export also has what is needed to check inputs and to change weights. A package that Python alone has made
+// does not record data types and sizes, so that its code relies on them unchecked.
 // Threading: run() may be called from several threads, unless the program changes a buffer of its own.
 class CompiledPackage {
  public:
@@ -34,7 +34,7 @@ class CompiledPackage {
   CompiledPackage(const std::filesystem::path& file, c10::Device device);
   ~CompiledPackage();
 
-  // Names as of nn::Program; of a package that Python alone has made, positional inputs are called "0", "1".
+  // Names are those of nn::Program; a package that Python alone has made calls positional inputs "0", "1".
   Batch run(const Batch& inputs);
 
   // Runs that have begun finish with the weights that they began with. Throws UsageError for a package that Python

@@ -15,7 +15,7 @@
 
 namespace fulgur::program {
 
-// A size that is known, or depends on one symbol, or neither where the archive has another expression.
+// A size: a number, a linear function of one symbol, or monostate if the archive has another expression.
 using Size = std::variant<std::monostate, int64_t, SymbolicSize>;
 
 struct Input {
@@ -23,8 +23,8 @@ struct Input {
   Kind kind;
   std::string name;                       // Python's name
   bool is_persistent = true;              // for a buffer
-  std::optional<at::ScalarType> dtype{};  // what a tensor has; null: a number
-  std::vector<Size> sizes{};              // what a tensor has, or must have; one alone: what a number must be
+  std::optional<at::ScalarType> dtype{};  // data type of a tensor; null: the input is a number
+  std::vector<Size> sizes{};              // sizes of a tensor; for a number: empty, or the one value that it must have
 
   std::vector<int64_t> fixed_sizes() const;  // for a weight, whose sizes are all known
   bool is_weight() const { return kind == Kind::parameter || (kind == Kind::buffer && is_persistent); }

@@ -60,7 +60,7 @@ struct Node {
   std::string target;  // "torch.ops.aten.linear.default", "_operator.mul"
   std::vector<NamedArgument> arguments;
   ArgumentList outputs;               // values, lists of values, or None for a result that nobody uses
-  std::vector<ModuleCall> modules{};  // the calls that it is in, from the outermost on, without the root
+  std::vector<ModuleCall> modules{};  // the calls that the operator is in, outermost first, without the root
 };
 
 struct Graph {
@@ -70,9 +70,9 @@ struct Graph {
   std::vector<Node> nodes;
 };
 
-// A graph without what depends on some of its inputs.
+// The part of a graph that does not depend on some of its inputs.
 struct GraphPart {
-  Graph graph;                  // all inputs are there, but nothing reads those
+  Graph graph;                  // still has those inputs, but nothing reads them
   std::vector<size_t> outputs;  // the places that the outputs have in the whole graph
 };
 GraphPart without_inputs(const Graph& graph, const std::vector<size_t>& places);

@@ -22,7 +22,7 @@ class InputChecker {
 
   // The tensor or number that the batch has for a user's input. Throws c10::ValueError that names the input if it is
   // missing, has another data type (floating-point types count as one) or number of dimensions than at export, or a
-  // size that was not exported or does not go with that of an input before.
+  // size that was not exported or contradicts the size of an earlier input.
   c10::IValue value_of(const Input& input, const Batch& batch);
 
  private:

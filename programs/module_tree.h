@@ -16,7 +16,7 @@ class ModuleTree {
  public:
   explicit ModuleTree(torch::nn::Module& root) : root_(root) {}
 
-  // The submodule at a path, made on the way if it is not there yet; the root if the path is empty. Throws c10::Error
+  // The submodule at a path, which is made if it is missing; the root if the path is empty. Throws c10::Error
   // for a name that libtorch does not take.
   torch::nn::Module& at(std::string_view path);
 
@@ -29,8 +29,8 @@ class ModuleTree {
   std::map<std::string, torch::nn::Module*, std::less<>> modules_;  // by path
 };
 
-// Gives the floating-point parameters and buffers of the module another data type; other than torch::nn::Module::to(),
-// and as in Python, counters and positions stay whole numbers.
+// Gives the floating-point parameters and buffers of the module another data type. Unlike torch::nn::Module::to(), and
+// like Python, this leaves integers (counters, positions) as they are.
 void set_floating_dtype(torch::nn::Module& module, torch::Dtype dtype, bool non_blocking);
 
 }  // namespace fulgur::program

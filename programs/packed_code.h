@@ -17,11 +17,11 @@ class AOTIModelContainerRunner;
 
 namespace fulgur {
 
-// Native code that AOTInductor (torch 2.11) has put into an archive, under a name: "model" unless it is told another.
+// Native code that AOTInductor (torch 2.11) has put into an archive, under the name "model" by default.
 class PackedCode {
  public:
-  // `entries` of `archive` must outlive the object. Throws CheckpointError if there is no such code, or if it is not
-  // said what it was compiled for.
+  // `entries` of `archive` must outlive the object. Throws CheckpointError if there is no such code, or no record of
+  // what it was compiled for.
   PackedCode(std::filesystem::path archive, const ArchiveEntries& entries, const std::string& model);
 
   // Why the code does not run on `device` of this machine: compiled code is not allowed (see allow_compiled_code()), or

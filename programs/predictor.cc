@@ -32,7 +32,7 @@ namespace {
 
 using Run = std::function<Batch(const Batch&)>;
 
-// A model whose weights do not change: for others a new one takes its place, and it lives until its last run ends.
+// Changes weights by making another model; the old model lives until its last run ends.
 class ReplacedModel final : public Predictor::Model {
  public:
   // `make` makes a model with the weights of a checkpoint; an empty path asks for those it has by itself.

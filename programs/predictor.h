@@ -15,7 +15,7 @@ struct PredictorOptions {
   c10::Device device = c10::kCPU;
 };
 
-// Answers with a trained model, also while it is given other weights:
+// Runs a trained model, whose weights may be exchanged at the same time:
 //   Predictor predictor("net.pt2", {.weights = "runs/version_0/checkpoints/best"});
 //   at::Tensor logits = predictor.run({{"input_ids", ids}})["logits"];
 //   predictor.set_weights("runs/version_1/checkpoints/best");
@@ -29,8 +29,8 @@ class Predictor {
   // compiled for another kind of machine, and UsageError if the checkpoint does not have the program's weights.
   explicit Predictor(const std::filesystem::path& file, PredictorOptions options = {});
 
-  // What predict_step does of a Module that make_module has made, with the weights of a checkpoint; the module itself
-  // is not changed. Throws UsageError without options.weights, and as load_weights() does.
+  // Runs predict_step of a Module that make_module has made, on a copy of the module with the weights of a checkpoint.
+  // Throws UsageError without options.weights, and as load_weights() does.
   explicit Predictor(std::shared_ptr<const Module> module, PredictorOptions options);
   ~Predictor();
   Predictor(const Predictor&) = delete;

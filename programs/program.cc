@@ -210,7 +210,7 @@ void ProgramImpl::compile() {
   code_without_loss_ = std::make_unique<const program::Code>(part.graph, options, buffers);
 }
 
-// The inputs that the output "loss" depends on, and nothing else does.
+// Finds the inputs on which no output but "loss" depends.
 void ProgramImpl::find_inputs_of_loss() {
   const program::ExportedProgram& program = archive_->program();
   const auto is_loss = [](const Output& output) { return output.kind == Output::Kind::user && output.name == "loss"; };

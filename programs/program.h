@@ -28,12 +28,12 @@ namespace fulgur::nn {
 
 struct ProgramOptions {
   // A glob of module paths, such as "layers.*": the activations of each call of such a module are not kept, but
-  // computed again in backward (see checkpoint()), on copies of the buffers. The program must
-  // live until backward is done. Empty: all are kept.
+  // computed again in backward (see checkpoint()), on copies of the buffers. The program must live until backward is
+  // done. Empty: all are kept.
   std::string checkpoint{};
 
-  // Whether code that //tools:compile_step has put into the archive is run where it applies. It is native code, which
-  // is to be trusted as a program is: see allow_compiled_code(). A compiled step keeps the activations that it was
+  // Whether code that //tools:compile_step has put into the archive is run where it applies. This is native code: run
+  // it only if you trust its source (see allow_compiled_code()). A compiled step keeps the activations that it was
   // compiled to keep (--checkpoint of the tool), so that with `checkpoint` it is not used.
   bool compiled = true;
 };
@@ -51,11 +51,11 @@ struct ProgramOptions {
 // Parameters and persistent buffers have Python's names, in a tree of submodules: "layers.0.attn.weight". Tied weights
 // are tied, and a parameter needs a gradient if it did in Python.
 //
-// Modes. train() and eval() of a submodule turn its dropout, batch norm and recurrent dropout over, whatever the mode
-// at export. At first all submodules train, but for those that were in eval mode in a model that was exported in train
-// mode. What Python has written into the graph by itself cannot be turned over: a line of
-// the log names it when the program is loaded. Device and precision are those of the parameters: to(device), to(dtype)
-// and every strategy work as for other modules.
+// Modes. train() and eval() of a submodule switch its dropout, batch norm and recurrent dropout, whatever the mode at
+// export. At first all submodules are in train mode, except those that were in eval mode in a model that was exported
+// in train mode. What Python has written into the graph by itself cannot be switched: a line of the log names it when
+// the program is loaded. Device and precision are those of the parameters: to(device), to(dtype) and every strategy
+// work as for other modules.
 //
 // Threading: forward() by one thread at a time; several programs may read the same file.
 // Source: https://docs.pytorch.org/docs/2.11/export.html
@@ -82,8 +82,8 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<std::string> input_names() const;
   std::vector<std::string> output_names() const;
 
-  // Other than in torch::nn::Module, and as in Python, a data type is that of the fractions: counters and positions
-  // stay whole numbers.
+  // Unlike in torch::nn::Module, and like in Python, a data type applies to floating-point tensors only: counters and
+  // positions stay whole numbers.
   void to(torch::Device device, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
@@ -114,7 +114,7 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<at::Tensor> tensors_;    // for each input of the graph its parameter or buffer; undefined for others
   std::vector<at::Tensor> constants_;  // the same for what is not part of the state dict, on the device of the code
   std::unique_ptr<const program::Code> code_;
-  std::vector<size_t> inputs_of_loss_;  // the places of those that only the output "loss" needs
+  std::vector<size_t> inputs_of_loss_;  // the places of the inputs that only the output "loss" needs
   std::vector<size_t> outputs_without_loss_;
   std::unique_ptr<const program::Code> code_without_loss_;  // null: there are no such inputs
   std::unique_ptr<program::CompiledCall> compiled_step_, compiled_forward_, compiled_predict_;  // null: not to be used

@@ -43,7 +43,7 @@ class ProgramArchive {
   std::vector<std::string> weight_names() const;  // parameters and persistent buffers that the graph uses
 
   // Writes a copy of the archive that has other values: `weights` by the names of weight(), in the shapes and data
-  // types of the archive. torch.export.load opens it. Of tied weights one name is enough. Throws if a weight is
+  // types of the archive. torch.export.load opens it. One name of each tied weight is enough. Throws if a weight is
   // missing, unknown, or does not fit.
   void write_with(const std::filesystem::path& file, const std::map<std::string, at::Tensor>& weights) const;
 

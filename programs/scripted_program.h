@@ -19,7 +19,7 @@ namespace fulgur::nn {
 // A model of a TorchScript file, of torch.jit.save() in Python or of export_torchscript(), as a module to train. For
 // files that exist: TorchScript is deprecated since torch 2.11, and new exports are better read by Program. Parameters
 // and buffers have Python's names; the TorchScript interpreter runs it. It starts in train mode, and train() and eval()
-// turn every part of it over. A graph that records the device of its export runs on that device alone. Threading:
+// switch all parts of it. A graph that records the device of its export runs on that device alone. Threading:
 // forward() by one thread at a time.
 class ScriptedProgramImpl : public torch::nn::Module {
  public:
@@ -34,7 +34,7 @@ class ScriptedProgramImpl : public torch::nn::Module {
   // The same for a program of one input and one output.
   at::Tensor forward(const at::Tensor& input);
 
-  // As of Program: a data type is that of the fractions.
+  // As in Program, a data type applies to floating-point tensors only.
   using torch::nn::Module::to;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;

@@ -19,7 +19,7 @@ struct MetricDifference {
   double amount() const;  // the absolute difference; infinite if a value is missing or not finite
 };
 
-// What a comparison of two runs has found, of the metrics that both have.
+// The result of comparing two runs: the differences of the metrics that both runs have.
 struct RunComparison {
   std::vector<std::string> compared{};  // names of metrics, sorted
   std::vector<std::string> only_in_first{}, only_in_second{};
@@ -27,7 +27,7 @@ struct RunComparison {
   int64_t num_values = 0;              // places at which at least one of the runs has a value
   struct Metric {
     MetricDifference earliest{};
-    std::optional<MetricDifference> largest{};  // the largest difference of two values; nullopt: one run lacks each
+    std::optional<MetricDifference> largest{};  // the largest difference of two values; nullopt: there is none
     int64_t num_different = 0;                  // places at which both have a value
     int64_t num_missing = 0;                    // places at which one run has none
   };
@@ -40,7 +40,7 @@ struct RunComparison {
 };
 
 struct CompareOptions {
-  bool compares_machine = false;  // also compares metrics of time and the machine, which every run has others of
+  bool compares_machine = false;  // also compares metrics of time and the machine, which differ in every run
 };
 
 // Compares the values that two runs have logged, step by step, as metrics.csv has them: to nine digits. Two NaN are

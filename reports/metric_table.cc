@@ -116,7 +116,7 @@ class RowReader {
   const char* row_end_ = nullptr;
 };
 
-// A table without rows, of the header that is taken off the text. Without a whole header it has a torn row.
+// Takes the header off the text and returns a table without rows. It has a torn row if the header is incomplete.
 MetricTable take_header_of(std::string_view& text, std::string_view name) {
   const bool is_ours = begins_as_ours(text);
   const auto header = take_header(text);
@@ -224,7 +224,7 @@ void GrowingMetricFile::forget_last_row(MetricTable& table) const {
   table.last_step = settled_.last_step;
 }
 
-// `bytes`: what was added to the table since it was settled before.
+// `bytes`: the part of the file whose rows were added to the table since the last call.
 void GrowingMetricFile::settle(const MetricTable& table, std::string_view bytes) {
   constexpr size_t kEndBytes = 256;
   settled_.num_bytes += static_cast<int64_t>(bytes.size());

@@ -9,14 +9,14 @@
 namespace fulgur {
 
 struct ShardSamplerOptions {
-  int64_t shards_at_once = 8;  // samples of so many shards are mixed; more mixes better, and reads less sequentially
+  int64_t shards_at_once = 8;  // shards whose samples are mixed; more shards mix better, but are read less in sequence
   uint64_t seed = 0;
   void describe(FieldVisitor& visit);
 };
 
 // Visits every sample of a dataset in shards (TarDataset::shard_sizes()) once per epoch: the shards in a random order,
-// and the samples of each `shards_at_once` of them in a random order. At any time few shards are being read, and the
-// system has them in memory. The order is decided by seed and epoch.
+// and the samples of each `shards_at_once` of them in a random order. So few shards are read at a time that the system
+// can keep them in memory. Seed and epoch decide the order.
 class ShardSampler final : public Sampler {
  public:
   // Throws UsageError for options out of range.

@@ -15,11 +15,11 @@
 
 namespace fulgur {
 
-// The files of one sample: those of a shard whose path is the same up to the first dot of the name. "train/0001.jpg"
+// The files of one sample: all files of a shard that share their path up to the first dot of the name. "train/0001.jpg"
 // and "train/0001.seg.png" are "jpg" and "seg.png" of the sample "train/0001".
 class TarSample {
  public:
-  // A file of the sample, as its place in the shard.
+  // Where a file of the sample lies in the shard.
   struct File {
     std::string extension;  // what follows the first dot
     int64_t begin, num_bytes;
@@ -60,15 +60,15 @@ struct TarOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Samples in tar files ("shards") as WebDataset has them, in any order: a shard is mapped, and an index of its files is
-// made when the dataset is (which reads a page of the shard per file, and keeps about 200 bytes per file in memory).
+// Samples in tar files ("shards") in WebDataset's format, readable in any order. The constructor maps each shard and
+// makes an index of its files, which reads a page of the shard per file and keeps about 200 bytes per file in memory.
 //   auto train = TarDataset::make({"train-0000.tar", "train-0001.tar"}, [](const TarSample& sample, Random& random) {
 //     return Batch{{"image", my_augmented_jpeg(sample.bytes("jpg"), random)}, {"label",
 //     at::scalar_tensor(sample.number("cls"))}};
 //   });
-// Shuffle by a ShardSampler, so that reading from a disk stays mostly sequential. A shard not named .tar is taken as
-// compressed, and unpacked into the cache first: it then costs its uncompressed size on the disk, and the time to
-// decompress it when it is opened first.
+// Shuffle by a ShardSampler, so that reading from a disk stays mostly sequential. A shard whose name does not end in
+// .tar counts as compressed: it is unpacked into the cache when it is first opened, which takes time and, on the disk,
+// its uncompressed size.
 //   Files without an extension, and those whose name begins with a dot, belong to no sample.
 // Source: https://github.com/webdataset/webdataset, "The WebDataset Format".
 class TarDataset final : public Dataset {

@@ -16,7 +16,7 @@ namespace fulgur {
 
 // The options of TokenDataset.
 struct TokenOptions {
-  int64_t length = 1025;            // tokens in a window: what the model looks back on, and one more to predict
+  int64_t length = 1025;            // tokens in a window: the context of the model and one more to predict
   std::optional<int64_t> stride{};  // tokens from the start of a window to that of the next; nullopt: length
   bool keeps_width = false;         // false: int64; true: uint16 or uint32, as in the file
   void describe(FieldVisitor& visit);
@@ -26,11 +26,11 @@ struct TokenOptions {
 // predicts the last length - 1 of them from the first length - 1:
 //   auto train = TokenDataset::make("books.tokens", {.length = 1025, .stride = 1024});
 //   logits = forward(batch["tokens"].slice(1, 0, -1));  // compared with batch["tokens"].slice(1, 1)
-// With stride = length - 1 each token but the first is predicted once per epoch; with stride = 1 a window begins
-// everywhere, for epochs that draw some of them. A window may reach from one document into the next; tokens at the end
-// that fill no window are left out.
-//   With keeps_width a batch has a quarter (half) of the bytes, on its way to a GPU, too: begin the model with
-// batch["tokens"].to(at::kLong), which is the form that embeddings and losses need.
+// With stride = length - 1 each token but the first is predicted once per epoch; with stride = 1 a window begins at
+// each token, for samplers that draw some of the windows. A window may reach from one document into the next; tokens at
+// the end that fill no window are left out.
+//   With keeps_width a batch has a quarter (uint16) or half (uint32) of the bytes, also in the copy to a GPU. The model
+// then begins with batch["tokens"].to(at::kLong), the type that embeddings and losses need.
 class TokenDataset final : public Dataset {
  public:
   // Throws UsageError for options out of range or if the file is too short for a window, std::runtime_error as
@@ -51,7 +51,7 @@ class TokenDataset final : public Dataset {
   void verify() const;
 
  private:
-  // Calls `use` with a pointer to the first token, of its type.
+  // Calls `use` with a pointer to the first token, a uint16_t or uint32_t.
   template <class Use>
   void with_tokens(const Use& use) const;
 

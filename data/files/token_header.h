@@ -7,7 +7,7 @@
 
 namespace fulgur {
 
-// What a token file begins with. The file, all numbers little-endian:
+// The header of a token file. The layout of the file, with all numbers little-endian:
 //   bytes  0 to  7   "FULGURTK"
 //   bytes  8 to 11   format version, 1
 //   bytes 12 to 15   bytes of a token, 2 or 4

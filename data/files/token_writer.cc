@@ -45,7 +45,7 @@ TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size) : Token
   temporary_ = path_.parent_path() / ("." + path_.filename().string() + "-" + std::to_string(std::random_device()()));
   file_ = std::fopen(temporary_.c_str(), "wbxe");  // a new file, closed on exec
   throw_unless(file_ != nullptr, "create");
-  append(to_bytes({}).data(), TokenHeader::kBytes);  // commit() knows the numbers
+  append(to_bytes({}).data(), TokenHeader::kBytes);  // a placeholder, which commit() overwrites
 }
 
 TokenWriter::~TokenWriter() {

@@ -10,10 +10,10 @@
 
 namespace fulgur {
 
-// Writes a token file (token_header.h) from start to end, in constant memory. It appears complete or not at all, under
-// a temporary name in the same folder until commit(), and replaces a file of that name. Tokens have two bytes if the
-// vocabulary permits, four otherwise. Throws std::runtime_error that names the file and the reason.
-// The renaming is not the one of checkpoint/atomic_files, which uses fmt: tools/tokens.cc links this class without
+// Writes a token file (token_header.h) from start to end, in constant memory. The file appears complete or not at all:
+// it has a temporary name in the same folder until commit() renames it, which replaces an older file. Tokens have two
+// bytes if the vocabulary permits, four otherwise. Throws std::runtime_error that names the file and the reason.
+// The renaming does not use checkpoint/atomic_files, which needs fmt: tools/tokens.cc links this class without
 // libtorch, and fmt comes with libtorch.
 class TokenWriter {
  public:
@@ -35,7 +35,7 @@ class TokenWriter {
  private:
   struct Hash;
 
-  explicit TokenWriter(std::filesystem::path path);  // without a file yet
+  explicit TokenWriter(std::filesystem::path path);  // creates no file yet
   void append(const void* data, size_t num_bytes);
   void throw_unless(bool holds, const char* action) const;  // throws with the reason in errno
 

@@ -56,7 +56,7 @@ at::Tensor decode(Bytes bytes, const std::string& name, ImageFormat format, cons
   TORCH_INTERNAL_ASSERT(false, "a format without a decoder");
 }
 
-// Turns [C, H, W]. 5 to 8 are 1, 4, 3 and 2 with the picture's sides exchanged first.
+// Turns [C, H, W] upright. Orientations 5 to 8 exchange the sides, and then do the same as 1 to 4.
 at::Tensor turn_upright(const at::Tensor& image, int orientation) {
   switch (orientation) {
     case 2:

@@ -15,17 +15,17 @@ enum class ImageColor { rgb, gray };
 // Enough for a picture of 11,585 x 11,585; in RGB it takes 403 MB.
 constexpr int64_t kDefaultMaxPixels = int64_t{1} << 27;
 
-// Reads what a file says of its picture. The first bytes tell JPEG, PNG and WebP, not the name. Throws
-// std::runtime_error, with `name` and the reason, if it is neither, if the picture has more than `max_pixels`, or if
-// the file is too short for as many: before memory for pixels is allocated.
+// Reads the header of a picture. The first bytes, not the name, tell JPEG, PNG and WebP apart. Before memory for pixels
+// is allocated, throws std::runtime_error, with `name` and the reason, if the file has another format, if the picture
+// has more than `max_pixels`, or if the file is too short for its pixels.
 ImageHeader read_image_header(std::span<const uint8_t> bytes, const std::string& name,
                               int64_t max_pixels = kDefaultMaxPixels);
 
-// What decode_image makes of the bytes of a picture.
+// The options of decode_image.
 struct DecodeOptions {
   ImageColor color = ImageColor::rgb;
-  int64_t shrink = 1;  // 1, 2, 4 or 8: a JPEG is decoded with sides divided by it and rounded up, in less time. libjpeg
-                       // has vector code for these alone; 5/8 takes longer than all pixels. Ignored by PNG and WebP.
+  int64_t shrink = 1;  // 1, 2, 4 or 8: divides the sides of a JPEG, rounded up, which decodes faster. PNG and WebP
+                       // ignore it. libjpeg has vector code for these factors only: 5/8 takes longer than full size.
   int64_t max_pixels = kDefaultMaxPixels;
 };
 

@@ -20,8 +20,8 @@ inline const std::vector<double> kImageNetMean{0.485, 0.456, 0.406}, kImageNetSt
 // How a file becomes a tensor that a model takes.
 // For training (`augment`): a random crop, resized to a square of `size`, mirrored in half of the cases.
 // For evaluation: resized so that the shorter side is `resize`, then the square of `size` in the middle.
-// Then (value / 255 - mean) / std. What each step does is what torchvision's RandomResizedCrop, RandomHorizontalFlip,
-// Resize, CenterCrop, ToTensor and Normalize do.
+// Then (value / 255 - mean) / std. Each step does the same as torchvision's RandomResizedCrop, RandomHorizontalFlip,
+// Resize, CenterCrop, ToTensor and Normalize.
 struct ImageOptions {
   int64_t size = 224;                          // pixels: side of the square
   bool augment = false;                        // training: draws a crop and whether it is mirrored
@@ -34,7 +34,7 @@ struct ImageOptions {
   // A JPEG at least twice as large as asked for is decoded at 1/2, 1/4 or 1/8 of the size of the file: this is faster,
   // and the pixels differ slightly.
   bool allows_scaled_decoding = false;
-  // A picture with more is refused, in the file or after the resize of evaluation, which makes a narrow one large.
+  // A picture with more pixels is refused, and so is one that the resize of evaluation would make larger than this.
   int64_t max_pixels = kDefaultMaxPixels;
   void describe(FieldVisitor& visit);
 };

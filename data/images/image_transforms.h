@@ -10,8 +10,8 @@
 
 namespace fulgur {
 
-// What the usual pipelines are made of. Each does what torchvision 0.26 does under the same name, and takes and returns
-// [C, H, W]. uint8 images whose channels lie beside each other in memory, as decode_image returns them, are fastest.
+// The steps of the usual pipelines. Each function does what torchvision 0.26 does under the same name; images are
+// [C, H, W]. The functions are fastest on uint8 images in channels-last memory, as decode_image returns them.
 
 // A rectangle of an image, in pixels.
 struct Crop {
@@ -19,7 +19,7 @@ struct Crop {
 };
 
 // A crop whose share of the area is uniform in `scale`, and whose width over height is uniform in `ratio` on a log
-// scale. After ten tries that do not fit it is the central crop whose ratio is the nearest possible.
+// scale. If ten tries do not fit into the image, returns the central crop with the nearest possible ratio.
 Crop random_resized_crop(int64_t height, int64_t width, std::pair<double, double> scale,
                          std::pair<double, double> ratio, Random& random);
 
@@ -29,7 +29,8 @@ Crop center_crop(int64_t height, int64_t width, int64_t size);
 // A view. Throws c10::IndexError if the crop is not within the image.
 at::Tensor crop_of(const at::Tensor& image, const Crop& crop);
 
-// Bilinear, with antialiasing where it becomes smaller; uint8 stays uint8. Equals torchvision's resize(antialias=True).
+// Resizes bilinearly, with antialiasing where the image shrinks; uint8 stays uint8. Equals torchvision's
+// resize(antialias=True).
 at::Tensor resize_image(const at::Tensor& image, int64_t height, int64_t width);
 
 // The height and width at which the shorter side is `shorter`, and the ratio is kept.

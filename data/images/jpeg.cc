@@ -40,9 +40,9 @@ size_t end_of_segment(Bytes jpeg, size_t marker) {
   return std::min(marker + 2 + std::max<size_t>(length, 2), jpeg.size());
 }
 
-// A file as libjpeg gets it: without the bytes between two segments before the first scan that belong to neither. Some
-// cameras leave them there. libjpeg would pass over them with a warning, which hides all later ones; so they are taken
-// out, and every warning is one of damage.
+// A file as libjpeg gets it: without the stray bytes that some cameras leave between two segments before the first
+// scan. libjpeg would skip these bytes with a warning, which hides all later warnings. Without them every warning means
+// damage.
 class JpegFile {
  public:
   explicit JpegFile(Bytes stored) : bytes_(stored) {
@@ -76,7 +76,7 @@ class JpegFile {
   bool has_arithmetic_coding_ = false;
 };
 
-// Making one takes 0.2 us, and decoding a thousand: none is kept.
+// Making a handle takes 0.2 us, a thousandth of the time of decoding or less: handles are not reused.
 struct CloseHandle {
   void operator()(void* handle) const { ::tjDestroy(handle); }
 };
@@ -98,8 +98,8 @@ JpegHeader read_header(const Handle& handle, Bytes bytes, const std::string& nam
   JpegHeader header;
   const int status = ::tjDecompressHeader3(handle.get(), bytes.data(), bytes.size(), &header.width, &header.height,
                                            &header.subsampling, &header.colorspace);
-  // A ratio of samples that TurboJPEG has no name for is no obstacle to decoding. A warning that this failure hides
-  // comes again then.
+  // A subsampling that TurboJPEG has no name for can be decoded all the same. If this status hides a warning, decoding
+  // gives the warning again.
   const bool lacks_only_name =
       header.subsampling < 0 && header.width >= 1 && header.height >= 1 && header.colorspace >= 0;
   if (status != 0 && !lacks_only_name) fail(handle, name);

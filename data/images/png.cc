@@ -18,8 +18,8 @@ namespace {
 
 using Bytes = std::span<const uint8_t>;
 
-// Reads one picture. libpng leaves through longjmp when it fails, which skips destructors: so the functions that call
-// setjmp have no object that needs one, and return false.
+// Reads one picture. When libpng fails, it leaves through longjmp, which skips destructors: so the functions that call
+// setjmp hold no object that needs a destructor, and return false on failure.
 class PngReader {
  public:
   explicit PngReader(Bytes bytes)

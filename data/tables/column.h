@@ -24,13 +24,13 @@ std::shared_ptr<arrow::DoubleArray> numbers_of(const std::string& name, const ar
 // Points in time as int64, whole seconds since 1970-01-01 UTC, rounded down. The column's type must be a time.
 std::shared_ptr<arrow::ChunkedArray> seconds_of(const std::string& name, const arrow::ChunkedArray& column);
 
-// The values as what a vocabulary is made of: int64 for integers, booleans and whole numbers, large_utf8 for text; a
-// column without any value has `if_empty`. Throws std::runtime_error for other types, and for numbers that are not
-// whole.
+// The values in the types of a vocabulary: int64 for integers, booleans and whole numbers, large_utf8 for text; a
+// column without any value gets the type `if_empty`. Throws std::runtime_error for other types, and for numbers that
+// are not whole.
 std::shared_ptr<arrow::ChunkedArray> keys_of(const std::string& name, const arrow::ChunkedArray& column,
                                              const std::shared_ptr<arrow::DataType>& if_empty);
 
-// Arrow's functions of arrays: call it before the first use of one.
+// Loads Arrow's compute functions; must be called before the first use of such a function.
 void load_compute_functions();
 
 }  // namespace fulgur

@@ -30,7 +30,7 @@ struct ReadTableOptions {
 // that is missing, damaged or empty, or has two columns of one name. A damaged file costs no more memory than 64 MiB
 // and 1,000 times its size.
 // The CSV cells and JSON strings of `text_columns` stay text even if all of them look like numbers, booleans or points
-// in time: TableSchema::text_columns() are those that a schema has learnt as text. Columns that the file lacks are
+// in time: pass TableSchema::text_columns(), which a schema has learnt as text. Columns that the file lacks are
 // ignored.
 std::shared_ptr<arrow::Table> read_table(const std::filesystem::path& path, const ReadTableOptions& options = {},
                                          const std::vector<std::string>& text_columns = {});

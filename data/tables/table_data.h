@@ -14,7 +14,7 @@
 namespace fulgur {
 
 struct TableDataOptions {
-  std::filesystem::path path{};      // file with the rows for training, and with those of the parts without a file
+  std::filesystem::path path{};      // file with the rows for training, and for each part without a file of its own
   std::filesystem::path val_path{};  // file for validation; empty: val_fraction of the rows of path
   std::filesystem::path test_path{};
   double val_fraction = 0.1;
@@ -54,7 +54,7 @@ class TableData : public DataModule {
     std::shared_ptr<arrow::Table> table;
   };
 
-  void read_parts();  // and fits the schema if there is none
+  void read_parts();  // also fits the schema if there is none
   std::shared_ptr<arrow::Table> read(const std::filesystem::path& file) const;
   std::shared_ptr<TensorDataset> dataset(const Part& part) const;  // null for a part without rows
 

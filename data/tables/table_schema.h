@@ -29,7 +29,7 @@ struct TableSchemaOptions {
   MissingValues missing = MissingValues::mean;     // features: what stands for a missing value
   double constant = 0;                             // for MissingValues::constant, in the column's own unit
   bool has_missing_indicators =
-      false;  // for each feature with missing values in training one more, 1 where it is missing
+      false;  // adds a feature, 1 where the value is missing, for each feature with missing values in training
   void describe(FieldVisitor& visit);
 };
 
@@ -43,7 +43,7 @@ struct TableSchemaOptions {
 //   "category"   int64 [N, C]: 0 for a value that training did not have, then 1, 2, ... for those that it had, sorted;
 //                a missing value is one of them, the last, if training had any
 //   "label"      int64 [N]: the class, from 0, in sorted order; or float [N] for a target that is a number
-//   others       of `tensors`: float, int64 or bool [N], by the column's type; points in time are int64 seconds
+//   <name>       float, int64 or bool [N] for each of `tensors`, by the column's type; points in time are int64 seconds
 // "features" and "category" are left out if there are no such columns.
 // Statistics are those of the values that are there, with the population's standard deviation, in double precision, as
 // scikit-learn's StandardScaler has them. A feature that is constant, but for rounding, is divided by 1.
@@ -58,8 +58,8 @@ class TableSchema {
   static TableSchema from_state(const State& state);
   State state() const;
 
-  // Throws as fit does. A category that training did not have is no error: one warning per column counts them. A class
-  // that training did not have is one.
+  // Throws as fit does. For categories that training did not have, one warning per column counts them; a class that
+  // training did not have is an error.
   Batch encode(const arrow::Table& table) const;
   Batch encode_inputs(const arrow::Table& table) const;  // without the label, whose column need not be there
 
@@ -68,8 +68,8 @@ class TableSchema {
   int64_t num_classes() const;                   // 0 if the target is a number, or there is none
   std::vector<std::string> class_names() const;  // by label
 
-  // The categories, and the target if it is one, that were text in training. Pass them to read_table for another CSV or
-  // JSON file: its values may all look like numbers, and 01 would be read as 1.
+  // The columns of categories, and the target if it is a class, that were text in training. Pass them to read_table for
+  // another CSV or JSON file: otherwise 01 is read as 1 where all values of a column look like numbers.
   std::vector<std::string> text_columns() const;
 
  private:
