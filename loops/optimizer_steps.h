@@ -62,7 +62,7 @@ class OptimizerSteps final : public ManualOptimization {
   LoopContext& context_;
   bool wants_gradients_, wants_grad_norm_;      // a hook reads gradients; a callback reads their norm
   bool judges_updates_;                         // a callback judges updates
-  WarnOnce warn_skipped_;                       // once: skipping a step now and then is normal
+  WarnOnce warn_skipped_;                       // said once, because skipping a step now and then is normal
   std::set<const LRSchedule*> warned_missing_;  // schedules already warned about: their metric is missing
   std::vector<LRSchedule> schedules_;
 };

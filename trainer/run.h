@@ -131,7 +131,8 @@ class Run final : public TrainerControl {
   RunResults& results_;
   const RunRequest request_;
   RunWorld world_;
-  std::vector<std::shared_ptr<Callback>> callbacks_;  // those of the request and, after setup, of the Module
+  std::vector<std::shared_ptr<Callback>>
+      callbacks_;  // the callbacks of the request, and after setup those of the Module too
   RunCheckpoints checkpoints_;
   LoopContext context_;
   const RunAccess link_;            // what the module can access of the run
