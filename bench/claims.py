@@ -70,9 +70,11 @@ def shown(command):
 
 def output_of(command, **environment):
     print(" ".join(["$", *(f"{name}={value}" for name, value in environment.items()), shown(command)]), flush=True)
+    start = time.monotonic()
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, encoding="latin-1", check=True,
                           env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu",
                                "BUILD_WORKING_DIRECTORY": tempfile.gettempdir(), **environment})
+    print(f"  {time.monotonic() - start:.0f} s", flush=True)
     return done.stdout
 
 
@@ -314,7 +316,7 @@ def lines():
 
 
 def lightning():
-    command = script("python_examples", EXAMPLE_STEP, MINILM, "3")
+    command = script("python_examples", EXAMPLE_STEP, MINILM)
     return ("Not in the articles: the same models, weights, batches, schedules and optimizers in Lightning, one thread. At full "
             "size a step is mostly matrix products, which both leave to the same libtorch. Aimed at was that Lightning, as it "
             "comes, takes 1.1 times as long at full size, and twice as long at the small one.\n\n" + code(output_of(command)) +

@@ -2,12 +2,14 @@
 """Two examples beside the same models in Lightning, in turn: the same initial weights, batches, schedules and optimizers, on
 one thread. First the losses of 50 steps without dropout, then the time of a step: with nothing but the training (barebones
 on both sides), and with the default loggers and progress bar, without checkpoints. Lightning runs with torch.optim.AdamW as
-it comes, and fused. For transformer_lm also with the step compiled, by tools/compile_step.py and by torch.compile. Needs
-torch, lightning and safetensors in the interpreter's path.
+it comes, and fused. With --compiled, transformer_lm also with the step compiled, by tools/compile_step.py and by
+torch.compile. Needs torch, lightning and safetensors in the interpreter's path.
 
   ./bazelw build //bench:example_step
-  python3 bench/python_examples.py bazel-bin/bench/example_step bazel-bin/bench/example_step.runfiles/minilm [rounds]
+  python3 bench/python_examples.py bazel-bin/bench/example_step bazel-bin/bench/example_step.runfiles/minilm
+      [--rounds=3] [--compiled]
 """
+import argparse
 import collections
 import contextlib
 import json
@@ -35,7 +37,6 @@ from torch.nn import functional as F
 sys.path.append(str(pathlib.Path(__file__).parent.absolute().parent / "tools"))
 import compile_step  # noqa: E402
 
-ROUNDS = 3
 POOL = 8  # different batches
 LOSSES = 50  # steps whose losses are compared
 LARGEST_DIFFERENCE = 1e-4  # of losses, for their own size
@@ -283,7 +284,7 @@ def verdict(subject, name, ratio):
     return f"   bar {BARS[subject.size]}: {'met' if ratio >= BARS[subject.size] else 'missed'}"
 
 
-def compare(program, subject, minilm, rounds):
+def compare(program, subject, minilm, rounds, with_compiled):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         if subject.example == "bert_classifier":
@@ -303,7 +304,7 @@ def compare(program, subject, minilm, rounds):
             "fulgur, bar and logger": lambda: in_fulgur(program, subject, folder, minilm, subject.steps),
             "Lightning, bar and logger": lambda: in_lightning(subject, folder, minilm, subject.steps, True, False, **QUIET),
         }
-        if subject.example == "transformer_lm":
+        if with_compiled and subject.example == "transformer_lm":
             compile_lm(subject, folder)
             code = [f"--model.program={folder / 'step.pt2'}", "--barebones"]
             contenders["fulgur, compiled step, barebones"] = (
@@ -335,13 +336,16 @@ SUBJECTS = [
 
 
 def main():
-    program = pathlib.Path(sys.argv[1]).resolve()
-    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else ROUNDS
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", type=pathlib.Path)
+    parser.add_argument("minilm", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--compiled", action="store_true")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"PyTorch {torch.__version__}, Lightning {lightning.__version__}")
-    minilm = pathlib.Path(sys.argv[2]).resolve()
     for subject in SUBJECTS:
-        compare(program, subject, minilm, rounds)
+        compare(arguments.program.resolve(), subject, arguments.minilm.resolve(), arguments.rounds, arguments.compiled)
 
 
 if __name__ == "__main__":

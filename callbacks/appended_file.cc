@@ -43,6 +43,7 @@ std::optional<int64_t> checksum_before(const fs::path& path, int64_t size) {
 
 void AppendedFile::open_in(const fs::path& folder, const std::string& name) {
   if (is_open()) return;
+  if (!path_.empty() && path_ != folder / name_) forget();  // the file of an earlier Trainer
   if (const auto saved = std::exchange(saved_checksum_, std::nullopt)) {
     const bool is_another_runs = fs::exists(folder / name_) && checksum_before(folder / name_, size_) != saved;
     if (is_another_runs) {
@@ -116,8 +117,9 @@ void AppendedFile::load_state(const State& state) {
         fmt::format("the state of {} names '{}' of {} bytes, which is no file", owner_, name, num_bytes));
   }
   name_ = name;
-  if (const auto* checksum = state.find<int64_t>("checksum"); checksum != nullptr && !is_open()) {
-    saved_checksum_ = *checksum;
+  if (!is_open()) {
+    path_.clear();
+    if (const auto* checksum = state.find<int64_t>("checksum")) saved_checksum_ = *checksum;
   }
   cut(num_bytes);
 }

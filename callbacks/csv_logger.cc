@@ -110,7 +110,8 @@ void CSVLogger::check_ours(const fs::path& file) {
   std::string line;
   std::getline(stream, line);
   const size_t length = std::min(line.size(), kFirstColumns.size());
-  if (line.compare(0, length, kFirstColumns, 0, length) == 0) return;
+  const bool is_whole = length == kFirstColumns.size() || stream.eof();
+  if (is_whole && line.compare(0, length, kFirstColumns, 0, length) == 0) return;
   throw SetupError(fmt::format("CSVLogger: '{}' was not written by a CSVLogger, and would be overwritten; move it away",
                                file.string()));
 }
@@ -203,6 +204,8 @@ bool CSVLogger::read_rows(int64_t num_rows) {
 }
 
 void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) {
+  const bool is_in_run_dir = starts_row_ && options_.file.empty() && !file_.empty();
+  if (is_in_run_dir && file_.parent_path() != trainer.run_dir()) forget_file();  // the file of an earlier Trainer
   if (num_rows_ == 0) choose_file(trainer);
   Metrics columns = metrics;
   int64_t epoch = trainer.state().epoch;

@@ -179,7 +179,7 @@ void KinetoProfiler::on_train_start(TrainerControl&) {
 
 BatchAction KinetoProfiler::on_train_batch_start(TrainerControl& trainer, const Batch&, int64_t) {
   if (has_written_) return BatchAction::run;
-  if (num_batches_ == options_.wait_batches) {
+  if (num_batches_ == options_.wait_batches && recording_ == nullptr) {
     if (is_recording.exchange(true)) {
       has_written_ = true;
       log_warning("KinetoProfiler: another fit of this process is being recorded, so that this one is not");
@@ -188,7 +188,7 @@ BatchAction KinetoProfiler::on_train_batch_start(TrainerControl& trainer, const 
     recording_ = std::make_unique<Recording>(trainer.device());
   }
   const bool begins = num_batches_ == options_.wait_batches + options_.warmup_batches;
-  if (begins && recording_ != nullptr) recording_->begin();
+  if (begins && !recording_->has_begun()) recording_->begin();  // another callback may have skipped the batch
   return BatchAction::run;
 }
 

@@ -65,6 +65,11 @@ void TensorBoardLogger::write(TrainerControl& trainer, int64_t step, double time
 
 void TensorBoardLogger::open(TrainerControl& trainer, double time) {
   const fs::path& run_dir = trainer.run_dir();
+  if (file_.has_begun() && file_.path() != run_dir / subfolder_ / file_.path().filename()) {
+    file_.forget();  // the file of an earlier Trainer
+    earlier_.clear();
+    is_new_ = true;
+  }
   const auto is_there = [&](const Written& file) { return fs::exists(run_dir / subfolder_ / file.name); };
   if (!file_.has_begun() && !std::ranges::all_of(earlier_, is_there)) {  // the checkpoint comes from elsewhere
     earlier_.clear();

@@ -167,7 +167,7 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   std::vector<std::string> reversed;  // the order that CLI11 takes
   for (auto argument = arguments.rbegin(); argument != arguments.rend(); ++argument) {
     std::string flag = with_flag_name(canonical_flag(*argument), config);
-    if (flag.starts_with("--") && flag.ends_with('=')) {  // CLI11 would take the next flag for the value
+    if (flag.starts_with("--") && flag.find('=') == flag.size() - 1) {  // CLI11 would take the next flag for the value
       reversed.emplace_back();
       flag.pop_back();
     }

@@ -376,7 +376,9 @@ void MetricLog::add_parts(std::span<const MetricLog* const> parts) {
       entry.weight += logged.weight;
       entry.reduced.combine(entry.options.reduce_fx, logged.reduced);
       for (Metric* metric : logged.metrics) {
-        if (std::ranges::find(entry.metrics, metric) == entry.metrics.end()) entry.metrics.push_back(metric);
+        if (std::ranges::find(entry.metrics, metric) != entry.metrics.end()) continue;
+        entry.add_resumed_to(*metric);
+        entry.metrics.push_back(metric);
       }
     }
   }

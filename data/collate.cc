@@ -23,7 +23,9 @@ at::Tensor padded(const at::Tensor& tensor, int64_t length, double value) {
 int64_t length_of(const Batch& sample, const std::string& name) {
   TORCH_CHECK_VALUE(sample.contains(name), "samples of one batch differ in the names of their tensors: '", name,
                     "' is not in all of them");
-  return sample[name].dim() > 0 ? sample[name].size(0) : 0;
+  TORCH_CHECK_VALUE(sample[name].dim() > 0, "samples of one batch differ in the dimensions of '", name,
+                    "': it is a scalar in some, and has a length in the first");
+  return sample[name].size(0);
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ class Mixed final : public Dataset {
         const double behind = weights[part] / total * static_cast<double>(i + 1) - static_cast<double>(given[part]);
         if (weights[part] > 0 && behind > most) std::tie(most_behind, most) = std::pair(part, behind);
       }
-      part_of_[i] = static_cast<uint16_t>(most_behind);
+      part_of_[i] = static_cast<uint32_t>(most_behind);
       index_in_[i] = given[most_behind]++ % parts_[most_behind]->size();
     }
   }
@@ -137,7 +137,7 @@ class Mixed final : public Dataset {
  private:
   const std::vector<DatasetPtr> parts_;
   const std::string digest_;
-  std::vector<uint16_t> part_of_;
+  std::vector<uint32_t> part_of_;
   std::vector<int64_t> index_in_;
 };
 

@@ -1,11 +1,22 @@
 #include "fulgur/data/epoch_plan.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
+
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 namespace {
+
+// A sampler of the user's may return another number of items than it promised.
+void check_count(int64_t found, int64_t size, std::string_view sampler, std::string_view function) {
+  if (found == size) return;
+  throw SetupError(
+      fmt::format("{}::size() is {}, but {} has returned {}; make them equal", sampler, size, function, found));
+}
 
 // The orders of the later passes of an infinite epoch are those of epochs that no run reaches.
 constexpr int64_t kEpochsBetweenPasses = int64_t{1} << 32;
@@ -46,8 +57,10 @@ void EpochPlan::load_pass_of(int64_t place) {
   if (pass == pass_) return;
   if (cut_.sampler) {
     samples_ = cut_.sampler->indices(epoch_of(pass)).contiguous();
+    check_count(samples_.numel(), size_, "Sampler", "indices()");
   } else {
     batches_ = cut_.batch_sampler->batches(epoch_of(pass));
+    check_count(std::ssize(batches_), size_, "BatchSampler", "batches()");
   }
   pass_ = pass;
 }

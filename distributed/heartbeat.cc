@@ -93,8 +93,13 @@ std::string place_of(const Beat& beat, const std::string& group) {
   if (beat.at_end) return "at the end of the program";
   const auto [number, name] = beat.last_in(group);
   std::string text = fmt::format("at step {}, ", beat.step);
-  text += number == 0 ? fmt::format("before any collective of group '{}'", group)
-                      : fmt::format("in collective {} of group '{}' ({})", number, group, name);
+  if (number > 0) {
+    text += fmt::format("in collective {} of group '{}' ({})", number, group, name);
+  } else if (name == GroupProgress::kConnecting) {
+    text += fmt::format("after it began to connect group '{}'", group);
+  } else {
+    text += fmt::format("before group '{}'", group);
+  }
   for (const auto& [other, call] : beat.started) {
     if (other != group && call.number > 0) text += fmt::format(", {} of '{}' ({})", call.number, other, call.name);
   }

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <stop_token>
 #include <utility>
 #include <vector>
 
@@ -33,7 +34,7 @@ struct Call {
   int64_t number;
 };
 
-constexpr const char* kConnecting = "connecting";
+constexpr std::chrono::milliseconds kBetweenLooks{20};  // at whether another rank has failed
 
 // bool as bytes of 0 and 1, whose sum is taken as their maximum: no backend adds bools.
 at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
@@ -59,13 +60,16 @@ std::string message_of(const std::exception& error) {
 
 class ProcessCollective::Impl {
  public:
-  Impl(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports)
+  // `whole_aborts`: of the group of which this is a part.
+  Impl(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports,
+       const std::stop_token& whole_aborts)
       : group_(std::move(group)),
         heartbeat_(std::move(heartbeat)),
         transports_(std::move(transports)),
         progress_(heartbeat_->progress(group_.name)) {
+    progress_.name = GroupProgress::kConnecting;
     try {
-      Connection connection = group_.device.is_cpu() ? connect_in_time() : connect(group_, transports_);
+      Connection connection = group_.device.is_cpu() ? connect_in_time(whole_aborts) : connect(group_, transports_);
       host_ = std::move(connection.host);
       device_ = std::move(connection.device);
       if (host_ != nullptr) worker_.emplace();
@@ -74,7 +78,7 @@ class ProcessCollective::Impl {
     } catch (const UsageError&) {
       throw;
     } catch (const std::exception& error) {
-      fail({kConnecting, 0}, error);
+      fail({GroupProgress::kConnecting, 0}, error);
     }
   }
 
@@ -152,10 +156,13 @@ class ProcessCollective::Impl {
     }
     if (sub.rank < 0) return nullptr;
     sub.connect_timeout = sub.timeout;  // ranks may arrive as late as at any collective
-    auto group = std::make_shared<ProcessCollective>(std::move(sub), heartbeat_, transports_);
-    const std::lock_guard lock(mutex_);
-    std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
-    sub_groups_.push_back(group);
+    auto group = std::make_shared<ProcessCollective>(std::move(sub), heartbeat_, transports_, aborts_.get_token());
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase_if(sub_groups_, [](const auto& other) { return other.expired(); });
+      sub_groups_.push_back(group);
+    }
+    if (aborts_.stop_requested()) group->abort(/*reason=*/"");  // abort() did not see this group
     return group;
   }
 
@@ -165,6 +172,7 @@ class ProcessCollective::Impl {
       const std::lock_guard lock(mutex_);
       if (!failure_) failure_.emplace(reason, group_.ranks[static_cast<size_t>(group_.rank)]);
     }
+    aborts_.request_stop();
     break_connections();
     for (const auto& group : sub_groups()) group->abort(reason);
   }
@@ -190,12 +198,15 @@ class ProcessCollective::Impl {
 
  private:
   // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
-  Connection connect_in_time() const {
+  Connection connect_in_time(const std::stop_token& whole_aborts) const {
     std::future<Connection> connection =
         detached_call<Connection>([group = group_, transports = transports_] { return connect(group, transports); });
-    if (connection.wait_for(group_.connect_timeout + std::chrono::milliseconds(500)) == std::future_status::ready)
-      return connection.get();
-    throw std::runtime_error("the store does not answer");
+    const auto deadline = std::chrono::steady_clock::now() + group_.connect_timeout + std::chrono::milliseconds(500);
+    while (connection.wait_for(kBetweenLooks) != std::future_status::ready) {
+      if (whole_aborts.stop_requested()) throw std::runtime_error("the run has failed meanwhile");
+      if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("the store does not answer");
+    }
+    return connection.get();
   }
 
   std::vector<std::shared_ptr<Collective>> sub_groups() {
@@ -243,7 +254,7 @@ class ProcessCollective::Impl {
       const std::lock_guard lock(mutex_);
       if (failure_) throw *failure_;
     }
-    const auto timeout = call.name == kConnecting ? group_.connect_timeout : group_.timeout;
+    const auto timeout = call.name == GroupProgress::kConnecting ? group_.connect_timeout : group_.timeout;
     const Diagnosis diagnosis = heartbeat_->diagnose(group_.name, call.number, group_.ranks);
     DistributedError failure(
         fmt::format("rank {}: {} (collective {} of group '{}', timeout {:%Q} s) failed: {} [{}]",
@@ -261,6 +272,7 @@ class ProcessCollective::Impl {
   const std::vector<ConnectTransport> transports_;
   GroupProgress& progress_;
   int64_t num_sub_groups_ = 0;
+  std::stop_source aborts_;
   std::mutex failing_;
   std::mutex mutex_;
   std::optional<DistributedError> failure_{};
@@ -271,8 +283,8 @@ class ProcessCollective::Impl {
 };
 
 ProcessCollective::ProcessCollective(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat,
-                                     std::vector<ConnectTransport> transports)
-    : impl_(std::make_unique<Impl>(std::move(group), std::move(heartbeat), std::move(transports))) {}
+                                     std::vector<ConnectTransport> transports, const std::stop_token& whole_aborts)
+    : impl_(std::make_unique<Impl>(std::move(group), std::move(heartbeat), std::move(transports), whole_aborts)) {}
 
 // Aborts what still runs on the CPU; otherwise the backend's threads would wait for it until the timeout.
 ProcessCollective::~ProcessCollective() { impl_->end(); }

@@ -119,18 +119,18 @@ Collective& World::control() { return *parts_->control; }
 const World::Groups& World::groups_of(int64_t group_size) {
   TORCH_CHECK_VALUE(group_size > 0 && world_size() % group_size == 0, "groups of ", group_size, " of ", world_size(),
                     " ranks; pass a number that divides the ranks");
-  const auto [place, is_new] = parts_->groups_by_size.try_emplace(group_size);
-  if (!is_new) return place->second;
+  const auto known = parts_->groups_by_size.find(group_size);
+  if (known != parts_->groups_by_size.end()) return known->second;
   const auto join = [this](std::shared_ptr<Collective>& mine, int64_t first, int64_t stride, int64_t count) {
     std::vector<int64_t> ranks;
     for (int64_t i = 0; i < count; ++i) ranks.push_back(first + i * stride);
     if (auto group = parts_->data->sub_group(ranks)) mine = std::move(group);
   };
   const int64_t num_groups = world_size() / group_size;
-  Groups& groups = place->second;
+  Groups groups;
   for (int64_t i = 0; i < num_groups; ++i) join(groups.within, i * group_size, 1, group_size);
   for (int64_t i = 0; i < group_size; ++i) join(groups.across, i, group_size, num_groups);
-  return groups;
+  return parts_->groups_by_size.emplace(group_size, std::move(groups)).first->second;
 }
 
 void World::set_step(int64_t global_step) {

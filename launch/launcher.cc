@@ -49,6 +49,7 @@ struct Child {
   std::string to_show{};  // output not shown yet; begins at the start of a line
   bool ended = false;
   std::optional<int> exit_code{};  // 128 + signal if it was killed; nullopt: still running, or unknown
+  int ended_by_signal = 0;         // 0: it was not
   bool killed_by_us = false;
 
   bool failed() const { return exit_code.value_or(0) != 0 && !killed_by_us; }
@@ -176,12 +177,13 @@ void print_and_flush(const std::string& message) {
 DistributedError error_of(const Child& child) {
   const int code = *child.exit_code;
   const std::string_view cause = cause_of(child);
-  const std::string how = code > 128 ? fmt::format("was ended by signal {} ({})", code - 128, ::strsignal(code - 128))
+  const int signal = child.ended_by_signal;
+  const std::string how = signal != 0     ? fmt::format("was ended by signal {} ({})", signal, ::strsignal(signal))
                           : cause.empty() ? fmt::format("ended with exit code {}", code)
                                           : fmt::format("failed: {} (exit code {})", cause, code);
   const std::string self = fmt::format("rank {}", child.rank);
   const bool names_itself = cause.starts_with(self + " ") || cause.starts_with(self + ":");
-  const std::string what = code <= 128 && names_itself ? std::string(cause) : self + " " + how;
+  const std::string what = signal == 0 && names_itself ? std::string(cause) : self + " " + how;
   return DistributedError(what + (child.is_shown ? "" : output_of(child)), child.rank, code);
 }
 
@@ -227,6 +229,7 @@ class Launcher::Impl {
  public:
   Impl(const LauncherOptions& options, const EnvironmentVariables& variables)
       : options_(options), environment_(environment_of_node(options, variables)) {
+    const bool is_shown = shows_all(variables);
     if (options.num_nodes == 1) {
       LoopbackListener listener;
       environment_.master_address = listener.address();
@@ -234,7 +237,6 @@ class Launcher::Impl {
       environment_.listening_descriptor = listener.release();
     }
     const int64_t num_threads = threads_per_rank(options.local_world_size);
-    const bool is_shown = shows_all(variables);
     if (!find_variable(variables, "OMP_NUM_THREADS")) at::set_num_threads(static_cast<int>(num_threads));
     for (int64_t local_rank = 1; local_rank < options.local_world_size; ++local_rank) {
       children_.push_back({.rank = environment_.rank + local_rank, .is_shown = is_shown});
@@ -472,6 +474,7 @@ class Launcher::Impl {
       if (reaped != child.pid && !(reaped < 0 && errno == ECHILD)) continue;
       child.ended = true;
       if (reaped == child.pid) child.exit_code = exit_code_of(status);
+      if (reaped == child.pid && WIFSIGNALED(status)) child.ended_by_signal = WTERMSIG(status);
       drain(child);
       if (!first_failed_ && child.failed()) {
         first_failed_ = i;

@@ -136,7 +136,8 @@ std::string path_of(std::span<const MetricPoint> points, const std::vector<Pixel
                     *last = first_finite(points.rbegin(), points.rend());
   if (first == nullptr) return "";
   add(first);
-  for (const PixelColumn& column : columns) {
+  const auto begin = std::ranges::find_if(columns, [](const PixelColumn& column) { return column.lowest != nullptr; });
+  for (const PixelColumn& column : std::ranges::subrange(begin, columns.end())) {
     if (column.lowest == nullptr) {
       if (column.has_nonfinite) path.interrupt();
       continue;

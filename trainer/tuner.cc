@@ -58,7 +58,8 @@ class LearningRateSweep final : public Callback {
     add_step(std::exchange(window_loss_, 0.0) / static_cast<double>(std::exchange(window_batches_, 0)));
     const double smoothed = curve_.losses.back();
     best_ = std::min(best_, smoothed);
-    if (!std::isfinite(smoothed) || smoothed > options_.early_stop_threshold * best_) {
+    const double limit = best_ + (options_.early_stop_threshold - 1.0) * std::abs(best_);
+    if (!std::isfinite(smoothed) || smoothed > limit) {
       trainer.request_stop(fmt::format("the loss diverges at a learning rate of {:.3g}", lr_));
     }
   }

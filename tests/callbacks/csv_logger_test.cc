@@ -140,7 +140,7 @@ TEST_F(CSVLoggerTest, AStateNamesNoFileOutsideTheRun) {
 }
 
 TEST_F(CSVLoggerTest, OverwritesNoFileThatIsNotItsOwn) {
-  for (const std::string text : {"mine\n", "mine", "epoch,loss\n"}) {
+  for (const std::string text : {"mine\n", "mine", "epoch,loss\n", "epoch\n"}) {
     std::ofstream(dir.path() / "metrics.csv") << text;
     CSVLogger resumed;
     EXPECT_THAT(testing::message_of<SetupError>([&] { resume(resumed, state_of("metrics.csv")); }),

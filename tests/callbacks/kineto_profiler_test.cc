@@ -68,6 +68,23 @@ TEST(KinetoProfiler, RecordsTheActiveBatches) {
   EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));
 }
 
+// Ends the first two epochs at their second batch: at the first batch that is recorded, and at the last of them.
+struct EndsEpochs : Callback {
+  BatchAction on_train_batch_start(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
+    return trainer.state().epoch < 2 && batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+  }
+};
+
+TEST(KinetoProfiler, ASkippedEpochDoesNotEndTheRecording) {
+  const testing::TempDir dir;
+  TrainerOptions options = options_in(dir.path());
+  options.max_epochs = 3;
+  options.callbacks = {KinetoProfiler::make({.wait_batches = 1, .warmup_batches = 0, .active_batches = 2}),
+                       std::make_shared<EndsEpochs>()};
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40, 4)});
+  EXPECT_EQ(calls_in(dir.path() / "runs/run/trace-rank0.json")["training_step"], 2);
+}
+
 // Ranks that are threads of one process, as only tests have them.
 TEST(KinetoProfiler, RecordsOneFitOfAProcessAtATime) {
   const testing::TempDir dir;

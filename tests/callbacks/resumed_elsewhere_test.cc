@@ -100,5 +100,22 @@ TEST(ResumedElsewhere, ASecondFitOfTheProcessWritesEachStepOnce) {
   EXPECT_LT(bytes, bytes_of_whole + 200);  // the version and the session start of the second file
 }
 
+TEST(ResumedElsewhere, LoggersOfASecondTrainerWriteIntoItsFolder) {
+  const testing::TempDir dir;
+  Trainer(options_of(dir.path(), "b")).fit(make_module<TinyModule>(), {.train = tiny_loader(80)});
+  const auto of_an_earlier_run = files_of(dir.path() / "runs/b");
+  Trainer first(options_of(dir.path(), "a"));
+  first.fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  const auto of_first = files_of(dir.path() / "runs/a");
+  TrainerOptions options = options_of(dir.path(), "b");
+  options.callbacks = first.options().callbacks;
+  Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_EQ(files_of(dir.path() / "runs/a"), of_first);
+  auto of_second = files_of(dir.path() / "runs/b");
+  EXPECT_EQ(of_second.size(), 6U);
+  for (const auto& [name, content] : of_an_earlier_run) EXPECT_EQ(of_second[name], content) << name;
+  EXPECT_EQ(of_second["metrics-v1.csv"], of_first.at("metrics.csv"));
+}
+
 }  // namespace
 }  // namespace fulgur

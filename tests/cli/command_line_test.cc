@@ -69,6 +69,8 @@ TEST(CommandLine, ASwitchNeedsNoValue) {
   EXPECT_EQ(parse({"--title=", "--lr=1"}).title, "");
 }
 
+TEST(CommandLine, AValueMayEndInAnEqualsSign) { EXPECT_EQ(parse({"--title=YWI=", "--lr=1"}).title, "YWI="); }
+
 TEST(CommandLine, RefusesUnknownFlagsWithTheNearest) {
   EXPECT_THAT(refusal({"--max_epohcs=3"}), HasSubstr("unknown flag 'max_epohcs'; did you mean 'max_epochs'?"));
   EXPECT_THAT(refusal({"--epochs=3"}), HasSubstr("did you mean 'max_epochs'?"));

@@ -339,6 +339,30 @@ TEST_F(PartsOfABatch, HaveMetricsOfTheirOwnWhichBecomeOneValue) {
   EXPECT_TRUE(std::isnan(b.compute().item<double>()));
 }
 
+TEST_F(PartsOfABatch, GoOnWithTheMetricOfACheckpoint) {
+  const Batch part = batch_of(1);
+  const auto log_in_parts = [&](MetricLog& whole, metrics::Mean& a, metrics::Mean& b) {
+    whole.enter(Stage::train, kTrainingStep);
+    MetricLog first, second;
+    first.begin_part(whole, part);
+    second.begin_part(whole, part);
+    first.log("m", a);
+    second.log("m", b);
+    whole.add_parts(std::vector<const MetricLog*>{&first, &second});
+  };
+  metrics::Mean a, b, a_resumed, b_resumed;
+  a.update(1.0);
+  b.update(4.0);
+  log.begin_epoch(Stage::train);
+  log_in_parts(log, a, b);
+  MetricLog resumed;
+  resumed.load_state(log.state());
+  a_resumed.update(7.0);
+  b_resumed.update(8.0);
+  log_in_parts(resumed, a_resumed, b_resumed);
+  EXPECT_THAT(resumed.end_epoch(Stage::train), ElementsAre(Pair("m", 5.0)));
+}
+
 TEST_F(MetricLogTest, RefusesAMetricOfManyValuesAndAStepOfAMetric) {
   metrics::Accuracy per_class({.num_classes = 3, .average = metrics::Average::none});
   log.begin_epoch(Stage::validate);

@@ -444,6 +444,18 @@ TEST(DataLoader, PadsToTheLongestOfABatch) {
   EXPECT_TRUE(batch["x_mask"].equal(torch::tensor({{true, false, false}, {true, true, false}, {true, true, true}})));
 }
 
+struct SometimesScalar : Counted {
+  Batch get(int64_t index, Random&) const override {
+    return {{"x", index == 1 ? torch::tensor(1.0) : torch::zeros({index + 1})}};
+  }
+};
+
+TEST(DataLoader, PaddingRefusesAScalarAmongVectors) {
+  DataLoader loader(std::make_shared<SometimesScalar>(), {.batch_size = 3, .collate = pad_to_longest({})});
+  loader.begin_epoch(0);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { loader.next(); }), HasSubstr("the dimensions of 'x'"));
+}
+
 TEST(DataLoader, RefusesFewerSamplesThanRanks) {
   DataLoader loader(numbers(2), {});
   EXPECT_EQ(message_of<UsageError>([&] { loader.set_shard({.rank = 0, .world_size = 3, .even = true}); }),
@@ -456,6 +468,24 @@ TEST(DataLoader, ABatchSamplerExcludesWhatElseCuts) {
       std::make_shared<SimilarLengthSampler>(std::vector<int64_t>{1, 2}, SimilarLengthSamplerOptions{.batch_size = 1});
   EXPECT_THAT(message_of<UsageError>([&] { DataLoader(numbers(2), {.batch_size = 2, .batch_sampler = sampler}); }),
               HasSubstr("batch_sampler says what each batch has"));
+}
+
+struct ShortSampler : Sampler {
+  at::Tensor indices(int64_t) const override { return torch::arange(3); }
+  int64_t size() const override { return 5; }
+};
+
+struct ShortBatchSampler : BatchSampler {
+  std::vector<at::Tensor> batches(int64_t) const override { return {torch::arange(2)}; }
+  int64_t size() const override { return 2; }
+};
+
+TEST(DataLoader, RefusesASamplerThatReturnsAnotherNumberThanItPromised) {
+  DataLoader by_sample(numbers(5), {.sampler = std::make_shared<ShortSampler>()});
+  EXPECT_EQ(message_of<SetupError>([&] { epoch_of(by_sample, 0); }),
+            "Sampler::size() is 5, but indices() has returned 3; make them equal");
+  DataLoader by_batch(numbers(5), {.batch_sampler = std::make_shared<ShortBatchSampler>()});
+  EXPECT_THAT(message_of<SetupError>([&] { epoch_of(by_batch, 0); }), HasSubstr("is 2, but batches() has returned 1"));
 }
 
 TEST(TensorDataset, RefusesDifferentSizesAndScalars) {

@@ -703,6 +703,30 @@ TEST_P(InFlight, ARankThatThrowsStopsTheOthersWithItsReason) {
   }
 }
 
+TEST_P(Collectives, ARankThatThrowsWhileOthersConnectAGroupIsHeardLongBeforeTheTimeout) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto body = [](World& world) {
+    world.set_step(7);
+    if (world.rank() == 1) throw std::runtime_error("boom");
+    EXPECT_THAT(message_of<DistributedError>([&] { world.data().sub_group({0, 1}); }),
+                HasSubstr("rank 1 failed at step 7: boom"));
+  };
+  EXPECT_EQ(message_of<std::runtime_error>([&] { run_ranks(2, over(GetParam(), patient()), body); }), "boom");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST_P(Collectives, ARankThatDoesNotConnectAGroupIsNamed) {
+  std::latch has_failed(1);
+  const auto body = [&](World& world) {
+    if (world.rank() == 1) return has_failed.wait();
+    EXPECT_THAT(message_of<DistributedError>([&] { world.data().sub_group({0, 1}); }),
+                HasSubstr("rank 0 is at step 0, after it began to connect group 'data.1', but rank 1 is at step 0, "
+                          "before group 'data.1': is there a call that not every rank makes"));
+    has_failed.count_down();
+  };
+  run_ranks(2, over(GetParam(), impatient()), body);
+}
+
 // A store that loses the heartbeats of rank 1, as if its host had vanished, or that no longer answers.
 class FailingStore final : public c10d::HashStore {
  public:

@@ -143,6 +143,11 @@ class LauncherTest(unittest.TestCase):
         self.assertIn("rank 0 did not stop within 2 s after that", err)
         self.assert_gone(run)
 
+    def test_exit_code_above_128_is_no_signal(self):
+        code, _, err = Run("exit-200").end()
+        self.assertEqual(code, 200)
+        self.assertIn("rank 1 ended with exit code 200", err)
+
     def test_killed_child(self):
         run = Run("loop", "devices=3")
         os.kill(run.wait_for_ranks(3)[1], signal.SIGKILL)

@@ -58,7 +58,7 @@ int64_t sum_over_ranks(World& world) {
 void misbehave(const Settings& settings, World& world) {
   if (settings.mode == "throw") throw std::runtime_error("boom");
   if (settings.mode == "throw-number") throw 7;
-  if (settings.mode.starts_with("exit")) std::_Exit(7);
+  if (settings.mode.starts_with("exit")) std::_Exit(settings.mode == "exit-200" ? 200 : 7);
   if (settings.mode == "leave") world.leave();
 }
 

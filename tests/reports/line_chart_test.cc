@@ -110,6 +110,12 @@ TEST(LineChart, ValuesThatAreNotFiniteInterruptTheLineAndAreMarked) {
   EXPECT_THAT(svg, HasSubstr("<path class=\"run0 mark\" d=\"M266 12v7M368 12v7\"/>"));
 }
 
+TEST(LineChart, ALineThatBeginsWithNonFiniteValuesIsWhole) {
+  const std::vector<Pixels> parts = parts_of(chart_of(points_of({kNan, kNan, 1, 2, 3})), 0);
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].size(), 3u);
+}
+
 TEST(LineChart, WithoutAFiniteValueItSaysSo) {
   const std::string svg = chart_of(points_of({kNan, kNan}));
   EXPECT_THAT(svg, HasSubstr("no finite value"));

@@ -70,6 +70,17 @@ TEST(FindLearningRate, TriesRatesAndLeavesEverythingAsItWas) {
   }
 }
 
+TEST(FindLearningRate, ALossBelowZeroDoesNotCountAsDivergence) {
+  struct Negative : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      return TinyModule::training_step(batch, batch_idx) - 1000.0;
+    }
+  };
+  Trainer trainer(quiet({}));
+  const auto curve = trainer.find_learning_rate(make_module<Negative>(), {.train = tiny_loader()}, {.num_steps = 5});
+  EXPECT_EQ(curve.lrs.size(), 5U);
+}
+
 // Weights that a 16-bit type cannot represent, and a gradient that the program has computed.
 TEST(Tuner, LeavesWeightsAndGradientsInEveryPrecisionAndOnTheHost) {
   for (const char* strategy : {"single_device", "zero_offload"}) {
