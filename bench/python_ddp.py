@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The step of ddp on two ranks of this host, over one rank's, beside torch's DistributedDataParallel and Lightning's
-strategy ddp, in turn (weak scaling: 32 samples a rank; one thread a rank; fused Adam). Needs torch in the interpreter's path,
-and lightning for its rows.
+strategy ddp, in turn (weak scaling: 32 samples a rank; one thread a rank; fused Adam). What two processes that exchange nothing
+take, each with a model of its own, says how much of the ratio is the host's: two ranks share its memory, and may share a core.
+Needs torch in the interpreter's path, and lightning for its rows.
 
   ./bazelw build //bench:ddp_step && python3 bench/python_ddp.py bazel-bin/bench/ddp_step [rounds]
 """
+import concurrent.futures
 import os
 import statistics
 import subprocess
@@ -156,6 +158,10 @@ def main():
                     if kind == "fulgur":
                         command = [program, f"--width={width}", f"--steps={steps}", "--strategy=ddp", f"--devices={ranks}"]
                     found.setdefault((kind, ranks), []).append(run(command, ranks))
+            alone = [program, f"--width={width}", f"--steps={steps}", "--strategy=ddp", "--devices=1"]
+            with concurrent.futures.ThreadPoolExecutor() as both:
+                times = list(both.map(lambda _: run(alone, 1), range(2)))
+            found.setdefault(("fulgur", "apart"), []).append([sum(numbers) / 2 for numbers in zip(*times)])
         for kind in kinds:
             if (kind, 2) not in found:
                 continue
@@ -166,6 +172,8 @@ def main():
             print(f"{size:>5} {kind:<10} 1 rank {statistics.median(t[0] for t in one):>9.1f} us/step, 2 ranks "
                   f"{statistics.median(t[0] for t in two):>9.1f}, ratio {ratio:.2f}; over fulgur's 2 ranks {over_ours:.2f}; "
                   f"first step {more:+.2f} s later", flush=True)
+        ratio = statistics.median(b[0] / a[0] for a, b in zip(found["fulgur", 1], found["fulgur", "apart"]))
+        print(f"{size:>5} fulgur     two processes at once that exchange nothing, over one alone: {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":

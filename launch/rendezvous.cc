@@ -124,7 +124,7 @@ class Meeting {
     try {
       store.set(key(environment_.rank), std::string("1"));
       for (milliseconds pause{2}; !store.check(keys); pause = std::min(2 * pause, milliseconds(100))) {
-        if (is_over()) throw not_come(store, keys);
+        if (is_over()) return throw_if_any_misses(store, keys);
         std::this_thread::sleep_for(pause);
       }
     } catch (const c10::Error&) {
@@ -133,17 +133,16 @@ class Meeting {
     }
   }
 
-  DistributedError not_come(c10d::Store& store, const std::vector<std::string>& keys) const {
+  void throw_if_any_misses(c10d::Store& store, const std::vector<std::string>& keys) const {
     std::vector<size_t> missing;
     for (size_t rank = 0; rank < keys.size(); ++rank) {
       if (!store.check({keys[rank]})) missing.push_back(rank);
     }
-    const std::optional<int64_t> first =
-        missing.empty() ? std::nullopt : std::optional(static_cast<int64_t>(missing.front()));
-    return DistributedError(
+    if (missing.empty()) return;  // the last one has come since
+    throw DistributedError(
         fmt::format("rank {}: of {} ranks, {} {} not come within {:g} s", environment_.rank, environment_.world_size,
                     fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds(timeout_)),
-        first);
+        static_cast<int64_t>(missing.front()));
   }
 
   static double seconds(milliseconds time) { return static_cast<double>(time.count()) / 1000; }
