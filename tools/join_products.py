@@ -51,7 +51,7 @@ def num_elements(node):
 def kind_of(term):
     """Terms of one kind can be joined; None: this one cannot."""
     node, views = under_views(term)
-    if not is_own(node) or not all(isinstance(value, torch.fx.Node) for value in node.all_input_nodes):
+    if not is_own(node) or node.target not in (PRODUCT, SUM):
         return None
     sizes = [list(value.meta["val"].shape) for value in node.all_input_nodes]
     if node.target is PRODUCT:
@@ -59,7 +59,7 @@ def kind_of(term):
         if sum(map(num_elements, node.all_input_nodes)) > num_elements(node):
             return None
         rest = sizes[0][0], sizes[-1][1]
-    elif node.target is SUM and len(sizes[0]) == 2 and node.args[1:] == ([0], True):
+    elif len(sizes[0]) == 2 and node.args[1:] == ([0], True):
         rest = sizes[0][1]
     else:
         return None
