@@ -104,7 +104,8 @@ State AppendedFile::state() const {
   if (name_.empty()) return state;
   state.set("file", name_);
   state.set("num_bytes", size_);
-  if (const auto checksum = checksum_before(path_, size_)) state.set("checksum", *checksum);
+  const auto checksum = saved_checksum_ ? saved_checksum_ : checksum_before(path_, size_);
+  if (checksum) state.set("checksum", *checksum);
   return state;
 }
 
@@ -119,7 +120,8 @@ void AppendedFile::load_state(const State& state) {
   name_ = name;
   if (!is_open()) {
     path_.clear();
-    if (const auto* checksum = state.find<int64_t>("checksum")) saved_checksum_ = *checksum;
+    const auto* checksum = state.find<int64_t>("checksum");
+    saved_checksum_ = checksum != nullptr ? std::optional(*checksum) : std::nullopt;
   }
   cut(num_bytes);
 }

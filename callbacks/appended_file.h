@@ -19,10 +19,10 @@ class AppendedFile {
   AppendedFile(const AppendedFile&) = delete;
   AppendedFile& operator=(const AppendedFile&) = delete;
 
-  // Opens a file in the folder. A file that was open before, in this process or when the loaded state was saved, is
-  // continued after the pieces that it had then; but if a loaded state does not fit the bytes of the file, the file
-  // belongs to another run and is left alone. Otherwise creates `name`, or, if that exists, a file with -v1, -v2, ...
-  // before the extension. If opening fails, a warning is logged, and append() drops everything.
+  // Opens a file in the folder. The file that was open there before, in this process or when the loaded state was
+  // saved, is continued after the pieces that it had then; but if a loaded state does not fit the bytes of the file,
+  // the file belongs to another run and is left alone. Otherwise creates `name`, or, if that exists, a file with -v1,
+  // -v2, ... before the extension. If opening fails, a warning is logged, and append() drops everything.
   void open_in(const std::filesystem::path& folder, const std::string& name);
   void close();
   void forget();  // as if no file had been opened

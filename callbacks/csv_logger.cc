@@ -104,9 +104,10 @@ void CSVLogger::check_new() const {
   if (file_.has_parent_path()) fs::create_directories(file_.parent_path());
 }
 
-// A part of a header counts as ours: the process may have ended while it wrote the header.
+// No file, or a part of a header, counts as ours: the process may have ended while it wrote the header.
 void CSVLogger::check_ours(const fs::path& file) {
   std::ifstream stream(file, std::ios::binary);
+  if (!stream.is_open()) return;
   std::string line;
   std::getline(stream, line);
   const size_t length = std::min(line.size(), kFirstColumns.size());

@@ -65,11 +65,13 @@ void TensorBoardLogger::write(TrainerControl& trainer, int64_t step, double time
 
 void TensorBoardLogger::open(TrainerControl& trainer, double time) {
   const fs::path& run_dir = trainer.run_dir();
-  if (file_.has_begun() && file_.path() != run_dir / subfolder_ / file_.path().filename()) {
-    file_.forget();  // the file of an earlier Trainer
+  if (!run_dir_.empty() && run_dir_ != run_dir) {  // the files are those of an earlier Trainer
+    file_.forget();
     earlier_.clear();
+    next_step_ = 0;
     is_new_ = true;
   }
+  run_dir_ = run_dir;
   const auto is_there = [&](const Written& file) { return fs::exists(run_dir / subfolder_ / file.name); };
   if (!file_.has_begun() && !std::ranges::all_of(earlier_, is_there)) {  // the checkpoint comes from elsewhere
     earlier_.clear();
@@ -150,6 +152,7 @@ void TensorBoardLogger::load_state(const State& state) {
   }
   earlier_ = std::move(files);
   is_new_ = false;
+  run_dir_.clear();
   file_.forget();  // an earlier fit of this process wrote it
 }
 

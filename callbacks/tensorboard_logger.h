@@ -41,10 +41,11 @@ class TensorBoardLogger final : public Callback {
   };
 
   AppendedFile file_{"TensorBoardLogger"};
-  std::string subfolder_{};         // in the run's folder; empty: the run's folder itself
-  std::vector<Written> earlier_{};  // what earlier processes of this run had written when the checkpoint was saved
-  int64_t next_step_ = 0;           // beyond all steps that were written
-  bool is_new_ = true;              // no file has been written yet
+  std::filesystem::path run_dir_{};  // the folder of the run for which a file was opened last; empty: none was
+  std::string subfolder_{};          // in the run's folder; empty: the run's folder itself
+  std::vector<Written> earlier_{};   // what earlier processes of this run had written when the checkpoint was saved
+  int64_t next_step_ = 0;            // beyond all steps that were written
+  bool is_new_ = true;               // no file has been written yet
 };
 
 }  // namespace fulgur

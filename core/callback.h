@@ -229,7 +229,8 @@ class Callback {
   // the Module come after on_fit_start, if it has any, also in a run that resumes. `step` counts as in on_metrics().
   virtual void on_record(TrainerControl&, const Record&, int64_t /*step*/) {}
 
-  // A checkpoint is complete and on disk. Of an async save, the ranks learn at different steps: make no collective call.
+  // A checkpoint is complete and on disk. Of an async save, the ranks learn at different steps: make no collective
+  // call.
   virtual void on_checkpoint_saved(TrainerControl&, const std::filesystem::path& /*folder*/) {}
 
   // The state that a checkpoint keeps for a run that resumes; load_state is called after setup, before on_fit_start.

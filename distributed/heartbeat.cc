@@ -96,9 +96,9 @@ std::string place_of(const Beat& beat, const std::string& group) {
   if (number > 0) {
     text += fmt::format("in collective {} of group '{}' ({})", number, group, name);
   } else if (name == GroupProgress::kConnecting) {
-    text += fmt::format("after it began to connect group '{}'", group);
+    text += fmt::format("connecting group '{}'", group);
   } else {
-    text += fmt::format("before group '{}'", group);
+    text += fmt::format("before {} group '{}'", name.empty() ? "connecting" : "any collective of", group);
   }
   for (const auto& [other, call] : beat.started) {
     if (other != group && call.number > 0) text += fmt::format(", {} of '{}' ({})", call.number, other, call.name);

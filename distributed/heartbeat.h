@@ -24,7 +24,7 @@ struct Diagnosis {
 
 // The collectives of one group that a rank has started.
 struct GroupProgress {
-  static constexpr const char* kConnecting = "connecting";  // the name until the first collective
+  static constexpr const char *kConnecting = "connecting", *kConnected = "connected";  // names before the first one
 
   std::atomic<int64_t> number{0};
   std::atomic<const char*> name{""};  // name of the last collective: "all_reduce"

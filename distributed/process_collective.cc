@@ -34,7 +34,8 @@ struct Call {
   int64_t number;
 };
 
-constexpr std::chrono::milliseconds kBetweenLooks{20};  // at whether another rank has failed
+constexpr std::chrono::milliseconds kBetweenLooks{
+    20};  // how often a rank that connects asks whether the run has failed
 
 // bool as bytes of 0 and 1, whose sum is taken as their maximum: no backend adds bools.
 at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
@@ -60,7 +61,7 @@ std::string message_of(const std::exception& error) {
 
 class ProcessCollective::Impl {
  public:
-  // `whole_aborts`: of the group of which this is a part.
+  // `whole_aborts` is requested to stop when the group of which this one is a part is aborted.
   Impl(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat, std::vector<ConnectTransport> transports,
        const std::stop_token& whole_aborts)
       : group_(std::move(group)),
@@ -73,6 +74,7 @@ class ProcessCollective::Impl {
       host_ = std::move(connection.host);
       device_ = std::move(connection.device);
       if (host_ != nullptr) worker_.emplace();
+      progress_.name = GroupProgress::kConnected;
     } catch (const DistributedError&) {
       throw;
     } catch (const UsageError&) {
@@ -197,7 +199,8 @@ class ProcessCollective::Impl {
   }
 
  private:
-  // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped.
+  // Connects on a detached thread: Gloo waits forever for a store whose process has been stopped. The thread goes on
+  // when this function throws, until Gloo's timeout or the end of the process.
   Connection connect_in_time(const std::stop_token& whole_aborts) const {
     std::future<Connection> connection =
         detached_call<Connection>([group = group_, transports = transports_] { return connect(group, transports); });

@@ -21,8 +21,8 @@ class ProcessCollective final : public Collective {
  public:
   // Connects by the first of the transports that applies; blocks until every rank of the group does the same. All
   // groups of this rank share `heartbeat`. Throws DistributedError if a rank does not join within the group's
-  // connect_timeout, or if `whole_aborts` is set meanwhile, by the group of which this is a part; UsageError if no
-  // transport applies.
+  // connect_timeout, or if `whole_aborts` is requested to stop meanwhile, because the group of which this one is a
+  // part is aborted; UsageError if no transport applies.
   ProcessCollective(GroupConfig group, std::shared_ptr<Heartbeat> heartbeat,
                     std::vector<ConnectTransport> transports = fulgur::transports(),
                     const std::stop_token& whole_aborts = {});

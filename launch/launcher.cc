@@ -49,7 +49,7 @@ struct Child {
   std::string to_show{};  // output not shown yet; begins at the start of a line
   bool ended = false;
   std::optional<int> exit_code{};  // 128 + signal if it was killed; nullopt: still running, or unknown
-  int ended_by_signal = 0;         // 0: it was not
+  int ended_by_signal = 0;         // 0 if no signal ended it
   bool killed_by_us = false;
 
   bool failed() const { return exit_code.value_or(0) != 0 && !killed_by_us; }

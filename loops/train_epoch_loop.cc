@@ -63,13 +63,14 @@ auto reading(LoopContext& context, const Read& read) {
 }  // namespace
 
 void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
-  begin(resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{});
+  const auto consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
+  begin(consumed);
   if (resumed != nullptr) go_on(*resumed);
-  LimitedBatches batches = open(loader, limit, lockstep, resumed);
+  LimitedBatches batches = open(loader, limit, lockstep, consumed, /*resumes=*/resumed != nullptr);
   const bool skipped = run_batches(batches) == BatchAction::skip_epoch;
   const bool reached_last = context_.state.is_last_batch && !skipped;
-  complete_window(skipped);
   if (skipped) {
+    complete_window();
     context_.events.roll_back_if_asked();  // as the other ranks did at the end of this step
     context_.strategy.drain();
   }
@@ -92,14 +93,13 @@ void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed) {
 
 // Begins the epoch of the loader.
 LimitedBatches TrainEpochLoop::open(Loader& loader, std::optional<int64_t> limit, bool lockstep,
-                                    const ResumePoint* resumed) {
+                                    const LimitedBatches::Consumed& consumed, bool resumes) {
   RunState& state = context_.state;
-  const auto consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
-  const auto random = resumed != nullptr ? std::optional(RandomState::now()) : std::nullopt;
+  const auto random = resumes ? std::optional(RandomState::now()) : std::nullopt;
   LimitedBatches batches = reading(context_, [&] {
     return LimitedBatches(loader, state.epoch, limit, lockstep ? &context_.ranks : nullptr, consumed);
   });
-  if (resumed != nullptr) {
+  if (resumes) {
     random->restore();  // undoes the draws of begin_epoch, which the checkpoint's generators include
     state.is_last_batch = batches.empty();
   } else if (batches.empty()) {
@@ -132,8 +132,8 @@ BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
 }
 
 // Ends what a skipped epoch leaves in its middle: an accumulation window, or a step that the other ranks take.
-void TrainEpochLoop::complete_window(bool skipped) {
-  const bool others_wait = skipped && context_.ranks.world_size() > 1 && context_.hooks.module().automatic_optimization;
+void TrainEpochLoop::complete_window() {
+  const bool others_wait = context_.ranks.world_size() > 1 && context_.hooks.module().automatic_optimization;
   if (others_wait && steps_.needs_closure()) {
     steps_.skip_closure();
   } else if (window_batches_ > 0 || others_wait) {

@@ -59,9 +59,10 @@ class TrainEpochLoop {
 
  private:
   void begin(const LimitedBatches::Consumed& consumed);
-  LimitedBatches open(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed);
+  LimitedBatches open(Loader& loader, std::optional<int64_t> limit, bool lockstep,
+                      const LimitedBatches::Consumed& consumed, bool resumes);
   BatchAction run_batches(LimitedBatches& batches);
-  void complete_window(bool skipped);
+  void complete_window();
   bool ends_here();
   void at_boundary();
   void run_batch(const Batch& batch, const LimitedBatches& batches);

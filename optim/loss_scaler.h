@@ -52,7 +52,8 @@ class LossScaler {
   int64_t growth_tracker_ = 0;
 };
 
-// Whether a gradient contains an infinity or a NaN; undefined gradients are left out. Waits for their device.
+// Whether a gradient contains an infinity or a NaN, by which its norm is one, too; so are fp64 gradients above 1e154.
+// Undefined gradients are left out. Waits for their device.
 bool any_non_finite(const std::vector<at::Tensor>& gradients);
 
 }  // namespace fulgur::optim

@@ -48,18 +48,26 @@ def num_elements(node):
     return math.prod(size if isinstance(size, int) else size.node.hint for size in node.meta["val"].shape)
 
 
+def fits(product):
+    """Whether what a joined product keeps until the end of backward is no more than what is no longer written."""
+    return sum(map(num_elements, product.all_input_nodes)) <= num_elements(product)
+
+
+def is_kept_for_a_product(matrix):
+    """Whether a product that may be joined takes the matrix, as the weight's gradient takes that of the outputs."""
+    takers = [taker for user in matrix.users for taker in (user.users if user.target is PERMUTE else [user])]
+    return any(taker.target is PRODUCT and fits(taker) for taker in takers)
+
+
 def kind_of(term):
     """Terms of one kind can be joined; None: this one cannot."""
     node, views = under_views(term)
     if not is_own(node) or node.target not in (PRODUCT, SUM):
         return None
     sizes = [list(value.meta["val"].shape) for value in node.all_input_nodes]
-    if node.target is PRODUCT:
-        # What is joined lives until the end of backward, so it must not be more than what is no longer written.
-        if sum(map(num_elements, node.all_input_nodes)) > num_elements(node):
-            return None
+    if node.target is PRODUCT and fits(node):
         rest = sizes[0][0], sizes[-1][1]
-    elif len(sizes[0]) == 2 and node.args[1:] == ([0], True):
+    elif node.target is SUM and node.args[1:] == ([0], True) and len(sizes[0]) == 2 and is_kept_for_a_product(node.args[0]):
         rest = sizes[0][1]
     else:
         return None
@@ -71,7 +79,7 @@ class Joining:
 
     def __init__(self, graph):
         self.graph = graph
-        self.joined = {}  # by the tensors that are joined and the dimension
+        self.joined = {}  # by the matrices that are below one another in it
 
     def run(self):
         for node in list(self.graph.nodes):

@@ -131,9 +131,10 @@ void LearningRateFinderOptions::describe(FieldVisitor& visit) {
   visit({.name = "max_lr", .help = "the last learning rate"}, &max_lr);
   visit({.name = "num_steps", .help = "optimizer steps, each with a learning rate of its own", .min = 2}, &num_steps);
   visit({.name = "mode", .help = "how the rates are spaced", .choices = {"exponential", "linear"}}, &mode);
-  visit(
-      {.name = "early_stop_threshold", .help = "stop when the smoothed loss is this multiple of its minimum", .min = 1},
-      &early_stop_threshold);
+  visit({.name = "early_stop_threshold",
+         .help = "stop when the smoothed loss l exceeds its minimum b by (this - 1) * |b|",
+         .min = 1},
+        &early_stop_threshold);
 }
 
 void BatchSizeFinderOptions::describe(FieldVisitor& visit) {

@@ -67,8 +67,8 @@ class GradientStore {
   // For manual optimisation: runs `backward`, and adds the mean of its gradients over ranks to the gradients.
   virtual void add_mean(const std::function<void()>& backward) { backward(); }
 
-  // The 2-norm of an optimizer's gradients, fp64 and 0-dim; the same on every rank. Neither finite nor a number if one
-  // of them is not.
+  // The 2-norm of an optimizer's gradients, fp64 and 0-dim; the same on every rank. Infinite or NaN if an element
+  // of a gradient is.
   virtual at::Tensor norm(size_t optimizer) = 0;
 
   // Puts whole gradients of at least 32 bits at the parameters, for a hook; take_back() takes what the hook made of

@@ -23,8 +23,8 @@ class LossScaling {
   at::Tensor scale(const at::Tensor& loss);  // the loss to call backward on
   void zeroed(size_t optimizer);             // the optimizer's gradients were dropped
 
-  // Whether a gradient is infinite or NaN, so that the step must be skipped: their norm then is, too. `norm` is asked
-  // once until stepped(), whatever hooks do to the gradients meanwhile.
+  // Whether a gradient is infinite or NaN, so that the step must be skipped: their norm then is, too. `norm`, which
+  // waits for the device, is asked once until stepped(), whatever hooks do to the gradients meanwhile.
   bool is_non_finite(size_t optimizer, const std::function<double()>& norm);
 
   // The factor that undoes the loss scale in the gradients: 1 after unscaled().

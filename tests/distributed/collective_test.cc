@@ -719,9 +719,10 @@ TEST_P(Collectives, ARankThatDoesNotConnectAGroupIsNamed) {
   std::latch has_failed(1);
   const auto body = [&](World& world) {
     if (world.rank() == 1) return has_failed.wait();
-    EXPECT_THAT(message_of<DistributedError>([&] { world.data().sub_group({0, 1}); }),
-                HasSubstr("rank 0 is at step 0, after it began to connect group 'data.1', but rank 1 is at step 0, "
-                          "before group 'data.1': is there a call that not every rank makes"));
+    EXPECT_THAT(
+        message_of<DistributedError>([&] { world.data().sub_group({0, 1}); }),
+        HasSubstr("rank 0 is at step 0, connecting group 'data.1', but rank 1 is at step 0, before connecting group "
+                  "'data.1': is there a call that not every rank makes"));
     has_failed.count_down();
   };
   run_ranks(2, over(GetParam(), impatient()), body);

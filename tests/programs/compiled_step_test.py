@@ -98,6 +98,18 @@ class Repeated(torch.nn.Module):
         return x
 
 
+class Skipping(torch.nn.Module):
+    """The gradient of the first convolution's result is a sum, of which one part is an output of several of an operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        return x + self.second(x.tanh())
+
+
 class Recurrent(torch.nn.Module):
 
     def __init__(self, kind):
@@ -522,23 +534,29 @@ class CompiledStepTest(unittest.TestCase):
         self.assertRegex(result.stdout, r": as eager within \d")
 
     def test_the_gradient_of_a_weight_that_each_time_step_takes_is_one_product(self):
-        def products(model, x, sizes):
+        aten = torch.ops.aten
+
+        def number_of(target, model, x, sizes):
             target = torch.randn_like(model(x))
             program = torch.export.export(model, (x,), strict=False)
             compile_step.add_loss(program, "mse", "")
             program._example_inputs = ((x,), {"target": target})
             step = compile_step.Step(program, fixed_sizes=True, precision="32-true")
-            return [node for node in step.graph_module.graph.nodes if node.target is torch.ops.aten.mm.default
-                    and sorted(node.meta["val"].shape) == sorted(sizes)]
-        self.assertEqual(len(products(Repeated(32, num_times=5), torch.randn(4, 32), (32, 32))), 1)
+            return sum(node.target is target and sorted(node.meta["val"].shape) == sorted(sizes)
+                       for node in step.graph_module.graph.nodes)
+        self.assertEqual(number_of(aten.mm.default, Repeated(32, num_times=5), torch.randn(4, 32), (32, 32)), 1)
         # What it would join is as much as five gradients, and would live until the end of backward.
-        self.assertEqual(len(products(Repeated(8, num_times=5), torch.randn(40, 8), (8, 8))), 5)
+        many_rows = Repeated(8, num_times=5), torch.randn(40, 8)
+        self.assertEqual(number_of(aten.mm.default, *many_rows, (8, 8)), 5)
+        self.assertEqual(number_of(aten.cat.default, *many_rows, (200, 8)), 0)
 
-    def test_recurrent_layers_are_as_eager(self):
-        for kind in (torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN):
-            with self.subTest(kind=kind.__name__):
-                example = {"x": torch.randn(4, 12, 8), "target": torch.randn(4, 12, 32)}
-                export(Recurrent(kind), torch.nn.functional.mse_loss, example, self.folder / "recurrent.pt2", step_only=True,
+    def test_sums_of_gradients_are_as_eager(self):
+        sequences = {"x": torch.randn(4, 12, 8), "target": torch.randn(4, 12, 32)}
+        images = {"x": torch.randn(4, 3, 8, 8), "target": torch.randn(4, 3, 8, 8)}
+        for name, model, example in (("LSTM", Recurrent(torch.nn.LSTM), sequences), ("GRU", Recurrent(torch.nn.GRU), sequences),
+                                     ("RNN", Recurrent(torch.nn.RNN), sequences), ("Skipping", Skipping(), images)):
+            with self.subTest(name):
+                export(model, torch.nn.functional.mse_loss, example, self.folder / "sums.pt2", step_only=True,
                        dynamic_batch=False, tolerance=1e-5)
 
     def test_loops_on_several_threads(self):
@@ -549,7 +567,8 @@ class CompiledStepTest(unittest.TestCase):
         for program, takes_several in (("text.step.pt2", False), ("threads.pt2", True)):
             with zipfile.ZipFile(self.folder / program) as archive:
                 code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
-            self.assertEqual(b"GOMP_parallel" in code, takes_several, program)
+            for function in (b"GOMP_parallel", b"omp_get_max_threads"):  # the second is the limit
+                self.assertEqual(function in code, takes_several, program)
         runs = {threads: [self.train("text", program="threads.pt2", threads=threads)[1] for _ in range(2)] for threads in (1, 2)}
         _, expected = self.train("text")
         for (first, second), threads in zip(runs.values(), runs):
