@@ -117,7 +117,7 @@ def families():
     counts, speeds, commands = [], [], []
     for name, (example, flags) in FAMILIES.items():
         ddp, sharded = (family_run(example, flags, strategy, 3, **EXACT_MEMORY) for strategy in ("ddp", "ddp_sharded"))
-        us = [[family_run(example, flags, strategy, 4)["us"] for strategy in ("ddp", "ddp_sharded")] for _ in range(2)]
+        us = {strategy: family_run(example, flags, strategy, 5)["us"] for strategy in ("ddp", "ddp_sharded")}
         in_all = lambda run, n: sum(run["counted"][n].values())
         of_model = lambda run, n: in_all(run, n) - run["counted"][n]["buckets"]
         for run, strategy, n in ((ddp, "ddp", 2), (sharded, "ddp_sharded", 2), (sharded, "ddp_sharded", 8)):
@@ -130,12 +130,12 @@ def families():
                            "" if run is ddp else f"{of_model(ddp, n) / of_model(run, n):.1f}"])
         speeds.append([name, f"{ddp['mb']:.0f}", f"{sharded['mb']:.0f}", f"{1 - sharded['mb'] / ddp['mb']:.0%}",
                        f"{ddp['mb'] - in_all(ddp, 2):.0f}, {sharded['mb'] - in_all(sharded, 2):.0f}",
-                       ", ".join(f"{sharded_us / ddp_us:.2f}" for ddp_us, sharded_us in us)])
+                       f"{us['ddp_sharded'] / us['ddp']:.2f}"])
         commands.append(sharded["command"])
     return (table(["counted, MB of a rank", "", "parameters", "gradients", "optimizer state", "buckets", "in all", "saved",
                    "parameters in the same memory"], counts) + "\n\n" +
             table(["measured, 2 ranks: MB above an empty process, at most", "ddp", "ddp_sharded", "saved",
-                   "of which not counted, in each", "step over ddp's, in two pairs of runs"], speeds) +
+                   "of which not counted, in each", "step over ddp's"], speeds) +
             "\n\nCounted are parameters, gradients, optimizer state and buckets (`estimate_memory`; "
             "`tests/strategies/model_state_bytes_test.cc` finds the same by counting allocations, to 3%); what is not counted is "
             "mostly activations. The last column of the first table is for large models, beside which buckets, whose size is fixed, "
@@ -148,9 +148,9 @@ def families():
             "waiting in a norm. Memory was measured with `MALLOC_MMAP_THRESHOLD_=1000000 MALLOC_TRIM_THRESHOLD_=1000000`: without "
             "these glibc keeps much of what was freed. Batches are small and inputs short, so that two ranks fit on two cores; the "
             "Transformer has a vocabulary of 256 bytes, the images are the digits of 8 x 8, enlarged except for Image GPT. A step of "
-            "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in two pairs of runs, each "
-            "of two steps, on a shared machine a tenth either way says nothing.\n\n"
-            "The same with `--strategy=ddp`, and with `--steps=4` for the times:\n\n" + code("\n".join(commands)))
+            "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in one pair of runs of "
+            "three steps on a shared machine a tenth either way says nothing.\n\n"
+            "The same with `--strategy=ddp`, and with `--steps=5` for the times:\n\n" + code("\n".join(commands)))
 
 
 def depth_below(cap_mb, strategy):
