@@ -536,13 +536,13 @@ class CompiledStepTest(unittest.TestCase):
     def test_the_gradient_of_a_weight_that_each_time_step_takes_is_one_product(self):
         aten = torch.ops.aten
 
-        def number_of(target, model, x, sizes):
+        def number_of(operator, model, x, sizes):
             target = torch.randn_like(model(x))
             program = torch.export.export(model, (x,), strict=False)
             compile_step.add_loss(program, "mse", "")
             program._example_inputs = ((x,), {"target": target})
             step = compile_step.Step(program, fixed_sizes=True, precision="32-true")
-            return sum(node.target is target and sorted(node.meta["val"].shape) == sorted(sizes)
+            return sum(node.target is operator and sorted(node.meta["val"].shape) == sorted(sizes)
                        for node in step.graph_module.graph.nodes)
         self.assertEqual(number_of(aten.mm.default, Repeated(32, num_times=5), torch.randn(4, 32), (32, 32)), 1)
         # What it would join is as much as five gradients, and would live until the end of backward.
