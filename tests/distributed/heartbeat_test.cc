@@ -75,7 +75,7 @@ TEST(Heartbeat, AFailureOfManyRanksTakesFewRequests) {
   std::vector<int64_t> ranks;
   for (int64_t rank = 0; rank < kNumRanks; ++rank) {
     ranks.push_back(rank);
-    heartbeats.emplace_back(store, rank, 0, std::chrono::milliseconds(200));
+    heartbeats.emplace_back(store, rank, 0, std::chrono::milliseconds(200), kTimeout);
     heartbeats.back().progress("data").number = rank == kMissing ? 0 : 1;
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(400));  // all have written where they are
