@@ -1,5 +1,6 @@
 """//tools:compile_step: programs train by the compiled step as they do by their operators."""
 import contextlib
+import ctypes
 import io
 import json
 import os
@@ -133,6 +134,7 @@ def peak_of_step(code, inputs):
     reader, writer = os.pipe()
     process = os.fork()
     if process == 0:
+        ctypes.CDLL(None).malloc_trim(0)  # what this process has freed and kept
         before = resident("VmRSS:")
         pathlib.Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the peak back
         code.boxed_run(inputs)
