@@ -163,11 +163,13 @@ def main():
             folder = pathlib.Path(name) / kind
             folder.mkdir()
             print(f"\n{kind}", flush=True)
-            make(model, batch, folder, *["--fixed_sizes"] * (kind == "bert"), dynamic=kind != "lstm")
+            flags = ["--fixed_sizes"] * (kind == "bert")
+            make(model, batch, folder, *flags, dynamic=kind != "lstm")
             subprocess.run([binaries / "compiled_step", folder / "step.pt2", folder / "batch", str(num_steps)], check=True)
             memory = {how: peak(binaries / "compiled_step", how, folder, "step.pt2") for how in ("operators", "compiled")}
             print(f"peak memory of a step: {memory}", flush=True)
             if kind in ("conv", "gpt", "bert"):
+                make(model, batch, folder, "--threads=2", *flags)
                 command = [binaries / "compiled_step", "time", folder / "step.pt2", folder / "batch"]
                 (ours, python), ratio = beside_torch_compile(model, batch, command, num_steps)
                 print(f"two threads: {ours:.2f} ms/step, {python:.2f} under torch.compile in Python, ratio {ratio:.3f}", flush=True)
