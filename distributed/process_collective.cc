@@ -34,8 +34,8 @@ struct Call {
   int64_t number;
 };
 
-constexpr std::chrono::milliseconds kBetweenLooks{
-    20};  // how often a rank that connects asks whether the run has failed
+// How often a rank that connects asks whether the run has failed.
+constexpr std::chrono::milliseconds kBetweenLooks{20};
 
 // bool as bytes of 0 and 1, whose sum is taken as their maximum: no backend adds bools.
 at::Tensor as_numbers(const at::Tensor& flat) { return flat.scalar_type() == at::kBool ? flat.view(at::kByte) : flat; }
