@@ -1,7 +1,7 @@
 // What the Trainer costs: its step against a hand-written loop over the same batches with the same fused kernel; what a
 // logged value costs; and what the default callbacks cost, which write to a temporary folder. With a program of the
-// same network and its compiled step, as bench/compiled_step.py makes it, a step of that, too, and what the Trainer
-// adds to the compiled code and the update of its parameters.
+// same network and its compiled step, as bench/compiled_step.py makes it, a step of that, too, and the code as
+// torch's own loader runs it, with the update of its parameters.
 //   OMP_NUM_THREADS=1 ./bazelw run //bench:trainer_step [-- rounds [program.pt2]]
 #include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
@@ -186,14 +186,9 @@ int main(int argc, char** argv) {
     loops.push_back({"compiled, barebones", [&pool, barebones, file] { trained<CompiledMlp>(pool, barebones, file); }});
     loops.push_back({"compiled, without callbacks", [&pool, quiet, file] { trained<CompiledMlp>(pool, quiet, file); }});
     const auto alone = std::make_shared<CodeAndUpdate>(file);
-    loops.push_back({"compiled code and update alone", [&pool, alone] { alone->run(pool); }});
+    loops.push_back({"compiled code by torch's loader, and update", [&pool, alone] { alone->run(pool); }});
   }
-  const auto steps = bench::side_by_side("step", kSteps, loops, rounds);
-  if (argc > 2) {
-    const size_t alone = steps.size() - 1, compiled = steps.size() - 3;
-    fmt::print("a compiled step, barebones, but for the code and the update: {:.1f} us\n",
-               (steps[compiled].seconds - steps[alone].seconds) * 1e6);
-  }
+  bench::side_by_side("step", kSteps, loops, rounds);
   std::filesystem::remove_all(folder);
   const std::vector<bench::Contender> logging{
       {"one weight, nothing logged", [&] { trained<OneWeight>(pool, quiet, 0); }},
