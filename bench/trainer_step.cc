@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -118,38 +119,43 @@ void hand_written(const std::vector<Batch>& pool) {
 }
 
 // The compiled step by torch's own loader, which has unpacked it before, and fulgur's Adam kernel on each parameter.
+// Each run begins with the weights of the file, as a Trainer does: one that went on from the last run would soon have
+// learned the pool, and compute with numbers so small that the processor takes its slow path for them.
 class CodeAndUpdate {
  public:
-  explicit CodeAndUpdate(const std::string& file)
-      : program_(nn::Program(file, {.compiled = false}).ptr()), code_(file, "step", /*run_single_threaded=*/true) {
-    for (const at::Tensor& param : params_) {
-      exp_avgs_.push_back(torch::zeros_like(param));
-      exp_avg_sqs_.push_back(torch::zeros_like(param));
-    }
-  }
+  explicit CodeAndUpdate(const std::string& file) : file_(file), code_(file, "step", /*run_single_threaded=*/true) {}
 
   void run(const std::vector<Batch>& pool) {
-    const optim::AdamRule rule{.step_size = kLr, .inv_root_bias_correction2 = 1.0};
+    const nn::Program program(file_, nn::ProgramOptions{.compiled = false});
+    const std::vector<at::Tensor> params = program->parameters();
+    const std::vector<std::string> names = program->input_names();
+    std::vector<at::Tensor> exp_avgs, exp_avg_sqs;
+    for (const at::Tensor& param : params) {
+      exp_avgs.push_back(torch::zeros_like(param));
+      exp_avg_sqs.push_back(torch::zeros_like(param));
+    }
     const c10::NoGradGuard no_grad;
     for (int64_t i = 0; i < kSteps; ++i) {
       const Batch& batch = pool[static_cast<size_t>(i % kPool)];
-      std::vector<at::Tensor> inputs = params_;
-      for (const std::string& name : program_->input_names()) inputs.push_back(batch[name]);
+      std::vector<at::Tensor> inputs = params;
+      for (const std::string& name : names) inputs.push_back(batch[name]);
       const std::vector<at::Tensor> results = code_.boxed_run(std::move(inputs));  // the loss, and the gradients
-      for (size_t k = 0; k < params_.size(); ++k) {
+      const auto step = static_cast<double>(i + 1);
+      const optim::AdamRule rule{.step_size = kLr / (1 - std::pow(0.9, step)),
+                                 .inv_root_bias_correction2 = 1 / std::sqrt(1 - std::pow(0.999, step))};
+      for (size_t k = 0; k < params.size(); ++k) {
         const at::Tensor& gradient = results[k + 1];
         optim::fused_update(
-            rule, optim::Slice<float>{.param = params_[k].data_ptr<float>(),
+            rule, optim::Slice<float>{.param = params[k].data_ptr<float>(),
                                       .grad = gradient.data_ptr(),
-                                      .states = {exp_avgs_[k].data_ptr<float>(), exp_avg_sqs_[k].data_ptr<float>()},
+                                      .states = {exp_avgs[k].data_ptr<float>(), exp_avg_sqs[k].data_ptr<float>()},
                                       .num_elements = gradient.numel()});
       }
     }
   }
 
  private:
-  std::shared_ptr<nn::ProgramImpl> program_;
-  std::vector<at::Tensor> params_ = program_->parameters(), exp_avgs_{}, exp_avg_sqs_{};
+  std::string file_;
   torch::inductor::AOTIModelPackageLoader code_;
 };
 
