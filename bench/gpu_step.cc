@@ -3,14 +3,17 @@
 // Models: gpt2, GPT-2 with 124 M parameters (Radford et al. 2019), whose sizes are options; mlp, the one of
 // bench/trainer_step, whose step takes no time but the host's. Each rank prints, in one line, the milliseconds of a
 // step (the median of `repeats` times `steps` steps, each time until the device has done them), the peak of the
-// device's memory in bytes, and a digest of the trained weights: equal digests are equal bits.
+// device's memory in bytes, and a digest of the trained weights: equal digests are equal bits. With tools/gpu_calls.cc
+// preloaded, a second line has what a timed step asks of the GPU outside of forward and backward.
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <torch/cuda.h>
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <vector>
 
@@ -75,11 +78,28 @@ struct BlockImpl : nn::Module {
 };
 TORCH_MODULE(Block);
 
+// Launches, copies, waits and allocations.
+using Calls = std::array<int64_t, 4>;
+
+// What the process has asked of the GPU so far; zeros unless tools/gpu_calls.cc is preloaded.
+Calls calls_so_far() {
+  static auto* const read = reinterpret_cast<void (*)(int64_t*)>(dlsym(RTLD_DEFAULT, "fulgur_gpu_calls"));
+  Calls calls{};
+  if (read != nullptr) read(calls.data());
+  return calls;
+}
+
 // Times steps, and lets the derived class say what they are.
 class Timed : public Module {
  public:
   explicit Timed(const Options& options) : options_(options) {}
 
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) final {
+    if (batch_idx == options_.warm_up) beside_ = {};
+    count_beside();
+    return loss(batch);
+  }
+  void on_after_backward() override { seen_ = calls_so_far(); }
   void on_before_zero_grad() override {
     if (run_state().global_step == options_.throws_at && global_rank() == options_.throws_on) {
       throw std::runtime_error("as the flags ask for");
@@ -88,7 +108,9 @@ class Timed : public Module {
   void on_train_batch_end(const at::Tensor& loss, const Batch&, int64_t batch_idx) override {
     const int64_t timed = batch_idx + 1 - options_.warm_up;
     if (timed < 0 || timed % options_.steps != 0) return;
+    count_beside();
     loss.item();  // waits for the device
+    seen_ = calls_so_far();
     const auto now = Clock::now();
     if (timed > 0) times_ms_.push_back(std::chrono::duration<double, std::milli>(now - start_).count());
     start_ = now;
@@ -101,12 +123,23 @@ class Timed : public Module {
     return times_ms_.at(times_ms_.size() / 2) / static_cast<double>(options_.steps);
   }
 
+  // What the timed steps have asked of the GPU outside of forward and backward, in all.
+  const Calls& beside() const { return beside_; }
+
  protected:
+  virtual at::Tensor loss(const Batch& batch) = 0;
+
   const Options options_;
 
  private:
+  void count_beside() {
+    const Calls now = calls_so_far();
+    for (size_t i = 0; i < now.size(); ++i) beside_[i] += now[i] - seen_[i];
+  }
+
   Clock::time_point start_;
   std::vector<double> times_ms_{};
+  Calls seen_{}, beside_{};  // `seen_`: after the last backward, or after waiting for the time
 };
 
 class Gpt2 final : public Timed {
@@ -122,7 +155,7 @@ class Gpt2 final : public Timed {
       if (param.dim() > 1) param.normal_(0.0, 0.02);
     }
   }
-  at::Tensor training_step(const Batch& batch, int64_t) override {
+  at::Tensor loss(const Batch& batch) override {
     const at::Tensor text = batch["tokens"];  // [batch_size, context + 1]
     const at::Tensor x = tokens_->forward(text.slice(1, 0, -1)) + positions_->weight;
     const at::Tensor logits = F::linear(norm_->forward(blocks_->forward(x)), tokens_->weight);
@@ -142,7 +175,7 @@ class Mlp final : public Timed {
     layers_ = register_module("layers", nn::Sequential(Linear(32, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 64),
                                                        ReLU(), Linear(64, 2)));
   }
-  at::Tensor training_step(const Batch& batch, int64_t) override {
+  at::Tensor loss(const Batch& batch) override {
     return F::cross_entropy(layers_->forward(batch["x"]), batch["y"]);
   }
 
@@ -198,6 +231,13 @@ void train(const Options& options) {
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = std::make_shared<Pool>(options, num_batches)});
   fmt::print("{:.4f} ms, {} bytes, weights {:016x}\n", module->step_ms(), peak_bytes(), digest(*module));
+  if (calls_so_far() == Calls{}) return;
+  std::vector<double> of_step;
+  for (const int64_t calls : module->beside()) {
+    of_step.push_back(static_cast<double>(calls) / static_cast<double>(options.steps * options.repeats));
+  }
+  fmt::print("beside forward and backward: {:.2f} launches, {:.2f} copies, {:.2f} waits, {:.2f} allocations a step\n",
+             of_step[0], of_step[1], of_step[2], of_step[3]);
 }
 
 void run(Options options) { options.model == "mlp" ? train<Mlp>(options) : train<Gpt2>(options); }

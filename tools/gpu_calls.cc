@@ -36,6 +36,15 @@ int counted(Kind kind, const char* name, Args... args) {
 
 extern "C" {
 
+// Writes the counts so far, in the order of the line at the end, for a program that finds this function by dlsym.
+void fulgur_gpu_calls(int64_t* so_far) {
+  for (size_t kind = 0; kind < kNumKinds; ++kind) so_far[kind] = counts[kind].load();
+}
+
+// What `kernel<<<...>>>` becomes, from CUDA 13 on and before.
+int __cudaLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** args, size_t shared, void* stream) {
+  return counted(kLaunch, __func__, kernel, grid, block, args, shared, stream);
+}
 int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** args, size_t shared, void* stream) {
   return counted(kLaunch, __func__, function, grid, block, args, shared, stream);
 }
