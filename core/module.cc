@@ -10,6 +10,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/type_name.h"
 #include "fulgur/core/ready_gradients.h"
+#include "fulgur/core/step_recording.h"
 
 namespace fulgur {
 namespace {
@@ -44,10 +45,20 @@ void Module::configure_gradient_clipping(Optimizer& optimizer, const GradientCli
 void Module::on_validation_model_zero_grad() { zero_grad(); }
 
 void Module::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
-  if (MetricLog* metrics = attached_log(name)) metrics->log(name, value, options);
+  MetricLog* metrics = attached_log(name);
+  if (metrics == nullptr) return;
+  StepRecording* recording = StepRecording::current();
+  if (recording == nullptr) return metrics->log(name, value, options);
+  if (!value.defined() || value.device() != recording->device()) {
+    StepRecording::refuse(fmt::format("log('{}') takes a value of the host, which no replay changes", name));
+  }
+  recording->after_each_replay([this, name = std::string(name), value = value.detach(), options] {
+    log(name, value.clone(), options);  // the next replay writes to the value's memory
+  });
 }
 
 void Module::log(std::string_view name, double value, const LogOptions& options) {
+  StepRecording::refuse(fmt::format("log('{}') takes a number of the host, which no replay changes", name));
   if (MetricLog* metrics = attached_log(name)) metrics->log(name, value, options);
 }
 
@@ -69,6 +80,7 @@ void Module::log_image(std::string_view name, const at::Tensor& pixels) {
 
 // Null: nobody takes a record.
 TrainerControl* Module::attached_loggers(std::string_view name) {
+  StepRecording::refuse(fmt::format("'{}' is sent to the loggers", name));
   const bool is_attached = attached_log(name) != nullptr;
   return is_attached && link_.sends_records ? link_.trainer : nullptr;
 }

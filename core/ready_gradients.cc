@@ -1,6 +1,7 @@
 #include "fulgur/core/ready_gradients.h"
 
 #include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -84,6 +85,14 @@ void set_ready_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& 
   for (const at::Tensor& parameter : parameters) edges.push_back(torch::autograd::impl::gradient_edge(parameter));
   node->set_next_edges(std::move(edges));
   torch::autograd::set_history(loss, node);
+}
+
+at::Tensor fit_for_parameter(const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (gradient.sizes() == parameter.sizes() && gradient.strides() == parameter.strides() &&
+      gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes()) {
+    return gradient;
+  }
+  return at::empty_like(parameter.detach()).copy_(gradient);
 }
 
 void run_backward(const at::Tensor& loss) {

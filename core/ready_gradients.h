@@ -17,6 +17,9 @@ inline constexpr std::string_view kReadyGradients = "ReadyGradients";
 void set_ready_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& parameters,
                          std::vector<at::Tensor> gradients);
 
+// The gradient itself if it can be the parameter's, with its layout and memory of its own, otherwise such a copy.
+at::Tensor fit_for_parameter(const at::Tensor& gradient, const at::Tensor& parameter);
+
 // Calls loss.backward(). For a loss with ready gradients and no hooks, bypasses autograd's engine, which costs more
 // than the step of a small network.
 void run_backward(const at::Tensor& loss);

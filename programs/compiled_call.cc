@@ -1,7 +1,6 @@
 #include "fulgur/programs/compiled_call.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -52,12 +51,6 @@ class NoBackward final : public AutogradNode {
 };
 
 std::shared_ptr<AutogradNode> owned(AutogradNode* node) { return {node, torch::autograd::deleteNode}; }
-
-// Whether a gradient that the code returns can be the parameter's: it has its layout, and memory of its own.
-bool is_laid_out_as(const at::Tensor& gradient, const at::Tensor& parameter) {
-  return gradient.sizes() == parameter.sizes() && gradient.strides() == parameter.strides() &&
-         gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes();
-}
 
 // What //tools:compile_step says of all the code that it has put into the archive.
 Json read_description(const std::filesystem::path& file, const ProgramArchive& archive) {
@@ -248,7 +241,7 @@ void CompiledCall::add_backward(std::vector<at::Tensor>& results, const std::vec
   for (const size_t i : trained_) {
     const at::Tensor& parameter = parameters.emplace_back(inputs[i].toTensor());
     at::Tensor& gradient = gradients[parameters.size() - 1];
-    if (!is_laid_out_as(gradient, parameter)) gradient = at::empty_like(parameter.detach()).copy_(gradient);
+    gradient = fit_for_parameter(gradient, parameter);
   }
   for (size_t i = 0; i < results.size(); ++i) {
     if (output_names_[i] == "loss" || !torch::autograd::isDifferentiableType(results[i].scalar_type())) continue;

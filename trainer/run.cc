@@ -383,7 +383,8 @@ void Run::setup_strategy() {
                             .reduces_during_backward = !overridden.backward && !overridden.on_after_backward,
                             .averages_weights = averages_weights(),
                             .accumulates = context_.accumulate_grad_batches > 1,
-                            .only_copies_batches = !overridden.transfer_batch_to_device});
+                            .only_copies_batches = !overridden.transfer_batch_to_device,
+                            .cuda_graph = resources_.options.cuda_graph && request_.entry_point == EntryPoint::fit});
 }
 
 void Run::prepare_data() {

@@ -83,6 +83,8 @@ void TrainerOptions::describe(FieldVisitor& visit) {
          .help = "how exact fp32 matrix products are; high and medium use the faster units of a GPU",
          .choices = {"unset", "highest", "high", "medium"}},
         &float32_matmul_precision);
+  visit({.name = "cuda_graph", .help = "on a GPU, record the kernels of training_step once and replay them"},
+        &cuda_graph);
   visit({.name = "use_distributed_sampler", .help = "let each rank read only its shard of the data"},
         &use_distributed_sampler);
   visit({.name = "reload_dataloaders_every_n_epochs",

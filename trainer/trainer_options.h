@@ -57,6 +57,7 @@ struct TrainerOptions {
   std::optional<bool> benchmark{};  // cuDNN times its algorithms for each shape and takes the fastest; unset:
                                     // libtorch's switch stays as it is
   std::string float32_matmul_precision = "unset";  // highest, high or medium, as in torch; unset: libtorch's stays
+  bool cuda_graph = false;  // on a GPU, record training_step, forward and backward, once and replay it: docs/gpu.md
 
   bool use_distributed_sampler = true;            // each rank reads its shard of the data
   int64_t reload_dataloaders_every_n_epochs = 0;  // recreate the loaders every n epochs; 0: never

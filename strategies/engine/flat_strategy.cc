@@ -64,6 +64,7 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   setup_.emplace(setup);
   converted_.emplace(module, setup.precision);
   current_device_.emplace(device());
+  if (setup.cuda_graph) prepare_graphs();
   gpu_spans_.emplace(device());
   if (!device().is_cpu() && setup.only_copies_batches) batch_copies_.emplace(device());
   module.to(device());
@@ -78,6 +79,31 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   if (alone()) return;
   make_equal(module, setup.world);
   attach_to_ranks();
+}
+
+// Checks that training_step can be recorded, and leaves the default stream.
+void FlatStrategy::prepare_graphs() {
+  if (device().is_cpu()) return log_info("cuda_graph has no effect on a CPU");
+  if (setup_->devices.size() > 1) {
+    throw UsageError(fmt::format(
+        "cuda_graph records the step of one GPU, but strategy '{}' computes on {} of them in one process; use 'ddp'",
+        name(), setup_->devices.size()));
+  }
+  if (setup_->precision.needs_loss_scale()) {
+    throw UsageError(fmt::format(
+        "cuda_graph computes gradients together with the loss, before the loss scale of precision '{}' could help; "
+        "write precision = 'bf16-mixed'",
+        setup_->precision.name()));
+  }
+  if (!module_->automatic_optimization) {
+    throw SetupError(
+        fmt::format("cuda_graph records forward and backward, but {} calls backward itself; leave "
+                    "automatic_optimization true, or cuda_graph out",
+                    module_->name()));
+  }
+  const c10::impl::VirtualGuardImpl gpu(device().type());
+  gpu.synchronizeDevice(device().index());  // the module's tensors may still be written on the default stream
+  stream_.emplace(gpu.getStreamFromGlobalPool(device()));
 }
 
 // Attaches layers that communicate with other ranks themselves, and collects the buffers that rank 0 broadcasts.
@@ -117,6 +143,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
   warn_of_missing_masters();
   warn_of_unequal_threads();
   if (setup_->devices.size() > 1) replicas_.emplace(*module_, setup_->devices);
+  if (stream_) graphed_step_.emplace(*module_, setup_->precision, device());
   if (!setup_->precision.needs_loss_scale()) return;
   for (const auto& optimizer : optimizers_) {
     if (!optimizer->needs_closure()) continue;
@@ -288,6 +315,7 @@ at::Tensor FlatStrategy::forward(const Batch& batch, int64_t batch_idx) {
   const trace::Span span("forward");
   const ScopedGpuSpan on_gpu(*gpu_spans_, "forward");
   const ScopedPrecision scope(setup_->precision, device().type());
+  if (graphed_step_) return graphed_step_->run(batch, batch_idx, /*keeps_gradients=*/window_is_open_);
   return replicas_ ? replicas_->training_step(batch, batch_idx) : module_->training_step(batch, batch_idx);
 }
 
@@ -496,6 +524,7 @@ void FlatStrategy::teardown() noexcept {
   store_.reset();
   groups_.reset();
   replicas_.reset();
+  graphed_step_.reset();
   batch_copies_.reset();
   gpu_spans_.reset();
   buffers_.clear();
@@ -538,7 +567,10 @@ void FlatStrategy::bring_back(Module& module) noexcept {
   error.run([&] {
     if (converted_) converted_->give_back();
   });
-  error.run([&] { current_device_.reset(); });
+  error.run([&] {
+    stream_.reset();
+    current_device_.reset();
+  });
   error.warn("the module could not be brought back to the CPU");
 }
 

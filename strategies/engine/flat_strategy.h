@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -20,6 +21,7 @@
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_store.h"
+#include "fulgur/strategies/engine/graphed_step.h"
 #include "fulgur/strategies/engine/loss_scaling.h"
 #include "fulgur/strategies/engine/memory_of.h"
 #include "fulgur/strategies/engine/replicas.h"
@@ -78,6 +80,7 @@ class FlatStrategy : public Strategy {
     at::Tensor norm{};  // the norm of all gradients while they still have the loss scale; undefined if it was not taken
   };
 
+  void prepare_graphs();
   at::Tensor forward(const Batch& batch, int64_t batch_idx);
   StepReport scaled_step(size_t optimizer, const StepRequest& request);
   void update(size_t optimizer, const StepRequest& request, const ScaledGradients& gradients, StepReport& report);
@@ -105,6 +108,8 @@ class FlatStrategy : public Strategy {
   Module* module_ = nullptr;
   std::optional<StrategySetup> setup_;              // from setup() to teardown()
   std::optional<c10::DeviceGuard> current_device_;  // from setup() to teardown(): new tensors go to the module's device
+  std::optional<c10::StreamGuard> stream_;          // set if steps are recorded, which the default stream cannot be
+  std::optional<GraphedStep> graphed_step_;         // set if steps are recorded, during fit
   std::optional<CopyStream> batch_copies_;          // on a GPU, from setup() to teardown()
   std::optional<GpuSpans> gpu_spans_;               // from setup() to teardown()
   std::optional<ConvertedModule> converted_;

@@ -14,6 +14,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/seed.h"
+#include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/optim/adam.h"
 #include "fulgur/strategies/presets.h"
 #include "tests/testing/errors.h"
@@ -30,6 +31,7 @@ struct Training {
   std::string precision = "32";
   double clip = 0.0;
   int64_t accumulate = 1;
+  bool cuda_graph = false;
 };
 
 at::Tensor weights_after(const Training& training, const char* accelerator) {
@@ -176,6 +178,91 @@ TEST(Gpu, BatchesArriveAsTheyWereTaken) {
     moved.push_back(batch.pin().to(gpu, /*non_blocking=*/true));
   }
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(moved[static_cast<size_t>(i)]["x"].eq(i).all().item<bool>()) << i;
+}
+
+// The course of a run: what each step logged, and the weights at the end. Some batches are smaller than the others.
+template <class M>
+std::pair<std::vector<double>, at::Tensor> course_of(const Training& training) {
+  seed_everything(7);
+  const auto module = make_module<M>();
+  TrainerOptions options = testing::quiet({.strategy = training.strategy,
+                                           .max_epochs = 3,
+                                           .precision = training.precision,
+                                           .accumulate_grad_batches = training.accumulate,
+                                           .gradient_clip_val = training.clip,
+                                           .cuda_graph = training.cuda_graph});
+  options.accelerator = "cuda";
+  options.devices = 1;
+  options.deterministic = true;
+  std::vector<double> losses;
+  options.callbacks = {LambdaCallback::make(
+      {.on_train_batch_end = [&](TrainerControl& trainer, const at::Tensor& loss, const Batch&, int64_t) {
+        losses.push_back(loss.item<double>());
+        losses.push_back(trainer.callback_metrics().at("train_loss"));
+      }})};
+  Trainer(options).fit(
+      module, {.train = DataLoader::make(testing::tiny_dataset(58), {.batch_size = 4, .shuffle = true, .seed = 3})});
+  return {losses, testing::flat_weights(*module)};
+}
+
+struct Dropping : Net<optim::AdamW> {
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor x = torch::dropout(thawing->forward(batch["x"]), 0.3, is_training());
+    const at::Tensor value = loss({{"x", x}, {"y", batch["y"]}}) + wide->weight.square().mean();
+    log("train_loss", value);
+    return value;
+  }
+};
+
+// The same kernels on the same numbers: the same bits. The module freezes and unfreezes parameters.
+TEST(Gpu, AGraphTakesTheStepsThatKernelsTakeOneByOne) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  for (const StrategyChoice& strategy : {StrategyChoice("single_device"), StrategyChoice("ddp"),
+                                         StrategyChoice("zero_offload"), StrategyChoice(DelayedUpdate{})}) {
+    for (Training training : {Training{strategy}, Training{strategy, "bf16-mixed", 0.05},
+                              Training{strategy, "32", 0.05, 2}, Training{strategy, "bf16-true", 0.05, 3}}) {
+      SCOPED_TRACE(c10::str(strategy.name(), " ", training.precision, " ", training.accumulate));
+      const auto expected = course_of<Dropping>(training);
+      training.cuda_graph = true;
+      ::testing::internal::CaptureStderr();
+      const auto found = course_of<Dropping>(training);
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      EXPECT_THAT(said, HasSubstr("is replayed from epoch 0, batch 3 on"));
+      EXPECT_THAT(said, ::testing::Not(HasSubstr("cannot be recorded")));
+      EXPECT_EQ(found.first, expected.first);
+      EXPECT_TRUE(found.second.equal(expected.second));
+    }
+  }
+}
+
+struct Waiting : Dropping {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor value = Dropping::training_step(batch, batch_idx);
+    return value.item<double>() > 0 ? value : value * 2;
+  }
+};
+
+struct Counting : Dropping {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    log("batch_idx", static_cast<double>(batch_idx));
+    return Dropping::training_step(batch, batch_idx);
+  }
+};
+
+template <class M>
+void expect_runs_without_graph(const std::string& reason) {
+  const auto expected = course_of<M>({});
+  ::testing::internal::CaptureStderr();
+  const auto found = course_of<M>({.cuda_graph = true});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr(reason));
+  EXPECT_EQ(found.first, expected.first);
+  EXPECT_TRUE(found.second.equal(expected.second));
+}
+
+TEST(Gpu, AStepThatCannotBeRecordedRunsWithoutAGraph) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  expect_runs_without_graph<Waiting>("operation not permitted when stream is capturing");
+  expect_runs_without_graph<Counting>("log('batch_idx') takes a number of the host");
 }
 
 struct Drawing : testing::TinyModule {

@@ -1,0 +1,168 @@
+#include "fulgur/strategies/engine/graphed_step.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "fulgur/core/module.h"
+#include "fulgur/core/ready_gradients.h"
+#include "fulgur/core/step_recording.h"
+
+namespace fulgur {
+namespace {
+
+constexpr int64_t kStepsBefore = 3;  // libraries choose algorithms and allocate memory in the first steps
+
+GraphedStep::Record cuda_graph_on(c10::Device device) {
+  return [device](const std::function<void()>& body) {
+    return [graph = std::make_shared<CudaGraph>(device, body)] { graph->replay(); };
+  };
+}
+
+// The first line of what an error says.
+std::string reason_of(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = of_torch != nullptr ? of_torch->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+struct GraphedStep::Recorded {
+  struct Parameter {
+    at::Tensor tensor;
+    const void* memory;
+    bool requires_grad;
+  };
+
+  std::function<void()> replay;
+  Batch inputs;  // each replay reads these
+  at::Tensor loss;
+  std::vector<at::Tensor> trained, gradients;  // parameters that have a gradient
+  std::vector<std::function<void()>> after_replay;
+
+  // What a recorded step depends on, beside the sizes of a batch.
+  std::vector<Parameter> parameters;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // submodules, and whether they were training
+};
+
+GraphedStep::GraphedStep(Module& module, const Precision& precision, c10::Device device, Record record)
+    : module_(module),
+      precision_(precision),
+      device_(device),
+      record_(record ? std::move(record) : cuda_graph_on(device)) {}
+
+GraphedStep::~GraphedStep() = default;
+
+at::Tensor GraphedStep::run(const Batch& batch, int64_t batch_idx, bool keeps_gradients) {
+  if (recorded_ && !is_as_recorded()) {
+    recorded_.reset();
+    num_steps_ = kStepsBefore - 1;
+  }
+  if (!recorded_ && !has_given_up_ && num_steps_ >= kStepsBefore) record(batch, batch_idx);
+  if (recorded_ && has_recorded_sizes(batch)) return replay(batch, keeps_gradients);
+  if (recorded_ && !std::exchange(has_told_of_sizes_, true)) {
+    log_info("cuda_graph: batches of other sizes than the recorded one, as in epoch {}, batch {}, run without a graph",
+             module_.current_epoch(), batch_idx);
+  }
+  ++num_steps_;
+  return module_.training_step(batch, batch_idx);
+}
+
+bool GraphedStep::record(const Batch& batch, int64_t batch_idx) {
+  auto recorded = std::make_unique<Recorded>();
+  std::vector<Batch::Entry> inputs;
+  for (const auto& [name, tensor] : batch) {
+    if (tensor.device() != device_) {
+      give_up(fmt::format("'{}' of the batch is on {}", name, tensor.device().str()));
+      return false;
+    }
+    inputs.emplace_back(name, tensor.clone());
+  }
+  recorded->inputs = Batch(std::move(inputs));
+  for (const at::Tensor& parameter : module_.parameters()) {
+    recorded->parameters.push_back({parameter, parameter.const_data_ptr(), parameter.requires_grad()});
+  }
+  for (const auto& submodule : module_.modules()) recorded->modes.emplace_back(submodule, submodule->is_training());
+  const auto forward_and_backward = [&, batch_idx] {
+    StepRecording recording(device_);
+    at::Tensor loss = module_.training_step(recorded->inputs, batch_idx);
+    if (!loss.defined()) throw NotRecordable("training_step skips the batch");
+    if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
+    std::vector<at::Tensor> trained;
+    for (const auto& parameter : recorded->parameters) {
+      if (parameter.requires_grad) trained.push_back(parameter.tensor);
+    }
+    const ScopedFullPrecision outside(precision_, device_.type());
+    std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/std::nullopt,
+                                                              /*create_graph=*/false, /*allow_unused=*/true);
+    recorded->loss = loss.detach();
+    recorded->trained.clear();
+    recorded->gradients.clear();
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      recorded->trained.push_back(trained[i]);
+      recorded->gradients.push_back(fit_for_parameter(gradients[i], trained[i]));
+      gradients[i].reset();
+    }
+    recorded->after_replay = recording.take_actions();
+  };
+  try {
+    recorded->replay = record_(forward_and_backward);
+  } catch (const std::exception& error) {  // if it is of the step itself, the step throws it again without a graph
+    give_up(reason_of(error));
+    return false;
+  }
+  log_info("cuda_graph: {}::training_step was recorded, and is replayed from epoch {}, batch {} on", module_.name(),
+           module_.current_epoch(), batch_idx);
+  recorded_ = std::move(recorded);
+  return true;
+}
+
+void GraphedStep::give_up(const std::string& reason) {
+  has_given_up_ = true;
+  log_warning("cuda_graph: {}::training_step cannot be recorded, and runs without a graph: {}", module_.name(), reason);
+}
+
+bool GraphedStep::is_as_recorded() const {
+  const auto is_parameter = [](const Recorded::Parameter& parameter) {
+    return parameter.tensor.const_data_ptr() == parameter.memory &&
+           parameter.tensor.requires_grad() == parameter.requires_grad;
+  };
+  const auto has_mode = [](const auto& mode) { return mode.first->is_training() == mode.second; };
+  return std::ranges::all_of(recorded_->parameters, is_parameter) && std::ranges::all_of(recorded_->modes, has_mode);
+}
+
+bool GraphedStep::has_recorded_sizes(const Batch& batch) const {
+  return std::ranges::equal(batch, recorded_->inputs, [](const Batch::Entry& one, const Batch::Entry& other) {
+    return one.first == other.first && one.second.sizes() == other.second.sizes() &&
+           one.second.scalar_type() == other.second.scalar_type() && one.second.device() == other.second.device();
+  });
+}
+
+at::Tensor GraphedStep::replay(const Batch& batch, bool keeps_gradients) {
+  if (keeps_gradients) {  // what is at the parameters may lie where the replay writes
+    for (size_t i = 0; i < recorded_->trained.size(); ++i) {
+      at::Tensor& sum = recorded_->trained[i].mutable_grad();
+      if (sum.defined() && sum.is_alias_of(recorded_->gradients[i])) sum = sum.clone();
+    }
+  }
+  {
+    const c10::NoGradGuard no_grad;
+    auto input = recorded_->inputs.begin();
+    for (const auto& [name, tensor] : batch) at::Tensor((input++)->second).copy_(tensor, /*non_blocking=*/true);
+  }
+  recorded_->replay();
+  for (const auto& action : recorded_->after_replay) action();
+  at::Tensor loss = recorded_->loss.clone();
+  set_ready_gradients(loss, recorded_->trained, recorded_->gradients);
+  return loss;
+}
+
+}  // namespace fulgur
