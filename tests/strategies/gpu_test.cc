@@ -198,7 +198,7 @@ std::pair<std::vector<double>, at::Tensor> course_of(const Training& training) {
   options.callbacks = {LambdaCallback::make(
       {.on_train_batch_end = [&](TrainerControl& trainer, const at::Tensor& loss, const Batch&, int64_t) {
         losses.push_back(loss.item<double>());
-        losses.push_back(trainer.callback_metrics().at("train_loss"));
+        losses.push_back(trainer.metrics().callback_metrics().at("train_loss"));
       }})};
   Trainer(options).fit(
       module, {.train = DataLoader::make(testing::tiny_dataset(58), {.batch_size = 4, .shuffle = true, .seed = 3})});
