@@ -182,6 +182,7 @@ def main():
     parser.add_argument("--model", choices=["gpt2", "mlp"], default="gpt2")
     parser.add_argument("--precision", choices=["32", "bf16-mixed", "bf16-true"], default="32")
     parser.add_argument("--gradient_clip_val", type=float, default=0.0)
+    parser.add_argument("--cuda_graph", choices=["true", "false"], default="false", help="of the C++ program")
     for name, default in {"n_layer": 12, "n_head": 12, "n_embd": 768, "context": 1024, "vocab_size": 50304, "batch_size": 8,
                           "steps": 10, "repeats": 5, "warm_up": 5}.items():
         parser.add_argument(f"--{name}", type=int, default=default)

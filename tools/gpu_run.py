@@ -332,15 +332,16 @@ PARTS = {  # the limits of each part add up to 9 minutes
         Step("compute-sanitizer", 63, memory_checker, ["gpu_test"]),
     ],
     "speed": [
-        Step("MLP, 32", 45, beside_python(*MLP), ["gpu_step"]),
-        *[Step(f"GPT-2, {precision}, clipped", 90, beside_python(f"--precision={precision}", *GPT2), ["gpu_step"])
+        Step("MLP, 32", 40, beside_python(*MLP), ["gpu_step"]),
+        Step("MLP, 32, CUDA graph", 40, beside_python(*MLP, "--cuda_graph=true"), ["gpu_step"]),
+        *[Step(f"GPT-2, {precision}, clipped", 75, beside_python(f"--precision={precision}", *GPT2), ["gpu_step"])
           for precision in ("bf16-mixed", "bf16-true")],
         Step("GPT-2, 32, clipped", 90, beside_python("--gradient_clip_val=1", "--rounds=1", "--steps=4", "--repeats=3"), ["gpu_step"]),
         *[Step(f"calls, {precision}, clipped", 35, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), ["gpu_step"])
           for precision in ("32", "bf16-true", "16-mixed")],
         *[Step(f"update, {elements} M, {dtype}", 15, update_kernel(elements, dtype), ["gpu_update"])
           for elements, dtype in ((124, "fp32"), (124, "bf16"), (1000, "bf16"))],
-        Step("delayed_update", 75, late_over_on_time, ["gpu_step"]),
+        Step("delayed_update", 70, late_over_on_time, ["gpu_step"]),
     ],
     "largest": [Step(f"{kind}, {cap} GiB", 135, largest(kind, cap), ["largest_model"])
                 for cap in (4, 12) for kind in ("single_device, bf16-mixed", "zero_offload, bf16-true")],
