@@ -52,7 +52,7 @@ class CudaGraph::Recording : public at::cuda::CUDAGraph {
     if (!ended) {
       ignoring_errors([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
       for (const auto& [state, increment] : captured_generator_states_) {
-        ignoring_errors([&] { state->capture_epilogue(); });
+        state->capturing_ = false;
       }
       capture_ended_ = true;  // so that the destructor gives the memory back
     }
