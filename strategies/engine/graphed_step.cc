@@ -90,31 +90,8 @@ bool GraphedStep::record(const Batch& batch, int64_t batch_idx) {
     recorded->parameters.push_back({parameter, parameter.const_data_ptr(), parameter.requires_grad()});
   }
   for (const auto& submodule : module_.modules()) recorded->modes.emplace_back(submodule, submodule->is_training());
-  const auto forward_and_backward = [&, batch_idx] {
-    StepRecording recording(device_);
-    at::Tensor loss = module_.training_step(recorded->inputs, batch_idx);
-    if (!loss.defined()) throw NotRecordable("training_step skips the batch");
-    if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
-    std::vector<at::Tensor> trained;
-    for (const auto& parameter : recorded->parameters) {
-      if (parameter.requires_grad) trained.push_back(parameter.tensor);
-    }
-    const ScopedFullPrecision outside(precision_, device_.type());
-    std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/std::nullopt,
-                                                              /*create_graph=*/false, /*allow_unused=*/true);
-    recorded->loss = loss.detach();
-    recorded->trained.clear();
-    recorded->gradients.clear();
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      if (!gradients[i].defined()) continue;
-      recorded->trained.push_back(trained[i]);
-      recorded->gradients.push_back(fit_for_parameter(gradients[i], trained[i]));
-      gradients[i].reset();
-    }
-    recorded->after_replay = recording.take_actions();
-  };
   try {
-    recorded->replay = record_(forward_and_backward);
+    recorded->replay = record_([this, to = recorded.get(), batch_idx] { forward_and_backward(*to, batch_idx); });
   } catch (const std::exception& error) {  // if it is of the step itself, the step throws it again without a graph
     give_up(reason_of(error));
     return false;
@@ -123,6 +100,31 @@ bool GraphedStep::record(const Batch& batch, int64_t batch_idx) {
            module_.current_epoch(), batch_idx);
   recorded_ = std::move(recorded);
   return true;
+}
+
+// What is recorded.
+void GraphedStep::forward_and_backward(Recorded& recorded, int64_t batch_idx) const {
+  StepRecording recording(device_);
+  const at::Tensor loss = module_.training_step(recorded.inputs, batch_idx);
+  if (!loss.defined()) throw NotRecordable("training_step skips the batch");
+  if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
+  std::vector<at::Tensor> trained;
+  for (const auto& parameter : recorded.parameters) {
+    if (parameter.requires_grad) trained.push_back(parameter.tensor);
+  }
+  const ScopedFullPrecision outside(precision_, device_.type());
+  std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/std::nullopt,
+                                                            /*create_graph=*/false, /*allow_unused=*/true);
+  recorded.loss = loss.detach();
+  recorded.trained.clear();
+  recorded.gradients.clear();
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    if (!gradients[i].defined()) continue;
+    recorded.trained.push_back(trained[i]);
+    recorded.gradients.push_back(fit_for_parameter(gradients[i], trained[i]));
+    gradients[i].reset();
+  }
+  recorded.after_replay = recording.take_actions();
 }
 
 void GraphedStep::give_up(const std::string& reason) {

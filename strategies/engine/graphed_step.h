@@ -43,6 +43,7 @@ class GraphedStep {
   struct Recorded;
 
   bool record(const Batch& batch, int64_t batch_idx);
+  void forward_and_backward(Recorded& recorded, int64_t batch_idx) const;
   bool is_as_recorded() const;
   bool has_recorded_sizes(const Batch& batch) const;
   at::Tensor replay(const Batch& batch, bool keeps_gradients);
