@@ -20,7 +20,7 @@ HEAD = """# Benchmarks
 Written by `./bazelw run //bench:report`. Times are compared within one run, in alternating rounds (A-B-A-B), and medians are
 taken; machines are noisy, and the second digit changes from run to run. A ratio is the time over that of the first line of its
 table; "rounds" are the smallest and the largest ratio of a round. The programs are in `bench/`, and their comments say what
-they measure. None of the figures was taken on a GPU. AdamW beside Python's optimizers, and whole models beside Lightning,
+they measure. Figures of a GPU are in [gpu.md](gpu.md). AdamW beside Python's optimizers, and whole models beside Lightning,
 DeepSpeed and FairScale are in [claims.md](claims.md).
 """
 

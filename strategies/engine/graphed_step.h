@@ -53,7 +53,7 @@ class GraphedStep {
   const Precision& precision_;
   const c10::Device device_;
   const Record record_;
-  int64_t num_steps_ = 0;  // that ran without a graph since the start, or since the last graph
+  int64_t num_steps_ = 0;  // steps without a graph since the start, or since the last graph
   bool has_given_up_ = false;
   bool has_told_of_sizes_ = false;
   std::unique_ptr<Recorded> recorded_;  // null: not yet

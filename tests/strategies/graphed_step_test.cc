@@ -53,7 +53,7 @@ struct Graphed : ForwardingStrategy {
 };
 
 struct Course {
-  std::vector<double> values{};  // of each batch the loss, and what was logged
+  std::vector<double> values{};  // the loss of each batch, and what was logged of it
   at::Tensor weights{};
   std::string said{};
 };
