@@ -101,10 +101,10 @@ class Timed : public Module {
  public:
   explicit Timed(const Options& options) : options_(options) {}
 
-  at::Tensor training_step(const Batch& batch, int64_t batch_idx) final {
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
     if (batch_idx == options_.warm_up) beside_ = {};
     count_beside();
-    return loss(batch);
+    return BatchAction::run;
   }
   void optimizer_step(Optimizer&, const std::function<void()>& step) override {
     seen_ = calls_so_far();
@@ -137,8 +137,6 @@ class Timed : public Module {
   const Calls& beside() const { return beside_; }
 
  protected:
-  virtual at::Tensor loss(const Batch& batch) = 0;
-
   const Options options_;
 
  private:
@@ -165,7 +163,7 @@ class Gpt2 final : public Timed {
       if (param.dim() > 1) param.normal_(0.0, 0.02);
     }
   }
-  at::Tensor loss(const Batch& batch) override {
+  at::Tensor training_step(const Batch& batch, int64_t) override {
     const at::Tensor text = batch["tokens"];  // [batch_size, context + 1]
     const at::Tensor x = tokens_->forward(text.slice(1, 0, -1)) + positions_->weight;
     const at::Tensor logits = F::linear(norm_->forward(blocks_->forward(x)), tokens_->weight);
@@ -185,7 +183,9 @@ class Mlp final : public Timed {
     layers_ = register_module("layers", nn::Sequential(Linear(32, 64), ReLU(), Linear(64, 64), ReLU(), Linear(64, 64),
                                                        ReLU(), Linear(64, 2)));
   }
-  at::Tensor loss(const Batch& batch) override { return F::cross_entropy(layers_->forward(batch["x"]), batch["y"]); }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return F::cross_entropy(layers_->forward(batch["x"]), batch["y"]);
+  }
 
  private:
   nn::Sequential layers_{nullptr};

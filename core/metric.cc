@@ -51,7 +51,7 @@ void Metric::set_states(const MetricStates& states) {
 // cannot be written to later.
 void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
   check_amounts(amounts);
-  StepRecording::refuse("the metric " + name_ + " is updated");
+  StepRecording::refuse([&] { return std::string("the metric " + name_ + " is updated, which no replay does"); });
   for (size_t i = 0; i < initial_.size(); ++i) {
     const at::Tensor amount = amounts.begin()[i].detach().to(initial_[i].value.scalar_type());
     auto& parts = parts_[i];

@@ -50,20 +50,27 @@ void Module::log(std::string_view name, const at::Tensor& value, const LogOption
   StepRecording* recording = StepRecording::current();
   if (recording == nullptr) return metrics->log(name, value, options);
   if (!value.defined() || value.device() != recording->device()) {
-    StepRecording::refuse(fmt::format("log('{}') takes a value of the host, which no replay changes", name));
+    StepRecording::refuse(
+        [&] { return fmt::format("log('{}') takes a value of the host, which no replay changes", name); });
   }
-  recording->after_each_replay([this, name = std::string(name), value = value.detach(), options] {
-    log(name, value.clone(), options);  // the next replay writes to the value's memory
-  });
+  // The step may change the tensor later, so that a copy is recorded with it.
+  recording->after_each_replay(
+      [this, name = std::string(name), value = value.detach().clone(), options] { log(name, value, options); });
 }
 
 void Module::log(std::string_view name, double value, const LogOptions& options) {
-  StepRecording::refuse(fmt::format("log('{}') takes a number of the host, which no replay changes", name));
-  if (MetricLog* metrics = attached_log(name)) metrics->log(name, value, options);
+  MetricLog* metrics = attached_log(name);
+  if (metrics == nullptr) return;
+  StepRecording::refuse(
+      [&] { return fmt::format("log('{}') takes a number of the host, which no replay changes", name); });
+  metrics->log(name, value, options);
 }
 
 void Module::log(std::string_view name, Metric& metric, const LogOptions& options) {
-  if (MetricLog* metrics = attached_log(name)) metrics->log(name, metric, options);
+  MetricLog* metrics = attached_log(name);
+  if (metrics == nullptr) return;
+  StepRecording::refuse([&] { return fmt::format("log('{}') takes a metric, which no replay logs", name); });
+  metrics->log(name, metric, options);
 }
 
 void Module::log_histogram(std::string_view name, const at::Tensor& values) {
@@ -80,9 +87,10 @@ void Module::log_image(std::string_view name, const at::Tensor& pixels) {
 
 // Null: nobody takes a record.
 TrainerControl* Module::attached_loggers(std::string_view name) {
-  StepRecording::refuse(fmt::format("'{}' is sent to the loggers", name));
   const bool is_attached = attached_log(name) != nullptr;
-  return is_attached && link_.sends_records ? link_.trainer : nullptr;
+  if (!is_attached || !link_.sends_records) return nullptr;
+  StepRecording::refuse([&] { return fmt::format("'{}' is sent to the loggers, which no replay does", name); });
+  return link_.trainer;
 }
 
 MetricLog* Module::attached_log(std::string_view name) {
@@ -110,6 +118,9 @@ std::shared_ptr<Module> Module::make_another() const {
 
 const RunState& Module::run_state() const {
   TORCH_CHECK(link_.state != nullptr, name(), ": the run's state is known only while a Trainer runs");
+  StepRecording::refuse([&] {
+    return std::string("the run's state is read, such as current_epoch() or global_step(), which no replay does");
+  });
   return *link_.state;
 }
 
@@ -126,12 +137,14 @@ std::string Module::name() const { return type_name(typeid(*this)); }
 
 TrainerControl& Module::trainer(std::string_view caller) const {
   TORCH_CHECK(link_.trainer != nullptr, name(), ": ", caller, " can only be called while a Trainer runs");
+  StepRecording::refuse([&] { return fmt::format("{} is called, which no replay does", caller); });
   return *link_.trainer;
 }
 
 int64_t Module::global_rank() const { return link_.trainer == nullptr ? 0 : link_.trainer->global_rank(); }
 int64_t Module::world_size() const { return link_.trainer == nullptr ? 1 : link_.trainer->world_size(); }
 void Module::with_evaluated_weights(const std::function<void()>& body) {
+  StepRecording::refuse([&] { return std::string("with_evaluated_weights() is called, which no replay does"); });
   link_.trainer == nullptr ? body() : link_.trainer->with_evaluated_weights(body);
 }
 void Module::request_stop(std::string_view reason) { trainer("request_stop()").request_stop(reason); }

@@ -57,9 +57,12 @@ class ReadyGradients final : public Node {
  private:
   std::vector<at::Tensor> take() {
     TORCH_CHECK(!gradients_.empty(),
-                "backward of a compiled step runs once; set ProgramOptions::compiled to false to run it again");
-    TORCH_CHECK(!c10::GradMode::is_enabled(),
-                "a compiled step has no second derivatives (create_graph); set ProgramOptions::compiled to false");
+                "backward of a loss that came with its gradients runs once; leave cuda_graph out, or set "
+                "ProgramOptions::compiled to false for a compiled step, to run it again");
+    TORCH_CHECK(
+        !c10::GradMode::is_enabled(),
+        "a loss that came with its gradients has no second derivatives (create_graph); leave cuda_graph out, or "
+        "set ProgramOptions::compiled to false for a compiled step");
     return std::exchange(gradients_, {});
   }
 
@@ -88,7 +91,7 @@ void set_ready_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& 
 }
 
 at::Tensor fit_for_parameter(const at::Tensor& gradient, const at::Tensor& parameter) {
-  if (gradient.sizes() == parameter.sizes() && gradient.strides() == parameter.strides() &&
+  if (gradient.sizes() == parameter.sizes() && gradient.strides() == parameter.strides() && gradient.use_count() == 1 &&
       gradient.storage().use_count() == 1 && gradient.storage().nbytes() == gradient.nbytes()) {
     return gradient;
   }

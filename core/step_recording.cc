@@ -18,8 +18,4 @@ StepRecording::~StepRecording() { g_current = nullptr; }
 
 StepRecording* StepRecording::current() { return g_current; }
 
-void StepRecording::refuse(const std::string& what) {
-  if (g_current != nullptr) throw NotRecordable(what);
-}
-
 }  // namespace fulgur

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #ifdef FULGUR_HAS_CUDA
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -35,7 +36,7 @@ class CudaGraph::Recording : public at::cuda::CUDAGraph {
   }
 
  private:
-  // Ends a recording that failed. CUDAGraph::capture_end() stops at the first error, and leaves allocator and random
+  // Ends a recording that failed. CUDAGraph::capture_end() stops at the first error, and leaves allocators and random
   // numbers as they are during a recording.
   void abandon() noexcept {
     const auto ignoring_errors = [](const auto& call) {
@@ -51,9 +52,8 @@ class CudaGraph::Recording : public at::cuda::CUDAGraph {
     });
     if (!ended) {
       ignoring_errors([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
-      for (const auto& [state, increment] : captured_generator_states_) {
-        state->capturing_ = false;
-      }
+      ignoring_errors([&] { at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(mempool_id_); });
+      for (const auto& [state, increment] : captured_generator_states_) state->capturing_ = false;
       capture_ended_ = true;  // so that the destructor gives the memory back
     }
     cuda_function<decltype(::cudaGetLastError)>("cudaGetLastError")();  // or a later call reports it

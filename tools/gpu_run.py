@@ -328,7 +328,8 @@ PARTS = {  # the limits of each part add up to 9 minutes
         Step("no races", 100, no_races, ["gpu_step"]),
         *[Step(f"two ranks, {strategy}", 30, ranks_agree([f"--strategy={strategy}"]), ["gpu_step"])
           for strategy in ("ddp", "ddp_sharded", "zero_offload")],
-        Step("a rank that fails", 45, failure_is_told, ["gpu_step"]),
+        Step("two ranks, ddp, CUDA graph", 20, ranks_agree(["--strategy=ddp", "--cuda_graph=true"]), ["gpu_step"]),
+        Step("a rank that fails", 25, failure_is_told, ["gpu_step"]),
         Step("compute-sanitizer", 63, memory_checker, ["gpu_test"]),
     ],
     "speed": [

@@ -83,11 +83,10 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
 
 // Checks that training_step can be recorded, and leaves the default stream.
 void FlatStrategy::prepare_graphs() {
-  if (device().is_cpu()) return log_info("cuda_graph has no effect on a CPU");
   if (setup_->devices.size() > 1) {
     throw UsageError(fmt::format(
-        "cuda_graph records the step of one GPU, but strategy '{}' computes on {} of them in one process; use 'ddp'",
-        name(), setup_->devices.size()));
+        "cuda_graph records the step of one device, but strategy '{}' computes on {} in one process; use 'ddp'", name(),
+        setup_->devices.size()));
   }
   if (setup_->precision.needs_loss_scale()) {
     throw UsageError(fmt::format(
@@ -101,6 +100,7 @@ void FlatStrategy::prepare_graphs() {
                     "automatic_optimization true, or cuda_graph out",
                     module_->name()));
   }
+  if (device().is_cpu()) return log_info("cuda_graph has no effect on a CPU");
   const c10::impl::VirtualGuardImpl gpu(device().type());
   gpu.synchronizeDevice(device().index());  // the module's tensors may still be written on the default stream
   stream_.emplace(gpu.getStreamFromGlobalPool(device()));

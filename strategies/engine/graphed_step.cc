@@ -1,18 +1,23 @@
 #include "fulgur/strategies/engine/graphed_step.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <exception>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/core/module.h"
 #include "fulgur/core/ready_gradients.h"
 #include "fulgur/core/step_recording.h"
+#include "fulgur/device/cuda_graph.h"
 
 namespace fulgur {
 namespace {
@@ -32,24 +37,58 @@ std::string reason_of(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
-}  // namespace
+// What a recorded step depends on, beside the sizes of a batch.
+class ModuleState {
+ public:
+  explicit ModuleState(const Module& module) : modules_(module.modules()) {
+    for (const at::Tensor& parameter : module.parameters()) add(parameter);
+    for (const at::Tensor& buffer : module.buffers()) add(buffer);
+    for (const auto& submodule : modules_) is_training_.push_back(submodule->is_training());
+  }
 
-struct GraphedStep::Recorded {
-  struct Parameter {
+  // Whether all of it has stayed as it was; what has been added is not looked for.
+  bool holds() const {
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      if (modules_[i]->is_training() != is_training_[i]) return false;
+    }
+    return std::ranges::all_of(tensors_, [](const Known& known) { return known == Known(known.tensor); });
+  }
+
+  bool operator==(const ModuleState&) const = default;
+
+ private:
+  struct Known {
     at::Tensor tensor;
     const void* memory;
     bool requires_grad;
+
+    explicit Known(const at::Tensor& of) : tensor(of), memory(of.const_data_ptr()), requires_grad(of.requires_grad()) {}
+    bool operator==(const Known& other) const {
+      return tensor.is_same(other.tensor) && memory == other.memory && requires_grad == other.requires_grad;
+    }
   };
 
-  std::function<void()> replay;
-  Batch inputs;  // each replay reads these
-  at::Tensor loss;
-  std::vector<at::Tensor> trained, gradients;  // parameters that have a gradient
-  std::vector<std::function<void()>> after_replay;
+  void add(const at::Tensor& tensor) {
+    if (tensor.defined()) tensors_.emplace_back(tensor);
+  }
 
-  // What a recorded step depends on, beside the sizes of a batch.
-  std::vector<Parameter> parameters;
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes;  // submodules, and whether they were training
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
+  std::vector<bool> is_training_{};
+  std::vector<Known> tensors_{};
+};
+
+}  // namespace
+
+struct GraphedStep::Recorded {
+  explicit Recorded(const Module& module) : state(module), epoch(module.current_epoch()) {}
+
+  const ModuleState state;
+  int64_t epoch;                                   // the last one in which `state` was compared with the whole module
+  Batch inputs{};                                  // each replay reads these
+  at::Tensor loss{};                               // each replay writes this, and the gradients
+  std::vector<at::Tensor> trained{}, gradients{};  // parameters that have a gradient
+  std::vector<std::function<void()>> after_replay{};
+  std::function<void()> replay{};
 };
 
 GraphedStep::GraphedStep(Module& module, const Precision& precision, c10::Device device, Record record)
@@ -75,53 +114,52 @@ at::Tensor GraphedStep::run(const Batch& batch, int64_t batch_idx, bool keeps_gr
   return module_.training_step(batch, batch_idx);
 }
 
-bool GraphedStep::record(const Batch& batch, int64_t batch_idx) {
-  auto recorded = std::make_unique<Recorded>();
+void GraphedStep::record(const Batch& batch, int64_t batch_idx) {
+  auto recorded = std::make_unique<Recorded>(module_);
   std::vector<Batch::Entry> inputs;
   for (const auto& [name, tensor] : batch) {
     if (tensor.device() != device_) {
-      give_up(fmt::format("'{}' of the batch is on {}", name, tensor.device().str()));
-      return false;
+      return give_up(fmt::format("'{}' of the batch is on {}", name, tensor.device().str()));
+    }
+    if (tensor.layout() != at::kStrided || tensor.is_nested()) {
+      return give_up(fmt::format("'{}' of the batch is sparse or nested", name));
     }
     inputs.emplace_back(name, tensor.clone());
   }
   recorded->inputs = Batch(std::move(inputs));
-  for (const at::Tensor& parameter : module_.parameters()) {
-    recorded->parameters.push_back({parameter, parameter.const_data_ptr(), parameter.requires_grad()});
-  }
-  for (const auto& submodule : module_.modules()) recorded->modes.emplace_back(submodule, submodule->is_training());
   try {
     recorded->replay = record_([this, to = recorded.get(), batch_idx] { forward_and_backward(*to, batch_idx); });
   } catch (const std::exception& error) {  // if it is of the step itself, the step throws it again without a graph
-    give_up(reason_of(error));
-    return false;
+    at::autocast::clear_cache();           // the casts of weights in it were recorded, not computed
+    return give_up(reason_of(error));
   }
   log_info("cuda_graph: {}::training_step was recorded, and is replayed from epoch {}, batch {} on", module_.name(),
            module_.current_epoch(), batch_idx);
   recorded_ = std::move(recorded);
-  return true;
 }
 
-// What is recorded.
+// The work that a graph holds.
 void GraphedStep::forward_and_backward(Recorded& recorded, int64_t batch_idx) const {
   StepRecording recording(device_);
   const at::Tensor loss = module_.training_step(recorded.inputs, batch_idx);
   if (!loss.defined()) throw NotRecordable("training_step skips the batch");
   if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
-  std::vector<at::Tensor> trained;
-  for (const auto& parameter : recorded.parameters) {
-    if (parameter.requires_grad) trained.push_back(parameter.tensor);
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& parameter : module_.parameters()) {
+    if (!parameter.requires_grad()) continue;
+    if (!torch::autograd::impl::hooks(parameter).empty()) throw NotRecordable("a parameter has a hook");
+    parameters.push_back(parameter);
   }
   const ScopedFullPrecision outside(precision_, device_.type());
-  std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, trained, {}, /*retain_graph=*/std::nullopt,
+  std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, parameters, {}, /*retain_graph=*/std::nullopt,
                                                             /*create_graph=*/false, /*allow_unused=*/true);
   recorded.loss = loss.detach();
   recorded.trained.clear();
   recorded.gradients.clear();
   for (size_t i = 0; i < gradients.size(); ++i) {
     if (!gradients[i].defined()) continue;
-    recorded.trained.push_back(trained[i]);
-    recorded.gradients.push_back(fit_for_parameter(gradients[i], trained[i]));
+    recorded.trained.push_back(parameters[i]);
+    recorded.gradients.push_back(fit_for_parameter(gradients[i], parameters[i]));
     gradients[i].reset();
   }
   recorded.after_replay = recording.take_actions();
@@ -132,13 +170,10 @@ void GraphedStep::give_up(const std::string& reason) {
   log_warning("cuda_graph: {}::training_step cannot be recorded, and runs without a graph: {}", module_.name(), reason);
 }
 
-bool GraphedStep::is_as_recorded() const {
-  const auto is_parameter = [](const Recorded::Parameter& parameter) {
-    return parameter.tensor.const_data_ptr() == parameter.memory &&
-           parameter.tensor.requires_grad() == parameter.requires_grad;
-  };
-  const auto has_mode = [](const auto& mode) { return mode.first->is_training() == mode.second; };
-  return std::ranges::all_of(recorded_->parameters, is_parameter) && std::ranges::all_of(recorded_->modes, has_mode);
+bool GraphedStep::is_as_recorded() {
+  const int64_t epoch = module_.current_epoch();
+  const bool is_new_epoch = std::exchange(recorded_->epoch, epoch) != epoch;
+  return is_new_epoch ? recorded_->state == ModuleState(module_) : recorded_->state.holds();
 }
 
 bool GraphedStep::has_recorded_sizes(const Batch& batch) const {
@@ -163,7 +198,9 @@ at::Tensor GraphedStep::replay(const Batch& batch, bool keeps_gradients) {
   recorded_->replay();
   for (const auto& action : recorded_->after_replay) action();
   at::Tensor loss = recorded_->loss.clone();
-  set_ready_gradients(loss, recorded_->trained, recorded_->gradients);
+  std::vector<at::Tensor> gradients;  // handles of their own, which autograd takes as they are
+  for (const at::Tensor& gradient : recorded_->gradients) gradients.push_back(gradient.detach());
+  set_ready_gradients(loss, recorded_->trained, std::move(gradients));
   return loss;
 }
 

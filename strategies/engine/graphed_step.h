@@ -7,29 +7,24 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
-#include "fulgur/base/logging.h"
 #include "fulgur/core/batch.h"
 #include "fulgur/core/module_fwd.h"
-#include "fulgur/device/cuda_graph.h"
 #include "fulgur/strategies/precision.h"
-
-namespace torch::nn {
-class Module;
-}  // namespace torch::nn
 
 namespace fulgur {
 
 // A module's training_step, forward and backward, as a CUDA graph: recorded once, after some steps that ran without,
-// and replayed for each further batch. The loss comes with its gradients (core/ready_gradients.h), so that all the rest
-// of a step is as ever. A batch of other sizes, and what cannot be recorded, runs without a graph, and a message says
-// why. If parameters are frozen, unfrozen or moved, or a submodule changes between train and eval mode, the step is
-// recorded anew. Requires one device, on which the current stream is not the default one, and no loss scale. Threading:
-// the training thread only.
+// and replayed for each further batch. The loss comes with its gradients (core/ready_gradients.h), which any strategy
+// takes. A batch of other sizes, and what cannot be recorded, runs without a graph, and a message says why. The step is
+// recorded anew if parameters are frozen or unfrozen, if parameters or buffers lie elsewhere, if a submodule changes
+// between train and eval mode, and, from the next epoch on, if any of these was added or taken away.
+// Requires one device, on which the current stream is not the default one, and no loss scale.
+// Threading: the training thread only.
 class GraphedStep {
  public:
-  // Records what `body` launches, and returns what launches it again. The default is a CudaGraph.
+  // Records what `body` launches, and returns what launches it again. The default is a CudaGraph, which calls `body`
+  // once; a stand-in may call it again in each replay.
   using Record = std::function<std::function<void()>(const std::function<void()>& body)>;
 
   GraphedStep(Module& module, const Precision& precision, c10::Device device, Record record = {});
@@ -42,9 +37,9 @@ class GraphedStep {
  private:
   struct Recorded;
 
-  bool record(const Batch& batch, int64_t batch_idx);
+  void record(const Batch& batch, int64_t batch_idx);
   void forward_and_backward(Recorded& recorded, int64_t batch_idx) const;
-  bool is_as_recorded() const;
+  bool is_as_recorded();
   bool has_recorded_sizes(const Batch& batch) const;
   at::Tensor replay(const Batch& batch, bool keeps_gradients);
   void give_up(const std::string& reason);
@@ -53,10 +48,10 @@ class GraphedStep {
   const Precision& precision_;
   const c10::Device device_;
   const Record record_;
-  int64_t num_steps_ = 0;  // steps without a graph since the start, or since the last graph
+  int64_t num_steps_ = 0;  // steps that ran without a graph; enough of them make a recording possible
   bool has_given_up_ = false;
   bool has_told_of_sizes_ = false;
-  std::unique_ptr<Recorded> recorded_;  // null: not yet
+  std::unique_ptr<Recorded> recorded_;  // null: the step is not recorded, or no longer as it was
 };
 
 }  // namespace fulgur

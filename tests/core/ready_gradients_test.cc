@@ -119,5 +119,23 @@ TEST(ReadyGradients, OtherLossesGoTheirUsualWay) {
   EXPECT_TRUE(weight.grad().equal(torch::full({2}, 3.0)));
 }
 
+TEST(FitForParameter, IsTheGradientItselfIfNothingElseHasItsMemory) {
+  const at::Tensor parameter = torch::ones({2, 3}), gradient = torch::full({2, 3}, 2.0);
+  EXPECT_EQ(fit_for_parameter(gradient, parameter).const_data_ptr(), gradient.const_data_ptr());
+  const at::Tensor view = gradient.view({2, 3});
+  EXPECT_NE(fit_for_parameter(gradient, parameter).const_data_ptr(), gradient.const_data_ptr());
+}
+
+TEST(FitForParameter, IsACopyOfWhatTwoParametersShareAndOfOtherLayouts) {
+  const at::Tensor parameter = torch::ones({2, 3}), gradient = torch::full({2, 3}, 2.0);
+  const std::vector<at::Tensor> shared{gradient};
+  EXPECT_NE(fit_for_parameter(gradient, parameter).const_data_ptr(), gradient.const_data_ptr());
+  for (const at::Tensor& other : {torch::full({3, 2}, 2.0).t(), torch::full({1, 3}, 2.0).expand({2, 3})}) {
+    const at::Tensor fit = fit_for_parameter(other, parameter);
+    EXPECT_EQ(fit.strides(), parameter.strides());
+    EXPECT_TRUE(fit.equal(gradient));
+  }
+}
+
 }  // namespace
 }  // namespace fulgur

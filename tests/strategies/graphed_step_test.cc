@@ -7,12 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/metrics/aggregation.h"
 #include "fulgur/optim/adam.h"
 #include "fulgur/strategies/engine/graphed_step.h"
 #include "fulgur/strategies/forwarding_strategy.h"
 #include "fulgur/strategies/presets.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 
 namespace fulgur {
@@ -157,6 +159,18 @@ struct LogsText : Plain {
   }
 };
 
+struct ReadsEpoch : Plain {
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    return Plain::training_step(batch, batch_idx) * (1.0 + static_cast<double>(current_epoch()));
+  }
+};
+
+struct HasHook : Plain {
+  HasHook() {
+    hidden->weight.register_hook([](const at::Tensor& gradient) { return gradient * 0.1; });
+  }
+};
+
 struct SkipsThird : Plain {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     return batch_idx == 3 ? at::Tensor() : Plain::training_step(batch, batch_idx);
@@ -173,9 +187,38 @@ void expect_runs_without_graph(const std::string& reason) {
 
 TEST(GraphedStep, WhatTheHostWouldHaveToDoAgainIsNamed) {
   expect_runs_without_graph<LogsNumber>("log('batch') takes a number of the host, which no replay changes");
-  expect_runs_without_graph<UpdatesMetric>("the metric Mean is updated");
+  expect_runs_without_graph<UpdatesMetric>("the metric Mean is updated, which no replay does");
   expect_runs_without_graph<SkipsThird>("training_step skips the batch");
-  expect_runs_without_graph<LogsText>("'batch' is sent to the loggers");
+  expect_runs_without_graph<LogsText>("'batch' is sent to the loggers, which no replay does");
+  expect_runs_without_graph<ReadsEpoch>("the run's state is read, such as current_epoch()");
+  expect_runs_without_graph<HasHook>("a parameter has a hook");
+}
+
+struct Manual : Plain {
+  Manual() { automatic_optimization = false; }
+};
+
+template <class Error>
+std::string message_with_graph(const std::shared_ptr<Plain>& module, TrainerOptions options) {
+  options.cuda_graph = true;
+  return testing::message_of<Error>(
+      [&] { Trainer(testing::quiet(options)).fit(module, {.train = testing::tiny_loader()}); });
+}
+
+TEST(GraphedStep, WhatHasNoGraphIsAnErrorBeforeTraining) {
+  EXPECT_THAT(message_with_graph<UsageError>(make_module<Plain>(), {.strategy = "dp", .devices = 2}),
+              HasSubstr("use 'ddp'"));
+  EXPECT_THAT(message_with_graph<UsageError>(make_module<Plain>(), {.precision = "16-mixed"}),
+              HasSubstr("write precision = 'bf16-mixed'"));
+  EXPECT_THAT(message_with_graph<SetupError>(make_module<Manual>(), {}), HasSubstr("Manual calls backward itself"));
+}
+
+TEST(GraphedStep, ACpuHasNoGraphsWhichAMessageSays) {
+  TrainerOptions options = testing::quiet({.max_steps = 1});
+  options.cuda_graph = true;
+  ::testing::internal::CaptureStderr();
+  Trainer(options).fit(make_module<Plain>(), {.train = testing::tiny_loader()});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("cuda_graph has no effect on a CPU"));
 }
 
 }  // namespace
