@@ -54,6 +54,11 @@ struct Graphed : ForwardingStrategy {
   bool begins_window_ = true;
 };
 
+const bool g_is_registered = [] {
+  strategy_registry().add("graphed", [] { return std::make_unique<Graphed>(); });
+  return true;
+}();
+
 struct Course {
   std::vector<double> values{};  // the loss of each batch, and what was logged of it
   at::Tensor weights{};
@@ -62,10 +67,6 @@ struct Course {
 
 template <class M>
 Course course_of(const std::string& strategy, int64_t accumulate = 1, int64_t num_samples = 56) {
-  [[maybe_unused]] static const bool is_registered = [] {
-    strategy_registry().add("graphed", [] { return std::make_unique<Graphed>(); });
-    return true;
-  }();
   Course course;
   const auto module = make_module<M>();
   TrainerOptions options =
