@@ -54,7 +54,7 @@ struct Graphed : ForwardingStrategy {
   bool begins_window_ = true;
 };
 
-const bool g_is_registered = [] {
+[[maybe_unused]] const bool g_is_registered = [] {
   strategy_registry().add("graphed", [] { return std::make_unique<Graphed>(); });
   return true;
 }();
