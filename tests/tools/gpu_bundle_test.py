@@ -32,7 +32,7 @@ class GpuBundleTest(unittest.TestCase):
     def test_a_step_that_fails_is_one_line_and_the_next_one_runs(self):
         done = self.run_bundle("--only=two ranks", "correctness", CUDA_VISIBLE_DEVICES="")
         lines = [line for line in done.stdout.split("\n") if line.startswith("FAILED")]
-        self.assertEqual((done.returncode, len(lines)), (1, 3), done.stdout + done.stderr)
+        self.assertEqual((done.returncode, len(lines)), (1, 4), done.stdout + done.stderr)
         self.assertRegex(lines[0], r"^FAILED +\d+\.\d s  two ranks, ddp: rank 0 ended with 2$")
         report = json.loads((self.bundle / "out/results.json").read_text())
         self.assertEqual([result["step"] for result in report["results"]],
