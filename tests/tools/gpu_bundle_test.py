@@ -36,7 +36,7 @@ class GpuBundleTest(unittest.TestCase):
         self.assertRegex(lines[0], r"^FAILED +\d+\.\d s  two ranks, ddp: rank 0 ended with 2$")
         report = json.loads((self.bundle / "out/results.json").read_text())
         self.assertEqual([result["step"] for result in report["results"]],
-                         ["two ranks, ddp", "two ranks, ddp_sharded", "two ranks, zero_offload"])
+                         ["two ranks, ddp", "two ranks, ddp_sharded", "two ranks, zero_offload", "two ranks, ddp, CUDA graph"])
         self.assertIn("accelerator", (self.bundle / "out/two_ranks_ddp.log").read_text())
         self.assertIn("| correctness | two ranks, ddp | failed |", (self.bundle / "out/results.md").read_text())
 
