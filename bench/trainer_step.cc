@@ -119,8 +119,7 @@ void hand_written(const std::vector<Batch>& pool) {
 }
 
 // The compiled step by torch's own loader, which has unpacked it before, and fulgur's Adam kernel on each parameter.
-// Each run begins with the weights of the file, as a Trainer does: one that went on from the last run would soon have
-// learned the pool, and compute with numbers so small that the processor takes its slow path for them.
+// Each run begins with the weights of the file, as the Trainer's does, so that both compute with numbers alike.
 class CodeAndUpdate {
  public:
   explicit CodeAndUpdate(const std::string& file) : file_(file), code_(file, "step", /*run_single_threaded=*/true) {}

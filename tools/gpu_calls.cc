@@ -41,7 +41,7 @@ void fulgur_gpu_calls(int64_t* so_far) {
   for (size_t kind = 0; kind < kNumKinds; ++kind) so_far[kind] = counts[kind].load();
 }
 
-// What `kernel<<<...>>>` becomes, from CUDA 13 on and before.
+// What `kernel<<<...>>>` calls in programs of CUDA 13; those of older CUDA call cudaLaunchKernel.
 int __cudaLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** args, size_t shared, void* stream) {
   return counted(kLaunch, __func__, kernel, grid, block, args, shared, stream);
 }
