@@ -193,10 +193,11 @@ void ProgramImpl::compile() {
     const Input& input = program.inputs[i];
     buffers.push_back(input.kind == Input::Kind::buffer ? input.name : "");
     if (!input.is_constant()) continue;
-    const at::Tensor constant = archive_->constant(input.name).tensor;
-    const bool follows = input.kind == Input::Kind::buffer && dtype_ != exported_dtype_ && constant.is_floating_point();
-    constants_[i] =
-        constant.to(device_, follows ? dtype_ : constant.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    const bool is_buffer = input.kind == Input::Kind::buffer;
+    const at::Tensor stored = archive_->constant(input.name).tensor;
+    const bool follows = is_buffer && dtype_ != exported_dtype_ && stored.is_floating_point();
+    const at::Tensor current = is_buffer && constants_[i].defined() ? constants_[i] : stored;  // calls change buffers
+    constants_[i] = current.to(device_, follows ? dtype_ : stored.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   }
   const program::CodeOptions options{.file = file_.string(),
                                      .device = device_,

@@ -230,6 +230,18 @@ TEST(Program, RunsInThePrecisionOfItsParameters) {
   EXPECT_EQ(net->named_buffers()["block.0.num_batches_tracked"].scalar_type(), at::kLong);
 }
 
+TEST(Program, ABufferThatIsNotSavedKeepsItsValueInAnotherPrecision) {
+  nn::Program stays = load("history"), moves = load("history");
+  const Batch batch{{"x", torch::full({3, 4}, 2.0F)}};
+  stays->forward(batch);
+  moves->forward(batch);
+  for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
+    moves->to(dtype);
+    const at::Tensor found = moves->forward(Batch{{"x", batch["x"].to(dtype)}}).begin()->second;
+    EXPECT_TRUE(found.to(at::kFloat).allclose(stays->forward(batch).begin()->second)) << dtype;
+  }
+}
+
 TEST(Program, WritesAnArchiveWithItsValues) {
   const testing::TempDir folder;
   nn::Program net = load("mlp");

@@ -79,6 +79,19 @@ class Control(nn.Module):
         return torch.cond(x.sum() > 0, lambda a: self.first(a), lambda a: a * 2, (product.float() - mean,))
 
 
+class History(nn.Module):
+    """A buffer that every call changes, and that is not in the state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("average", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        self.average.mul_(0.5).add_(x.detach().mean(0), alpha=0.5)
+        return self.linear(x) + self.average
+
+
 class Attention(nn.Module):
 
     def __init__(self):
@@ -132,6 +145,7 @@ def main():
          {"left": {0: rows}, "right": {0: rows, 1: sides}})
     make("control", Control(), {"x": x}, {"x": {0: BATCH}})
     make("attention", Attention().eval(), {"tokens": torch.zeros(3, 5, dtype=torch.long)}, {"tokens": {0: BATCH}})
+    make("history", History(), {"x": x}, {"x": {0: BATCH}})
 
 
 if __name__ == "__main__":
