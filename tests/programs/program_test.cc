@@ -232,13 +232,12 @@ TEST(Program, RunsInThePrecisionOfItsParameters) {
 
 TEST(Program, ABufferThatIsNotSavedKeepsItsValueInAnotherPrecision) {
   nn::Program stays = load("history"), moves = load("history");
-  const Batch batch{{"x", torch::full({3, 4}, 2.0F)}};
-  stays->forward(batch);
-  moves->forward(batch);
+  const at::Tensor x = torch::full({3, 4}, 2.0F);
+  stays->forward(x);
+  moves->forward(x);
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     moves->to(dtype);
-    const at::Tensor found = moves->forward(Batch{{"x", batch["x"].to(dtype)}}).begin()->second;
-    EXPECT_TRUE(found.to(at::kFloat).allclose(stays->forward(batch).begin()->second)) << dtype;
+    EXPECT_TRUE(moves->forward(x.to(dtype)).to(at::kFloat).allclose(stays->forward(x))) << dtype;
   }
 }
 
