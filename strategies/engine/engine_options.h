@@ -33,14 +33,10 @@ struct EngineOptions {
   int64_t warmup_steps = 0;
   int64_t update_threads = 0;
 
-  // Options for parameters on `device_type`. On a GPU a parameter begins at a multiple of 256 bytes, as an allocation
-  // of its own would, because cuBLASLt chooses algorithms by the alignment.
-  BucketOptions buckets_for(int64_t world_size, c10::DeviceType device_type) const {
-    BucketOptions options = buckets;
-    options.world_size = world_size;
-    if (device_type != c10::kCPU) options.slot_alignment_bytes = 256;
-    return options;
-  }
+  // Whether sums of gradients are kept apart from the parameters, in the ranges that a rank updates.
+  bool keeps_sums(int64_t world_size) const { return (shard && world_size > 1) || host_ratio > 0 || delayed; }
+
+  BucketOptions buckets_for(int64_t world_size, c10::DeviceType device_type) const;  // for parameters on such a device
 };
 
 // Throws UsageError if the strategy of this name cannot train on these devices of each of num_nodes machines.

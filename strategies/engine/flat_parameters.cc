@@ -88,20 +88,23 @@ class BucketCutter {
     const auto element_size = static_cast<int64_t>(c10::elementSize(run.dtype));
     const int64_t alignment = std::max<int64_t>(1, options_.slot_alignment_bytes / element_size);
     const int64_t num_elements = round_up(param.numel(), alignment);
-    const auto [place, is_new] = open_.try_emplace(run);
-    Open& open = place->second;
-    const bool is_full = !is_new && (open.end + num_elements) * element_size > open.cap_bytes;
-    if (is_new || is_full) {
+    Open alone;
+    Open* open = &alone;
+    if (param.numel() * element_size >= options_.large_bytes) {
+      any_is_full_ = true;
+      alone = new_bucket(run);
+    } else {
+      const auto [place, is_new] = open_.try_emplace(run);
+      open = &place->second;
+      const bool is_full = !is_new && (open->end + num_elements) * element_size > open->cap_bytes;
       any_is_full_ = any_is_full_ || is_full;
-      open = {.bucket = cut_.size(),
-              .cap_bytes = any_is_full_ ? options_.bucket_cap_bytes : options_.first_bucket_bytes};
-      cut_.push_back({.bucket = {.optimizer = run.optimizer, .group = run.group}});
+      if (is_new || is_full) *open = new_bucket(run);
     }
-    Cut& cut = cut_[open.bucket];
-    cut.bucket.slots.push_back({name, param, open.end, param.numel()});
-    cut.bucket.num_bytes = round_up(open.end + param.numel(), options_.world_size * kRangeAlignment) * element_size;
+    Cut& cut = cut_[open->bucket];
+    cut.bucket.slots.push_back({name, param, open->end, param.numel()});
+    cut.bucket.num_bytes = round_up(open->end + param.numel(), options_.world_size * kRangeAlignment) * element_size;
     cut.last = num_added_++;
-    open.end += num_elements;
+    open->end += num_elements;
   }
 
   // Returns the buckets in the order in which backward fills them.
@@ -114,14 +117,20 @@ class BucketCutter {
 
  private:
   struct Open {
-    size_t bucket;
-    int64_t cap_bytes;
+    size_t bucket = 0;
+    int64_t cap_bytes = 0;
     int64_t end = 0;  // in elements
   };
   struct Cut {
     FlatParameters::Bucket bucket;
     size_t last = 0;  // the number of the parameter that was added last
   };
+
+  Open new_bucket(const Run& run) {
+    cut_.push_back({.bucket = {.optimizer = run.optimizer, .group = run.group}});
+    return {.bucket = cut_.size() - 1,
+            .cap_bytes = any_is_full_ ? options_.bucket_cap_bytes : options_.first_bucket_bytes};
+  }
 
   const BucketOptions& options_;
   std::vector<Cut> cut_;

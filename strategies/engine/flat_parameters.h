@@ -21,6 +21,7 @@ namespace fulgur {
 struct BucketOptions {
   int64_t first_bucket_bytes = 1 << 20;  // cap until one bucket is full: small, so that reducing starts early
   int64_t bucket_cap_bytes = 25 << 20;   // cap of all other buckets; a larger parameter has a bucket to itself
+  int64_t large_bytes = INT64_MAX;       // a parameter of at least this size has a bucket to itself, too
   int64_t world_size = 1;                // a bucket's length is a multiple of world_size * 64 elements
   int64_t slot_alignment_bytes = 64;     // a parameter begins at a multiple of this
 

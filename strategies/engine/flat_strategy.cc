@@ -166,10 +166,7 @@ BucketOptions FlatStrategy::bucket_options() {
   return options;
 }
 
-// Whether sums of gradients are kept apart from the parameters, in the ranges that this rank updates.
-bool FlatStrategy::keeps_sums() const {
-  return (engine_.shard && !alone()) || engine_.host_ratio > 0 || engine_.delayed;
-}
+bool FlatStrategy::keeps_sums() const { return engine_.keeps_sums(setup_->world.world_size()); }
 
 std::unique_ptr<GradientStore> FlatStrategy::make_store() {
   const GradientContext context{.strategy = name(),
@@ -346,7 +343,7 @@ void FlatStrategy::backward(const at::Tensor& loss, bool is_last) {
     for (const auto& optimizer : optimizers_) optim::widen_gradients(optimizer->params());
   }
   open_window();
-  store_->begin_backward(is_last);
+  const ScopedGradientMemory memory = store_->begin_backward(is_last);
   module_->backward(loss_scaling_ ? loss_scaling_->scale(loss) : loss);
   if (replicas_) replicas_->backward();
 }

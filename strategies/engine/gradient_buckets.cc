@@ -10,7 +10,7 @@
 namespace fulgur {
 
 at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
-  return gradients.as_strided(slot.param.sizes(), slot.param.strides(), slot.begin);
+  return gradients.as_strided(slot.param.sizes(), slot.param.strides(), gradients.storage_offset() + slot.begin);
 }
 
 void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad) {

@@ -9,6 +9,7 @@
 #include "fulgur/distributed/collective.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_buckets.h"
+#include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_sums.h"
 #include "fulgur/strategies/engine/gradient_views.h"
 
@@ -38,6 +39,9 @@ class GradientReducer {
 
   // `takes_norms`: finish() leaves the norms of sums, too.
   void begin(bool takes_norms = false);
+
+  // In the scope a backward makes large gradients in the memory of their buckets, which saves copies.
+  ScopedGradientMemory open_memory() const { return views_ ? views_->memory().open() : ScopedGradientMemory(); }
 
   GradientSums& sums() { return *sums_; }  // only with make_sums
   const GradientSums& sums() const { return *sums_; }

@@ -17,6 +17,7 @@
 #include "fulgur/optim/fused_update.h"
 #include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/flat_parameters.h"
+#include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
 #include "fulgur/strategies/engine/shard_groups.h"
@@ -55,8 +56,11 @@ class GradientStore {
   virtual bool collects_in_buckets() const { return false; }
   virtual void append() {}  // takes in the buckets that were appended to the parameters
 
-  virtual void open_window() {}                     // drops what is left of the last window
-  virtual void begin_backward(bool /*is_last*/) {}  // finished gradients may be sent to other ranks from here on
+  virtual void open_window() {}  // drops what is left of the last window
+
+  // Finished gradients may be sent to other ranks from here on. In the scope that is returned, to be closed after the
+  // module's backward, autograd may make gradients in memory of this store.
+  [[nodiscard]] virtual ScopedGradientMemory begin_backward(bool /*is_last*/) { return {}; }
 
   // A store that collects in buckets sums over ranks here, and returns the combined windows of all ranks. nullopt: the
   // store does so only with the last micro-batch of the window.

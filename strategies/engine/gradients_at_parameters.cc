@@ -1,5 +1,8 @@
 #include "fulgur/strategies/engine/gradients_at_parameters.h"
 
+#include <ATen/ops/empty.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 
@@ -10,6 +13,22 @@
 #include "fulgur/strategies/engine/saved_optimizers.h"
 
 namespace fulgur {
+
+// Replicas have their backward in threads of their own, which open no scope.
+void GradientsAtParameters::add_memory() {
+  const bool is_used = context_.alone() && context_.device().is_cpu() && context_.setup.devices.size() == 1;
+  if (!is_used) return;
+  std::vector<GradientMemory::Request> requests;
+  const auto& buckets = context_.parameters.buckets();
+  for (; num_buckets_ < buckets.size(); ++num_buckets_) {
+    const at::Tensor& flat = buckets[num_buckets_].flat;
+    for (const FlatParameters::Slot& slot : buckets[num_buckets_].slots) {
+      if (slot.num_elements * flat.element_size() < GradientMemory::kLeastBytes) continue;
+      requests.push_back({flat.scalar_type(), slot.num_elements, slot.num_elements});
+    }
+  }
+  memory_.add(requests, [](int64_t num_bytes) { return at::empty({num_bytes}, at::kByte); });
+}
 
 std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const {
   std::vector<at::Tensor> gradients;

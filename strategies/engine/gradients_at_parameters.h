@@ -6,15 +6,19 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_store.h"
 
 namespace fulgur {
 
-// Gradients stay where autograd puts them, and the optimizer's kernel reads them there.
+// Gradients stay where autograd puts them, and the optimizer's kernel reads them there. With one rank on a CPU large
+// ones have memory that stays from step to step.
 class GradientsAtParameters : public GradientStore {
  public:
-  explicit GradientsAtParameters(GradientContext context) : context_(std::move(context)) {}
+  explicit GradientsAtParameters(GradientContext context) : context_(std::move(context)) { add_memory(); }
 
+  void append() override { add_memory(); }
+  ScopedGradientMemory begin_backward(bool /*is_last*/) override { return memory_.open(); }
   at::Tensor norm(size_t optimizer) override;
   void show(size_t optimizer) override;
   void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
@@ -27,9 +31,12 @@ class GradientsAtParameters : public GradientStore {
   const GradientContext& context() const { return context_; }
 
  private:
+  void add_memory();
   std::vector<at::Tensor> gradients(size_t optimizer) const;
 
   const GradientContext context_;
+  GradientMemory memory_{};  // empty with several ranks
+  size_t num_buckets_ = 0;   // the first ones, whose gradients have memory there
 };
 
 }  // namespace fulgur

@@ -23,7 +23,7 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
   const std::optional<c10::ScalarType> true_dtype = request.precision.true_dtype();
   const int64_t world_size = engine.world ? request.num_devices : 1;
   const int64_t shards = num_shards(engine, world_size, world_size / std::min(request.num_nodes, world_size));
-  const bool keeps = shards > 1 || engine.host_ratio > 0 || engine.delayed;
+  const bool keeps = engine.keeps_sums(world_size);
   const auto buckets =
       FlatParameters::plan(module, optimizers, engine.buckets_for(world_size, request.device_type), true_dtype);
   const bool sums_wait = keeps && (world_size == 1 || engine.each_micro_batch);

@@ -18,8 +18,9 @@ ReducedGradients::ReducedGradients(const GradientContext& context)
                 .wire = context.engine.wire,
                 .learns_order = context.setup.reduces_during_backward && context.module.automatic_optimization}) {}
 
-void ReducedGradients::begin_backward(bool is_last) {
+ScopedGradientMemory ReducedGradients::begin_backward(bool is_last) {
   if (is_last && context().setup.reduces_during_backward) reducer_.begin();
+  return reducer_.open_memory();
 }
 
 std::optional<AccumulationWindow> ReducedGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 
+#include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/gradients_at_parameters.h"
 
@@ -19,7 +20,7 @@ class ReducedGradients final : public GradientsAtParameters {
 
   bool collects_in_buckets() const override { return true; }
   void append() override { reducer_.append(); }
-  void begin_backward(bool is_last) override;
+  ScopedGradientMemory begin_backward(bool is_last) override;
   std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   void add_mean(const std::function<void()>& backward) override;
   at::Tensor norm(size_t optimizer) override;

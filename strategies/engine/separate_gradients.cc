@@ -112,9 +112,10 @@ void SeparateGradients::open_window() {
   is_shown_ = false;
 }
 
-void SeparateGradients::begin_backward(bool is_last) {
-  if (!context_.setup.reduces_during_backward || !(is_last || reduces_each_micro_batch())) return;
-  reducer_->begin(/*takes_norms=*/is_last && wants_norms_);
+ScopedGradientMemory SeparateGradients::begin_backward(bool is_last) {
+  const bool reduces = context_.setup.reduces_during_backward && (is_last || reduces_each_micro_batch());
+  if (reduces) reducer_->begin(/*takes_norms=*/is_last && wants_norms_);
+  return reducer_->open_memory();
 }
 
 std::optional<AccumulationWindow> SeparateGradients::end_micro_batch(const AccumulationWindow& mine, bool is_last) {

@@ -10,6 +10,7 @@
 
 #include "fulgur/base/logging.h"
 #include "fulgur/device/stream_worker.h"
+#include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/engine/gradient_store.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
@@ -29,7 +30,7 @@ class SeparateGradients final : public GradientStore {
   bool collects_in_buckets() const override { return true; }
   void append() override;
   void open_window() override;
-  void begin_backward(bool is_last) override;
+  ScopedGradientMemory begin_backward(bool is_last) override;
   std::optional<AccumulationWindow> end_micro_batch(const AccumulationWindow& mine, bool is_last) override;
   at::Tensor norm(size_t optimizer) override;
   void show(size_t optimizer) override;

@@ -13,7 +13,9 @@ struct EngineOptions;
 // Source: Li et al. 2020, arXiv:2006.15704.
 struct Ddp {
   static constexpr std::string_view kName = "ddp";
-  double bucket_cap_mib = 25;      // gradients that are reduced together; smaller: starts sooner, costs more calls
+  // Size of gradients that are reduced together; smaller: starts sooner, costs more calls. With ddp on CPUs, a gradient
+  // of at least a sixth of it, and 1 MiB, is reduced by itself, where autograd made it.
+  double bucket_cap_mib = 25;
   double first_bucket_mib = 1;     // cap of the first bucket, so that reducing starts early in backward
   std::string wire = "fp32";       // or bf16: fp32 gradients travel in half the bytes, and their sums are rounded to it
   std::string transport = "auto";  // or shared_memory, gloo or mpi: what moves tensors in host memory

@@ -95,6 +95,14 @@ TEST(FlatParameters, ALargeParameterTravelsAlone) {
                           ElementsAre("scale")));
 }
 
+TEST(FlatParameters, AParameterThatCountsAsLargeTravelsAloneBesideBucketsOfSmallOnes) {
+  Net net;
+  const FlatParameters flat(net, adam(net), {.bucket_cap_bytes = 1 << 20, .large_bytes = 4 * 16 * 8});
+  EXPECT_THAT(names_in(flat), ElementsAre(ElementsAre("second.weight"),
+                                          ElementsAre("third.bias", "third.weight", "second.bias", "first.bias"),
+                                          ElementsAre("first.weight"), ElementsAre("scale")));
+}
+
 TEST(FlatParameters, LengthsDivideByTheRanksAndPaddingIsZero) {
   for (const int64_t world_size : {1, 2, 3, 7}) {
     Net net;
