@@ -8,7 +8,6 @@
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
-#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -17,11 +16,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/core/ready_gradients.h"
+#include "fulgur/programs/loaded_code.h"
 #include "fulgur/programs/packed_code.h"
 
 namespace fulgur::program {
@@ -146,8 +145,8 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
   if (is_step() && (trained_.empty() || std::ranges::find(output_names_, "loss") == output_names_.end())) {
     throw CheckpointError(fmt::format("{}: has a compiled step, but no output 'loss' with gradients", file.string()));
   }
-  const size_t num_threads = is_step() ? 1 : std::max(2U, std::thread::hardware_concurrency());
-  runner_ = PackedCode(file, archive.entries(), name).load(device, num_threads);
+  const PackedCode packed(file, archive.entries(), name);
+  code_ = is_step() ? packed.load_for_one_thread(device) : packed.load_for_any_thread(device);
 }
 
 CompiledCall::~CompiledCall() = default;
@@ -225,7 +224,7 @@ std::vector<at::Tensor> CompiledCall::run(const std::vector<IValue>& inputs) {
       const at::Tensor& tensor = inputs[i].toTensor();
       tensors.push_back(program_.inputs[i].kind == Input::Kind::user ? tensor.contiguous() : tensor);
     }
-    results = runner_->boxed_run(std::move(tensors));
+    results = code_->run(std::move(tensors));
   }
   TORCH_CHECK(results.size() == output_names_.size() + trained_.size(), "the compiled code gives ", results.size(),
               " results instead of ", output_names_.size() + trained_.size());

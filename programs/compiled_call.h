@@ -20,9 +20,9 @@
 
 #include "fulgur/programs/program_archive.h"
 
-namespace torch::inductor {
-class AOTIModelContainerRunner;
-}  // namespace torch::inductor
+namespace fulgur {
+class LoadedCode;
+}  // namespace fulgur
 
 namespace fulgur::program {
 
@@ -97,7 +97,7 @@ class CompiledCall {
 
   std::optional<at::ScalarType> autocast_;  // the precision of autocast that is compiled in
   std::vector<std::string> output_names_;
-  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+  std::unique_ptr<LoadedCode> code_;
   std::atomic<bool> has_refused_ = false;
 };
 

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
@@ -21,6 +20,7 @@
 #include "fulgur/programs/archive_entries.h"
 #include "fulgur/programs/checkpoint_weights.h"
 #include "fulgur/programs/input_checker.h"
+#include "fulgur/programs/loaded_code.h"
 #include "fulgur/programs/packed_code.h"
 
 namespace fulgur {
@@ -61,11 +61,11 @@ CompiledPackage::CompiledPackage(const std::filesystem::path& file, c10::Device 
       }
     }
   }
-  const PackedCode code(file, entries, *models.begin());
-  if (const std::string reason = code.why_not_on(device_); !reason.empty()) fail(reason);
-  runner_ = code.load(device_, static_cast<size_t>(max_concurrent_runs_));
+  const PackedCode packed(file, entries, *models.begin());
+  if (const std::string reason = packed.why_not_on(device_); !reason.empty()) fail(reason);
+  code_ = packed.load_for_any_thread(device_);
   if (program_) return;
-  const std::vector<std::string> specs = runner_->get_call_spec();
+  const std::vector<std::string> specs = code_->runner().get_call_spec();
   if (specs.size() != 2) fail("has no record of its inputs and outputs");
   names_ = program::parse_call_names(specs[0], specs[1], file.string());
 }
@@ -91,33 +91,9 @@ std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
   return tensors;
 }
 
-class CompiledPackage::Turn {
- public:
-  explicit Turn(CompiledPackage& package) : package_(package) {
-    std::unique_lock lock(package_.mutex_);
-    package_.changed_.wait(
-        lock, [&] { return !package_.is_exchanging_ && package_.num_running_ < package_.max_concurrent_runs_; });
-    ++package_.num_running_;
-  }
-  ~Turn() {
-    const std::lock_guard lock(package_.mutex_);
-    --package_.num_running_;
-    package_.changed_.notify_all();
-  }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
-
- private:
-  CompiledPackage& package_;
-};
-
 Batch CompiledPackage::run(const Batch& inputs) {
   const c10::NoGradGuard no_gradient;
-  std::vector<at::Tensor> tensors = arguments(inputs), results;
-  {
-    const Turn turn(*this);
-    results = runner_->boxed_run(std::move(tensors));
-  }
+  const std::vector<at::Tensor> results = code_->run(arguments(inputs));
   if (results.size() != names_.outputs.size()) {
     fail(fmt::format("gives {} outputs, but its program has {}", results.size(), names_.outputs.size()));
   }
@@ -136,14 +112,15 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
                     file_.string()));
   }
   const std::lock_guard setting(setting_);
-  const std::unordered_map<std::string, at::Tensor> current = runner_->extract_constants_map(/*use_inactive=*/false);
+  LoadedCode::Runner& runner = code_->runner();
+  const std::unordered_map<std::string, at::Tensor> current = runner.extract_constants_map(/*use_inactive=*/false);
   std::map<std::string, std::vector<int64_t>> sizes;
   for (const Input& input : program_->inputs) {
     if (input.is_weight()) sizes[input.name] = input.fixed_sizes();
   }
   const CheckpointReader reader(checkpoint);
   std::unordered_map<std::string, std::string> names_in_code;
-  for (const auto& [in_code, name] : runner_->getConstantNamesToOriginalFQNs()) names_in_code[name] = in_code;
+  for (const auto& [in_code, name] : runner.getConstantNamesToOriginalFQNs()) names_in_code[name] = in_code;
   std::unordered_map<std::string, at::Tensor> values;
   for (const auto& [name, weight] : weights_of_program(reader, sizes, file_.string())) {
     const auto found = current.find(name);
@@ -153,15 +130,12 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
     values[names_in_code.at(name)] = at::empty_strided(own.sizes(), own.strides(), own.options()).copy_(weight);
   }
   wait_for(device_);  // runs from before the last exchange may still read what is overwritten now
-  runner_->update_constant_buffer(values, /*use_inactive=*/true, /*validate_full_updates=*/false);
-  std::unique_lock lock(mutex_);
-  is_exchanging_ = true;
-  const auto end = c10::make_scope_exit([this] {
-    is_exchanging_ = false;
-    changed_.notify_all();
-  });
-  changed_.wait(lock, [this] { return num_running_ == 0; });
-  runner_->swap_constant_buffer();
+  const auto update = [&] {
+    runner.update_constant_buffer(values, /*use_inactive=*/true, /*validate_full_updates=*/false);
+  };
+  // The first run of the code makes what the first update makes, too, so that they must not meet.
+  std::exchange(has_set_weights_, true) ? update() : code_->between_runs(update);
+  code_->between_runs([&] { runner.swap_constant_buffer(); });
 }
 
 void CompiledPackage::fail(std::string_view reason) const {

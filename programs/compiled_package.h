@@ -3,25 +3,20 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include <algorithm>
-#include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "fulgur/core/batch.h"
 #include "fulgur/programs/exported_program.h"
 
-namespace torch::inductor {
-class AOTIModelContainerRunner;
-}  // namespace torch::inductor
-
 namespace fulgur {
+
+class LoadedCode;
 
 // A program that AOTInductor (torch 2.11) has compiled to native code; loading a package runs that code. A package of
 // //tools:export also has what is needed to check inputs and to change weights. A package that Python alone has made
@@ -42,8 +37,6 @@ class CompiledPackage {
   void set_weights(const std::filesystem::path& checkpoint);
 
  private:
-  class Turn;  // a scope in which a thread runs the code
-
   std::vector<at::Tensor> arguments(const Batch& batch) const;
   [[noreturn]] void fail(std::string_view reason) const;
 
@@ -51,15 +44,9 @@ class CompiledPackage {
   c10::Device device_;
   std::optional<program::ExportedProgram> program_;  // what was compiled; null if Python alone has made it
   program::CallNames names_;
-  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> runner_;
+  std::unique_ptr<LoadedCode> code_;
   std::mutex setting_;  // held by set_weights()
-
-  // AOTInductor's container waits forever if more threads run it than it has runners when its weights are exchanged.
-  const int max_concurrent_runs_ = static_cast<int>(std::max(2U, std::thread::hardware_concurrency()));
-  std::mutex mutex_;
-  std::condition_variable changed_;  // notified when one of the two below changes
-  int num_running_ = 0;
-  bool is_exchanging_ = false;  // no run begins
+  bool has_set_weights_ = false;
 };
 
 }  // namespace fulgur

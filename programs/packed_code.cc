@@ -6,18 +6,18 @@
 #include <algorithm>
 #include <exception>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "fulgur/base/compiled_code.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
+#include "fulgur/programs/loaded_code.h"
 #include "fulgur/programs/unpack_code.h"
 
 namespace fulgur {
 namespace {
-
-using torch::inductor::AOTIModelContainerRunner;
 
 constexpr const char* kDevice = "AOTI_DEVICE_KEY";
 
@@ -113,7 +113,13 @@ std::string PackedCode::why_not_on(c10::Device device) const {
   return "";
 }
 
-std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, size_t num_threads) const {
+std::unique_ptr<LoadedCode> PackedCode::load_for_one_thread(c10::Device device) const { return load(device, 1); }
+
+std::unique_ptr<LoadedCode> PackedCode::load_for_any_thread(c10::Device device) const {
+  return load(device, std::max(2U, std::thread::hardware_concurrency()));
+}
+
+std::unique_ptr<LoadedCode> PackedCode::load(c10::Device device, size_t num_models) const {
   const std::filesystem::path folder = unpack_code(files_, archive_.string());
   const auto& runners = torch::inductor::getAOTIModelRunnerRegistry();
   const auto make = runners.find(c10::DeviceTypeName(device.type(), /*lower_case=*/true));
@@ -122,8 +128,9 @@ std::unique_ptr<AOTIModelContainerRunner> PackedCode::load(c10::Device device, s
         fmt::format("{}: this libtorch does not run compiled code on {}", archive_.string(), device.str()));
   }
   try {
-    return make->second((folder / library_).string(), num_threads, device.str(), folder.string(),
-                        /*run_single_threaded=*/num_threads == 1);
+    auto runner = make->second((folder / library_).string(), num_models, device.str(), folder.string(),
+                               /*run_single_threaded=*/num_models == 1);
+    return std::make_unique<LoadedCode>(std::move(runner), num_models);
   } catch (const std::exception&) {  // the runner throws types of its own
     throw CheckpointError(fmt::format("{}: its compiled code cannot be loaded: {}", archive_.string(),
                                       text_of(std::current_exception())));

@@ -11,11 +11,9 @@
 
 #include "fulgur/programs/archive_entries.h"
 
-namespace torch::inductor {
-class AOTIModelContainerRunner;
-}  // namespace torch::inductor
-
 namespace fulgur {
+
+class LoadedCode;
 
 // Native code that AOTInductor (torch 2.11) has put into an archive, under the name "model" by default.
 class PackedCode {
@@ -29,11 +27,14 @@ class PackedCode {
   // if it runs. A sentence without its subject: "was compiled for cuda, but is to run on cpu".
   std::string why_not_on(c10::Device device) const;
 
-  // Loads code that runs on `device`, by up to `num_threads` threads at once; with 1, by one thread alone. Throws
+  // Loads code that runs on `device`, called by one thread at a time, or by any number of threads. Throws
   // CheckpointError if it cannot be loaded.
-  std::unique_ptr<torch::inductor::AOTIModelContainerRunner> load(c10::Device device, size_t num_threads) const;
+  std::unique_ptr<LoadedCode> load_for_one_thread(c10::Device device) const;
+  std::unique_ptr<LoadedCode> load_for_any_thread(c10::Device device) const;
 
  private:
+  std::unique_ptr<LoadedCode> load(c10::Device device, size_t num_models) const;
+
   const std::filesystem::path archive_;
   std::map<std::string, std::string_view> files_;
   std::string library_;                          // the file that is loaded

@@ -84,7 +84,7 @@ class ExportTest(unittest.TestCase):
         for program in ("net.aoti.pt2", "net.pt2", "net.step.pt2"):
             with self.subTest(program=program):
                 result = subprocess.run([PREDICTOR, self.folder / program, *self.checkpoints], capture_output=True,
-                                        text=True, check=False)
+                                        text=True, check=False, timeout=200)
                 self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
                 self.assertRegex(result.stdout, "^[1-9][0-9]* answers, 0 wrong")
 

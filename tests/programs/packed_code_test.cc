@@ -3,13 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <string>
 
 #include "fulgur/base/compiled_code.h"
 #include "fulgur/base/error.h"
 #include "fulgur/programs/archive_entries.h"
+#include "fulgur/programs/loaded_code.h"
 #include "tests/testing/errors.h"
 
 namespace fulgur {
@@ -62,7 +62,8 @@ TEST(PackedCode, IncompleteCodeIsAnError) {
 
 TEST(PackedCode, WhatIsNoLibraryIsAnError) {
   const ArchiveEntries entries = {{kLibrary, "code"}, {kMetadata, R"({"AOTI_DEVICE_KEY": "cpu"})"}};
-  EXPECT_THAT(testing::message_of<CheckpointError>([&] { PackedCode("a.pt2", entries, "model").load(c10::kCPU, 1); }),
+  EXPECT_THAT(testing::message_of<CheckpointError>(
+                  [&] { PackedCode("a.pt2", entries, "model").load_for_one_thread(c10::kCPU); }),
               HasSubstr("a.pt2: its compiled code cannot be loaded: "));
 }
 

@@ -1,6 +1,6 @@
-// predictor_program <program.pt2> <checkpoint> <another checkpoint>: three threads ask a Predictor while its weights
-// are exchanged 40 times. Every answer must be, bit for bit, that of one of the checkpoints, and after an exchange the
-// new one's. Prints how many answers there were.
+// predictor_program <program.pt2> <checkpoint> <another checkpoint>: more threads than the machine has cores ask a
+// Predictor while its weights are exchanged 200 times. Every answer must be, bit for bit, that of one of the
+// checkpoints, and after an exchange the new one's. Prints how many answers there were.
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/types.h>
@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
   using fulgur::Batch;
   using fulgur::Predictor;
   if (argc != 4) return 2;
-  constexpr int kThreads = 3, kExchanges = 40;
+  constexpr int kExchanges = 200;
+  const unsigned num_threads = 2 * std::thread::hardware_concurrency() + 2;
   torch::manual_seed(7);
   const Batch batch{{"x", torch::randn({5, 4})}};
   const std::array<std::string, 2> checkpoints{argv[2], argv[3]};
@@ -33,7 +34,7 @@ int main(int argc, char** argv) {
   std::atomic<bool> done = false;
   std::atomic<int64_t> num_answers = 0, num_wrong = 0;
   std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
+  for (unsigned i = 0; i < num_threads; ++i) {
     threads.emplace_back([&] {
       while (!done) {
         const at::Tensor y = predictor.run(batch)["y"];
