@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/huge_pages.h"
 #include "fulgur/optim/gpu_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
@@ -195,7 +195,7 @@ void ElementWiseOptimizer::load_parameter_state(size_t group, size_t index, cons
   }
   const at::Tensor memory = own.master.defined() ? own.master : dense(param.detach());
   for (const StateField& field : state_fields_) {
-    own.tensors[field.slot] = at::empty_like(memory).copy_(state.tensor(field.name));
+    own.tensors[field.slot] = in_huge_pages(at::empty_like(memory)).copy_(state.tensor(field.name));
   }
 }
 
@@ -215,7 +215,8 @@ void ElementWiseOptimizer::next_update(const at::Tensor& param, State& state) co
   const at::Tensor memory = state.master.defined() ? state.master : dense(param.detach());
   for (const StateField& field : state_fields_) {
     at::Tensor& tensor = state.tensors[field.slot];
-    tensor.defined() ? tensor.fill_(field.initial) : tensor = at::full_like(memory, field.initial);
+    if (!tensor.defined()) tensor = in_huge_pages(at::empty_like(memory));
+    tensor.fill_(field.initial);
   }
 }
 

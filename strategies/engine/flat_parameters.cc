@@ -1,6 +1,6 @@
 #include "fulgur/strategies/engine/flat_parameters.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/huge_pages.h"
 #include "fulgur/base/logging.h"
 
 namespace fulgur {
@@ -149,7 +150,8 @@ void fill(FlatParameters::Bucket& bucket, const BucketOptions& options) {
   const at::Tensor& first = bucket.slots.front().param;
   const int64_t num_elements = bucket.num_bytes / static_cast<int64_t>(first.element_size());
   const at::TensorOptions like = first.options().requires_grad(false);
-  bucket.flat = options.allocate ? options.allocate(num_elements, like) : at::zeros({num_elements}, like);
+  bucket.flat =
+      options.allocate ? options.allocate(num_elements, like) : in_huge_pages(at::empty({num_elements}, like)).zero_();
   for (const auto& slot : bucket.slots) {
     const at::Tensor view = view_in(bucket.flat, slot);
     view.copy_(slot.param);

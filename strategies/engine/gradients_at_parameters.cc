@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "fulgur/base/huge_pages.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/module.h"
 #include "fulgur/optim/gradient_divisor.h"
@@ -27,7 +28,7 @@ void GradientsAtParameters::add_memory() {
       requests.push_back({flat.scalar_type(), slot.num_elements, slot.num_elements});
     }
   }
-  memory_.add(requests, [](int64_t num_bytes) { return at::empty({num_bytes}, at::kByte); });
+  memory_.add(requests, [](int64_t num_bytes) { return in_huge_pages(at::empty({num_bytes}, at::kByte)); });
 }
 
 std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const {

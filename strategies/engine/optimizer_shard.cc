@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/huge_pages.h"
 #include "fulgur/strategies/engine/saved_optimizers.h"
 
 namespace fulgur {
@@ -340,9 +342,11 @@ void OptimizerShard::load_piece(size_t b, Part& part, size_t i, const ParameterS
   for_each_tensor(optimizer_of(b), dtype, own, [&](std::string_view name, at::Tensor& tensor) {
     const bool is_new_master = name == kMaster && !saved.tensors.contains(kMaster);
     const at::Tensor wanted = is_new_master ? part.params[i] : saved.tensor(name);
-    tensor.defined() ? tensor.copy_(wanted)
-                     : tensor = wanted.to(of_device.device(), optim::widened(dtype), /*non_blocking=*/false,
-                                          /*copy=*/true);
+    if (!tensor.defined()) {
+      const auto options = at::TensorOptions(of_device.device()).dtype(optim::widened(dtype));
+      tensor = in_huge_pages(at::empty_like(wanted, options));
+    }
+    tensor.copy_(wanted);
   });
 }
 
