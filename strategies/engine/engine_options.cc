@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <string>
 
 #include "fulgur/base/error.h"
@@ -25,23 +24,19 @@ std::vector<std::string> possible_groups(int64_t world_size, int64_t ranks_per_h
   return groups;
 }
 
-// With ddp on CPUs a gradient of at least a sixth of the cap, 4.2 MiB by default, is reduced by itself: one more
-// reduction takes less time than the copy of the gradient to a bucket that others share (docs/benchmarks.md).
-constexpr int64_t kLargeInCap = 6;
-
 }  // namespace
 
 // On a GPU a parameter begins at a multiple of 256 bytes, as an allocation of its own would, because cuBLASLt chooses
 // algorithms by the alignment. On a CPU autograd makes the gradient of a bucket's only parameter in the bucket's memory
-// (GradientViews), unless gradients are converted on their way.
+// (GradientViews), unless gradients are converted on their way. A large parameter therefore has a bucket to itself:
+// between ranks of one host, one more reduction takes less time than the copy of its gradient to a bucket that others
+// share (docs/benchmarks.md).
 BucketOptions EngineOptions::buckets_for(int64_t world_size, c10::DeviceType device_type) const {
   BucketOptions options = buckets;
   options.world_size = world_size;
   if (device_type != c10::kCPU) options.slot_alignment_bytes = 256;
   const bool may_be_made_there = device_type == c10::kCPU && world_size > 1 && !keeps_sums(world_size) && !wire;
-  if (may_be_made_there) {
-    options.large_bytes = std::max(options.bucket_cap_bytes / kLargeInCap, GradientMemory::kLeastBytes);
-  }
+  if (may_be_made_there) options.large_bytes = GradientMemory::kLeastBytes;
   return options;
 }
 

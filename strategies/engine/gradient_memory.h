@@ -38,8 +38,7 @@ class GradientMemory {
 
   // Adds regions, all in one piece of memory: `allocate` returns a 1-dim tensor of bytes (at::kByte) on the CPU, of
   // zeros if regions are to begin with zeros.
-  //   The first call in a process wraps its CPU allocator (c10::SetCPUAllocator) for good; outside of scopes the
-  //   wrapper
+  // The first call in a process wraps its CPU allocator (c10::SetCPUAllocator) for good; outside of scopes the wrapper
   // passes all requests on. If the program has set an allocator of a higher priority, no region is added.
   void add(const std::vector<Request>& requests, const std::function<at::Tensor(int64_t num_bytes)>& allocate);
 

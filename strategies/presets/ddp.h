@@ -14,7 +14,7 @@ struct EngineOptions;
 struct Ddp {
   static constexpr std::string_view kName = "ddp";
   // Size of gradients that are reduced together; smaller: starts sooner, costs more calls. With ddp on CPUs, a gradient
-  // of at least a sixth of it, and 1 MiB, is reduced by itself, where autograd made it.
+  // of at least 1 MiB is reduced by itself, where autograd made it, unless `wire` is bf16.
   double bucket_cap_mib = 25;
   double first_bucket_mib = 1;     // cap of the first bucket, so that reducing starts early in backward
   std::string wire = "fp32";       // or bf16: fp32 gradients travel in half the bytes, and their sums are rounded to it

@@ -8,11 +8,13 @@
 #include <map>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "fulgur/core/make_module.h"
 #include "fulgur/optim/sgd.h"
+#include "fulgur/strategies/engine/engine_options.h"
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer.h"
@@ -279,6 +281,19 @@ struct Known : Module {
   }
   Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
 };
+
+TEST(LargeGradients, HaveBucketsToThemselvesWhereAutogradMakesThemThere) {
+  constexpr int64_t kMib = 1 << 20;
+  const EngineOptions ddp{.buckets = {.bucket_cap_bytes = 25 * kMib}};
+  EXPECT_EQ(ddp.buckets_for(2, c10::kCPU).large_bytes, kMib);
+  for (const auto& [options, world_size, device] : {std::tuple{ddp, 1, c10::kCPU},
+                                                    {ddp, 2, c10::kCUDA},
+                                                    {EngineOptions{.wire = at::kBFloat16}, 2, c10::kCPU},
+                                                    {EngineOptions{.shard = true}, 2, c10::kCPU},
+                                                    {EngineOptions{.host_ratio = 1}, 2, c10::kCPU}}) {
+    EXPECT_EQ(options.buckets_for(world_size, device).large_bytes, BucketOptions().large_bytes);
+  }
+}
 
 TEST(LargeGradients, StayInTheSameMemoryFromStepToStep) {
   constexpr int64_t kSteps = 4;
