@@ -58,8 +58,8 @@ class CompiledCall {
   const std::string& name() const { return name_; }
 
   // Returns the user's outputs that this call has, in the order of output_names(). Buffers change as by the program.
-  // After "step", the first backward of the loss sets the gradients of the parameters; a second backward, or a backward
-  // of another output, throws. Other calls give no gradients.
+  // After "step", the first backward of the loss sets the gradients of the parameters. A second backward throws, and so
+  // does a backward of another output. Other calls give no gradients.
   std::vector<at::Tensor> run(const std::vector<c10::IValue>& inputs);
 
   const std::vector<std::string>& output_names() const { return output_names_; }

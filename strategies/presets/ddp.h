@@ -13,8 +13,8 @@ struct EngineOptions;
 // Source: Li et al. 2020, arXiv:2006.15704.
 struct Ddp {
   static constexpr std::string_view kName = "ddp";
-  // Size of gradients that are reduced together; smaller: starts sooner, costs more calls. With ddp on CPUs, a gradient
-  // of at least 1 MiB is reduced by itself, where autograd made it, unless `wire` is bf16.
+  // Size of gradients that are reduced together; smaller: starts sooner, costs more calls.
+  // On CPUs `ddp` reduces a gradient of 1 MiB or more by itself, where autograd made it, unless `wire` is bf16.
   double bucket_cap_mib = 25;
   double first_bucket_mib = 1;     // cap of the first bucket, so that reducing starts early in backward
   std::string wire = "fp32";       // or bf16: fp32 gradients travel in half the bytes, and their sums are rounded to it
