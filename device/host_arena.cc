@@ -20,6 +20,7 @@
 
 #include "fulgur/base/cuda_function.h"
 #include "fulgur/base/error.h"
+#include "fulgur/base/huge_pages.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/device/stream_worker.h"
 
@@ -119,7 +120,7 @@ struct HostArena::Memory {
                                    std::strerror(errno)));
     }
     address = static_cast<std::byte*>(mapped);
-    ::madvise(mapped, size, MADV_HUGEPAGE);
+    ask_for_huge_pages(mapped, size);
   }
   ~Memory() {
     if (pinned) cuda_function<HostUnregister>("cudaHostUnregister")(address);

@@ -9,12 +9,12 @@
 
 #include <atomic>
 
+#include "fulgur/base/huge_pages.h"
+
 namespace fulgur {
 namespace {
 
 std::atomic<int64_t> num_made = 0, num_freed = 0;
-
-constexpr size_t kHugePage = 2 << 20;
 
 // What the storage of a mappable tensor keeps.
 struct Region {
@@ -34,10 +34,9 @@ void free_region(void* region) {
   ++num_freed;
 }
 
-// Large regions use huge pages, if the system grants them on request: fewer misses of the TLB.
 void* map(int descriptor, size_t num_bytes) {
   void* const memory = ::mmap(nullptr, num_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (memory != MAP_FAILED && num_bytes >= 2 * kHugePage) ::madvise(memory, num_bytes, MADV_HUGEPAGE);
+  if (memory != MAP_FAILED) ask_for_huge_pages(memory, num_bytes);
   return memory;
 }
 
