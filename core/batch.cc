@@ -59,7 +59,9 @@ int64_t Batch::batch_size() const {
 
 Batch Batch::to(c10::Device device, bool non_blocking) const {
   Batch moved = *this;
-  for (Entry& entry : moved.entries_) entry.second = entry.second.to(device, non_blocking);
+  for (Entry& entry : moved.entries_) {
+    if (entry.second.device() != device) entry.second = entry.second.to(device, non_blocking);
+  }
   return moved;
 }
 

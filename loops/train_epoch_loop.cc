@@ -201,7 +201,7 @@ at::Tensor TrainEpochLoop::run_micro_batch(const Batch& batch, bool is_last) {
   steps_.backward(loss, is_last);
   ++micro_batches_;
   if (steps_.judges_updates()) loss_sum_ += loss.item<double>();
-  return loss.detach();  // releases the graph
+  return loss.variable_data();  // without its graph, and without detach()'s trip through the dispatcher
 }
 
 at::Tensor TrainEpochLoop::run_closure(const Batch& batch) {
