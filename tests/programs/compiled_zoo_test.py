@@ -12,6 +12,7 @@ import unittest
 
 import safetensors.torch
 import torch
+import torchvision
 
 import training
 import zoo_strategies_test
@@ -33,6 +34,9 @@ class CompiledZooTest(zoo_strategies_test.Zoo, unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
         torch.manual_seed(0)
+
+    def test_resnet(self):
+        self.check_vision(torchvision.models.resnet50(num_classes=10, zero_init_residual=True))
 
     def check(self, model, make_sample, loss="cross_entropy", batch_size=4, dynamic=True):
         model = zoo_strategies_test.without_dropout(model).train()
