@@ -36,6 +36,7 @@ class CompiledZooTest(zoo_strategies_test.Zoo, unittest.TestCase):
         torch.manual_seed(0)
 
     def test_resnet(self):
+        """The whole of ResNet-50."""
         self.check_vision(torchvision.models.resnet50(num_classes=10, zero_init_residual=True))
 
     def check(self, model, make_sample, loss="cross_entropy", batch_size=4, dynamic=True):
