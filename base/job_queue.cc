@@ -57,4 +57,11 @@ void JobQueue::loop(const std::function<void()>& prepare) {
   }
 }
 
+void run_parts(JobQueue& threads, int64_t num_parts, const std::function<void(int64_t)>& part) {
+  std::vector<std::shared_future<void>> done;
+  for (int64_t p = 0; p < num_parts; ++p) done.push_back(threads.run([&part, p] { part(p); }));
+  for (const auto& one : done) one.wait();  // a part uses what the caller has
+  for (const auto& one : done) one.get();
+}
+
 }  // namespace fulgur

@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <future>
@@ -38,5 +39,9 @@ class JobQueue {
   size_t num_prepared_ = 0;  // threads
   std::vector<std::thread> threads_;
 };
+
+// Runs part(0), ... part(num_parts - 1) on the threads of the queue, and returns when all have ended. Throws the error
+// of the first part that threw.
+void run_parts(JobQueue& threads, int64_t num_parts, const std::function<void(int64_t)>& part);
 
 }  // namespace fulgur

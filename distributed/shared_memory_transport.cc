@@ -29,6 +29,9 @@ constexpr int64_t kLeastBytesInPlace = 256 << 10;
 // The size of the pieces that are summed in place: a piece is still in a core's cache when it is copied to other ranks.
 constexpr int64_t kPieceBytes = 128 << 10;
 
+// The fewest pieces that are worth waking a thread for.
+constexpr int64_t kPiecesOfAThread = 4;
+
 constexpr int64_t kOutboxAlignment = 64;  // also the least that an outbox has
 
 std::byte* bytes_of(const at::Tensor& flat, int64_t element) {
@@ -76,12 +79,14 @@ std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group) {
   channels[kSmall] = {.outbox_bytes = kSmallBytes, .spin = kSmallSpin};
   auto shared = SharedMemory::connect(group, channels, group.transport.shared_memory);
   if (shared == nullptr) return nullptr;
-  return std::make_unique<SharedMemoryTransport>(std::move(shared), group.timeout);
+  return std::make_unique<SharedMemoryTransport>(std::move(shared), group.timeout, group.transport.num_threads);
 }
 
-SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout)
+SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout,
+                                             int64_t num_threads)
     : shared_(std::move(shared)),
       timeout_(timeout),
+      num_threads_(num_threads),
       rank_(shared_->rank()),
       world_size_(shared_->world_size()),
       large_(shared_->channel(kLarge)),
@@ -180,16 +185,30 @@ std::vector<std::byte*> SharedMemoryTransport::tensors_in_place(const Exchange& 
 // Returns when every rank is done with the others' tensors.
 void SharedMemoryTransport::finish_in_place(const Exchange& exchange) { tell_all(exchange, 'y'); }
 
+// Calls `move` with each piece of a range, on several threads if there are many pieces.
+template <class Move>
+void SharedMemoryTransport::in_pieces(const ElementRange& range, int64_t element_size, const Move& move) {
+  const int64_t size = kPieceBytes / element_size;
+  const int64_t num_pieces = (range.size() + size - 1) / size;
+  const int64_t num_parts = std::clamp<int64_t>(num_pieces / kPiecesOfAThread, 1, num_threads_);
+  const auto part = [&](int64_t p) {
+    for (int64_t piece = num_pieces * p / num_parts; piece < num_pieces * (p + 1) / num_parts; ++piece) {
+      move(chunk_of(range, piece * size, size));
+    }
+  };
+  if (num_parts == 1) return part(0);
+  if (!threads_) threads_.emplace(static_cast<size_t>(num_threads_), nullptr);
+  run_parts(*threads_, num_parts, part);
+}
+
 // Reduces this rank's range of all tensors, piece by piece. `is_for_all`: into the tensors of all ranks; no other rank
 // reads or writes this range of any.
 void SharedMemoryTransport::reduce_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors,
                                             ReduceOp op, const at::Tensor& into, bool is_for_all) {
   const at::Tensor& flat = exchange.flat;
   const ElementRange mine = exchange.range(rank_);
-  const int64_t size = kPieceBytes / flat.element_size();
-  for (int64_t begin = 0; begin < mine.size(); begin += size) {
-    const ElementRange piece = chunk_of(mine, begin, size);
-    const at::Tensor sum = into.narrow(0, begin, piece.size());
+  in_pieces(mine, flat.element_size(), [&](const ElementRange& piece) {
+    const at::Tensor sum = into.narrow(0, piece.begin - mine.begin, piece.size());
     const auto of_peer = [&](int64_t peer) {
       return tensors[static_cast<size_t>(peer)] + piece.begin * flat.element_size();
     };
@@ -198,7 +217,7 @@ void SharedMemoryTransport::reduce_in_place(const Exchange& exchange, const std:
     for (int64_t step = 1; is_for_all && step < world_size_; ++step) {
       copy(of_peer((rank_ + step) % world_size_), bytes_of(sum, 0), piece, flat);
     }
-  }
+  });
   finish_in_place(exchange);
 }
 
@@ -206,9 +225,10 @@ void SharedMemoryTransport::gather_in_place(const Exchange& exchange, const std:
   const at::Tensor& flat = exchange.flat;
   for (int64_t step = 1; step < world_size_; ++step) {
     const int64_t peer = (rank_ + step) % world_size_;
-    const ElementRange theirs = exchange.range(peer);
-    copy(bytes_of(flat, theirs.begin), tensors[static_cast<size_t>(peer)] + theirs.begin * flat.element_size(), theirs,
-         flat);
+    in_pieces(exchange.range(peer), flat.element_size(), [&](const ElementRange& piece) {
+      const std::byte* const from = tensors[static_cast<size_t>(peer)] + piece.begin * flat.element_size();
+      copy(bytes_of(flat, piece.begin), from, piece, flat);
+    });
   }
   finish_in_place(exchange);
 }

@@ -11,8 +11,10 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "fulgur/base/job_queue.h"
 #include "fulgur/distributed/collective.h"
 #include "fulgur/distributed/group.h"
 #include "fulgur/distributed/host_transport.h"
@@ -33,7 +35,8 @@ std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group);
 // add in the order of ranks.
 class SharedMemoryTransport final : public HostTransport {
  public:
-  SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout);
+  // `num_threads`: see TransportOptions.
+  SharedMemoryTransport(std::shared_ptr<SharedMemory> shared, std::chrono::milliseconds timeout, int64_t num_threads);
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
   bool all_reduces_in_rank_order() const override { return true; }
@@ -59,6 +62,8 @@ class SharedMemoryTransport final : public HostTransport {
   std::vector<Value> tell_all(const Exchange& exchange, const Value& mine);
   std::vector<std::byte*> tensors_in_place(const Exchange& exchange);
   void finish_in_place(const Exchange& exchange);
+  template <class Move>
+  void in_pieces(const ElementRange& range, int64_t element_size, const Move& move);
   void reduce_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors, ReduceOp op,
                        const at::Tensor& into, bool is_for_all);
   void gather_in_place(const Exchange& exchange, const std::vector<std::byte*>& tensors);
@@ -72,6 +77,7 @@ class SharedMemoryTransport final : public HostTransport {
 
   const std::shared_ptr<SharedMemory> shared_;
   const std::chrono::milliseconds timeout_;
+  const int64_t num_threads_;
   const int64_t rank_;
   const int64_t world_size_;
   Channel& large_;
@@ -84,6 +90,7 @@ class SharedMemoryTransport final : public HostTransport {
   std::deque<std::shared_ptr<Small>> small_started_;  // unfinished ones, oldest first; the sent ones come first
   bool small_is_worked_on_ = false;                   // a thread works on the oldest
   std::exception_ptr small_error_{};
+  std::optional<JobQueue> threads_{};  // made by the first exchange with work for several
 };
 
 }  // namespace fulgur

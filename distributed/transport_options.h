@@ -20,6 +20,7 @@ struct TransportOptions {
   std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
                                            // memory per rank, or 128 KiB for each other rank if that is more; 8 MiB
                                            // with Gloo; 4 MiB of a tensor go between hosts at a time
+  int64_t num_threads = 1;                 // threads of a group: they add and copy large tensors in place
 
   bool may_use(TransportKind one) const { return kind == TransportKind::automatic || kind == one; }
 };

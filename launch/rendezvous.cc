@@ -21,6 +21,7 @@
 #include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/distributed/world_stores.h"
+#include "fulgur/launch/launcher.h"
 
 namespace fulgur {
 namespace {
@@ -171,6 +172,12 @@ WorldStores meet(const ClusterEnvironment& environment, const WorldOptions& opti
   return stores.get();
 }
 
+// A core alone cannot use the bandwidth of a host's memory. Gradients are exchanged while others are computed: the
+// threads of the exchange take a quarter of a rank's cores at most.
+int64_t threads_of_a_group(int64_t local_world_size) {
+  return std::clamp<int64_t>(threads_per_rank(local_world_size) / 4, 1, 4);
+}
+
 }  // namespace
 
 World connect_world(const ClusterEnvironment& environment, const WorldOptions& options,
@@ -184,6 +191,7 @@ World connect_world(const ClusterEnvironment& environment, const WorldOptions& o
   WorldOptions chosen = options;
   chosen.collectives.shared_memory = options.collectives.shared_memory && allows_shared_memory(variables);
   chosen.collectives.host_id = host_id(variables);
+  chosen.collectives.num_threads = threads_of_a_group(environment.local_world_size);
   const std::optional<int64_t> store_rank = environment.launcher_keeps_store ? std::nullopt : std::optional<int64_t>(0);
   return World(meet(environment, chosen, while_meeting, deadline), environment.rank, environment.world_size, store_rank,
                std::move(network), chosen);

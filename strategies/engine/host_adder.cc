@@ -3,8 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <future>
-#include <vector>
 
 #include "fulgur/base/intra_op_threads.h"
 
@@ -36,18 +34,13 @@ void HostAdder::in_parts(const at::Tensor& sum, const at::Tensor& term, const Co
   const int64_t num_elements = sum.numel();
   const int64_t num_pieces = (num_elements + kPieceElements - 1) / kPieceElements;
   const int64_t num_parts = std::min(num_threads_, num_pieces);
-  std::vector<std::shared_future<void>> done;
-  for (int64_t p = 0; p < num_parts; ++p) {
-    done.push_back(threads_.run([&, p] {
-      const c10::NoGradGuard no_grad;
-      for (int64_t piece = num_pieces * p / num_parts; piece < num_pieces * (p + 1) / num_parts; ++piece) {
-        const int64_t begin = piece * kPieceElements, size = std::min(kPieceElements, num_elements - begin);
-        combine(sum.narrow(0, begin, size), term.narrow(0, begin, size));
-      }
-    }));
-  }
-  for (const auto& part : done) part.wait();  // a part uses the tensors
-  for (const auto& part : done) part.get();
+  run_parts(threads_, num_parts, [&](int64_t p) {
+    const c10::NoGradGuard no_grad;
+    for (int64_t piece = num_pieces * p / num_parts; piece < num_pieces * (p + 1) / num_parts; ++piece) {
+      const int64_t begin = piece * kPieceElements, size = std::min(kPieceElements, num_elements - begin);
+      combine(sum.narrow(0, begin, size), term.narrow(0, begin, size));
+    }
+  });
 }
 
 }  // namespace fulgur

@@ -2,12 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <future>
 #include <memory>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -61,6 +64,33 @@ TEST(JobQueue, AnErrorReachesWhoeverWaits) {
   const auto failed = queue.run([] { throw std::runtime_error("broken"); });
   EXPECT_THROW(failed.get(), std::runtime_error);
   queue.run([] {}).get();
+}
+
+TEST(RunParts, RunsEachPartOnce) {
+  for (const size_t num_threads : {1, 3}) {
+    JobQueue queue(num_threads, {});
+    std::vector<int64_t> parts(10, -1);
+    run_parts(queue, 10, [&](int64_t p) { parts[static_cast<size_t>(p)] += p + 1; });
+    for (int64_t p = 0; p < 10; ++p) EXPECT_EQ(parts[static_cast<size_t>(p)], p);
+    run_parts(queue, 0, [](int64_t) { FAIL(); });
+  }
+}
+
+TEST(RunParts, ThrowsTheFirstErrorWhenAllPartsHaveEnded) {
+  JobQueue queue(2, {});
+  std::atomic<int64_t> num_ended = 0;
+  const auto part = [&](int64_t p) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(p));
+    ++num_ended;
+    if (p % 2 == 1) throw std::runtime_error("part " + std::to_string(p));
+  };
+  try {
+    run_parts(queue, 6, part);
+    ADD_FAILURE() << "no part threw";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "part 1");
+  }
+  EXPECT_EQ(num_ended, 6);
 }
 
 TEST(JobQueue, TheDestructorDropsWhatHasNotBegun) {

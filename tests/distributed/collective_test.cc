@@ -171,14 +171,18 @@ INSTANTIATE_TEST_SUITE_P(Alone, EveryCollective,
                          ::testing::Combine(::testing::Values(1), ::testing::Values(at::kFloat, at::kBool),
                                             ::testing::Values(Through::shared_memory)));
 
-// Large tensors in memory of the group, which ranks of a host read and write in place.
+// Large tensors in memory of the group, which ranks of a host read and write in place, on one thread and on three.
 class MemoryOfTheGroup : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType, Through>> {
  protected:
   int64_t world_size() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
 
   void on_ranks(const std::function<void(World&)>& body) const {
-    run_ranks_through(std::get<2>(GetParam()), world_size(), patient(), body);
+    for (const int64_t num_threads : {1, 3}) {
+      WorldOptions options = patient();
+      options.collectives.num_threads = num_threads;
+      run_ranks_through(std::get<2>(GetParam()), world_size(), options, body);
+    }
   }
   at::Tensor in_memory_of(World& world, const at::Tensor& values) const {
     return world.data().allocate(values.numel(), values.options()).copy_(values);
