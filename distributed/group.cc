@@ -1,9 +1,13 @@
 #include "fulgur/distributed/group.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <algorithm>
+#include <map>
+
+#include "fulgur/base/error.h"
 
 namespace fulgur {
 
@@ -14,6 +18,21 @@ GroupConfig GroupConfig::part(const std::string& name_of_part, const std::vector
   part.ranks.clear();
   for (const int64_t place : places) part.ranks.push_back(ranks[static_cast<size_t>(place)]);
   return part;
+}
+
+void check_every_rank_can(const GroupConfig& group, std::string_view transport, const std::string& why_not) {
+  std::map<std::string, std::vector<int64_t>> ranks;  // by reason
+  const std::vector<std::string> reasons = exchange_texts(group, fmt::format("why not {}", transport), why_not);
+  for (size_t i = 0; i < reasons.size(); ++i) {
+    if (!reasons[i].empty()) ranks[reasons[i]].push_back(group.ranks[i]);
+  }
+  if (ranks.empty()) return;
+  std::vector<std::string> sentences;
+  for (const auto& [reason, which] : ranks) {
+    sentences.push_back(
+        fmt::format("rank{} {} cannot: {}", which.size() == 1 ? "" : "s", fmt::join(which, ", "), reason));
+  }
+  throw UsageError(fmt::format("strategy.transport = '{}', but {}", transport, fmt::join(sentences, "; ")));
 }
 
 std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine) {

@@ -33,6 +33,10 @@ struct GroupConfig {
   GroupConfig part(const std::string& name_of_part, const std::vector<int64_t>& places) const;
 };
 
+// Throws UsageError, on every rank, if some rank cannot use the transport that strategy.transport names: the message
+// says which ranks, and why. `why_not` is this rank's reason; empty if it can. Every rank calls it.
+void check_every_rank_can(const GroupConfig& group, std::string_view transport, const std::string& why_not);
+
 // Tells the other ranks of the group a text, and returns the texts of all, by rank. `what` is unique among the
 // exchanges of the group. Throws what the store throws if a rank has not called it within the group's connect_timeout.
 std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine);

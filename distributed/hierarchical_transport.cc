@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <future>
 #include <numeric>
 #include <set>
 #include <utility>
 
+#include "fulgur/base/logging.h"
 #include "fulgur/distributed/gloo_transport.h"
 #include "fulgur/distributed/shared_memory.h"
 #include "fulgur/distributed/shared_memory_transport.h"
@@ -17,6 +19,20 @@ namespace fulgur {
 namespace {
 
 constexpr int64_t kChunkBytes = 4 << 20;  // the parts of all hosts together have this size
+
+// Warns once per process, for all groups, if hosts have several ranks, but not alike.
+void warn_of_placement(const std::vector<std::string>& hosts) {
+  const std::set<std::string> different(hosts.begin(), hosts.end());
+  if (different.size() == 1 || different.size() == hosts.size()) return;
+  static std::atomic<bool> warned = false;
+  if (warned.exchange(true)) return;
+  log_warning(
+      "every rank exchanges with every other over the network, which sends more bytes than it needs to: {} ranks are "
+      "on "
+      "{} hosts, not as many on each, or not one host's after another's; give every host as many ranks, with "
+      "consecutive numbers",
+      hosts.size(), different.size());
+}
 
 }  // namespace
 
@@ -33,23 +49,33 @@ std::optional<int64_t> ranks_per_host(const std::vector<std::string>& hosts) {
 }
 
 std::unique_ptr<HostTransport> connect_hierarchy(const GroupConfig& group) {
-  if (!group.device.is_cpu() || group.transport.kind != TransportKind::automatic) return nullptr;
+  return group.transport.kind == TransportKind::automatic ? connect_two_levels(group, connect_gloo) : nullptr;
+}
+
+std::unique_ptr<HostTransport> connect_two_levels(
+    const GroupConfig& group, const std::function<std::unique_ptr<HostTransport>(const GroupConfig&)>& connect_across) {
+  if (!group.device.is_cpu()) return nullptr;
   const auto identity = group.transport.shared_memory ? host_identity(group.transport) : std::nullopt;
   const std::vector<std::string> hosts = exchange_texts(group, "hosts", identity.value_or(""));
   const bool some_host_is_unknown = std::ranges::find(hosts, "") != hosts.end();
   const std::optional<int64_t> size = some_host_is_unknown ? std::nullopt : ranks_per_host(hosts);
-  if (!size) return nullptr;
+  if (!size) {
+    if (!some_host_is_unknown && group.rank == 0) warn_of_placement(hosts);
+    return nullptr;
+  }
   const int64_t num_hosts = group.world_size() / *size;
   std::vector<int64_t> on_this_host(static_cast<size_t>(*size)), in_this_place;
   std::iota(on_this_host.begin(), on_this_host.end(), group.rank / *size * *size);
   for (int64_t host = 0; host < num_hosts; ++host) in_this_place.push_back(host * *size + group.rank % *size);
-  auto on_host = connect_shared_memory(group.part(fmt::format("host{}", group.rank / *size), on_this_host));
+  GroupConfig within = group.part(fmt::format("host{}", group.rank / *size), on_this_host);
+  within.transport.kind = TransportKind::automatic;
+  auto on_host = connect_shared_memory(within);
   const std::vector<std::string> share = exchange_texts(group, "share", on_host != nullptr ? "yes" : "no");
   if (std::ranges::count(share, "yes") != group.world_size()) return nullptr;
   GroupConfig across = group.part(fmt::format("place{}", group.rank % *size), in_this_place);
   across.transport.rank_order_all_reduce = true;
-  return std::make_unique<HierarchicalTransport>(std::move(on_host), connect_gloo(across), group.rank, *size, num_hosts,
-                                                 group.transport.staging_bytes.value_or(kChunkBytes));
+  return std::make_unique<HierarchicalTransport>(std::move(on_host), connect_across(across), group.rank, *size,
+                                                 num_hosts, group.transport.staging_bytes.value_or(kChunkBytes));
 }
 
 HierarchicalTransport::HierarchicalTransport(std::unique_ptr<HostTransport> on_host,
@@ -189,6 +215,11 @@ std::shared_ptr<SmallAllReduce> HierarchicalTransport::small_all_reduce(const at
 void HierarchicalTransport::abort() {
   on_host_->abort();
   across_->abort();
+}
+
+void HierarchicalTransport::end() {
+  on_host_->end();
+  across_->end();
 }
 
 }  // namespace fulgur

@@ -18,14 +18,19 @@
 
 namespace fulgur {
 
-// Connects the ranks of a group by shared memory within a host and by Gloo across hosts. Returns null, on every rank,
-// unless all of this holds: the tensors are on the CPU, the transport is automatic, there are several hosts with the
-// same number of ranks, at least 2, the ranks of a host are consecutive, and all ranks may share memory. Every rank of
-// the group calls it. Throws what the store or c10d throws.
+// Connects the ranks of a group by shared memory within a host and, across hosts, as `connect_across` connects the
+// ranks in one place of each host. Returns null, on every rank, unless all of this holds: the tensors are on the CPU,
+// there are several hosts with the same number of ranks, at least 2, the ranks of a host are consecutive, and all ranks
+// may share memory. If ranks could share memory but for their placement, rank 0 logs a warning. Every rank of the group
+// calls it. Throws what the store or connect_across throws.
+std::unique_ptr<HostTransport> connect_two_levels(
+    const GroupConfig& group, const std::function<std::unique_ptr<HostTransport>(const GroupConfig&)>& connect_across);
+
+// The same with Gloo across hosts; null also if the options name another transport.
 std::unique_ptr<HostTransport> connect_hierarchy(const GroupConfig& group);
 
-// The number of ranks on each host, given the host of each rank; nullopt if connect_hierarchy() does not support this
-// placement.
+// The number of ranks on each host, given the host of each rank; nullopt if connect_two_levels() does not support
+// this placement.
 std::optional<int64_t> ranks_per_host(const std::vector<std::string>& hosts);
 
 // Moves tensors in two levels: between the ranks of a host, and between the ranks that have the same place on their
@@ -47,6 +52,7 @@ class HierarchicalTransport final : public HostTransport {
   void barrier() override;
   std::shared_ptr<SmallAllReduce> small_all_reduce(const at::Tensor& flat, ReduceOp op) override;
   void abort() override;
+  void end() override;
   at::Tensor allocate(int64_t num_elements, c10::ScalarType dtype) override {
     return on_host_->allocate(num_elements, dtype);
   }

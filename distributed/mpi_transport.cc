@@ -2,7 +2,6 @@
 // are processes that mpirun or srun has started, one for each rank of MPI_COMM_WORLD. MPI is initialised by the first
 // group unless the program has done so, and finalised when the process exits if no rank has failed.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <mpi/mpi.h>
 
@@ -26,6 +25,7 @@
 #include "fulgur/base/crc32.h"
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/group.h"
+#include "fulgur/distributed/hierarchical_transport.h"
 #include "fulgur/distributed/host_transport.h"
 #include "fulgur/distributed/transports.h"
 
@@ -55,25 +55,24 @@ void finalize() {
   if (!a_group_has_failed) MPI_Finalize();
 }
 
-// Initialises MPI if the program has not. Groups have threads of their own, which all call MPI.
-void initialize() {
+// Initialises MPI if the program has not. Groups have threads of their own, which all call MPI. Returns why this
+// process cannot use it; empty if it can.
+std::string initialize() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   int is_initialized = 0, threads = 0;
   MPI_Initialized(&is_initialized);
   if (is_initialized) {
     MPI_Query_thread(&threads);
-    if (threads >= MPI_THREAD_MULTIPLE) return;
-    throw UsageError(
-        "this program has initialised MPI so that not every thread may call it; call MPI_Init_thread with "
-        "MPI_THREAD_MULTIPLE, or leave it to fulgur");
+    if (threads >= MPI_THREAD_MULTIPLE) return "";
+    return "the program has initialised MPI so that not every thread may call it; call MPI_Init_thread with "
+           "MPI_THREAD_MULTIPLE, or leave it to fulgur";
   }
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads));
   std::atexit(finalize);
-  if (threads >= MPI_THREAD_MULTIPLE) return;
-  throw UsageError(
-      "this MPI does not let several threads call it (MPI_THREAD_MULTIPLE); use one that does, or write "
-      "--strategy.transport=gloo");
+  if (threads >= MPI_THREAD_MULTIPLE) return "";
+  return "this MPI does not let several threads call it (MPI_THREAD_MULTIPLE); use one that does, or write transport = "
+         "'auto'";
 }
 
 // The ranks of the group within MPI_COMM_WORLD, in the group's order.
@@ -97,32 +96,17 @@ std::vector<int> places_in_mpi(const GroupConfig& group) {
   return places;
 }
 
-MPI_Datatype type_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return MPI_FLOAT;
-    case at::kDouble:
-      return MPI_DOUBLE;
-    case at::kInt:
-      return MPI_INT32_T;
-    case at::kLong:
-      return MPI_INT64_T;
-    case at::kHalf:
-    case at::kBFloat16:
-      return MPI_UINT16_T;  // is moved, never added
+// MPI moves elements, and adds none.
+MPI_Datatype type_of(const at::Tensor& flat) {
+  switch (flat.element_size()) {
+    case 8:
+      return MPI_UINT64_T;
+    case 4:
+      return MPI_UINT32_T;
+    case 2:
+      return MPI_UINT16_T;
     default:
       return MPI_UINT8_T;
-  }
-}
-
-MPI_Op op_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::min:
-      return MPI_MIN;
-    case ReduceOp::max:
-      return MPI_MAX;
-    default:
-      return MPI_SUM;
   }
 }
 
@@ -132,8 +116,6 @@ int count_of(int64_t num_elements) {
   throw std::runtime_error(
       fmt::format("MPI moves at most {} elements at once, and not {}", std::numeric_limits<int>::max(), num_elements));
 }
-
-bool is_16_bit(const at::Tensor& flat) { return at::isReducedFloatingType(flat.scalar_type()); }
 
 class Communicator {
  public:
@@ -185,14 +167,14 @@ void abandon(Started& started) {
   abandoned->insert(abandoned->end(), started.tensors.begin(), started.tensors.end());
 }
 
-// Moves tensors by MPI's nonblocking collectives. Sums of fp32 and wider numbers are added as MPI does, whose order
-// depends on the group and the size; with TransportOptions::rank_order_all_reduce, and sums of 16 bits, in the order of
-// ranks. Small exchanges and barriers have a communicator of their own, since they may run beside the others.
+// Moves tensors by MPI: sums by sends from rank to rank, which are added here, in the order of ranks, and all else by
+// its nonblocking collectives. Open MPI's own reduce_scatter and all_reduce take longer, on one thread of a rank, and
+// leave the order open. Small exchanges and barriers have a communicator of their own, since they may run beside the
+// others.
 class MpiTransport final : public HostTransport {
  public:
   explicit MpiTransport(const GroupConfig& group)
       : timeout_(group.timeout),
-        rank_order_(group.transport.rank_order_all_reduce),
         staging_bytes_(group.transport.staging_bytes.value_or(kDefaultStagingBytes)),
         rank_(group.rank),
         world_size_(group.world_size()),
@@ -200,7 +182,7 @@ class MpiTransport final : public HostTransport {
         small_(duplicate_of(large_.get())) {}
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
-  bool all_reduces_in_rank_order() const override { return rank_order_; }
+  bool all_reduces_in_rank_order() const override { return true; }
   void reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges) override;
   void all_gather(const at::Tensor& flat, const RankRanges& ranges) override;
   void broadcast(const at::Tensor& flat, int64_t root) override;
@@ -214,13 +196,9 @@ class MpiTransport final : public HostTransport {
 
   void wait(Started& started, Clock::time_point deadline);
   bool is_aborted();
-  void add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
-  void add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at::Tensor& into, const RankRanges& ranges);
-  bool adds_itself(const at::Tensor& flat) const { return rank_order_ || is_16_bit(flat); }
   Clock::time_point deadline() const { return Clock::now() + timeout_; }
 
   const std::chrono::milliseconds timeout_;
-  const bool rank_order_;
   const int64_t staging_bytes_;
   const int64_t rank_, world_size_;
   Communicator large_, small_;
@@ -265,39 +243,14 @@ void MpiTransport::wait(Started& started, Clock::time_point deadline) {
 }
 
 void MpiTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
-  if (adds_itself(flat)) {
-    const RankRanges ranges = RankRanges::of_whole(flat, world_size_);
-    reduce_scatter(flat, op, ranges.of(flat, rank_), ranges);
-    return all_gather(flat, ranges);
-  }
-  Started started{.tensors = {flat}};
-  check(MPI_Iallreduce(MPI_IN_PLACE, flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat.scalar_type()),
-                       op_of(op), large_.get(), started.add()));
-  wait(started, deadline());
-}
-
-void MpiTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
-                                  const RankRanges& ranges) {
-  const bool leaves_gaps = ranges.size < ranges.stride || ranges.first > 0;  // parts of ranges, one after the other
-  if (adds_itself(flat) || leaves_gaps) return add_in_rank_order(flat, op, into, ranges);
-  add_as_mpi_does(flat, op, into, ranges);
-}
-
-void MpiTransport::add_as_mpi_does(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
-                                   const RankRanges& ranges) {
-  std::vector<int> counts;
-  for (int64_t rank = 0; rank < world_size_; ++rank) counts.push_back(count_of(ranges.range(rank, flat).size()));
-  const at::Tensor result = at::empty_like(into);  // `into` may be a part of what is read
-  Started started{.tensors = {flat, result}};
-  check(MPI_Ireduce_scatter(flat.const_data_ptr(), result.mutable_data_ptr(), counts.data(),
-                            type_of(flat.scalar_type()), op_of(op), large_.get(), started.add()));
-  wait(started, deadline());
-  into.copy_(result);
+  const RankRanges ranges = RankRanges::of_whole(flat, world_size_);
+  reduce_scatter(flat, op, ranges.of(flat, rank_), ranges);
+  all_gather(flat, ranges);
 }
 
 // Works chunk by chunk: each rank receives one chunk from every other rank, then adds.
-void MpiTransport::add_in_rank_order(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
-                                     const RankRanges& ranges) {
+void MpiTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at::Tensor& into,
+                                  const RankRanges& ranges) {
   const Clock::time_point until = deadline();
   const int64_t largest = ranges.range(0, flat).size();
   const int64_t num_peers = std::max<int64_t>(world_size_ - 1, 1);
@@ -316,7 +269,7 @@ void MpiTransport::add_in_rank_order(const at::Tensor& flat, ReduceOp op, const 
     for (int64_t step = 1; step < world_size_; ++step) {
       const int64_t from = (rank_ + world_size_ - step) % world_size_, to = (rank_ + step) % world_size_;
       const at::Tensor theirs = chunk_of(ranges.of(flat, to), begin);
-      const MPI_Datatype type = type_of(flat.scalar_type());
+      const MPI_Datatype type = type_of(flat);
       if (own.numel() > 0) {
         check(MPI_Irecv(received(from).mutable_data_ptr(), count_of(own.numel()), type, static_cast<int>(from),
                         kDataTag, large_.get(), started.add()));
@@ -340,14 +293,14 @@ void MpiTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) 
   }
   Started started{.tensors = {flat}};
   check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, flat.mutable_data_ptr(), counts.data(), begins.data(),
-                        type_of(flat.scalar_type()), large_.get(), started.add()));
+                        type_of(flat), large_.get(), started.add()));
   wait(started, deadline());
 }
 
 void MpiTransport::broadcast(const at::Tensor& flat, int64_t root) {
   Started started{.tensors = {flat}};
-  check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat.scalar_type()), static_cast<int>(root),
-                   large_.get(), started.add()));
+  check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat), static_cast<int>(root), large_.get(),
+                   started.add()));
   wait(started, deadline());
 }
 
@@ -428,10 +381,13 @@ void MpiTransport::end() {
   if (num_waiting_ > 0) abort();
 }
 
+// Ranks of one host share its memory if there are several hosts, so that MPI sends nothing twice between hosts.
 Connection connect_mpi(const GroupConfig& group) {
   if (!group.device.is_cpu() || group.transport.kind != TransportKind::mpi) return {};
-  initialize();
-  return std::unique_ptr<HostTransport>(std::make_unique<MpiTransport>(group));
+  check_every_rank_can(group, "mpi", initialize());
+  const auto between_all = [](const GroupConfig& of) { return std::make_unique<MpiTransport>(of); };
+  std::unique_ptr<HostTransport> two_levels = connect_two_levels(group, between_all);
+  return two_levels != nullptr ? std::move(two_levels) : between_all(group);
 }
 
 [[maybe_unused]] const bool is_known = [] {

@@ -191,6 +191,9 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
   size_t num_bytes = sizeof(Header);
   for (const ChannelOptions& options : channels) num_bytes += Channel::num_bytes(group.world_size(), options);
   const std::optional<std::string> host = host_identity(group.transport);
+  std::string why_not;
+  if (!host) why_not = "the host does not say which one it is (/proc)";
+  if (!willing) why_not = "shared memory is turned off (FULGUR_SHARED_MEMORY=0)";
   willing = willing && host.has_value();
   const std::string place = willing ? fmt::format("{} {}", *host, num_bytes) : "";
   const Descriptor made(willing && group.rank == 0 ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
@@ -216,6 +219,14 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
     works = shared->map(opened.get(), num_bytes, channels);
   }
   works = works && is_expected_to;
+  if (group.transport.kind == TransportKind::shared_memory) {
+    const std::string_view place_of_first = first_word(others.front());
+    if (why_not.empty() && !place_of_first.starts_with('\n') && place_of_first != first_word(place)) {
+      why_not = fmt::format("on another host than rank {}", group.ranks.front());
+    }
+    if (why_not.empty() && is_expected_to && !works) why_not = "may not see the memory of another rank";
+    check_every_rank_can(group, "shared_memory", why_not);
+  }
   const std::vector<std::string> answers = exchange_texts(group, "works", works ? "yes" : "no");
   if (std::ranges::count(answers, "yes") == group.world_size()) return shared;
   if (is_expected_to && group.rank == 0) warn_of_network();

@@ -35,8 +35,9 @@ class SharedMemory {
   class Channel;
 
   // Every rank of the group calls this. Returns null, on every rank, if the ranks are on several hosts, if one may not
-  // see another's memory (rank 0 then logs a warning), or if one is not `willing`. Throws what the store throws if a
-  // rank does not join within the group's timeout.
+  // see another's memory (rank 0 then logs a warning), or if one is not `willing`. If the group's options ask for
+  // shared memory, it throws UsageError instead, which says which ranks cannot use it and why. Throws what the store
+  // throws if a rank does not join within the group's timeout.
   static std::shared_ptr<SharedMemory> connect(const GroupConfig& group, const std::vector<ChannelOptions>& channels,
                                                bool willing);
 

@@ -14,9 +14,8 @@ struct TransportOptions {
                                                   // other: this transport only, otherwise connecting fails
   bool shared_memory = true;               // shared memory between CPU ranks of one host, if possible; otherwise Gloo
   std::string host_id{};                   // ranks with different ones count as ranks of different hosts
-  bool rank_order_all_reduce = false;      // all_reduce adds in the order of ranks over Gloo too: the same bits as
-                                           // reduce_scatter, at any world size, wherever the tensor begins; other
-                                           // transports always do
+  bool rank_order_all_reduce = false;      // Gloo adds an all_reduce in the order of ranks, too: the same bits as
+                                           // reduce_scatter, at any world size, wherever the tensor begins
   std::optional<int64_t> staging_bytes{};  // memory of a large collective for data in transit; default: 1 MiB of shared
                                            // memory per rank, or 128 KiB for each other rank if that is more; 8 MiB
                                            // with Gloo; 4 MiB of a tensor go between hosts at a time

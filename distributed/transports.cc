@@ -22,13 +22,7 @@ std::vector<ConnectTransport>& added() {
 std::string why_none(const GroupConfig& group) {
   if (group.device.is_cpu() && group.transport.kind == TransportKind::mpi) {
     return "strategy.transport = 'mpi', but this program was built without it; add @fulgur//distributed:mpi_transport "
-           "to "
-           "its deps, or write auto";
-  }
-  if (group.device.is_cpu() && group.transport.kind == TransportKind::shared_memory) {
-    return "strategy.transport = 'shared_memory', but the ranks are on several hosts, may not see one another's "
-           "memory, or "
-           "have FULGUR_SHARED_MEMORY=0; write auto";
+           "to its deps, or write auto";
   }
   return fmt::format("ranks cannot exchange tensors on {}: no transport takes them; use the CPU or CUDA",
                      c10::DeviceTypeName(group.device.type(), /*lower_case=*/true));

@@ -50,6 +50,7 @@ void check_settings(const DelayedUpdate& preset, std::string_view base) {
   }
   if (base != SingleDevice::kName) return;
   check("wire", preset.ranks, &RankOptions::wire);
+  check("transport", preset.ranks, &RankOptions::transport);
   check("broadcast_buffers", preset.ranks, &RankOptions::broadcast_buffers);
   check("timeout_s", preset.ranks, &RankOptions::timeout_s);
   check("connect_timeout_s", preset.ranks, &RankOptions::connect_timeout_s);

@@ -4,7 +4,10 @@
 #include <torch/types.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -81,7 +84,7 @@ void check_order(World& world) {
     if (rank == world.rank()) mine = values;
   }
   const at::Tensor scattered = mine.clone();
-  world.data().all_reduce(mine).wait();
+  all_reduce_in_rank_order(world.data(), mine).wait();
   expect_equal(mine, expected, "a sum in the order of ranks");
   world.data().reduce_scatter(scattered).wait();
   const ElementRange range = rank_range(size, world.rank(), world_size);
@@ -94,14 +97,24 @@ void exchange_for_ever(World& world, int64_t victim, const std::string& mode) {
     if (step == 5 && world.rank() == victim) {
       if (mode == "throws") throw std::runtime_error("boom");
       if (mode == "exits") std::_Exit(3);
+      if (mode == "is killed") std::raise(SIGKILL);
       std::this_thread::sleep_for(std::chrono::hours(1));
     }
     world.data().all_reduce(torch::full({100000}, 1.0F)).wait();
   }
 }
 
+bool shares_memory() {
+  std::ifstream maps("/proc/self/maps");
+  const std::string all{std::istreambuf_iterator<char>(maps), {}};
+  return all.find("/memfd:fulgur") != std::string::npos;
+}
+
 void run(World& world, const std::string& mode) {
-  if (mode == "all") return check_all(world);
+  if (mode == "all" || mode == "two levels") {
+    expect(shares_memory() == (mode == "two levels"), "ranks of a host to share its memory if there are several hosts");
+    return check_all(world);
+  }
   if (mode == "order") return check_order(world);
   exchange_for_ever(world, 1, mode);
 }
@@ -110,12 +123,17 @@ void run(World& world, const std::string& mode) {
 
 int main(int, char** argv) {
   const std::string mode = argv[1];
+  int threads = 0;
   if (mode == "initialised") MPI_Init(nullptr, nullptr);
+  if (mode == "one is initialised" && std::string(std::getenv("OMPI_COMM_WORLD_RANK")) == "1") {
+    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads);
+  }
+  const bool initialises_mpi = std::getenv("INITIALISES_MPI") != nullptr;
+  if (initialises_mpi) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads);
   const auto environment = detect_cluster_environment(process_environment_variables());
   const int64_t rank = environment->rank;
   WorldOptions options{.timeout_s = mode == "hangs" ? 2.0 : 60.0, .connect_timeout_s = 60, .heartbeat_interval_s = 0.1};
   options.collectives.kind = TransportKind::mpi;
-  options.collectives.rank_order_all_reduce = mode == "order";
   options.collectives.staging_bytes = 65536;
   try {
     World world = connect_world(*environment, options, [] {});
@@ -132,5 +150,6 @@ int main(int, char** argv) {
     fmt::print(stderr, "rank {}: {}\n", rank, error.what());
     return 1;
   }
+  if (initialises_mpi) MPI_Finalize();
   fmt::print("rank {} is done\n", rank);
 }

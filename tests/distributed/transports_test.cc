@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "fulgur/base/error.h"
@@ -19,6 +21,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::message_of;
@@ -65,8 +68,6 @@ TEST(Transports, OneThatIsAskedForIsUsedOrRefused) {
   group.transport.kind = TransportKind::shared_memory;
   EXPECT_EQ(connect_hierarchy(group), nullptr);
   EXPECT_EQ(connect_gloo(group), nullptr);
-  EXPECT_THAT(message_of<UsageError>([&] { connect(group, {connect_hierarchy, connect_gloo}); }),
-              HasSubstr("strategy.transport = 'shared_memory', but the ranks are on several hosts"));
 }
 
 TEST(Transports, OneThatWasAddedIsTriedLast) {
@@ -89,35 +90,63 @@ Kind kind_of(const Connection& connection) {
   return dynamic_cast<GlooTransport*>(connection.host.get()) != nullptr ? Kind::gloo : Kind::none;
 }
 
-// Connects ranks, each a thread on the named host, of which each may share its memory or not, and lets them add their
-// numbers.
-std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory, std::vector<std::string> hosts = {}) {
+// Calls `body` in a thread for each rank, on the named host, of which each may share its memory or not.
+void on_ranks(const std::vector<bool>& may_share_memory, std::vector<std::string> hosts,
+              const std::function<void(GroupConfig)>& body) {
   hosts.resize(may_share_memory.size());
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto world_size = static_cast<int64_t>(may_share_memory.size());
-  std::vector<Connection> connections(may_share_memory.size());  // destroyed when all ranks have ended
-  std::vector<Kind> kinds(may_share_memory.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < may_share_memory.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      GroupConfig group = group_on(c10::kCPU);
-      group.store = store;
-      group.ranks.resize(may_share_memory.size());
-      for (size_t i = 0; i < group.ranks.size(); ++i) group.ranks[i] = static_cast<int64_t>(i);
-      group.rank = static_cast<int64_t>(rank);
-      group.network.interface = "lo";
-      group.transport.shared_memory = may_share_memory[rank];
-      group.transport.host_id = hosts[rank];
-      connections[rank] = connect(group, transports());
-      kinds[rank] = kind_of(connections[rank]);
-      const at::Tensor sum = at::full({5}, group.rank, at::kLong);
-      connections[rank].host->all_reduce(sum, ReduceOp::sum);
-      EXPECT_EQ(sum[0].item<int64_t>(), world_size * (world_size - 1) / 2);
-      connections[rank].host->barrier();
-    });
+    GroupConfig group = group_on(c10::kCPU);
+    group.store = store;
+    group.ranks.resize(may_share_memory.size());
+    for (size_t i = 0; i < group.ranks.size(); ++i) group.ranks[i] = static_cast<int64_t>(i);
+    group.rank = static_cast<int64_t>(rank);
+    group.network.interface = "lo";
+    group.transport.shared_memory = may_share_memory[rank];
+    group.transport.host_id = hosts[rank];
+    threads.emplace_back(body, std::move(group));
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// How ranks connect, which then add their numbers.
+std::vector<Kind> kinds_where(const std::vector<bool>& may_share_memory, const std::vector<std::string>& hosts = {}) {
+  std::vector<Connection> connections(may_share_memory.size());  // destroyed when all ranks have ended
+  std::vector<Kind> kinds(may_share_memory.size());
+  on_ranks(may_share_memory, hosts, [&](const GroupConfig& group) {
+    const auto rank = static_cast<size_t>(group.rank);
+    connections[rank] = connect(group, transports());
+    kinds[rank] = kind_of(connections[rank]);
+    const at::Tensor sum = at::full({5}, group.rank, at::kLong);
+    connections[rank].host->all_reduce(sum, ReduceOp::sum);
+    EXPECT_EQ(sum[0].item<int64_t>(), group.world_size() * (group.world_size() - 1) / 2);
+    connections[rank].host->barrier();
+  });
   return kinds;
+}
+
+// What ranks are told that are to share memory.
+std::vector<std::string> refusals_where(const std::vector<bool>& may_share_memory,
+                                        const std::vector<std::string>& hosts = {}) {
+  std::vector<std::string> messages(may_share_memory.size());
+  on_ranks(may_share_memory, hosts, [&](GroupConfig group) {
+    group.transport.kind = TransportKind::shared_memory;
+    messages[static_cast<size_t>(group.rank)] = message_of<UsageError>([&] { connect(group, transports()); });
+  });
+  return messages;
+}
+
+TEST(Transports, EveryRankIsToldWhichOnesCannotShareMemoryAndWhy) {
+  EXPECT_THAT(refusals_where({true, false, true}),
+              Each("strategy.transport = 'shared_memory', but rank 1 cannot: shared memory is turned off "
+                   "(FULGUR_SHARED_MEMORY=0)"));
+  EXPECT_THAT(refusals_where({false, true}), Each(HasSubstr("but rank 0 cannot: shared memory is turned off")));
+  EXPECT_THAT(refusals_where({true, true, true}, {"a", "b", "b"}),
+              Each("strategy.transport = 'shared_memory', but ranks 1, 2 cannot: on another host than rank 0"));
+  EXPECT_THAT(refusals_where({true, true, false}, {"a", "b", "a"}),
+              Each(AllOf(HasSubstr("rank 1 cannot: on another host than rank 0"),
+                         HasSubstr("rank 2 cannot: shared memory is turned off"))));
 }
 
 TEST(Transports, RanksOfOneHostShareMemoryUnlessOneOfThemMayNot) {
