@@ -22,6 +22,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/distributed/world_stores.h"
 #include "tests/testing/errors.h"
+#include "tests/testing/mapped_memory.h"
 #include "tests/testing/rank_values.h"
 #include "tests/testing/ranks.h"
 
@@ -271,6 +272,25 @@ TEST_P(MemoryOfTheGroup, SumsHaveTheBitsOfOtherMemory) {
     EXPECT_TRUE(flat.equal(elsewhere));
     EXPECT_TRUE(part.equal(elsewhere));
   });
+}
+
+TEST(MemoryOfAGroup, IsMappedByEveryRankWhenItIsFirstExchanged) {
+  for (const int64_t world_size : {2, 3}) {
+    run_ranks(world_size, patient(), [&](World& world) {
+      const at::Tensor flat = world.data().allocate(300007, at::kFloat);
+      const auto mapped_by_all = [&] {
+        world.control().barrier();
+        const int64_t count = testing::num_mapped_regions();
+        world.control().barrier();
+        return count;
+      };
+      const int64_t before = mapped_by_all();
+      for (int round = 0; round < 2; ++round) {
+        world.data().all_reduce(flat).wait();
+        EXPECT_EQ(mapped_by_all(), before + world_size * world_size);
+      }
+    });
+  }
 }
 
 TEST(RankRange, CoversTheTensorInOrder) {

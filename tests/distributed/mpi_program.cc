@@ -6,8 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -17,6 +15,7 @@
 #include "fulgur/distributed/world.h"
 #include "fulgur/launch/cluster_environment.h"
 #include "fulgur/launch/rendezvous.h"
+#include "tests/testing/mapped_memory.h"
 #include "tests/testing/rank_values.h"
 
 namespace {
@@ -104,15 +103,10 @@ void exchange_for_ever(World& world, int64_t victim, const std::string& mode) {
   }
 }
 
-bool shares_memory() {
-  std::ifstream maps("/proc/self/maps");
-  const std::string all{std::istreambuf_iterator<char>(maps), {}};
-  return all.find("/memfd:fulgur") != std::string::npos;
-}
-
 void run(World& world, const std::string& mode) {
   if (mode == "all" || mode == "two levels") {
-    expect(shares_memory() == (mode == "two levels"), "ranks of a host to share its memory if there are several hosts");
+    expect((testing::num_mapped_regions() > 0) == (mode == "two levels"),
+           "ranks of a host to share its memory if there are several hosts");
     return check_all(world);
   }
   if (mode == "order") return check_order(world);
@@ -123,13 +117,14 @@ void run(World& world, const std::string& mode) {
 
 int main(int, char** argv) {
   const std::string mode = argv[1];
-  int threads = 0;
+  const bool one_may_not_call_it = mode == "one is initialised";
+  const bool initialises_mpi = one_may_not_call_it || std::getenv("INITIALISES_MPI") != nullptr;
   if (mode == "initialised") MPI_Init(nullptr, nullptr);
-  if (mode == "one is initialised" && std::string(std::getenv("OMPI_COMM_WORLD_RANK")) == "1") {
-    MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &threads);
+  if (initialises_mpi) {
+    const bool is_the_one = one_may_not_call_it && std::string(std::getenv("OMPI_COMM_WORLD_RANK")) == "1";
+    int threads = 0;
+    MPI_Init_thread(nullptr, nullptr, is_the_one ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE, &threads);
   }
-  const bool initialises_mpi = std::getenv("INITIALISES_MPI") != nullptr;
-  if (initialises_mpi) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads);
   const auto environment = detect_cluster_environment(process_environment_variables());
   const int64_t rank = environment->rank;
   WorldOptions options{.timeout_s = mode == "hangs" ? 2.0 : 60.0, .connect_timeout_s = 60, .heartbeat_interval_s = 0.1};

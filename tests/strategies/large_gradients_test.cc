@@ -18,6 +18,7 @@
 #include "fulgur/strategies/engine/gradient_reducer.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/mapped_memory.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
 
@@ -109,6 +110,25 @@ TEST(LargeGradients, AreReducedWhereAutogradMadeThem) {
         expect_sums(world, net, {step}, kAlways);
       }
       EXPECT_EQ(places.size(), net.weights().size());  // the same in all steps
+    });
+  }
+}
+
+TEST(LargeGradients, AreMappedByEveryRank) {
+  for (const int64_t world_size : {2, 3}) {
+    run_ranks(world_size, [world_size](World& world) {
+      Net net;
+      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(net, optimizers, large_alone(world));
+      GradientReducer reducer(flat, world.data(), world.control());
+      world.control().barrier();
+      const int64_t before = testing::num_mapped_regions();
+      world.control().barrier();
+      reduce_large(world, net, reducer, /*step=*/0, kAlways);
+      world.control().barrier();
+      const auto num_large = static_cast<int64_t>(net.weights().size());
+      EXPECT_GE(testing::num_mapped_regions() - before, num_large * world_size * world_size);
+      world.control().barrier();
     });
   }
 }
