@@ -135,8 +135,12 @@ void GradientReducer::launch_filled() {
   }
 }
 
+// Whether the message goes with the last bucket, which saves an exchange. It comes too late then to tell which buckets
+// no rank has used, so it goes alone as long as there are any.
+bool GradientReducer::message_rides_along() const { return views_ && views_->takes_message() && all_were_used_; }
+
 // Whether finish() launches also the buckets that no rank used.
-bool GradientReducer::sends_every_bucket() const { return sums_ ? data_.world_size() > 1 : views_->takes_message(); }
+bool GradientReducer::sends_every_bucket() const { return sums_ ? data_.world_size() > 1 : message_rides_along(); }
 
 // The number of buckets that may start during backward: not the last, if it carries the message.
 size_t GradientReducer::num_early() const { return buckets_.size() - (views_ && views_->takes_message() ? 1 : 0); }
@@ -182,9 +186,8 @@ void GradientReducer::finish(std::vector<double>& extra) {
   // Otherwise a rank that waits for memory of the pool, in the middle of backward, would wait forever.
   if (sums_ && sends_every_bucket()) launch_rest(buckets_.size());
   const std::vector<bool> marks = used_parameters();
-  const bool rides_along = views_ && views_->takes_message();
-  const std::vector<double> sums = rides_along ? exchange_with_last_bucket(message_of(extra, marks), marks)
-                                               : exchange(message_of(extra, marks), marks);
+  const std::vector<double> sums = message_rides_along() ? exchange_with_last_bucket(message_of(extra, marks), marks)
+                                                         : exchange(message_of(extra, marks), marks);
   const auto end_of_extra = sums.begin() + static_cast<std::ptrdiff_t>(extra.size());
   extra.assign(sums.begin(), end_of_extra);
   const bool a_rank_learns_order = *end_of_extra > 0;
@@ -193,8 +196,11 @@ void GradientReducer::finish(std::vector<double>& extra) {
     used_of.emplace_back(next, bucket.is_full.size());
     next += static_cast<std::ptrdiff_t>(bucket.is_full.size());
   }
+  all_were_used_ = true;
   for (const size_t b : order_) {
-    if (buckets_[b].is_launched || std::ranges::all_of(used_of[b], [](double n) { return n == 0; })) continue;
+    const bool is_used = std::ranges::any_of(used_of[b], [](double num_ranks) { return num_ranks > 0; });
+    all_were_used_ = all_were_used_ && is_used;
+    if (buckets_[b].is_launched || !is_used) continue;
     fill_up(b);
     launch(b);
   }

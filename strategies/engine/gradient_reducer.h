@@ -70,6 +70,7 @@ class GradientReducer {
   void launch_filled();
   void launch_rest(size_t num_buckets);
   size_t num_early() const;
+  bool message_rides_along() const;
   bool sends_every_bucket() const;
   void learn_order();
   std::vector<bool> used_parameters() const;
@@ -93,6 +94,7 @@ class GradientReducer {
   bool learns_order_ = false;     // this rank's order_ does not come from a backward with these trainable parameters
   std::vector<bool> last_marks_;  // by bucket and slot: the gradients that this rank had at the last exchange of marks
   std::vector<double> used_by_;   // by bucket and slot: the number of ranks that had a gradient then
+  bool all_were_used_ = true;     // every bucket, by some rank, at the last exchange
   std::vector<int64_t> filled_;   // buckets, in the order in which this backward filled them
 };
 

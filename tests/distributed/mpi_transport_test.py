@@ -62,9 +62,13 @@ class MpiTransportTest(unittest.TestCase):
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("rank 1: boom\n", done.stderr)
 
-    def test_a_rank_that_exits_ends_the_job(self):
+    def test_a_rank_that_ends_ends_the_job_and_is_named_by_mpirun(self):
         done = run("exits", 3)
         self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"Process name: \[\[\d+,1\],1\]\s+Exit code: +3\n")
+        done = run("is killed", 3)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"process rank 1 with PID .* exited on signal 9")
 
     def test_a_rank_that_hangs_is_named(self):
         done = run("hangs", 3)

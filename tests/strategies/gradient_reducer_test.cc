@@ -529,6 +529,36 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
   }
 }
 
+// Ranks of a model that is routed, or trained in parts: the first step sends zeros, as only its end tells what was
+// used.
+TEST(GradientReducer, WhatNoRankUsesIsNotSentAgain) {
+  OutOfOrder net;
+  std::vector<std::string> events;
+  NotesSending data(events, 2);
+  testing::OthersHaveTheSame control(2);
+  const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+  const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = 1});
+  GradientReducer reducer(flat, data, control);
+  const auto reduce = [&](const at::Tensor& loss) {
+    events.clear();
+    net.zero_grad();
+    reducer.begin();
+    loss.backward();
+    std::vector<double> extra{3};
+    reducer.finish(extra);
+    return events;
+  };
+  const auto of_part = [&] { return net.body_2->forward(torch::ones({2, 64})).square().sum(); };
+  const auto of_all = [&] { return net.loss(torch::ones({2, 64})); };
+  EXPECT_EQ(reduce(of_part()).size(), 3);
+  EXPECT_THAT(reduce(of_part()), ElementsAre("all_reduce of 192"));
+  EXPECT_FALSE(net.stem->weight.grad().defined());
+  EXPECT_THAT(reduce(of_part()), ElementsAre("all_reduce of 192"));
+  EXPECT_EQ(reduce(of_all()).size(), 3);
+  EXPECT_TRUE(net.stem->weight.grad().defined());
+  EXPECT_EQ(reduce(of_all()).size(), 3);
+}
+
 // So many ranks that the marks of a few parameters do not go with every message.
 class NotesLengths final : public testing::OthersHaveTheSame {
  public:
