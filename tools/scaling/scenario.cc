@@ -118,8 +118,9 @@ int64_t Scenario::samples_that_fit(const ModelMemory& memory) const {
   return std::max<int64_t>(0, static_cast<int64_t>(room / per_sample));
 }
 
-// The events do not depend on the number of ranks, as long as there are several: sizes do. Hybrid sharding is recorded
-// with two groups of two.
+// The order of gradients, exchanges and updates does not depend on the number of ranks, as long as there are several:
+// sizes do, and with them whether a bucket waits for the memory of another a gradient earlier. Hybrid sharding is
+// recorded with two groups of two.
 const RecordedStep& Scenario::recorded(Compared strategy, int64_t ranks, bool accumulates) {
   if (strategy == Compared::hybrid && ranks <= options_.ranks_per_host) strategy = Compared::sharded;
   const auto [place, is_new] = recorded_.try_emplace({strategy, ranks == 1, accumulates});

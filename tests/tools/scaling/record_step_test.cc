@@ -1,6 +1,8 @@
 // What is recorded of a rank whose other ranks are imagined, beside a rank whose others are real.
 #include "tools/scaling/record_step.h"
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,6 +70,30 @@ TEST(RecordStepTest, ImaginedRanksGiveTheEventsOfRealOnes) {
     const auto real = of_training_thread(with_real_ranks(strategy, 4));
     EXPECT_GT(imagined.size(), 40U);
     EXPECT_TRUE(imagined == real) << strategy.name();
+  }
+}
+
+// Without sizes, and without what follows from them: in how many pieces a rank updates its shard, and whether a bucket
+// gets the memory of a longer one or waits for that of another.
+std::vector<std::string> order_of(const RecordedStep& step) {
+  std::vector<std::string> order;
+  for (const Event& event : of_training_thread(step)) {
+    const std::string text = fmt::format("kind {}, id {}, exchange {}, scope {}", fmt::underlying(event.kind), event.id,
+                                         fmt::underlying(event.exchange), fmt::underlying(event.scope));
+    const bool goes_on = event.kind == Event::Kind::update && !order.empty() && order.back() == text;
+    if (!goes_on && event.kind != Event::Kind::wait) order.push_back(text);
+  }
+  return order;
+}
+
+// So that a step of few ranks can be replayed as one of many, with other sizes.
+TEST(RecordStepTest, TheOrderOfEventsDoesNotDependOnTheNumberOfRanks) {
+  for (const StrategyChoice& strategy : strategies()) {
+    const auto of_few = order_of(record_step(strategy, kShape, "32", 4));
+    for (const int64_t many : {6, 64, 1024}) {
+      EXPECT_THAT(order_of(record_step(strategy, kShape, "32", many)), ::testing::ElementsAreArray(of_few))
+          << strategy.name() << " on " << many << " ranks";
+    }
   }
 }
 
