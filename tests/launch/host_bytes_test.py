@@ -33,20 +33,22 @@ WIDTH = 576
 PARAMETERS = 3 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH + 2
 
 
-class HostBytesTest(unittest.TestCase):
+def sent_by_a_host(ddp_step, steps):
+    """The bytes that the first host sends in a whole run, and the most connections that it has to the other one."""
+    said = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", str(PORT), "sh", "-c", COUNTED,
+                           "sh", ddp_step, f"--width={WIDTH}", f"--steps={steps}", "--strategy=ddp_sharded", "--devices=4",
+                           "--num_nodes=2"], env=CLEAN, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280)
+    if said.returncode != 0:
+        raise RuntimeError(said.stderr)
+    return [int(number) for number in re.search(r"^sent: (\d+), connections: (\d+)$", said.stdout, re.M).groups()]
 
-    def counts_of(self, steps):
-        """The bytes that the first host sends in a whole run, and the most connections that it has to the other one."""
-        said = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", str(PORT), "sh", "-c", COUNTED,
-                               "sh", PROGRAM, f"--width={WIDTH}", f"--steps={steps}", "--strategy=ddp_sharded", "--devices=4",
-                               "--num_nodes=2"], env=CLEAN, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280)
-        self.assertEqual(said.returncode, 0, said.stderr)
-        return [int(number) for number in re.search(r"^sent: (\d+), connections: (\d+)$", said.stdout, re.M).groups()]
+
+class HostBytesTest(unittest.TestCase):
 
     def test_a_host_sends_what_one_rank_would(self):
         if why := why_no_namespaces():
             self.skipTest(f"no network namespaces here: {why}")
-        (few, _), (many, connections) = self.counts_of(5), self.counts_of(45)
+        (few, _), (many, connections) = (sent_by_a_host(PROGRAM, steps) for steps in (5, 45))
         must = 40 * PARAMETERS * 4  # reduce_scatter and all_gather, each half of the model
         print(f"a host of 4 ranks sends {(many - few) / must:.3f} of what it must in a step")
         self.assertLess((many - few) / must, 1.02)
