@@ -50,7 +50,6 @@ from torch._functorch.aot_autograd import aot_export_module
 from torch._guards import detect_fake_mode
 from torch._inductor.codegen.cpp import WorkSharing
 from torch._inductor.compile_fx import compile_fx_aot
-from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.package import package_aoti
 from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 from torch._prims_common import is_non_overlapping_and_dense_or_false
@@ -61,6 +60,7 @@ from torch.utils import _pytree as pytree
 
 logging.disable(logging.NOTSET)
 
+from decompositions import decompositions
 from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
                               input_names, output_names, read_program, turn_to_eval)
 from join_products import join_products
@@ -380,7 +380,7 @@ class Call:
 
     def trace(self, inputs):
         with torch.no_grad():
-            return aot_export_module(self.module, inputs, decompositions=select_decomp_table(), trace_joint=False)
+            return aot_export_module(self.module, inputs, decompositions=decompositions(), trace_joint=False)
 
     def autocast(self):
         is_mixed = self.precision == "bf16-mixed"
@@ -485,7 +485,7 @@ class Step(Call):
 
     def trace(self, inputs):
         with keeping_modules() if self.checkpoint else contextlib.nullcontext():
-            graph_module, signature = aot_export_module(self.module, inputs, decompositions=select_decomp_table(),
+            graph_module, signature = aot_export_module(self.module, inputs, decompositions=decompositions(),
                                                         trace_joint=True, output_loss_index=self.loss)
         if self.checkpoint:
             Recomputation(graph_module.graph, self.checkpoint).run()
