@@ -8,7 +8,6 @@ one is more than allowed. What runs beside it disturbs it.
   python3 bench/many_ranks.py bazel-bin [--rounds=15]
 """
 import argparse
-import os
 import pathlib
 import re
 import statistics
@@ -40,7 +39,7 @@ def last_number(command, **variables):
 
 
 def ratios_of(rounds, ours, base):
-    """Of the times of two commands that run in turn."""
+    """The time of one command over that of another, in each of the rounds in which they run in turn."""
     return [last_number(ours) / last_number(base) for _ in range(rounds)]
 
 
@@ -98,5 +97,4 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
     sys.exit(main())

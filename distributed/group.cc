@@ -27,6 +27,10 @@ void check_every_rank_can(const GroupConfig& group, std::string_view transport, 
     if (!reasons[i].empty()) ranks[reasons[i]].push_back(group.ranks[i]);
   }
   if (ranks.empty()) return;
+  try {
+    exchange_texts(group, fmt::format("told {}", transport), "");
+  } catch (const std::exception&) {  // a rank, or the store, has ended: this one knows the reasons all the same
+  }
   std::vector<std::string> sentences;
   for (const auto& [reason, which] : ranks) {
     sentences.push_back(

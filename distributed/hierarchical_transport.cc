@@ -28,8 +28,7 @@ void warn_of_placement(const std::vector<std::string>& hosts) {
   if (warned.exchange(true)) return;
   log_warning(
       "every rank exchanges with every other over the network, which sends more bytes than it needs to: {} ranks are "
-      "on "
-      "{} hosts, not as many on each, or not one host's after another's; give every host as many ranks, with "
+      "on {} hosts, not as many on each, or not one host's after another's; give every host as many ranks, with "
       "consecutive numbers",
       hosts.size(), different.size());
 }
@@ -60,7 +59,7 @@ std::unique_ptr<HostTransport> connect_two_levels(
   const bool some_host_is_unknown = std::ranges::find(hosts, "") != hosts.end();
   const std::optional<int64_t> size = some_host_is_unknown ? std::nullopt : ranks_per_host(hosts);
   if (!size) {
-    if (!some_host_is_unknown && group.rank == 0) warn_of_placement(hosts);
+    if (!some_host_is_unknown && group.rank == 0 && group.name == "data") warn_of_placement(hosts);
     return nullptr;
   }
   const int64_t num_hosts = group.world_size() / *size;

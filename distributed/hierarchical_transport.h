@@ -21,12 +21,12 @@ namespace fulgur {
 // Connects the ranks of a group by shared memory within a host and, across hosts, as `connect_across` connects the
 // ranks in one place of each host. Returns null, on every rank, unless all of this holds: the tensors are on the CPU,
 // there are several hosts with the same number of ranks, at least 2, the ranks of a host are consecutive, and all ranks
-// may share memory. If ranks could share memory but for their placement, rank 0 logs a warning. Every rank of the group
-// calls it. Throws what the store or connect_across throws.
+// may share memory. For the group "data" rank 0 logs a warning if only the numbers and the order of ranks stand in the
+// way. Every rank of the group calls it. Throws what the store or connect_across throws.
 std::unique_ptr<HostTransport> connect_two_levels(
     const GroupConfig& group, const std::function<std::unique_ptr<HostTransport>(const GroupConfig&)>& connect_across);
 
-// The same with Gloo across hosts; null also if the options name another transport.
+// connect_two_levels() with Gloo across hosts. Returns null also if the options name another transport.
 std::unique_ptr<HostTransport> connect_hierarchy(const GroupConfig& group);
 
 // The number of ranks on each host, given the host of each rank; nullopt if connect_two_levels() does not support

@@ -45,7 +45,7 @@ struct RankRanges {
 
 // How the ranks of a group exchange flat tensors in host memory. Calls block. Every rank makes the same calls in the
 // same order. A reduction adds in the order of ranks, ((x0 + x1) + x2) + ..., so its bits depend on neither timing nor
-// where the tensor begins, except for the all_reduce of Gloo and of MPI. Sums of 16-bit numbers are added in fp32 and
+// where the tensor begins, except for Gloo's own all_reduce. Sums of 16-bit numbers are added in fp32 and
 // rounded once, on several hosts once by each host and once across hosts. Threading: one thread at a time, except where
 // noted. Errors: std::exception, after the group's timeout at the latest.
 class HostTransport {

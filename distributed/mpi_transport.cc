@@ -169,8 +169,8 @@ void abandon(Started& started) {
 
 // Moves tensors by MPI: sums by sends from rank to rank, which are added here, in the order of ranks, and all else by
 // its nonblocking collectives. Open MPI's own reduce_scatter and all_reduce take longer, on one thread of a rank, and
-// leave the order open. Small exchanges and barriers have a communicator of their own, since they may run beside the
-// others.
+// leave the order open. Small exchanges and barriers have communicators of their own: they may run beside the others,
+// and begin in another order on another rank.
 class MpiTransport final : public HostTransport {
  public:
   explicit MpiTransport(const GroupConfig& group)
@@ -179,7 +179,8 @@ class MpiTransport final : public HostTransport {
         rank_(group.rank),
         world_size_(group.world_size()),
         large_(make_comm(group)),
-        small_(duplicate_of(large_.get())) {}
+        small_(duplicate_of(large_.get())),
+        barriers_(duplicate_of(large_.get())) {}
 
   void all_reduce(const at::Tensor& flat, ReduceOp op) override;
   bool all_reduces_in_rank_order() const override { return true; }
@@ -194,14 +195,17 @@ class MpiTransport final : public HostTransport {
  private:
   class Small;
 
+  template <class Post>
+  void run(Started started, Clock::time_point deadline, const Post& post);
   void wait(Started& started, Clock::time_point deadline);
+  void fail(Started& started);
   bool is_aborted();
   Clock::time_point deadline() const { return Clock::now() + timeout_; }
 
   const std::chrono::milliseconds timeout_;
   const int64_t staging_bytes_;
   const int64_t rank_, world_size_;
-  Communicator large_, small_;
+  Communicator large_, small_, barriers_;
   std::atomic<bool> aborted_ = false, ended_ = false;
   std::atomic<int> num_waiting_ = 0;
 };
@@ -234,12 +238,28 @@ void MpiTransport::wait(Started& started, Clock::time_point deadline) {
     }
   } catch (...) {
     --num_waiting_;
-    a_group_has_failed = true;
-    abandon(started);
-    abort();
+    fail(started);
     throw;
   }
   --num_waiting_;
+}
+
+void MpiTransport::fail(Started& started) {
+  a_group_has_failed = true;
+  abandon(started);
+  abort();
+}
+
+// Posts requests, and waits for them.
+template <class Post>
+void MpiTransport::run(Started started, Clock::time_point deadline, const Post& post) {
+  try {
+    post(started);
+  } catch (...) {
+    fail(started);
+    throw;
+  }
+  wait(started, deadline);
 }
 
 void MpiTransport::all_reduce(const at::Tensor& flat, ReduceOp op) {
@@ -265,21 +285,20 @@ void MpiTransport::reduce_scatter(const at::Tensor& flat, ReduceOp op, const at:
   for (int64_t begin = 0; begin < largest; begin += chunk_size) {
     const at::Tensor own = chunk_of(mine, begin);
     const auto received = [&](int64_t peer) { return staged[peer].narrow(0, 0, own.numel()); };
-    Started started{.tensors = {flat, staged}};
-    for (int64_t step = 1; step < world_size_; ++step) {
-      const int64_t from = (rank_ + world_size_ - step) % world_size_, to = (rank_ + step) % world_size_;
-      const at::Tensor theirs = chunk_of(ranges.of(flat, to), begin);
-      const MPI_Datatype type = type_of(flat);
-      if (own.numel() > 0) {
-        check(MPI_Irecv(received(from).mutable_data_ptr(), count_of(own.numel()), type, static_cast<int>(from),
-                        kDataTag, large_.get(), started.add()));
+    run({.tensors = {flat, staged}}, until, [&](Started& started) {
+      for (int64_t step = 1; step < world_size_; ++step) {
+        const int64_t from = (rank_ + world_size_ - step) % world_size_, to = (rank_ + step) % world_size_;
+        const at::Tensor theirs = chunk_of(ranges.of(flat, to), begin);
+        if (own.numel() > 0) {
+          check(MPI_Irecv(received(from).mutable_data_ptr(), count_of(own.numel()), type_of(flat),
+                          static_cast<int>(from), kDataTag, large_.get(), started.add()));
+        }
+        if (theirs.numel() > 0) {
+          check(MPI_Isend(theirs.const_data_ptr(), count_of(theirs.numel()), type_of(flat), static_cast<int>(to),
+                          kDataTag, large_.get(), started.add()));
+        }
       }
-      if (theirs.numel() > 0) {
-        check(MPI_Isend(theirs.const_data_ptr(), count_of(theirs.numel()), type, static_cast<int>(to), kDataTag,
-                        large_.get(), started.add()));
-      }
-    }
-    wait(started, until);
+    });
     if (own.numel() > 0) combine_in_rank_order(chunk_of(into, begin), own, rank_, world_size_, op, received);
   }
 }
@@ -291,23 +310,21 @@ void MpiTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) 
     counts.push_back(count_of(range.size()));
     begins.push_back(count_of(range.begin));
   }
-  Started started{.tensors = {flat}};
-  check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, flat.mutable_data_ptr(), counts.data(), begins.data(),
-                        type_of(flat), large_.get(), started.add()));
-  wait(started, deadline());
+  run({.tensors = {flat}}, deadline(), [&](Started& started) {
+    check(MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, flat.mutable_data_ptr(), counts.data(), begins.data(),
+                          type_of(flat), large_.get(), started.add()));
+  });
 }
 
 void MpiTransport::broadcast(const at::Tensor& flat, int64_t root) {
-  Started started{.tensors = {flat}};
-  check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat), static_cast<int>(root), large_.get(),
-                   started.add()));
-  wait(started, deadline());
+  run({.tensors = {flat}}, deadline(), [&](Started& started) {
+    check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat), static_cast<int>(root),
+                     large_.get(), started.add()));
+  });
 }
 
 void MpiTransport::barrier() {
-  Started started;
-  check(MPI_Ibarrier(small_.get(), started.add()));
-  wait(started, deadline());
+  run({}, deadline(), [&](Started& started) { check(MPI_Ibarrier(barriers_.get(), started.add())); });
 }
 
 // Gathers the tensors of all ranks; then every rank adds them in the order of ranks.

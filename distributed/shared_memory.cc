@@ -13,6 +13,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -195,9 +196,14 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
   if (!host) why_not = "the host does not say which one it is (/proc)";
   if (!willing) why_not = "shared memory is turned off (FULGUR_SHARED_MEMORY=0)";
   willing = willing && host.has_value();
-  const std::string place = willing ? fmt::format("{} {}", *host, num_bytes) : "";
   const Descriptor made(willing && group.rank == 0 ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
-  if (made.get() >= 0 && ::ftruncate(made.get(), static_cast<off_t>(num_bytes)) != 0) willing = false;
+  const bool makes_it = willing && group.rank == 0;
+  if (makes_it && (made.get() < 0 || ::ftruncate(made.get(), static_cast<off_t>(num_bytes)) != 0)) {
+    why_not =
+        fmt::format("{} bytes of memory cannot be made for the ranks to share: {}", num_bytes, std::strerror(errno));
+    willing = false;
+  }
+  const std::string place = willing ? fmt::format("{} {}", *host, num_bytes) : "";
   const std::vector<std::string> others =
       exchange_texts(group, "place", fmt::format("{}\n{} {}", place, ::getpid(), made.get()));
 

@@ -125,8 +125,10 @@ class Meeting {
     try {
       store.set(key(environment_.rank), std::string("1"));
       store.add("num_joined", 1);  // to ask for one number is less work for the store than to ask for every key
-      for (milliseconds pause{2}; store.add("num_joined", 0) < environment_.world_size;
-           pause = std::min(2 * pause, milliseconds(100))) {
+      const auto has_everyone = [&] {
+        return store.add("num_joined", 0) >= environment_.world_size && store.check(keys);
+      };
+      for (milliseconds pause{2}; !has_everyone(); pause = std::min(2 * pause, milliseconds(100))) {
         if (is_over()) return throw_if_any_misses(store, keys);
         std::this_thread::sleep_for(pause);
       }
@@ -174,8 +176,8 @@ WorldStores meet(const ClusterEnvironment& environment, const WorldOptions& opti
   return stores.get();
 }
 
-// A core alone cannot use the bandwidth of a host's memory. Gradients are exchanged while others are computed: the
-// threads of the exchange take a quarter of a rank's cores at most.
+// Gradients are exchanged while others are computed: the threads of the exchange take a quarter of a rank's cores at
+// most.
 int64_t threads_of_a_group(int64_t local_world_size) {
   return std::clamp<int64_t>(threads_per_rank(local_world_size) / 4, 1, 4);
 }

@@ -143,7 +143,7 @@ bool GradientReducer::message_rides_along() const { return views_ && views_->tak
 bool GradientReducer::sends_every_bucket() const { return sums_ ? data_.world_size() > 1 : message_rides_along(); }
 
 // The number of buckets that may start during backward: not the last, if it carries the message.
-size_t GradientReducer::num_early() const { return buckets_.size() - (views_ && views_->takes_message() ? 1 : 0); }
+size_t GradientReducer::num_early() const { return buckets_.size() - (message_rides_along() ? 1 : 0); }
 
 // Buckets are launched from now on in the order in which this backward of rank 0 filled them; the buckets that it did
 // not fill come last. The contents of buckets stay, and so do the bits of their sums. A bucket that carries
@@ -159,7 +159,8 @@ void GradientReducer::learn_order() {
   if (learns_order_) return;
   std::vector<size_t> place(buckets_.size(), buckets_.size());
   for (size_t i = 0; i < buckets_.size() && begin[i] >= 0; ++i) place[static_cast<size_t>(begin[i])] = i;
-  std::stable_sort(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(num_early()),
+  const std::ptrdiff_t num_in_any_place = std::ssize(order_) - (views_ && views_->takes_message() ? 1 : 0);
+  std::stable_sort(order_.begin(), order_.begin() + num_in_any_place,
                    [&](size_t a, size_t b) { return place[a] < place[b]; });
   for (size_t i = 0; i < order_.size(); ++i) places_[order_[i]] = i;
 }

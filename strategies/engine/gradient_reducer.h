@@ -94,7 +94,7 @@ class GradientReducer {
   bool learns_order_ = false;     // this rank's order_ does not come from a backward with these trainable parameters
   std::vector<bool> last_marks_;  // by bucket and slot: the gradients that this rank had at the last exchange of marks
   std::vector<double> used_by_;   // by bucket and slot: the number of ranks that had a gradient then
-  bool all_were_used_ = true;     // every bucket, by some rank, at the last exchange
+  bool all_were_used_ = true;     // at the last exchange every bucket was used by some rank
   std::vector<int64_t> filled_;   // buckets, in the order in which this backward filled them
 };
 

@@ -172,18 +172,14 @@ INSTANTIATE_TEST_SUITE_P(Alone, EveryCollective,
                          ::testing::Combine(::testing::Values(1), ::testing::Values(at::kFloat, at::kBool),
                                             ::testing::Values(Through::shared_memory)));
 
-// Large tensors in memory of the group, which ranks of a host read and write in place, on one thread and on three.
+// Large tensors in memory of the group, which ranks of a host read and write in place.
 class MemoryOfTheGroup : public ::testing::TestWithParam<std::tuple<int64_t, at::ScalarType, Through>> {
  protected:
   int64_t world_size() const { return std::get<0>(GetParam()); }
   at::ScalarType dtype() const { return std::get<1>(GetParam()); }
 
   void on_ranks(const std::function<void(World&)>& body) const {
-    for (const int64_t num_threads : {1, 3}) {
-      WorldOptions options = patient();
-      options.collectives.num_threads = num_threads;
-      run_ranks_through(std::get<2>(GetParam()), world_size(), options, body);
-    }
+    run_ranks_through(std::get<2>(GetParam()), world_size(), patient(), body);
   }
   at::Tensor in_memory_of(World& world, const at::Tensor& values) const {
     return world.data().allocate(values.numel(), values.options()).copy_(values);
@@ -272,6 +268,34 @@ TEST_P(MemoryOfTheGroup, SumsHaveTheBitsOfOtherMemory) {
     EXPECT_TRUE(flat.equal(elsewhere));
     EXPECT_TRUE(part.equal(elsewhere));
   });
+}
+
+// So many elements that each of three threads has work on every rank.
+TEST(MemoryOfAGroup, IsReducedAndGatheredBySeveralThreads) {
+  constexpr int64_t kMany = 5'000'003;
+  WorldOptions options = patient();
+  options.collectives.num_threads = 3;
+  for (const int64_t world_size : {2, 3}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      run_ranks(world_size, options, [&](World& world) {
+        const auto in_memory_of_group = [&](const at::Tensor& values) {
+          return world.data().allocate(kMany, values.options()).copy_(values);
+        };
+        const ElementRange mine = rank_range(kMany, world.rank(), world_size);
+        const at::Tensor sum = reduced(world_size, kMany, dtype, ReduceOp::sum);
+        const at::Tensor everywhere = in_memory_of_group(values_of(world.rank(), kMany, dtype));
+        world.data().all_reduce(everywhere).wait();
+        EXPECT_TRUE(everywhere.equal(sum));
+        const at::Tensor scattered = in_memory_of_group(values_of(world.rank(), kMany, dtype));
+        world.data().reduce_scatter(scattered).wait();
+        EXPECT_TRUE(mine.of(scattered).equal(mine.of(sum)));
+        const at::Tensor gathered = in_memory_of_group(torch::zeros({kMany}, dtype));
+        mine.of(gathered).copy_(mine.of(sum));
+        world.data().all_gather(gathered).wait();
+        EXPECT_TRUE(gathered.equal(sum));
+      });
+    }
+  }
 }
 
 TEST(MemoryOfAGroup, IsMappedByEveryRankWhenItIsFirstExchanged) {

@@ -52,7 +52,7 @@ class MpiTransportTest(unittest.TestCase):
     def test_a_program_that_has_initialised_mpi_for_all_threads_is_taken(self):
         self.expect_success("all", 2, INITIALISES_MPI="1")
 
-    def test_a_reduce_scatter_adds_in_the_order_of_ranks(self):
+    def test_sums_are_added_in_the_order_of_ranks(self):
         for ranks in (2, 3, 5):
             with self.subTest(ranks=ranks):
                 self.expect_success("order", ranks)

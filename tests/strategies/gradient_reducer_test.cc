@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fulgur/device/stream_worker.h"
@@ -529,18 +530,32 @@ TEST(GradientReducer, LaunchesInTheOrderInWhichTheFirstBackwardFilledTheBuckets)
   }
 }
 
-// Ranks of a model that is routed, or trained in parts: the first step sends zeros, as only its end tells what was
-// used.
+// Counts the messages that do not go with a bucket.
+class CountsMessages final : public testing::OthersHaveTheSame {
+ public:
+  explicit CountsMessages(int64_t& count) : OthersHaveTheSame(2), count_(count) {}
+  Work all_reduce(at::Tensor flat, ReduceOp op) override {
+    ++count_;
+    return OthersHaveTheSame::all_reduce(flat, op);
+  }
+
+ private:
+  int64_t& count_;
+};
+
+// Ranks of a model that is routed, or trained in parts: only the end of the first step tells what was used in it.
 TEST(GradientReducer, WhatNoRankUsesIsNotSentAgain) {
   OutOfOrder net;
   std::vector<std::string> events;
+  int64_t num_messages = 0;
   NotesSending data(events, 2);
-  testing::OthersHaveTheSame control(2);
+  CountsMessages control(num_messages);
   const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
   const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = 1});
   GradientReducer reducer(flat, data, control);
   const auto reduce = [&](const at::Tensor& loss) {
     events.clear();
+    num_messages = 0;
     net.zero_grad();
     reducer.begin();
     loss.backward();
@@ -551,12 +566,51 @@ TEST(GradientReducer, WhatNoRankUsesIsNotSentAgain) {
   const auto of_part = [&] { return net.body_2->forward(torch::ones({2, 64})).square().sum(); };
   const auto of_all = [&] { return net.loss(torch::ones({2, 64})); };
   EXPECT_EQ(reduce(of_part()).size(), 3);
-  EXPECT_THAT(reduce(of_part()), ElementsAre("all_reduce of 192"));
-  EXPECT_FALSE(net.stem->weight.grad().defined());
-  EXPECT_THAT(reduce(of_part()), ElementsAre("all_reduce of 192"));
+  EXPECT_EQ(num_messages, 0);
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_THAT(reduce(of_part()), ElementsAre("all_reduce of 192"));
+    EXPECT_EQ(num_messages, 1);
+    EXPECT_FALSE(net.stem->weight.grad().defined());
+  }
   EXPECT_EQ(reduce(of_all()).size(), 3);
+  EXPECT_EQ(num_messages, 1);
   EXPECT_TRUE(net.stem->weight.grad().defined());
   EXPECT_EQ(reduce(of_all()).size(), 3);
+  EXPECT_EQ(num_messages, 0);
+}
+
+TEST(GradientReducer, RanksMayUseOtherPartsInEveryStep) {
+  enum Part { none, part, all };
+  const std::vector<std::pair<Part, Part>> steps{{part, part}, {part, none}, {none, part}, {all, part}, {all, all},
+                                                 {part, all},  {none, none}, {part, part}, {all, none}, {all, all}};
+  testing::run_ranks(2, [&](World& world) {
+    OutOfOrder net, alone;
+    const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+    const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = 2});
+    GradientReducer reducer(flat, world.data(), world.control());
+    const auto backward = [](OutOfOrder& of, Part used, int64_t rank) {
+      const at::Tensor x = torch::full({2, 64}, 1.0 + static_cast<double>(rank));
+      if (used == part) of.body_2->forward(x).square().sum().backward();
+      if (used == all) of.loss(x).backward();
+    };
+    for (const auto& [first, second] : steps) {
+      net.zero_grad();
+      reducer.begin();
+      backward(net, world.rank() == 0 ? first : second, world.rank());
+      std::vector<double> extra;
+      reducer.finish(extra);
+      alone.zero_grad();
+      backward(alone, first, 0);
+      backward(alone, second, 1);
+      for (const auto& item : alone.named_parameters()) {
+        const at::Tensor found = net.named_parameters()[item.key()].grad(), expected = item.value().grad();
+        ASSERT_EQ(found.defined(), expected.defined()) << item.key();
+        if (expected.defined()) {
+          EXPECT_TRUE(torch::allclose(found, expected)) << item.key();
+        }
+      }
+    }
+  });
 }
 
 // So many ranks that the marks of a few parameters do not go with every message.

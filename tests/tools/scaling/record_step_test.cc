@@ -73,8 +73,8 @@ TEST(RecordStepTest, ImaginedRanksGiveTheEventsOfRealOnes) {
   }
 }
 
-// Without sizes, and without what follows from them: in how many pieces a rank updates its shard, and whether a bucket
-// gets the memory of a longer one or waits for that of another.
+// The kinds of events, one after another. Sizes are left out, and what follows from sizes: the number of pieces in
+// which a rank updates its shard, and whether a bucket gets the memory of a longer one or waits for that of another.
 std::vector<std::string> order_of(const RecordedStep& step) {
   std::vector<std::string> order;
   for (const Event& event : of_training_thread(step)) {
@@ -86,7 +86,7 @@ std::vector<std::string> order_of(const RecordedStep& step) {
   return order;
 }
 
-// So that a step of few ranks can be replayed as one of many, with other sizes.
+// A step of few ranks is replayed as one of many, with other sizes.
 TEST(RecordStepTest, TheOrderOfEventsDoesNotDependOnTheNumberOfRanks) {
   for (const StrategyChoice& strategy : strategies()) {
     const auto of_few = order_of(record_step(strategy, kShape, "32", 4));
