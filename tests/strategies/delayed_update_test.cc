@@ -1250,6 +1250,8 @@ TEST(DelayedUpdateTest, SettingsThatItsBaseDoesNotHaveAreRefused) {
               HasSubstr("timeout_s = 5"));
   EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .ranks = {.broadcast_buffers = false}}),
               HasSubstr("broadcast_buffers = false"));
+  EXPECT_THAT(why_refused(DelayedUpdate{.base = "single_device", .ranks = {.transport = "gloo"}}),
+              HasSubstr("transport = gloo"));
 }
 
 TEST(DelayedUpdateTest, OptimizersWithClosuresAreRefused) {
