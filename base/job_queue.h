@@ -40,8 +40,8 @@ class JobQueue {
   std::vector<std::thread> threads_;
 };
 
-// Runs part(0), ... part(num_parts - 1) on the threads of the queue, and returns when all have ended. Throws the error
-// of the first part that threw.
+// Runs part(0), ... part(num_parts - 1) on the threads of the queue. Returns when all have ended. If parts throw, it
+// throws the error of the one with the lowest number.
 void run_parts(JobQueue& threads, int64_t num_parts, const std::function<void(int64_t)>& part);
 
 }  // namespace fulgur

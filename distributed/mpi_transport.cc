@@ -167,10 +167,10 @@ void abandon(Started& started) {
   abandoned->insert(abandoned->end(), started.tensors.begin(), started.tensors.end());
 }
 
-// Moves tensors by MPI: sums by sends from rank to rank, which are added here, in the order of ranks, and all else by
-// its nonblocking collectives. Open MPI's own reduce_scatter and all_reduce take longer, on one thread of a rank, and
-// leave the order open. Small exchanges and barriers have communicators of their own: they may run beside the others,
-// and begin in another order on another rank.
+// Moves tensors by MPI. For sums ranks send parts to one another, and each adds its own in the order of ranks: Open
+// MPI's nonblocking sums leave the order open, and take longer on one machine (docs/benchmarks.md, Sums over MPI). All
+// else goes by MPI's nonblocking collectives. Small exchanges and barriers have communicators of their own: they may
+// run beside the others, and begin in another order on another rank.
 class MpiTransport final : public HostTransport {
  public:
   explicit MpiTransport(const GroupConfig& group)

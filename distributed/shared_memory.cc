@@ -196,8 +196,8 @@ std::shared_ptr<SharedMemory> SharedMemory::connect(const GroupConfig& group,
   if (!host) why_not = "the host does not say which one it is (/proc)";
   if (!willing) why_not = "shared memory is turned off (FULGUR_SHARED_MEMORY=0)";
   willing = willing && host.has_value();
-  const Descriptor made(willing && group.rank == 0 ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
   const bool makes_it = willing && group.rank == 0;
+  const Descriptor made(makes_it ? ::memfd_create("fulgur", MFD_CLOEXEC) : -1);
   if (makes_it && (made.get() < 0 || ::ftruncate(made.get(), static_cast<off_t>(num_bytes)) != 0)) {
     why_not =
         fmt::format("{} bytes of memory cannot be made for the ranks to share: {}", num_bytes, std::strerror(errno));

@@ -23,10 +23,10 @@
 
 namespace fulgur {
 
-// Connects the ranks of a group by memory that they share; null, on every rank, if their tensors are not on the CPU, if
-// they are on several hosts, if one may not see another's memory (rank 0 then logs a warning), or if TransportOptions
-// of one rank turn it off. Every rank of the group calls it. Throws what the store throws if a rank does not join in
-// time.
+// Connects the ranks of a group by memory that they share. Returns null, on every rank, if their tensors are not on the
+// CPU, if they are on several hosts, if one may not see another's memory (rank 0 then logs a warning), or if the
+// TransportOptions of one rank turn it off. Where these ask for shared memory, what keeps ranks from it is a
+// UsageError. Every rank of the group calls it. It throws what the store throws if a rank does not join in time.
 std::unique_ptr<HostTransport> connect_shared_memory(const GroupConfig& group);
 
 // Moves tensors between ranks of one host, through shared memory: each rank copies what the others need into its outbox

@@ -76,7 +76,7 @@ TEST(RunParts, RunsEachPartOnce) {
   }
 }
 
-TEST(RunParts, ThrowsTheFirstErrorWhenAllPartsHaveEnded) {
+TEST(RunParts, ThrowsTheErrorOfTheLowestPartWhenAllHaveEnded) {
   JobQueue queue(2, {});
   std::atomic<int64_t> num_ended = 0;
   const auto part = [&](int64_t p) {
