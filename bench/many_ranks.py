@@ -14,12 +14,12 @@ import statistics
 import subprocess
 import sys
 
-from mpi_all_reduce import MPIRUN
+import mpi_all_reduce
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests/launch"))
 from host_bytes_test import PARAMETERS, sent_by_a_host  # noqa: E402
-from two_hosts import CLEAN, HOSTS, why_no_namespaces  # noqa: E402
+from two_hosts import CLEAN, on_two_hosts, why_no_namespaces  # noqa: E402
 
 # Parameters in millions, width and steps of bench/ddp_step, and what two ranks may take of one.
 STEPS = ((1, 576, 300, 1.5), (4, 1152, 60, 1.4), (20, 2576, 15, 1.4))
@@ -63,21 +63,19 @@ def main():
     bench = (args.folder / "bench").absolute()
     report = Report()
 
-    def on_two_hosts(ranks_per_host, **variables):
-        return last_number(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29531",
-                            bench / "all_reduce", ranks_per_host, 1024, 200, 2], **variables)
+    def small_all_reduce(ranks_per_host, **variables):
+        return last_number(on_two_hosts([bench / "all_reduce", ranks_per_host, 1024, 200, 2], port=29531), **variables)
 
     if why := why_no_namespaces():
         print(f"two hosts are left out: no network namespaces can be made here: {why}")
     else:
         (few, _), (many, _) = (sent_by_a_host(bench / "ddp_step", steps) for steps in (5, 45))
         report.add("ddp_sharded on 2 hosts of 4: bytes of a host over the fewest", [(many - few) / (40 * PARAMETERS * 4)], 1.02)
-        small = [on_two_hosts(16) / on_two_hosts(16, FULGUR_SHARED_MEMORY="0") for _ in range(3)]
+        small = [small_all_reduce(16) / small_all_reduce(16, FULGUR_SHARED_MEMORY="0") for _ in range(3)]
         report.add("1 KB, 2 hosts of 16 ranks: two levels over Gloo alone", small, 1.0)
     for ranks in (2, 4, 8, 16, 32):
-        sizes = [25_000_000, 5]
-        report.add(f"25 MB all_reduce, {ranks} ranks: over Open MPI's",
-                   ratios_of(3, [bench / "all_reduce", ranks, *sizes], [*MPIRUN, ranks, bench / "plain_mpi_all_reduce", *sizes]), 1.0)
+        pairs = mpi_all_reduce.pairs_of(bench, ranks, num_bytes=25_000_000, calls=5, rounds=3, environment=CLEAN)
+        report.add(f"25 MB all_reduce, {ranks} ranks: over Open MPI's", [mine / other for mine, other in pairs], 1.0)
     rows = run([bench / "collectives", 2]).split("2 ranks, 100 MB")[1]
     times = {name: float(re.search(rf"^{re.escape(name)} +([\d.]+) us", rows, re.M)[1])
              for name in ("in place: reduce_scatter + all_gather", "memcpy of what must move")}

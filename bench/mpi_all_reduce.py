@@ -16,12 +16,19 @@ MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none
 BAR = 1.0
 
 
-def run(command):
+def run(command, environment):
     """The microseconds of a call that a program prints."""
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | {"OMP_NUM_THREADS": "1"}, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} exits with {done.returncode}\n{done.stdout}{done.stderr}")
     return float(done.stdout.split()[-1])
+
+
+def pairs_of(folder, ranks, num_bytes, calls, rounds, environment):
+    """The microseconds of a call of fulgur and of Open MPI, in each of the rounds in which they run in turn."""
+    ours, theirs = (os.path.join(folder, name) for name in ("all_reduce", "plain_mpi_all_reduce"))
+    what = [str(ranks), str(num_bytes), str(calls)]
+    return [(run([ours, *what], environment), run([*MPIRUN, what[0], theirs, *what[1:]], environment)) for _ in range(rounds)]
 
 
 def main():
@@ -32,12 +39,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="how often both run, in turn")
     parser.add_argument("--calls", type=int, default=10, help="calls that a run times")
     args = parser.parse_args()
-    ours, theirs = (os.path.join(args.folder, name) for name in ("all_reduce", "plain_mpi_all_reduce"))
-    sizes = [str(args.bytes), str(args.calls)]
     worst = 0.0
     print(f"all_reduce of {args.bytes / 1e6:g} MB of fp32, {len(os.sched_getaffinity(0))} cores; us a call")
     for ranks in args.ranks.split(","):
-        pairs = [(run([ours, ranks, *sizes]), run([*MPIRUN, ranks, theirs, *sizes])) for _ in range(args.rounds)]
+        pairs = pairs_of(args.folder, ranks, args.bytes, args.calls, args.rounds, dict(os.environ))
         ratios = [mine / other for mine, other in pairs]
         worst = max(worst, statistics.median(ratios))
         mine, other = (statistics.median(column) for column in zip(*pairs))

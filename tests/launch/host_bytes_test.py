@@ -6,7 +6,7 @@ import re
 import subprocess
 import unittest
 
-from two_hosts import CLEAN, HOSTS, why_no_namespaces
+from two_hosts import CLEAN, on_two_hosts, why_no_namespaces
 
 PROGRAM = pathlib.Path("bench/ddp_step").absolute()
 PORT = 29511  # of the store
@@ -35,9 +35,9 @@ PARAMETERS = 3 * (WIDTH * WIDTH + WIDTH) + 2 * WIDTH + 2
 
 def sent_by_a_host(ddp_step, steps):
     """The bytes that the first host sends in a whole run, and the most connections that it has to the other one."""
-    said = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", str(PORT), "sh", "-c", COUNTED,
-                           "sh", ddp_step, f"--width={WIDTH}", f"--steps={steps}", "--strategy=ddp_sharded", "--devices=4",
-                           "--num_nodes=2"], env=CLEAN, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280)
+    command = ["sh", "-c", COUNTED, "sh", ddp_step, f"--width={WIDTH}", f"--steps={steps}", "--strategy=ddp_sharded", "--devices=4",
+               "--num_nodes=2"]
+    said = subprocess.run(on_two_hosts(command, PORT), env=CLEAN, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=280)
     if said.returncode != 0:
         raise RuntimeError(said.stderr)
     return [int(number) for number in re.search(r"^sent: (\d+), connections: (\d+)$", said.stdout, re.M).groups()]

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import unittest
 
-from two_hosts import CLEAN, HOSTS, why_no_namespaces
+from two_hosts import CLEAN, on_two_hosts, why_no_namespaces
 
 PROGRAM = pathlib.Path("tests/failure/fault_program").absolute()
 LOSES_ITS_NETWORK = """
@@ -26,10 +26,10 @@ class LostHostTest(unittest.TestCase):
             self.skipTest(f"no network namespaces here: {why}")
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29512", "sh", "-c",
-                            LOSES_ITS_NETWORK, "sh", name, PROGRAM, "--strategy=ddp", "--devices=1", "--num_nodes=2", "--max_epochs=-1",
-                            "--strategy.timeout_s=1000", "--strategy.heartbeat_timeout_s=3", f"--folder={name}"],
-                           env=CLEAN, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=100, check=True)
+            command = ["sh", "-c", LOSES_ITS_NETWORK, "sh", name, PROGRAM, "--strategy=ddp", "--devices=1", "--num_nodes=2",
+                       "--max_epochs=-1", "--strategy.timeout_s=1000", "--strategy.heartbeat_timeout_s=3", f"--folder={name}"]
+            subprocess.run(on_two_hosts(command, 29512), env=CLEAN, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                           timeout=100, check=True)
             said = [(folder / f"{host}.err").read_text() for host in range(2)]
             self.assertEqual([(folder / f"{host}.code").read_text() for host in range(2)], ["1\n", "1\n"], said)
         self.assertIn("rank 1 gives no sign of life (its host has gone, or it hangs); last seen at step", said[0])

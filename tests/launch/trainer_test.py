@@ -8,7 +8,7 @@ import sys
 import tempfile
 import unittest
 
-from two_hosts import CLEAN, HOSTS, why_no_namespaces
+from two_hosts import CLEAN, on_two_hosts, why_no_namespaces
 
 PROGRAM = pathlib.Path("tests/failure/fault_program").absolute()
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2")
@@ -94,9 +94,9 @@ class TrainerTest(unittest.TestCase):
         if why := why_no_namespaces():
             self.skipTest(f"no network namespaces here: {why}")
         with tempfile.TemporaryDirectory() as folder:
-            subprocess.run(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29500", PROGRAM,
-                            "--strategy=ddp", "--devices=2", "--num_nodes=2", f"--folder={folder}"], env=CLEAN,
-                           stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=100, check=True)
+            command = [PROGRAM, "--strategy=ddp", "--devices=2", "--num_nodes=2", f"--folder={folder}"]
+            subprocess.run(on_two_hosts(command, 29500), env=CLEAN, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                           timeout=100, check=True)
             found = {int(file.name.split(".")[0]): file.read_text() for file in pathlib.Path(folder).glob("*.losses0")}
         # Sums of hosts are added up: other bits than on one host.
         self.assertEqual(found, self.on_two_hosts_of_two_ranks({"FULGUR_HOST_ID": "a"}, {"FULGUR_HOST_ID": "b"}))

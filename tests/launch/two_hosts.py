@@ -1,7 +1,8 @@
-"""Runs a command on two hosts, which are network namespaces of this one."""
+"""Runs a command on two hosts, which are network namespaces of this one: two_hosts.py PORT COMMAND."""
 import os
 import shutil
 import subprocess
+import sys
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 CLEAN = {name: value for name, value in os.environ.items() if name not in LAUNCHERS} | {"OMP_NUM_THREADS": "1"}
@@ -39,6 +40,11 @@ wait $second
 """
 
 
+def on_two_hosts(command, port):
+    """The command that runs another one on both hosts; `port` is that of the store."""
+    return ["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", str(port), *map(str, command)]
+
+
 def why_no_namespaces():
     """None if this process may make network namespaces."""
     for tool in ("ip", "nsenter", "unshare"):
@@ -47,3 +53,7 @@ def why_no_namespaces():
     tried = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "unshare", "--net", "ip", "link", "add",
                             "in-a", "type", "veth", "peer", "name", "in-b"], capture_output=True, text=True)
     return None if tried.returncode == 0 else tried.stderr.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(why_no_namespaces() or subprocess.run(on_two_hosts(sys.argv[2:], sys.argv[1]), env=CLEAN).returncode)

@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/launch"))
-from two_hosts import CLEAN, HOSTS, why_no_namespaces  # noqa: E402
+from two_hosts import CLEAN, on_two_hosts, why_no_namespaces  # noqa: E402
 
 STRATEGIES = ("ddp", "ddp_sharded")
 WIDTHS = (1152, 2576)  # 4 million parameters and 20 million, as in tools/scaling/calibration.cc
@@ -44,8 +44,7 @@ def main():
         return [ddp_step, f"--width={width}", f"--steps={STEPS}", f"--strategy={strategy}", f"--devices={ranks}"]
 
     def on_hosts(strategy, width):
-        return milliseconds(["unshare", "--user", "--map-root-user", "--net", "sh", "-c", HOSTS, "sh", "29521",
-                             *step(strategy, width, 1), "--num_nodes=2"], CLEAN | {"LINK_RATE": args.rate})
+        return milliseconds(on_two_hosts([*step(strategy, width, 1), "--num_nodes=2"], port=29521), CLEAN | {"LINK_RATE": args.rate})
 
     one, two = {}, {}
     for _ in range(args.rounds):
