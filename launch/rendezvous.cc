@@ -18,10 +18,12 @@
 
 #include "fulgur/base/environment_variables.h"
 #include "fulgur/base/error.h"
+#include "fulgur/base/logging.h"
 #include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/distributed/world_stores.h"
 #include "fulgur/launch/launcher.h"
+#include "fulgur/launch/open_files.h"
 
 namespace fulgur {
 namespace {
@@ -176,6 +178,19 @@ WorldStores meet(const ClusterEnvironment& environment, const WorldOptions& opti
   return stores.get();
 }
 
+// A rank may have two connections to every other rank, one for gradients and one for control, and rank 0, which keeps
+// the store, two more from each.
+void allow_connections(const ClusterEnvironment& environment) {
+  constexpr int64_t kOtherFiles = 512;
+  const int64_t needed = kOtherFiles + (environment.rank == 0 ? 4 : 2) * environment.world_size;
+  const int64_t allowed = allow_open_files(needed);
+  if (allowed >= needed || environment.local_rank > 0) return;
+  log_warning(
+      "rank {} may need {} open files, for connections to {} ranks, but a process of this host may have {}; raise the "
+      "hard limit, say in /etc/security/limits.conf",
+      environment.rank, needed, environment.world_size, allowed);
+}
+
 // Gradients are exchanged while others are computed: the threads of the exchange take a quarter of a rank's cores at
 // most.
 int64_t threads_of_a_group(int64_t local_world_size) {
@@ -187,6 +202,7 @@ int64_t threads_of_a_group(int64_t local_world_size) {
 World connect_world(const ClusterEnvironment& environment, const WorldOptions& options,
                     const std::function<void()>& while_meeting) {
   if (environment.world_size == 1) return World();
+  allow_connections(environment);
   const EnvironmentVariables variables = process_environment_variables();
   const Clock::time_point deadline = Clock::now() + to_milliseconds(options.connect_timeout_s);
   wait_for_name(environment, while_meeting, deadline);
