@@ -184,7 +184,9 @@ void GradientReducer::launch(size_t b) {
 void GradientReducer::finish(std::vector<double>& extra) {
   if (!reducing_) begin();
   reducing_ = false;
-  // Otherwise a rank that waits for memory of the pool, in the middle of backward, would wait forever.
+  // Every bucket, zeros too: another rank may wait, in the middle of its backward, for the memory of a bucket that it
+  // has launched, and it cannot tell before the end what it uses. Gradients that were kept until all ranks have told
+  // would take the memory that the pool saves.
   if (sums_ && sends_every_bucket()) launch_rest(buckets_.size());
   const std::vector<bool> marks = used_parameters();
   const std::vector<double> sums = message_rides_along() ? exchange_with_last_bucket(message_of(extra, marks), marks)

@@ -613,6 +613,78 @@ TEST(GradientReducer, RanksMayUseOtherPartsInEveryStep) {
   });
 }
 
+// Ranks route their samples to other experts in every step, to some of them rarely, so that each rank fills other
+// buckets. In backward a rank waits for memory until its oldest bucket is reduced: forever if another rank did not send
+// that one.
+TEST(GradientReducer, SumsOfExpertsThatRanksUseByChance) {
+  struct Experts : torch::nn::Module {
+    std::vector<torch::nn::Linear> experts;
+    Experts() {
+      for (int i = 0; i < 8; ++i) {
+        experts.push_back(register_module("expert_" + std::to_string(i), torch::nn::Linear(7, 7)));
+      }
+    }
+    at::Tensor loss(const at::Tensor& x, const std::vector<bool>& used) {
+      at::Tensor sum = torch::zeros({});
+      for (size_t i = 0; i < experts.size(); ++i) {
+        if (used[i]) sum = sum + experts[i]->forward(x).square().sum();
+      }
+      return sum;
+    }
+  };
+  constexpr int64_t kRanks = 3;
+  for (const bool shard : {false, true}) {
+    testing::run_ranks(kRanks, [&](World& world) {
+      Experts net, alone;
+      for (const auto& item : net.named_parameters()) {
+        alone.named_parameters()[item.key()].set_data(item.value().detach().fill_(0.5).clone());
+      }
+      const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
+      const FlatParameters flat(net, optimizers,
+                                {.first_bucket_bytes = 64, .bucket_cap_bytes = 64, .world_size = kRanks});
+      ReduceOptions options;
+      const auto own = [&](size_t b) {
+        return rank_range(flat.buckets()[b].flat.numel(), shard ? world.rank() : 0, shard ? kRanks : 1);
+      };
+      options.shard = shard;
+      options.make_sums = [&](size_t b) { return std::vector{own(b).of(at::zeros_like(flat.buckets()[b].flat))}; };
+      GradientReducer reducer(flat, world.data(), world.control(), options);
+      const auto generator = at::make_generator<at::CPUGeneratorImpl>(11);  // the same on every rank
+      for (int step = 0; step < 30; ++step) {
+        const at::Tensor chance = torch::rand({kRanks, 8}, generator);
+        const auto used_by = [&](int64_t rank) {
+          std::vector<bool> used;
+          for (int64_t i = 0; i < 8; ++i) used.push_back(chance[rank][i].item<float>() < 0.05F * static_cast<float>(i));
+          return used;
+        };
+        const auto backward = [&](Experts& of, int64_t rank) {
+          const at::Tensor loss = of.loss(torch::full({2, 7}, 1.0 + static_cast<double>(rank)), used_by(rank));
+          if (loss.requires_grad()) loss.backward();
+        };
+        if (step % 3 == 0) {
+          reducer.sums().clear();
+          alone.zero_grad();
+        }
+        reducer.begin();
+        backward(net, world.rank());
+        std::vector<double> extra;
+        reducer.finish(extra);
+        for (int64_t rank = 0; rank < kRanks; ++rank) backward(alone, rank);
+        for (size_t b = 0; b < flat.buckets().size(); ++b) {
+          const auto& slots = flat.buckets()[b].slots;
+          at::Tensor expected = at::zeros_like(flat.buckets()[b].flat);
+          for (size_t s = 0; s < slots.size(); ++s) {
+            const at::Tensor grad = alone.named_parameters()[slots[s].name].grad();
+            if (grad.defined()) expected.narrow(0, slots[s].begin, slots[s].num_elements).copy_(grad.flatten());
+            ASSERT_EQ(grad.defined(), reducer.sums().used(b)[s] > 0) << slots[s].name;
+          }
+          EXPECT_TRUE(torch::allclose(reducer.sums().of(b).front(), own(b).of(expected))) << b << " in step " << step;
+        }
+      }
+    });
+  }
+}
+
 // So many ranks that the marks of a few parameters do not go with every message.
 class NotesLengths final : public testing::OthersHaveTheSame {
  public:
