@@ -255,8 +255,23 @@ HWY_INLINE void with_rule(const KernelCall<Number>& call) {
   }
 }
 
-void run_float(const KernelCall<float>& call) { with_rule(call); }
-void run_double(const KernelCall<double>& call) { with_rule(call); }
+// While the upper parts of vector registers are in use, each instruction of older sets, for which most of libtorch is
+// compiled, also depends on them. GCC 12 does not clear them at the end of a function that takes vectors, such as
+// update(). Source: Intel 64 and IA-32 Architectures Optimization Reference Manual, "Mixing AVX Code with SSE Code".
+HWY_INLINE void clear_upper_parts() {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  _mm256_zeroupper();
+#endif
+}
+
+void run_float(const KernelCall<float>& call) {
+  with_rule(call);
+  clear_upper_parts();
+}
+void run_double(const KernelCall<double>& call) {
+  with_rule(call);
+  clear_upper_parts();
+}
 
 }  // namespace fulgur::optim::internal::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
