@@ -6,8 +6,9 @@
 
 namespace fulgur {
 
-// ProcessGroupGloo holds Gloo's own objects only by pointer, so stand-ins for their classes suffice, as long as no code
-// here creates, calls or destroys such an object.
+// Every two ranks are connected at once: a device that connects them when they first exchange something (lazyInit) does
+// so without a lock, and several threads of a rank use a group. ProcessGroupGloo holds Gloo's own objects only by
+// pointer, so stand-ins for their classes suffice, as long as no code here creates, calls or destroys such an object.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const GroupConfig& group) {
   using c10d::ProcessGroupGloo;
   auto options = ProcessGroupGloo::Options::create(group.connect_timeout);
