@@ -233,10 +233,11 @@ std::vector<at::Tensor> CompiledCall::run(const std::vector<IValue>& inputs) {
 }
 
 // Moves the gradients from the end of the results into a backward of the loss.
-void CompiledCall::add_backward(std::vector<at::Tensor>& results, const std::vector<IValue>& inputs) const {
+void CompiledCall::add_backward(std::vector<at::Tensor>& results, const std::vector<IValue>& inputs) {
   std::vector<at::Tensor> parameters, gradients(std::make_move_iterator(results.begin() + std::ssize(output_names_)),
                                                 std::make_move_iterator(results.end()));
   results.resize(output_names_.size());
+  parameters.reserve(trained_.size());
   for (const size_t i : trained_) {
     const at::Tensor& parameter = parameters.emplace_back(inputs[i].toTensor());
     at::Tensor& gradient = gradients[parameters.size() - 1];
@@ -249,6 +250,11 @@ void CompiledCall::add_backward(std::vector<at::Tensor>& results, const std::vec
   }
   const auto loss = std::ranges::find(output_names_, "loss") - output_names_.begin();
   set_ready_gradients(results[static_cast<size_t>(loss)], parameters, std::move(gradients));
+  const torch::autograd::edge_list& edges = results[static_cast<size_t>(loss)].grad_fn()->next_edges();
+  accumulators_.resize(edges.size());
+  for (size_t i = 0; i < edges.size(); ++i) {
+    if (accumulators_[i] != edges[i].function) accumulators_[i] = edges[i].function;
+  }
 }
 
 }  // namespace fulgur::program

@@ -20,6 +20,10 @@
 
 #include "fulgur/programs/program_archive.h"
 
+namespace torch::autograd {
+struct Node;
+}  // namespace torch::autograd
+
 namespace fulgur {
 class LoadedCode;
 }  // namespace fulgur
@@ -79,7 +83,7 @@ class CompiledCall {
   std::string why_not(const at::Tensor& tensor, const Weight& weight) const;
   std::string why_not(const at::Tensor& tensor, size_t input) const;
   std::string why_not_in_this_precision() const;
-  void add_backward(std::vector<at::Tensor>& results, const std::vector<c10::IValue>& inputs) const;
+  void add_backward(std::vector<at::Tensor>& results, const std::vector<c10::IValue>& inputs);
 
   const ExportedProgram& program_;
   const std::string name_;
@@ -99,6 +103,10 @@ class CompiledCall {
   std::vector<std::string> output_names_;
   std::unique_ptr<LoadedCode> code_;
   std::atomic<bool> has_refused_ = false;
+
+  // The nodes of autograd that put gradients at the parameters. They end with their last graph, which is that of a
+  // step, and to make them for each step would take longer than the rest of its graph.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
 };
 
 }  // namespace fulgur::program
