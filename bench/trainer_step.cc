@@ -73,8 +73,8 @@ struct OneWeight : Module {
   Optimizers configure_optimizers() override { return optim::Adam(parameters(), {.lr = kLr}); }
 };
 
-// The time of a step when nothing disturbs it: of all blocks of steps that were timed, the 5th percentile. It is told
-// of the beginning of each step.
+// The time of a step when nothing disturbs it: the 5th percentile of the times of blocks of steps. begin_step() is to
+// be called at the beginning of each step.
 class UndisturbedStep {
  public:
   void begin_step(int64_t i) {

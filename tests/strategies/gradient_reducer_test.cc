@@ -614,8 +614,8 @@ TEST(GradientReducer, RanksMayUseOtherPartsInEveryStep) {
 }
 
 // Ranks route their samples to other experts in every step, to some of them rarely, so that each rank fills other
-// buckets. In backward a rank waits for memory until its oldest bucket is reduced: forever if another rank did not send
-// that one.
+// buckets. With sums in shards, and in further micro-batches, a rank waits in backward for the memory of its oldest
+// bucket until that is reduced: forever if another rank did not send the bucket.
 TEST(GradientReducer, SumsOfExpertsThatRanksUseByChance) {
   struct Experts : torch::nn::Module {
     std::vector<torch::nn::Linear> experts;
