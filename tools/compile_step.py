@@ -60,7 +60,7 @@ from torch.utils import _pytree as pytree
 
 logging.disable(logging.NOTSET)
 
-from decompositions import decompositions
+from decompositions import decompositions, separate_biases
 from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
                               input_names, output_names, read_program, turn_to_eval)
 from join_products import join_products
@@ -335,6 +335,16 @@ def sharing_loops():
         torch.use_deterministic_algorithms(was_deterministic)
 
 
+def has_many_small_tensors(graph):
+    """Whether a function takes so many tensors of a few KiB and of fixed sizes, as a recurrent layer does, that one allocation for
+    all of them saves time. New pages cost more than that where they are large; where they are few, code that uses the same
+    memory again is faster."""
+    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    if any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
+        return False
+    return len(values) >= 500 and sum(value.nbytes for value in values) <= 2**14 * len(values)
+
+
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
@@ -415,7 +425,9 @@ class Call:
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
         with sharing_loops() if threads > 1 else contextlib.nullcontext():
             files = compile_fx_aot(self.graph_module, inputs,
-                                   config_patches={"aot_inductor.package": True, "cpp.threads": threads})
+                                   config_patches={"aot_inductor.package": True, "cpp.threads": threads,
+                                                   "memory_planning": has_many_small_tensors(self.graph_module.graph),
+                                                   "post_grad_custom_post_pass": separate_biases})
         self.ranges = {name: [[size, size] for size in tensor.shape] for name, tensor in self.batches[0].items()}
         if self.sizes is not None:
             self.ranges = self.sizes.ranges()

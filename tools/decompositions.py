@@ -21,3 +21,20 @@ def tanh(x):
 def decompositions():
     """Inductor's, and those of this file."""
     return {**select_decomp_table(), aten.tanh.default: tanh}
+
+
+def separate_biases(graph):
+    """Writes products with a bias as products and sums, which the code that follows computes on the way. The operator for both
+    copies the bias to each row of the result first. Not for 16-bit numbers, which would be rounded once more. On GPUs Inductor
+    decides, which joins products and sums on CPUs: so this is for a graph after its passes."""
+    for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
+        bias, left, right = node.args
+        value = node.meta["val"]
+        if node.kwargs or bias.meta["val"].dim() != 1 or value.device.type != "cpu" or value.dtype.itemsize < 4:
+            continue
+        with graph.inserting_before(node):
+            product = graph.call_function(aten.mm.default, (left, right))
+            total = graph.call_function(aten.add.Tensor, (product, bias))
+        product.meta["val"] = total.meta["val"] = value
+        node.replace_all_uses_with(total)
+        graph.erase_node(node)

@@ -560,6 +560,16 @@ class CompiledStepTest(unittest.TestCase):
             with self.subTest(name):
                 export(model, torch.nn.functional.mse_loss, example, self.folder / "sums.pt2", step_only=True,
                        dynamic_batch=False, tolerance=1e-5)
+                is_recurrent = isinstance(model, Recurrent)
+                self.assertEqual(b"aoti_torch__alloc_from_pool" in self.code_of("sums.pt2"), is_recurrent)
+
+    def code_of(self, program):
+        with zipfile.ZipFile(self.folder / program) as archive:
+            return b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+
+    def test_biases_are_added_apart_from_the_products_but_to_numbers_of_16_bits(self):
+        for program, is_joined in (("double.step.pt2", False), ("text.step.pt2", False), ("bf16.step.pt2", True)):
+            self.assertEqual(b"aoti_torch_cpu_addmm_out" in self.code_of(program), is_joined, program)
 
     def test_loops_on_several_threads(self):
         """The losses are those of one thread but for rounding, and have the same bits in each run; nothing runs on more threads
@@ -567,8 +577,7 @@ class CompiledStepTest(unittest.TestCase):
         result = self.compile(self.folder / "text.pt2", self.folder / "threads.pt2", "--step_only", "--threads=2")
         self.assertEqual(result.returncode, 0, result.stderr)
         for program, takes_several in (("text.step.pt2", False), ("threads.pt2", True)):
-            with zipfile.ZipFile(self.folder / program) as archive:
-                code = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
+            code = self.code_of(program)
             for function in (b"GOMP_parallel", b"omp_get_max_threads"):  # the second is the limit
                 self.assertEqual(function in code, takes_several, program)
         runs = {threads: [self.train("text", program="threads.pt2", threads=threads)[1] for _ in range(2)] for threads in (1, 2)}

@@ -2,11 +2,13 @@
 import pathlib
 import sys
 import unittest
+from collections import Counter
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 sys.path.append(str(pathlib.Path("tools").absolute()))
-from decompositions import tanh  # noqa: E402
+from decompositions import separate_biases, tanh  # noqa: E402
 
 
 class DecompositionsTest(unittest.TestCase):
@@ -27,6 +29,30 @@ class DecompositionsTest(unittest.TestCase):
     def test_tanh_of_other_types_stays(self):
         for dtype in (torch.double, torch.bfloat16, torch.half):
             self.assertIs(tanh(torch.ones(3, dtype=dtype)), NotImplemented)
+
+    def products_of(self, layer, *inputs):
+        """The products in the graph of a function before and after its biases are separated, and the changed function."""
+        traced = make_fx(layer)(*inputs)
+        counts = [Counter(node.target.name() for node in traced.graph.nodes if "mm" in str(node.target))]
+        separate_biases(traced.graph)
+        traced.graph.lint()
+        traced.recompile()
+        counts.append(Counter(node.target.name() for node in traced.graph.nodes if "mm" in str(node.target)))
+        return *counts, traced
+
+    def test_a_bias_is_added_to_the_product(self):
+        inputs = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
+        before, after, changed = self.products_of(lambda bias, x, weight: torch.addmm(bias, x, weight).relu(), *inputs)
+        self.assertEqual((before, after), ({"aten::addmm": 1}, {"aten::mm": 1}))
+        torch.testing.assert_close(changed(*inputs), torch.addmm(*inputs).relu())
+
+    def test_a_product_stays_that_would_be_rounded_again_or_that_adds_something_else(self):
+        bias, x, weight = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
+        for inputs, factors in (([value.bfloat16() for value in (bias, x, weight)], {}),
+                                ((torch.randn(3, 5), x, weight), {}),
+                                ((bias, x, weight), {"alpha": 2})):
+            before, after, _ = self.products_of(lambda *values: torch.addmm(*values, **factors), *inputs)
+            self.assertEqual((before, after), ({"aten::addmm": 1},) * 2)
 
 
 if __name__ == "__main__":
