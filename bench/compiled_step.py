@@ -6,6 +6,7 @@ sequences of 1024 with and without activation checkpointing, a whole step of the
 
   ./bazelw build //bench:compiled_step //bench:trainer_step && OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench
   OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench checkpoint      activation checkpointing alone
+  OMP_NUM_THREADS=1 python3 bench/compiled_step.py bazel-bin/bench lstm conv       these models alone
 """
 import os
 import pathlib
@@ -24,6 +25,8 @@ from torch.nn import functional
 import python_program
 
 COMPILE = pathlib.Path(__file__).resolve().parent.parent / "tools/compile_step.py"
+
+PARTS = ("checkpoint", "mlp", "conv", "gpt", "bert", "lstm")
 
 
 class WithLoss(nn.Module):
@@ -147,19 +150,22 @@ def main():
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    binaries = pathlib.Path(sys.argv[1])
+    binaries, wanted = pathlib.Path(sys.argv[1]), sys.argv[2:]
+    if unknown := set(wanted) - set(PARTS):
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
     ids = torch.randint(0, 256, (16, 64))
     with tempfile.TemporaryDirectory() as name:
-        print("gpt on sequences of 1024", flush=True)
-        with_checkpoints(binaries / "compiled_step", pathlib.Path(name) / "checkpoint")
-        if "checkpoint" in sys.argv:
-            return
+        if not wanted or "checkpoint" in wanted:
+            print("gpt on sequences of 1024", flush=True)
+            with_checkpoints(binaries / "compiled_step", pathlib.Path(name) / "checkpoint")
         for kind, model, batch, num_steps in (
                 ("mlp", python_program.mlp(), {"x": torch.randn(32, 32), "y": torch.randint(0, 2, (32,))}, 3000),
                 ("conv", Conv(), {"x": torch.randn(32, 1, 8, 8), "y": torch.randint(0, 10, (32,))}, 150),
                 ("gpt", python_program.Gpt(), {"x": ids, "y": ids.clone()}, 8),
                 ("bert", Bert(), {"x": ids, "y": torch.randint(0, 2, (16,))}, 6),
                 ("lstm", Lstm(), {"x": torch.randn(16, 32, 32), "y": torch.randint(0, 10, (16,))}, 100)):
+            if wanted and kind not in wanted:
+                continue
             folder = pathlib.Path(name) / kind
             folder.mkdir()
             print(f"\n{kind}", flush=True)
@@ -173,6 +179,8 @@ def main():
                 command = [binaries / "compiled_step", "time", folder / "step.pt2", folder / "batch"]
                 (ours, python), ratio = beside_torch_compile(model, batch, command, num_steps)
                 print(f"two threads: {ours:.2f} ms/step, {python:.2f} under torch.compile in Python, ratio {ratio:.3f}", flush=True)
+        if wanted and "mlp" not in wanted:
+            return
         print("\nwhole steps of the MLP", flush=True)
         subprocess.run([binaries / "trainer_step", "7", pathlib.Path(name) / "mlp/step.pt2"], check=True)
         eager, compiled = python_steps()

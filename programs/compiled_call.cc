@@ -15,9 +15,12 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
+#include <string_view>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
 #include "fulgur/core/ready_gradients.h"
 #include "fulgur/programs/loaded_code.h"
@@ -57,6 +60,16 @@ Json read_description(const std::filesystem::path& file, const ProgramArchive& a
   if (found == archive.entries().end()) return {};
   return parse_json(found->second, fmt::format("{}: {}", file.string(), kDescription),
                     {.max_depth = 6, .max_values = 1'000'000});
+}
+
+// The place of an input that the description names.
+size_t place_of(const std::map<std::string, size_t>& places, std::string_view kind, const std::string& name) {
+  if (const auto found = places.find(name); found != places.end()) return found->second;
+  std::vector<std::string> known;
+  for (const auto& [other, place] : places) known.push_back(other);
+  const std::optional<std::string> nearest = nearest_name(name, known);
+  throw UsageError(
+      fmt::format("it has no {} '{}'{}", kind, name, nearest ? fmt::format(", but has '{}'", *nearest) : ""));
 }
 
 [[noreturn]] void fail_at_description(const std::filesystem::path& file, const std::exception& error) {
@@ -111,16 +124,16 @@ CompiledCall::CompiledCall(const std::filesystem::path& file, const ProgramArchi
   try {
     const Json description = read_description(file, archive).at("calls").at(name);
     std::set<size_t> without;
-    for (const Json& input : description.at("without")) without.insert(users.at(input.get<std::string>()));
+    for (const Json& input : description.at("without")) without.insert(place_of(users, "input", input));
     if (without != std::set<size_t>(left_out.begin(), left_out.end())) {
       throw UsageError(fmt::format("'{}' does without other inputs than the program does", name));
     }
     for (size_t i = 0; i < program_.inputs.size(); ++i) {
       if (!without.contains(i)) taken_.push_back(i);
     }
-    for (const Json& weight : description.at("gradients")) trained_.push_back(weights.at(weight.get<std::string>()));
+    for (const Json& weight : description.at("gradients")) trained_.push_back(place_of(weights, "weight", weight));
     for (const auto& [input, sizes] : description.at("sizes").items()) {
-      sizes_[users.at(input)] = sizes.get<std::vector<Range>>();
+      sizes_[place_of(users, "input", input)] = sizes.get<std::vector<Range>>();
     }
     for (const auto& [path, is_training] : description.at("modes").items()) {
       (is_training.get<bool>() ? in_train_mode_ : in_eval_mode_).emplace_back(submodule(path), path);

@@ -72,6 +72,7 @@ LOSSES = {"cross_entropy": torch.ops.aten.cross_entropy_loss.default, "mse": tor
 LOSS, TARGET = "loss", "target"
 FLAGS = ("train", "training", "use_input_stats")  # arguments that say whether a module is training
 LARGEST = 2**62  # of sizes without a limit
+MANY_RESULTS, SMALL_RESULT = 500, 2**14  # bytes; an LSTM of 32 time steps has 2,500 of 4 to 16 KiB
 TOLERANCES = {torch.bfloat16: 3e-2, torch.half: 4e-3}  # a few roundings; 1e-4 for others
 
 
@@ -336,13 +337,20 @@ def sharing_loops():
 
 
 def has_many_small_tensors(graph):
-    """Whether a function takes so many tensors of a few KiB and of fixed sizes, as a recurrent layer does, that one allocation for
-    all of them saves time. New pages cost more than that where they are large; where they are few, code that uses the same
-    memory again is faster."""
-    values = [node.meta["val"] for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
-    if any(isinstance(size, torch.SymInt) for value in values for size in value.shape):
+    """Whether Inductor's memory planning pays, by which the results within a function lie in one allocation. It does for an unrolled
+    recurrent layer on a CPU, for whose hundreds of results of a few KiB malloc takes longer. It does not where results are large,
+    because the pages of one large allocation are new in each call, nor where they are few. Its planner knows no branches and no
+    sizes that vary. The results are counted before Inductor fuses operators, in memory of their own."""
+    values = [node.meta["val"] for node in graph.nodes
+              if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)]
+    if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in graph.nodes):
         return False
-    return len(values) >= 500 and sum(value.nbytes for value in values) <= 2**14 * len(values)
+    if any(value.device.type != "cpu" or any(isinstance(size, torch.SymInt) for size in value.shape) for value in values):
+        return False
+    taken = {node.meta["val"].untyped_storage()._cdata for node in graph.find_nodes(op="placeholder")}
+    sizes = {value.untyped_storage()._cdata: value.untyped_storage().nbytes() for value in values}
+    made = [size for storage, size in sizes.items() if storage not in taken]
+    return len(made) >= MANY_RESULTS and sum(made) <= SMALL_RESULT * len(made)
 
 
 class Call:
@@ -423,10 +431,12 @@ class Call:
     def compile(self, threads):
         """The files of the code."""
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
+        # Code by the memory planner, which Inductor leaves off by default, is used only if compare() sees its results.
+        plans_memory = not self.is_random and has_many_small_tensors(self.graph_module.graph)
         with sharing_loops() if threads > 1 else contextlib.nullcontext():
             files = compile_fx_aot(self.graph_module, inputs,
                                    config_patches={"aot_inductor.package": True, "cpp.threads": threads,
-                                                   "memory_planning": has_many_small_tensors(self.graph_module.graph),
+                                                   "memory_planning": plans_memory,
                                                    "post_grad_custom_post_pass": separate_biases})
         self.ranges = {name: [[size, size] for size in tensor.shape] for name, tensor in self.batches[0].items()}
         if self.sizes is not None:

@@ -1,4 +1,4 @@
-"""Operators that //tools:compile_step writes as simpler ones, where their code is faster and as precise as is needed."""
+"""Operators that //tools:compile_step replaces by simpler ones, where their code is faster and as precise as is needed."""
 import torch
 from torch._inductor.decomposition import select_decomp_table
 
@@ -24,17 +24,20 @@ def decompositions():
 
 
 def separate_biases(graph):
-    """Writes products with a bias as products and sums, which the code that follows computes on the way. The operator for both
-    copies the bias to each row of the result first. Not for 16-bit numbers, which would be rounded once more. On GPUs Inductor
-    decides, which joins products and sums on CPUs: so this is for a graph after its passes."""
+    """Replaces products with a bias (addmm) by a product and a sum (mm, add) in a graph for CPUs, so that Inductor can fuse the sum
+    into the code that takes it; addmm copies the bias to each row of its result first. Products of 16-bit numbers keep their bias,
+    because the separate sum would be rounded once more. This is a pass for the end of Inductor's own, which would join both again."""
     for node in graph.find_nodes(op="call_function", target=aten.addmm.default):
-        bias, left, right = node.args
         value = node.meta["val"]
-        if node.kwargs or bias.meta["val"].dim() != 1 or value.device.type != "cpu" or value.dtype.itemsize < 4:
+        if node.kwargs or value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
+            continue
+        bias, left, right = node.args
+        if bias.meta["val"].dim() != 1:
             continue
         with graph.inserting_before(node):
             product = graph.call_function(aten.mm.default, (left, right))
+            product.meta["val"] = aten.mm.default(left.meta["val"], right.meta["val"])
             total = graph.call_function(aten.add.Tensor, (product, bias))
-        product.meta["val"] = total.meta["val"] = value
+            total.meta["val"] = product.meta["val"] + bias.meta["val"]
         node.replace_all_uses_with(total)
         graph.erase_node(node)

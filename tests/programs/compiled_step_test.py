@@ -15,6 +15,7 @@ import zipfile
 import safetensors.torch
 import sympy
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import architectures
 import training
@@ -297,6 +298,18 @@ class CompiledStepTest(unittest.TestCase):
                 self.assertEqual(compiled["compiled"].item(), len(compiled["losses"]))
                 self.expect_close(without_step(compiled), without_step(interpreted), 1e-4)
 
+    def test_averaged_weights(self):
+        runs = [self.train("text", "--average=0.9", *flags)[1] for flags in ([], ["--compiled=false"])]
+        self.expect_close(without_step(runs[0]), without_step(runs[1]), 1e-4)
+        _, trained = self.train("text")
+        self.assertTrue(any(not tensor.allclose(trained[name]) for name, tensor in without_step(runs[0]).items()))
+
+    def test_a_package_that_is_loaded_twice(self):
+        """Two modules of one file run by turns in one process, and neither sees the other."""
+        (_, alone), (_, twice) = self.train("cnn"), self.train("cnn", "--twice=true")
+        self.assertEqual(twice["compiled"].item(), NUM_STEPS)
+        self.assertTrue(all(tensor.equal(twice[name]) for name, tensor in alone.items()))
+
     def test_dropout_follows_the_seed(self):
         """It draws other numbers than the operators do, but the same from the same seed, and trains as well."""
         runs = [self.train("mlp", f"--seed={seed}", "--lr=0.03")[1] for seed in (1, 1, 2)]
@@ -366,7 +379,8 @@ class CompiledStepTest(unittest.TestCase):
                                 ({"gradients": []}, "has a compiled step, but no output 'loss' with gradients"),
                                 ({"outputs": ["output"]}, "has a compiled step, but no output 'loss' with gradients"),
                                 ({"sizes": {}}, "does not have the sizes of all inputs"),
-                                ({"gradients": ["0.wait"]}, "does not fit the program")):
+                                ({"gradients": ["0.weigt"]}, "does not fit the program: it has no weight '0.weigt', but has '0.weight'"),
+                                ({"without": ["inpt"]}, "it has no input 'inpt', but has 'input'")):
             def changed(name, data, change=change):
                 if not name.endswith("compiled.json"):
                     return data
@@ -570,6 +584,29 @@ class CompiledStepTest(unittest.TestCase):
     def test_biases_are_added_apart_from_the_products_but_to_numbers_of_16_bits(self):
         for program, is_joined in (("double.step.pt2", False), ("text.step.pt2", False), ("bf16.step.pt2", True)):
             self.assertEqual(b"aoti_torch_cpu_addmm_out" in self.code_of(program), is_joined, program)
+
+    def test_functions_whose_memory_is_planned(self):
+        most = compile_step.SMALL_RESULT // 4  # numbers
+
+        def repeat(count, of=torch.sin):
+            def chain(x):
+                for _ in range(count):
+                    x = of(x)
+                return x
+            return chain
+
+        def branch(x):
+            return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+        def is_planned(function, x, mode="fake"):
+            return compile_step.has_many_small_tensors(make_fx(function, tracing_mode=mode)(x).graph)
+        x, many = torch.randn(most), compile_step.MANY_RESULTS
+        self.assertTrue(is_planned(repeat(many), x))
+        self.assertFalse(is_planned(repeat(many - 1), x))
+        self.assertFalse(is_planned(repeat(many), torch.randn(most + 1)))
+        self.assertFalse(is_planned(repeat(many), x, "symbolic"))
+        self.assertFalse(is_planned(lambda x: branch(repeat(many)(x)), x))
+        self.assertFalse(is_planned(repeat(many, lambda x: x.view(-1)), x))  # views have no memory of their own
 
     def test_loops_on_several_threads(self):
         """The losses are those of one thread but for rounding, and have the same bits in each run; nothing runs on more threads

@@ -30,27 +30,37 @@ class DecompositionsTest(unittest.TestCase):
         for dtype in (torch.double, torch.bfloat16, torch.half):
             self.assertIs(tanh(torch.ones(3, dtype=dtype)), NotImplemented)
 
-    def products_of(self, layer, *inputs):
+    def products_of(self, function, *inputs):
         """The products in the graph of a function before and after its biases are separated, and the changed function."""
-        traced = make_fx(layer)(*inputs)
-        counts = [Counter(node.target.name() for node in traced.graph.nodes if "mm" in str(node.target))]
+        def counts():
+            return Counter(node.target.name() for node in traced.graph.nodes if "mm" in str(node.target))
+        traced = make_fx(function)(*inputs)
+        before = counts()
         separate_biases(traced.graph)
         traced.graph.lint()
         traced.recompile()
-        counts.append(Counter(node.target.name() for node in traced.graph.nodes if "mm" in str(node.target)))
-        return *counts, traced
+        return before, counts(), traced
 
     def test_a_bias_is_added_to_the_product(self):
-        inputs = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
-        before, after, changed = self.products_of(lambda bias, x, weight: torch.addmm(bias, x, weight).relu(), *inputs)
-        self.assertEqual((before, after), ({"aten::addmm": 1}, {"aten::mm": 1}))
-        torch.testing.assert_close(changed(*inputs), torch.addmm(*inputs).relu())
+        for width, dtype in ((5, torch.float), (5, torch.double), (1, torch.float)):
+            inputs = [torch.randn(*sizes, dtype=dtype) for sizes in ((width,), (3, 4), (4, width))]
 
-    def test_a_product_stays_that_would_be_rounded_again_or_that_adds_something_else(self):
+            def function(*values):
+                result = torch.addmm(*values)
+                return result.relu(), result.exp()
+            before, after, changed = self.products_of(function, *inputs)
+            self.assertEqual((before, after), ({"aten::addmm": 1}, {"aten::mm": 1}))
+            torch.testing.assert_close(changed(*inputs), function(*inputs))
+            for node in changed.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor):
+                self.assertEqual((node.meta["val"].shape, node.meta["val"].dtype), ((3, width), dtype))
+
+    def test_products_that_keep_their_bias(self):
+        """The sum would be rounded once more, or it is not the bias of a layer."""
         bias, x, weight = torch.randn(5), torch.randn(3, 4), torch.randn(4, 5)
         for inputs, factors in (([value.bfloat16() for value in (bias, x, weight)], {}),
-                                ((torch.randn(3, 5), x, weight), {}),
-                                ((bias, x, weight), {"alpha": 2})):
+                                ([value.half() for value in (bias, x, weight)], {}),
+                                ((torch.randn(3, 5), x, weight), {}), ((torch.randn(1, 5), x, weight), {}),
+                                ((torch.tensor(1.0), x, weight), {}), ((bias, x, weight), {"alpha": 2})):
             before, after, _ = self.products_of(lambda *values: torch.addmm(*values, **factors), *inputs)
             self.assertEqual((before, after), ({"aten::addmm": 1},) * 2)
 

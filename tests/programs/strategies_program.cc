@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fulgur/base/seed.h"
+#include "fulgur/callbacks/weight_averaging.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/core/make_module.h"
@@ -35,7 +36,8 @@ struct Options {
   TrainerOptions trainer = testing::quiet();
   std::string program, samples, loss, result;
   std::string eval, train, unfreeze;
-  bool compiled = true;
+  bool compiled = true, twice = false;
+  double average = 0.0;
   int64_t batch_size = 1;
   int64_t seed = 0;
   double lr = 1e-2;
@@ -49,6 +51,8 @@ struct Options {
            .choices = {"cross_entropy", "mse", "own", "outputs"}},
           &loss);
     visit({.name = "compiled", .help = "use the compiled step of the program"}, &compiled);
+    visit({.name = "twice", .help = "another module of the same file takes each batch before this one"}, &twice);
+    visit({.name = "average", .help = "decay of an average of the weights; 0: none"}, &average);
     visit({.name = "result", .help = "file for the trained tensors"}, &result);
     visit({.name = "eval", .help = "submodule of the program that is put in eval mode"}, &eval);
     visit({.name = "train", .help = "submodule of the program that is put in train mode"}, &train);
@@ -60,7 +64,7 @@ struct Options {
 };
 
 struct Net : Module {
-  nn::Program net{nullptr};
+  nn::Program net{nullptr}, other{nullptr};
   std::string kind;
   double lr;
   std::string in_eval, in_train;
@@ -69,6 +73,7 @@ struct Net : Module {
   explicit Net(const Options& options)
       : kind(options.loss), lr(options.lr), in_eval(options.eval), in_train(options.train) {
     net = register_module("net", nn::Program(options.program, {.compiled = options.compiled}));
+    if (options.twice) other = nn::Program(options.program);  // not registered: nothing trains it
     if (!options.unfreeze.empty()) net->named_parameters()[options.unfreeze].set_requires_grad(true);
   }
   void on_train_epoch_start() override {
@@ -76,6 +81,7 @@ struct Net : Module {
     if (!in_train.empty()) net->named_modules()[in_train]->train();
   }
   at::Tensor training_step(const Batch& batch, int64_t) override {
+    if (other) run_backward(other->forward(batch)["loss"]);
     const at::Tensor loss = loss_of(net->forward(batch), batch);
     if (loss.grad_fn()->name() == kReadyGradients) ++num_compiled;
     losses.push_back(loss.detach().clone());
@@ -102,6 +108,9 @@ void run(Options options) {
   const auto loader =
       DataLoader::make(TensorDataset::make(Batch(std::move(samples))), {.batch_size = options.batch_size});
   const auto module = make_module<Net>(options);
+  if (options.average > 0.0) {
+    options.trainer.callbacks.push_back(WeightAveraging::make({.decay = options.average}));
+  }
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = loader});
   if (!trainer.is_global_zero()) return;
