@@ -582,7 +582,7 @@ class CompiledStepTest(unittest.TestCase):
             return b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".so"))
 
     def test_biases_are_added_apart_from_the_products_but_to_numbers_of_16_bits(self):
-        for program, is_joined in (("double.step.pt2", False), ("text.step.pt2", False), ("bf16.step.pt2", True)):
+        for program, is_joined in (("double.step.pt2", False), ("cnn.step.pt2", False), ("bf16.step.pt2", True)):
             self.assertEqual(b"aoti_torch_cpu_addmm_out" in self.code_of(program), is_joined, program)
 
     def test_functions_whose_memory_is_planned(self):
