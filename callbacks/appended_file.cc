@@ -15,19 +15,15 @@
 #include "fulgur/base/crc32.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
+#include "fulgur/checkpoint/numbered_files.h"
 
 namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string free_name(const fs::path& folder, const std::string& wanted) {
-  std::string name = wanted;
-  for (int version = 1; fs::exists(folder / name); ++version) {
-    const fs::path path(wanted);
-    name = fmt::format("{}-v{}{}", path.stem().string(), version, path.extension().string());
-  }
-  return name;
+std::string free_name(const fs::path& folder, const fs::path& wanted) {
+  return next_numbered(folder, wanted.stem().string(), wanted.extension().string()).filename();
 }
 
 // The checksum of up to 1 KiB before `size`, by which one finds that a file is another one; nullopt if it is shorter.

@@ -15,6 +15,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/file_system.h"
+#include "fulgur/checkpoint/numbered_files.h"
 
 namespace fulgur {
 namespace {
@@ -164,10 +165,7 @@ void CSVLogger::choose_file(TrainerControl& trainer) {
                       file_.string()));
     }
   }
-  if (file_.empty()) file_ = folder / "metrics.csv";
-  for (int version = 1; !folder.empty() && fs::exists(file_); ++version) {
-    file_ = folder / fmt::format("metrics-v{}.csv", version);
-  }
+  if (!folder.empty()) file_ = next_numbered(folder, "metrics", ".csv");
 }
 
 // Keeps the first `num_rows` rows: a resumed run writes the later ones again. Returns false, and leaves the file alone,

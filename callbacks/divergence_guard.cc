@@ -104,7 +104,6 @@ std::optional<std::string> DivergenceGuard::reason_against(double loss, double g
   const auto size = static_cast<size_t>(options_.window_size);
   const auto judge = [&](const char* what, double value, const Window& window,
                          double most) -> std::optional<std::string> {
-    if (std::isinf(most)) return std::nullopt;
     if (!std::isfinite(value)) return fmt::format("the {} is {}", what, value);
     const auto z = window.z_of(value, size);
     if (!z || *z <= most) return std::nullopt;

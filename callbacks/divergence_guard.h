@@ -16,8 +16,8 @@ struct DivergenceGuardOptions {
   // warn; skip: leave the update out; rollback: leave it out and go back to the last checkpoint, with smaller learning
   // rates; stop: leave it out, and end fit
   std::string action = "skip";
-  double max_loss_z = 6.0;     // standard deviations of a loss above the mean; infinity: the loss is not judged
-  double max_norm_z = 6.0;     // standard deviations of a gradient norm above the mean; infinity: not judged
+  double max_loss_z = 6.0;     // standard deviations of a loss above the mean; infinity: it only has to be finite
+  double max_norm_z = 6.0;     // standard deviations of a gradient norm above the mean; infinity: as above
   int64_t window_size = 128;   // updates over which mean and deviation are taken; no update is judged by fewer
   double lr_factor = 0.5;      // what learning rates are multiplied by for each "rollback"; above 0, at most 1
   int64_t most_in_a_row = 20;  // updates that "skip" leaves out one after another before fit ends; of "rollback" those

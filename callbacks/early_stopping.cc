@@ -53,7 +53,10 @@ void EarlyStopping::on_validation_end(TrainerControl& trainer) {
 void EarlyStopping::on_train_epoch_end(TrainerControl& trainer) {
   if (counts_.is_validated) return;
   const Metrics metrics = trainer.metrics().callback_metrics();
-  if (is_known(trainer, metrics.contains(options_.monitor))) return check(trainer);
+  if (is_known(trainer, metrics.contains(options_.monitor))) {
+    if (trainer.state().epoch_is_complete) check(trainer);  // otherwise the run that resumes will check
+    return;
+  }
   if (trainer.state().has_validation && !counts_.has_validated) return;  // a validation may log it yet
   std::vector<std::string> names;
   for (const auto& [name, value] : metrics) names.push_back(name);

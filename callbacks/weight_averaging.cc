@@ -50,9 +50,10 @@ void WeightAveraging::on_train_batch_end(TrainerControl& trainer, const at::Tens
   if (is_due) update(trainer);
 }
 
-// An epoch that ended early has no last batch.
+// An epoch that was skipped has no last batch. One that was cut goes on in the run that resumes, and ends there.
 void WeightAveraging::on_train_epoch_end(TrainerControl& trainer) {
-  if (options_.every_n_steps == 0 && updated_epoch_ != trainer.state().epoch) update(trainer);
+  const RunState& state = trainer.state();
+  if (options_.every_n_steps == 0 && state.epoch_is_complete && updated_epoch_ != state.epoch) update(trainer);
 }
 
 void WeightAveraging::update(TrainerControl& trainer) {

@@ -29,6 +29,7 @@
 #include "fulgur/cli/config.h"
 #include "fulgur/cli/parse.h"
 #include "fulgur/cli/run_files.h"
+#include "fulgur/device/devices.h"
 #include "fulgur/optim/adam.h"
 #include "fulgur/strategies/estimate_memory.h"
 #include "fulgur/trainer/find_checkpoint.h"
@@ -115,6 +116,11 @@ class Command {
 
  private:
   void fit() {
+    if (options_.name == kLatestRun) {
+      throw UsageError(
+          fmt::format("name = '{}', but runs/{} is a link to the newest run; write the name of that run, or another",
+                      kLatestRun, kLatestRun));
+    }
     const auto files = std::make_shared<RunFiles>(parsed_.config, command_line_, is_quiet_);
     if (!options_.barebones) options_.callbacks.push_back(files);
     Trainer trainer(options_);
@@ -130,29 +136,35 @@ class Command {
   }
 
   void validate() {
+    const std::string ckpt_path = take_ckpt_path();
     Trainer trainer(options_);
     const auto data = program_.make_data();
-    trainer.validate(program_.make_module(), *data, options_.ckpt_path);
+    trainer.validate(program_.make_module(), *data, ckpt_path);
   }
 
   void test() {
+    const std::string ckpt_path = take_ckpt_path();
     Trainer trainer(options_);
     const auto data = program_.make_data();
-    trainer.test(program_.make_module(), *data, options_.ckpt_path);
+    trainer.test(program_.make_module(), *data, ckpt_path);
   }
 
   void predict() {
     const bool writes = std::ranges::any_of(options_.callbacks, [](const auto& c) { return c->takes_predictions(); });
     if (!writes) options_.callbacks.push_back(PredictionWriter::make());
+    const std::string ckpt_path = take_ckpt_path();
     Trainer trainer(options_);
     const auto data = program_.make_data();
-    trainer.predict(program_.make_module(), *data, options_.ckpt_path);
+    trainer.predict(program_.make_module(), *data, ckpt_path);
     for (const auto& callback : options_.callbacks) {
       const auto* writer = dynamic_cast<const PredictionWriter*>(callback.get());
       if (writer == nullptr || writer->files().empty() || !trainer.is_global_zero()) continue;
       print("predictions: {}\n", writer->files().front().parent_path().string());
     }
   }
+
+  // For commands other than fit, which take it as an argument: as an option of the Trainer it is fit's.
+  std::string take_ckpt_path() { return std::exchange(options_.ckpt_path, {}); }
 
   void find_lr() {
     Trainer trainer(options_);
@@ -174,7 +186,7 @@ class Command {
     const std::string option = "data.batch_size";
     Config config(program_.describe_data);
     std::vector<std::string> problems;
-    std::vector<std::unique_ptr<DataModule>> kept;  // loaders may borrow from them
+    std::unique_ptr<DataModule> data;  // the loaders of a size may borrow from it
     Trainer trainer(options_);
     const ModuleHandle module = program_.make_module();
     const int64_t size = trainer.find_batch_size(module, [&](int64_t batch_size) {
@@ -183,10 +195,11 @@ class Command {
               {.path = "batch_size", .text = std::to_string(batch_size), .origin = option, .name = option}},
           problems);
       if (!problems.empty()) throw UsageError("find_batch_size sets data.batch_size: " + problems.front());
-      DataModule& data = *kept.emplace_back(program_.make_data());
-      data.prepare_data();
-      data.setup(EntryPoint::fit);
-      return Loaders{.train = data.train_dataloader(), .val = data.val_dataloader()};
+      data.reset();  // before the next is made: both may hold all of the data
+      data = program_.make_data();
+      data->prepare_data();
+      data->setup(EntryPoint::fit);
+      return Loaders{.train = data->train_dataloader(), .val = data->val_dataloader()};
     });
     if (trainer.is_global_zero()) print("largest batch size: {}; write --{}={}\n", size, option, size);
   }
@@ -195,7 +208,9 @@ class Command {
     const ModuleHandle module = program_.make_module();
     module->configure_model();
     const Optimizers optimizers = optimizers_of(module);
-    const bool on_gpu = canonical_name(options_.accelerator) == "cuda" || canonical_name(options_.accelerator) == "gpu";
+    const std::string accelerator = canonical_name(options_.accelerator);
+    const bool on_gpu =
+        accelerator == "auto" ? resolve_devices(accelerator, Devices()).front().is_cuda() : accelerator != "cpu";
     for (const int64_t world_size : kWorldSizes) {
       print("{} device{}, precision {}\n{}\n", world_size, world_size == 1 ? "" : "s", options_.precision,
             estimate_memory_table(*module, world_size, options_.precision, optimizers, on_gpu ? c10::kCUDA : c10::kCPU,
@@ -265,7 +280,7 @@ std::filesystem::path checkpoint_for(std::string_view command, const TrainerOpti
     if (saving != nullptr && !saving->dirpath().empty()) folders.push_back(saving->dirpath());
   }
   if (options.name.empty()) {
-    folders.push_back(named_run_dir(options.default_root_dir, "latest") / "checkpoints");
+    folders.push_back(named_run_dir(options.default_root_dir, std::string(kLatestRun)) / "checkpoints");
     for (const auto& run : run_dirs(options.default_root_dir)) folders.push_back(run / "checkpoints");
   } else {
     folders.push_back(named_run_dir(options.default_root_dir, options.name) / "checkpoints");

@@ -88,7 +88,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
   }
   const std::string text = environment.dump(2, ' ', /*ensure_ascii=*/false, nlohmann::json::error_handler_t::replace);
   write_new_file(next_numbered(folder, "env", ".json"), text + "\n");
-  replace_link_atomically(folder.parent_path() / "latest", folder.filename());
+  replace_link_atomically(folder.parent_path() / kLatestRun, folder.filename());
 }
 
 }  // namespace fulgur

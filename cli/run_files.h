@@ -2,11 +2,14 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "fulgur/core/callback.h"
 
 namespace fulgur {
+
+inline constexpr std::string_view kLatestRun = "latest";  // the link to the newest run
 
 // Writes into the run's folder, when fit starts, what it takes to run it again:
 //   config.toml  all options of the program; a run that resumes in a folder with other options writes config-v1.toml,

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "fulgur/base/first_error.h"
+
 namespace fulgur {
 
 void TrainerControl::log_histogram(std::string_view name, const at::Tensor& values) {
@@ -19,8 +21,11 @@ void TrainerControl::log_image(std::string_view name, const at::Tensor& pixels) 
 // After an exception other ranks would not take part in going back.
 void TrainerControl::with_evaluated_weights(const std::function<void()>& body) {
   const bool was_shown = show_evaluated(true);
-  body();
-  if (!was_shown) show_evaluated(false);
+  FirstError error;
+  error.run(body);
+  const bool goes_back = error.get() == nullptr || world_size() == 1;
+  if (!was_shown && goes_back) error.run([&] { show_evaluated(false); });
+  error.rethrow();
 }
 
 }  // namespace fulgur

@@ -1,6 +1,5 @@
 #include "fulgur/core/gradient_clipping.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -16,6 +15,7 @@
 #include <numeric>
 #include <optional>
 
+#include "fulgur/base/parallel_chunks.h"
 #include "fulgur/core/gpu_norm.h"
 #include "fulgur/core/sum_of_squares.h"
 
@@ -23,6 +23,7 @@ namespace fulgur {
 namespace {
 
 constexpr int64_t kPieceElements = 1 << 16;
+constexpr int64_t kPiecesPerThread = 4;  // fewer are not worth a thread
 
 template <class Number>
 double sum_over_pieces(const at::Tensor& tensor) {
@@ -30,7 +31,7 @@ double sum_over_pieces(const at::Tensor& tensor) {
   const int64_t count = tensor.numel(), num_pieces = (count + kPieceElements - 1) / kPieceElements;
   if (num_pieces <= 1) return sum_of_squares(numbers, static_cast<size_t>(count));
   std::vector<double> sums(static_cast<size_t>(num_pieces));
-  at::parallel_for(0, num_pieces, /*grain_size=*/4, [&](int64_t first, int64_t last) {
+  parallel_chunks(numbers, num_pieces, kPiecesPerThread, [&](int64_t first, int64_t last) {
     for (int64_t piece = first; piece < last; ++piece) {
       const int64_t begin = piece * kPieceElements, end = std::min(begin + kPieceElements, count);
       sums[static_cast<size_t>(piece)] = sum_of_squares(numbers + begin, static_cast<size_t>(end - begin));

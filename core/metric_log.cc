@@ -279,6 +279,15 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
   return for_loggers;
 }
 
+void MetricLog::reset_metrics() {
+  for (Table& of_stage : tables_) {
+    for (Entry& entry : of_stage.entries) {
+      for (Metric* metric : entry.metrics) metric->reset();
+      entry.metrics.clear();
+    }
+  }
+}
+
 // Throws on every rank if the ranks did not log the same names.
 void MetricLog::check_same_on_all(const std::vector<Entry>& entries, Ranks& ranks) const {
   std::vector<std::string> logged;

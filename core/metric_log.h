@@ -70,6 +70,10 @@ class MetricLog {
   // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply.
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
+  // Resets the metrics that were logged by reference and not computed since, because a run has failed or was stopped:
+  // the next run must not count their samples.
+  void reset_metrics();
+
   // For replicas of a module, each of which runs a part of the batch in a thread of its own and logs into a MetricLog
   // of its own. begin_part clears that log and gives it the hook of `whole`; add_parts adds the logs to this one, in
   // the given order, as if the whole batch had been logged: means, also of on_step, weighted by batch_size, sums

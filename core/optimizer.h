@@ -79,9 +79,9 @@ class Optimizer {
   virtual bool needs_closure() const { return false; }
   virtual void step(const Closure& closure);
 
-  // True if the update of an element depends only on its own gradient and state, so that the update may run on any
-  // slice of a parameter. An optimizer that needs whole tensors, for example for norms, is refused where parameters
-  // are sharded.
+  // True for optimizers that derive from optim::ElementWiseOptimizer, and for no others: the update of an element
+  // depends only on its own gradient and state, so that it may run on any slice of a parameter. An optimizer that needs
+  // whole tensors, for example for norms, is refused where parameters are sharded.
   virtual bool element_wise() const { return false; }
 
   // How many numbers of state the optimizer keeps for each element of a parameter, in fp32 (fp64 for fp64 parameters);

@@ -24,13 +24,18 @@ constexpr std::string_view to_string(Stage stage) {
 struct RunState {
   EntryPoint entry_point = EntryPoint::fit;
   Stage stage = Stage::train;
-  bool sanity_checking = false;          // the few validation batches before training
-  int64_t epoch = 0;                     // 0-based; the running epoch, or between epochs the number completed
-  int64_t global_step = 0;               // optimizer steps completed
-  int64_t batch_idx = 0;                 // within the epoch of the running stage
-  int64_t dataloader_idx = 0;            // 0-based, of the evaluation loaders
-  int64_t batches_that_stepped = 0;      // training batches that ended in an optimizer step: the x axis of metrics
-  bool is_last_batch = false;            // the running batch is the last of the training epoch
+  bool sanity_checking = false;      // the few validation batches before training
+  int64_t epoch = 0;                 // 0-based; the running epoch, or between epochs the number completed
+  int64_t global_step = 0;           // optimizer steps completed
+  int64_t batch_idx = 0;             // within the epoch of the running stage
+  int64_t dataloader_idx = 0;        // 0-based, of the evaluation loaders
+  int64_t batches_that_stepped = 0;  // training batches that ended in an optimizer step: the x axis of metrics
+  bool is_last_batch = false;        // the running batch is the last of the training epoch
+
+  // In on_train_epoch_end: a run that resumes begins the next epoch. False where a bound of fit, or a request to stop,
+  // has cut the epoch, and the run resumes within it.
+  bool epoch_is_complete = false;
+
   std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown
   int64_t max_epochs = -1;               // as set; -1: unbounded
   int64_t batch_size = 1;                // samples in a training batch of one rank, as its loader counts them

@@ -32,9 +32,15 @@ int64_t length_of(const Batch& sample, const std::string& name) {
 
 Collate pad_to_longest(std::vector<std::pair<std::string, double>> values) {
   return [values = std::move(values)](const std::vector<Batch>& samples) {
+    for (const auto& [name, value] : values) {
+      TORCH_CHECK_VALUE(samples.empty() || samples.front().contains(name), "pad_to_longest: a sample has no tensor '",
+                        name, "' to pad");
+    }
     std::vector<Batch> same_length(samples);
     for (const auto& [name, of_first] : samples.empty() ? Batch() : samples.front()) {
       if (of_first.dim() == 0) continue;
+      TORCH_CHECK_VALUE(!samples.front().contains(name + "_mask"), "pad_to_longest makes a mask of '", name,
+                        "' under the name '", name, "_mask', which a sample already has; give that another name");
       int64_t longest = 0;
       for (const Batch& sample : samples) longest = std::max(longest, length_of(sample, name));
       const auto value = std::ranges::find(values, name, &std::pair<std::string, double>::first);

@@ -2,7 +2,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <charconv>
@@ -10,19 +9,13 @@
 #include <thread>
 #include <utility>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/intra_op_threads.h"
 #include "fulgur/base/trace.h"
 
 namespace fulgur {
 namespace {
-
-int64_t cores_of_process() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  if (::sched_getaffinity(0, sizeof(cores), &cores) != 0) return std::thread::hardware_concurrency();
-  return CPU_COUNT(&cores);
-}
 
 void check(const DataLoaderOptions& options) {
   const auto require = [](bool condition, const std::string& message) {
@@ -69,7 +62,7 @@ Workers::Workers(std::string_view text) {
 std::string Workers::to_string() const { return count_ ? fmt::format("{}", *count_) : "auto"; }
 
 int64_t Workers::count(int64_t num_cores) const {
-  return count_ ? *count_ : std::max<int64_t>((num_cores > 0 ? num_cores : cores_of_process()) - 1, 0);
+  return count_ ? *count_ : std::max<int64_t>((num_cores > 0 ? num_cores : std::ssize(cores_of_process())) - 1, 0);
 }
 
 void DataLoaderOptions::describe(FieldVisitor& visit) {
@@ -94,7 +87,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
           .batch_sampler = options_.batch_sampler,
           .batch_size = options_.batch_size,
           .drop_last = options_.drop_last,
-          .infinite = options_.infinite};
+          .infinite = options_.infinite,
+          .num_samples = dataset->size()};
   digest_ = dataset->digest();
   source_ = std::make_shared<Source>(Source{std::move(dataset), options_.seed, options_.collate});
 }

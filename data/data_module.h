@@ -35,9 +35,10 @@ class DataModule {
   virtual Batch on_before_batch_transfer(Batch batch) { return batch; }
   virtual Batch on_after_batch_transfer(Batch batch) { return batch; }
 
-  // What a checkpoint saves of the data module.
+  // What a checkpoint saves of the data module. load_state() is called by a fit that resumes, and by validate, test and
+  // predict with a checkpoint that has such a state; after setup, before the loaders are requested.
   virtual State state() const { return {}; }
-  virtual void load_state(const State&) {}  // called after setup, before the loaders are requested
+  virtual void load_state(const State&) {}
 
   virtual void on_exception(const std::exception&) {}
   virtual void teardown(EntryPoint) {}

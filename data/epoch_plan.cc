@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 
 #include "fulgur/base/error.h"
@@ -16,6 +17,17 @@ void check_count(int64_t found, int64_t size, std::string_view sampler, std::str
   if (found == size) return;
   throw SetupError(
       fmt::format("{}::size() is {}, but {} has returned {}; make them equal", sampler, size, function, found));
+}
+
+// A sampler that was made for another dataset may choose samples that this one does not have.
+void check_range(const at::Tensor& samples, int64_t num_samples) {
+  const std::span chosen(samples.const_data_ptr<int64_t>(), static_cast<size_t>(samples.numel()));
+  const auto outside = std::ranges::find_if(chosen, [&](int64_t i) { return i < 0 || i >= num_samples; });
+  if (outside == chosen.end()) return;
+  throw SetupError(
+      fmt::format("the sampler chooses sample {}, but the dataset has {}; make the sampler for as many samples as the "
+                  "dataset has, which after a split are fewer",
+                  *outside, num_samples));
 }
 
 // The orders of the later passes of an infinite epoch are those of epochs that no run reaches.
@@ -58,9 +70,11 @@ void EpochPlan::load_pass_of(int64_t place) {
   if (cut_.sampler) {
     samples_ = cut_.sampler->indices(epoch_of(pass)).contiguous();
     check_count(samples_.numel(), size_, "Sampler", "indices()");
+    check_range(samples_, cut_.num_samples);
   } else {
     batches_ = cut_.batch_sampler->batches(epoch_of(pass));
     check_count(std::ssize(batches_), size_, "BatchSampler", "batches()");
+    for (at::Tensor& batch : batches_) check_range(batch = batch.contiguous(), cut_.num_samples);
   }
   pass_ = pass;
 }
@@ -73,7 +87,7 @@ PlannedBatch EpochPlan::batch_at(int64_t place, int64_t count) {
   const auto of_one_pass = [&](const at::Tensor& samples) {
     return PlannedBatch{samples, std::vector(static_cast<size_t>(samples.numel()), epoch_of(pass_))};
   };
-  if (!cut_.sampler) return of_one_pass(batches_[static_cast<size_t>(offset)].contiguous());
+  if (!cut_.sampler) return of_one_pass(batches_[static_cast<size_t>(offset)]);
   if (cut_.shard.world_size == 1 && offset + count <= size_) return of_one_pass(samples_.narrow(0, offset, count));
   PlannedBatch batch{.samples = at::empty(count, at::kLong)};
   for (int64_t i = 0; i < count; ++i, place += cut_.shard.world_size) {

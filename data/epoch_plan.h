@@ -21,6 +21,7 @@ struct EpochCut {
   bool drop_last = false;
   bool infinite = false;  // one pass over the order follows another, without end
   DataShard shard{};
+  int64_t num_samples = 0;  // in the dataset; what a sampler chooses is below
 
   int64_t num_items() const {
     return sampler ? sampler->size() : batch_sampler->size();

@@ -18,11 +18,11 @@
 #include <thread>
 #include <vector>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/cuda_function.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/huge_pages.h"
 #include "fulgur/base/logging.h"
-#include "fulgur/device/stream_worker.h"
 
 namespace fulgur {
 namespace {

@@ -81,15 +81,4 @@ std::shared_future<void> StreamWorker::run(std::function<void()> job) {
   });
 }
 
-std::vector<int> cores_of_process() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return {0};
-  std::vector<int> cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(static_cast<size_t>(core), &set)) cores.push_back(core);
-  }
-  return cores;
-}
-
 }  // namespace fulgur

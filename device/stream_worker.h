@@ -33,7 +33,4 @@ class StreamWorker {
   JobQueue worker_;
 };
 
-// The cores that this process may run on (taskset, cgroups).
-std::vector<int> cores_of_process();
-
 }  // namespace fulgur

@@ -35,6 +35,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kDataTag = 0, kAbortTag = 1;
+constexpr int64_t kMostElements = 1 << 30;  // MPI takes fewer than 2^31 in one call
 constexpr int64_t kDefaultStagingBytes = 8 << 20;
 // A wait first gives its core to other threads, then sleeps, so that it does not compete with backward.
 constexpr std::chrono::microseconds kYields{200}, kSleep{50};
@@ -316,10 +317,13 @@ void MpiTransport::all_gather(const at::Tensor& flat, const RankRanges& ranges) 
   });
 }
 
+// MPI counts elements by an int.
 void MpiTransport::broadcast(const at::Tensor& flat, int64_t root) {
   run({.tensors = {flat}}, deadline(), [&](Started& started) {
-    check(MPI_Ibcast(flat.mutable_data_ptr(), count_of(flat.numel()), type_of(flat), static_cast<int>(root),
-                     large_.get(), started.add()));
+    for (const at::Tensor& piece : flat.split(kMostElements)) {
+      check(MPI_Ibcast(piece.mutable_data_ptr(), count_of(piece.numel()), type_of(piece), static_cast<int>(root),
+                       large_.get(), started.add()));
+    }
   });
 }
 

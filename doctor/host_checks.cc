@@ -6,7 +6,6 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -21,6 +20,7 @@
 #include <system_error>
 #include <vector>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/version.h"
 #include "fulgur/distributed/nccl_transport.h"
 
@@ -67,12 +67,6 @@ std::optional<double> number_in(std::string_view text) {
 std::optional<double> kib_field(const std::map<std::string, std::string>& fields, const std::string& name) {
   const auto field = fields.find(name);
   return field == fields.end() ? std::nullopt : number_in(field->second);
-}
-
-int64_t usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
 // The folders with the limits that a controller ("cpu", "memory") sets for this process: the folders of its control
@@ -151,7 +145,7 @@ std::optional<double> memory_left(const fs::path& group) {
 Check processor(const Host& host) {
   const auto fields = read_fields(host.proc / "cpuinfo");
   const auto model = fields.find("model name");
-  const int64_t cores = usable_cores();
+  const int64_t cores = std::ssize(cores_of_process());
   Check check{.topic = "processor",
               .found = fmt::format("{}, {} core{} for this process", model == fields.end() ? "unknown" : model->second,
                                    cores, cores == 1 ? "" : "s")};

@@ -27,9 +27,9 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
-#include "fulgur/device/stream_worker.h"
 #include "fulgur/distributed/network.h"
 
 namespace fulgur {

@@ -61,9 +61,11 @@ TimeSpan::TimeSpan(std::string_view text) : seconds_(0) {
   size_t part = 0;
   for (; part < kSeconds.size(); ++part) {
     const size_t end = std::min(rest.find(':'), rest.size());
-    const auto number = parse<int64_t>(rest.substr(0, end));
-    if (!number || *number < 0) break;
-    seconds_ += std::chrono::duration<double>(static_cast<double>(*number) * kSeconds[part]);
+    const std::string_view digits = rest.substr(0, end);
+    const bool is_seconds = part + 1 == kSeconds.size();
+    const auto number = parse<double>(digits);
+    if (!number || digits.find_first_not_of(is_seconds ? "0123456789." : "0123456789") != digits.npos) break;
+    seconds_ += std::chrono::duration<double>(*number * kSeconds[part]);
     if (end == rest.size()) {
       rest = {};
       ++part;
@@ -77,8 +79,14 @@ TimeSpan::TimeSpan(std::string_view text) : seconds_(0) {
 }
 
 std::string TimeSpan::to_string() const {
-  const auto total = static_cast<int64_t>(seconds_.count());
-  return fmt::format("{:02}:{:02}:{:02}:{:02}", total / 86400, total / 3600 % 24, total / 60 % 60, total % 60);
+  const int64_t microseconds = std::llround(seconds_.count() * 1e6), total = microseconds / 1'000'000;
+  std::string text =
+      fmt::format("{:02}:{:02}:{:02}:{:02}", total / 86400, total / 3600 % 24, total / 60 % 60, total % 60);
+  if (const int64_t part = microseconds % 1'000'000; part != 0) {
+    text += fmt::format(".{:06}", part);
+    text.erase(text.find_last_not_of('0') + 1);
+  }
+  return text;
 }
 
 BatchLimit::BatchLimit(std::string_view text) {

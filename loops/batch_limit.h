@@ -32,7 +32,7 @@ class TimeSpan {
   TimeSpan(std::string_view text);  // throws UsageError that shows the format
   TimeSpan(const char* text) : TimeSpan(std::string_view(text)) {}
   std::chrono::duration<double> seconds() const { return seconds_; }
-  std::string to_string() const;  // DD:HH:MM:SS
+  std::string to_string() const;  // DD:HH:MM:SS, with as many decimals as a microsecond needs
 
  private:
   std::chrono::duration<double> seconds_;

@@ -178,7 +178,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   TrainEpochLoop(context_, steps, bounds, validation_, schedule_, progress_)
       .run(*train_, num_train_batches_, lockstep_, in_middle ? &resume_->epoch : nullptr);
   resume_.reset();
-  if (!progress_.epoch_is_complete) metrics_of_cut_epoch_ = context_.metrics.state();
+  if (!context_.state.epoch_is_complete) metrics_of_cut_epoch_ = context_.metrics.state();
   if (state.global_step == steps_before && !in_middle && !warn_idle_.has_warned() && !bounds.done()) {
     warn_idle_("epoch {} ended without an optimizer step", state.epoch);
   }
@@ -186,7 +186,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
   context_.events.roll_back_if_asked();
   bounds.agree();
   ++state.epoch;
-  if (progress_.epoch_is_complete) {
+  if (context_.state.epoch_is_complete) {
     progress_.epoch = state.epoch;
     progress_.batches_done = 0;
     progress_.position = {};
@@ -292,7 +292,7 @@ void FitLoop::end_epoch(OptimizerSteps& steps) {
   metrics.merge(of_steps);  // the later value of a name stays, as in callback_metrics()
   static constexpr Hook kReduced{"on_train_epoch_end", LogScope::forbidden};
   hooks.callbacks_where(runs_last, kReduced, &Callback::on_train_epoch_end);
-  if (hooks.module().automatic_optimization && progress_.epoch_is_complete)
+  if (hooks.module().automatic_optimization && context_.state.epoch_is_complete)
     steps.move_schedules("epoch", OptimizerSteps::Kind::plateau);
   context_.send(metrics, context_.state.last_step());
 }

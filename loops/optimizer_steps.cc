@@ -55,6 +55,16 @@ void check_can_be_judged(const Module& module, const Optimizers& optimizers) {
   }
 }
 
+void check_has_norm(const Optimizers& optimizers) {
+  for (const auto& optimizer : optimizers) {
+    if (!optimizer->needs_closure()) continue;
+    throw SetupError(fmt::format(
+        "{} evaluates the loss and its gradients several times in a step, so that a step has no gradient norm; "
+        "leave GradientNormMonitor, or the callback that wants_grad_norm(), out",
+        optimizer->name()));
+  }
+}
+
 std::vector<std::string> names_of(const Metrics& metrics) {
   std::vector<std::string> names;
   for (const auto& [name, value] : metrics) names.push_back(name);
@@ -71,6 +81,7 @@ OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : co
   wants_grad_norm_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->wants_grad_norm(); });
   judges_updates_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->judges_updates(); });
   if (judges_updates_) check_can_be_judged(module, optimizers);
+  if (wants_grad_norm_) check_has_norm(optimizers);
   std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
   context.strategy.setup_optimizers(std::move(optimizers));
   check_accumulation(context.accumulate_grad_batches);

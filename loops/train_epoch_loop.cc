@@ -67,15 +67,15 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
   begin(consumed);
   if (resumed != nullptr) go_on(*resumed);
   LimitedBatches batches = open(loader, limit, lockstep, consumed, /*resumes=*/resumed != nullptr);
-  const bool skipped = run_batches(batches) == BatchAction::skip_epoch;
-  const bool reached_last = context_.state.is_last_batch && !skipped;
-  if (skipped) {
-    complete_window();
-    context_.events.roll_back_if_asked();  // as the other ranks did at the end of this step
+  const bool skips = run_batches(batches) == BatchAction::skip_epoch;
+  const bool reached_last = context_.state.is_last_batch && !skips;
+  if (skips) complete_window();
+  if (skips || skipped_) {
+    context_.events.roll_back_if_asked();
     context_.strategy.drain();
   }
-  progress_.epoch_is_complete = reached_last || skipped || ended_;
-  if (!reached_last && progress_.epoch_is_complete && context_.hooks.module().automatic_optimization)
+  context_.state.epoch_is_complete = reached_last || skips || ended_;
+  if (!reached_last && context_.state.epoch_is_complete && context_.hooks.module().automatic_optimization)
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
 }
 
@@ -86,7 +86,7 @@ void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed) {
   progress_.position = consumed.position;
   progress_.is_recut = consumed.is_recut;
   progress_.epoch = state.epoch;
-  progress_.epoch_is_complete = false;
+  state.epoch_is_complete = false;
   accumulate_grad_batches_ = context_.accumulate_grad_batches;
   steps_.check_accumulation(accumulate_grad_batches_);
 }
@@ -121,6 +121,7 @@ BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
       if (action == BatchAction::skip_epoch) return action;
       run_batch(*running, batches);
     }
+    if (skipped_) break;  // on another rank, which runs neither a validation nor a checkpoint after this batch
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
     if (state.is_last_batch || ended_ || ends_here())
       context_.strategy.drain();  // the code that runs next may read the weights
@@ -137,7 +138,7 @@ void TrainEpochLoop::complete_window() {
   if (others_wait && steps_.needs_closure()) {
     steps_.skip_closure();
   } else if (window_batches_ > 0 || others_wait) {
-    end_micro_batch(/*is_last=*/true, /*ends_epoch=*/true);
+    end_micro_batch(/*is_last=*/true, EndsEpoch::by_skipping);
     count_step();
   }
 }
@@ -190,7 +191,7 @@ at::Tensor TrainEpochLoop::run_automatic(const Batch& batch) {
   ++window_batches_;
   const bool is_last = window_batches_ == accumulate_grad_batches_ || context_.state.is_last_batch;
   const at::Tensor loss = run_micro_batch(batch, is_last);
-  end_micro_batch(is_last, context_.state.is_last_batch);
+  end_micro_batch(is_last, context_.state.is_last_batch ? EndsEpoch::without_further_batch : EndsEpoch::no);
   return loss;
 }
 
@@ -240,13 +241,15 @@ at::Tensor TrainEpochLoop::training_step(const Batch& batch) {
   });
 }
 
-void TrainEpochLoop::end_micro_batch(bool is_last, bool ends_epoch) {
+void TrainEpochLoop::end_micro_batch(bool is_last, EndsEpoch ends) {
   const AccumulationWindow all = context_.strategy.end_micro_batch({.micro_batches = micro_batches_,
                                                                     .loss_sum = loss_sum_,
                                                                     .wants_stop = is_last && bounds_.wants_stop(),
-                                                                    .ends_epoch = ends_epoch},
+                                                                    .ends_epoch = ends != EndsEpoch::no,
+                                                                    .skips_epoch = ends == EndsEpoch::by_skipping},
                                                                    is_last);
   ended_ = all.ends_epoch;
+  skipped_ = all.skips_epoch;
   if (!is_last && !ended_) return;
   window_batches_ = micro_batches_ = 0;
   loss_sum_ = 0.0;

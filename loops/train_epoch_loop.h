@@ -25,11 +25,10 @@ class TrainEpochLoop {
   // Which batches the weights have seen.
   struct Progress {
     int64_t epoch = 0;
-    int64_t batches_done = 0;        // batches of the epoch on this rank, up to the last step boundary
-    State position{};                // the loader's position after batches_done
-    bool is_recut = false;           // the epoch was resumed with other ranks or batches
-    int64_t total_batches = 0;       // micro-batches of all epochs
-    bool epoch_is_complete = false;  // not cut short by a bound of fit
+    int64_t batches_done = 0;   // batches of the epoch on this rank, up to the last step boundary
+    State position{};           // the loader's position after batches_done
+    bool is_recut = false;      // the epoch was resumed with other ranks or batches
+    int64_t total_batches = 0;  // micro-batches of all epochs
     struct Validation {
       bool after_step;     // the batch before the validation ended in an optimizer step
       bool is_last_batch;  // the batch before the validation is the last of the epoch
@@ -58,6 +57,8 @@ class TrainEpochLoop {
   void run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed);
 
  private:
+  enum class EndsEpoch { no, without_further_batch, by_skipping };
+
   void begin(const LimitedBatches::Consumed& consumed);
   LimitedBatches open(Loader& loader, std::optional<int64_t> limit, bool lockstep,
                       const LimitedBatches::Consumed& consumed, bool resumes);
@@ -71,7 +72,7 @@ class TrainEpochLoop {
   at::Tensor run_closure(const Batch& batch);
   at::Tensor run_manual(const Batch& batch);
   at::Tensor training_step(const Batch& batch);
-  void end_micro_batch(bool is_last, bool ends_epoch);
+  void end_micro_batch(bool is_last, EndsEpoch ends);
   void count_step();
   void log_step_metrics();
   bool validation_is_due();
@@ -91,6 +92,7 @@ class TrainEpochLoop {
   int64_t micro_batches_ = 0;            // the part of window_batches_ that had a loss
   double loss_sum_ = 0.0;                // the sum of their losses, if a callback judges updates
   bool ended_ = false;                   // a rank has no further batch
+  bool skipped_ = false;                 // because on_train_batch_start returned skip_epoch there
   bool stepped_ = false;                 // the last batch ended in an optimizer step
 };
 

@@ -1,11 +1,10 @@
 #include "fulgur/optim/fused_update.h"
 
-#include <ATen/TensorIterator.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 
+#include "fulgur/base/parallel_chunks.h"
 #include "fulgur/optim/fused_kernel.h"
 
 namespace fulgur::optim {
@@ -14,20 +13,6 @@ namespace {
 constexpr int64_t kUnit = 256;  // elements: chunks are cut between units, so that they stay aligned
 constexpr int64_t kUnitsPerThread = (1 << 15) / kUnit;  // fewer are not worth a thread, as in torch
 constexpr int64_t kStreamedBytes = 1 << 20;             // smaller outputs may still be in the cache when they are read
-
-// Calls body(begin, end) for static chunks of [0, num_units) on torch's own threads. at::parallel_for is a template
-// that runs serially unless this file is compiled with -fopenmp, which would bring a second OpenMP runtime; so
-// libtorch is given an iteration over num_units bytes, which are never touched, and the pointers identify the chunk.
-template <class Body>
-void parallel_units(void* memory, int64_t num_units, const Body& body) {
-  const at::Tensor units = at::from_blob(memory, {num_units}, at::kByte);
-  at::TensorIterator::borrowing_nullary_op(units).for_each(
-      [&](char** data, const int64_t* /*strides*/, int64_t count, int64_t /*rows: 1*/) {
-        const int64_t begin = data[0] - static_cast<char*>(memory);
-        body(begin, begin + count);
-      },
-      kUnitsPerThread);
-}
 
 // The number of states that a rule must have; further states may be null.
 struct RequiredStates {
@@ -109,7 +94,7 @@ void update_in_chunks(const Rule& rule, const Slice<T>& slice, const GradientSca
   if (num_units <= kUnitsPerThread) {
     update_units(0, num_units);
   } else {
-    parallel_units(slice.param, num_units, update_units);
+    parallel_chunks(slice.param, num_units, kUnitsPerThread, update_units);
   }
 }
 

@@ -62,6 +62,10 @@ double MultiStepLR::lr(double initial_lr, int64_t step) const {
   return initial_lr * std::pow(options_.gamma, num_reached(options_.milestones, step));
 }
 
+void ExponentialLROptions::describe(FieldVisitor& visit) {
+  visit({.name = "gamma", .help = "factor of the learning rate at each step", .min = 0}, &gamma);
+}
+
 ExponentialLR::ExponentialLR(Options options) : SchedulerWith(options) {
   require(options.gamma > 0, "ExponentialLR: gamma must be above 0; got {}", options.gamma);
 }

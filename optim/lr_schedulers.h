@@ -74,6 +74,7 @@ class MultiStepLR final : public internal::SchedulerWith<MultiStepLR, MultiStepL
 
 struct ExponentialLROptions {
   double gamma = 0.0;  // above 0; must be given
+  void describe(FieldVisitor& visit);
 };
 
 // Multiplies the learning rate by gamma every step.

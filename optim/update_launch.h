@@ -62,8 +62,7 @@ struct Coefficients {
 template <class Step>
 struct UpdateLaunch {
   const double* factor;  // every gradient is multiplied by it; on the device; null: 1
-  const double* norm;  // the gradients' joint norm, on the device: nothing is updated unless it is finite; null: finite
-  float clip_value;    // after the factor: each element is cut to [-clip_value, clip_value]; may be infinite
+  float clip_value;      // after the factor: each element is cut to [-clip_value, clip_value]; may be infinite
   uint32_t num_rows, num_blocks;
   Coefficients<Step> coefficients[kMaxCoefficients];
   UpdateRow rows[kMaxTensors];
@@ -100,7 +99,6 @@ FULGUR_DEVICE_CODE void update_elements(const UpdateRow& row, const Coefficients
 template <class Step>
 FULGUR_DEVICE_CODE void update_part(const UpdateLaunch<Step>& launch, uint32_t block, uint32_t thread) {
   using device_code::kThreads, device_code::kWidth;
-  if (launch.norm != nullptr && !(*launch.norm < HUGE_VAL)) return;
   const float factor = launch.factor == nullptr ? 1.0F : static_cast<float>(*launch.factor);
   const Scaling<Scalar> scaling{Scalar(), factor, launch.clip_value, launch.clip_value < HUGE_VALF};
   const UpdateRow& row = device_code::row_of_block(launch.rows, launch.num_rows, block);

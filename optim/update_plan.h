@@ -65,12 +65,12 @@ inline UpdateRow row_of(const Slice<float>& slice) {
   return row;
 }
 
-// The launches that update all slices, each once; slices without elements are left out. `factor` and `norm` are as in
-// UpdateLaunch. A launch ends where its table of tensors, or that of coefficients, is full.
+// The launches that update all slices, each once; slices without elements are left out. `factor` is as in UpdateLaunch.
+// A launch ends where its table of tensors, or that of coefficients, is full.
 template <class Step>
 std::vector<UpdateLaunch<Step>> plan_update(const std::vector<RuleOfSlices>& rules,
                                             const std::vector<SliceOnGpu>& slices, const double* factor,
-                                            double clip_value, const double* norm = nullptr) {
+                                            double clip_value) {
   constexpr uint32_t kNotInLaunch = kMaxCoefficients;
   std::vector<UpdateLaunch<Step>> launches;
   std::vector<uint32_t> place(rules.size());  // each rule's index in the last launch's table of coefficients
@@ -82,7 +82,6 @@ std::vector<UpdateLaunch<Step>> plan_update(const std::vector<RuleOfSlices>& rul
     if (!has_room) {
       UpdateLaunch<Step>& launch = launches.emplace_back();
       launch.factor = factor;
-      launch.norm = norm;
       launch.clip_value = static_cast<float>(clip_value);
       std::ranges::fill(place, kNotInLaunch);
       num_coefficients = 0;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/tensor_difference.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/core/scoped_modes.h"
 
@@ -125,9 +126,9 @@ void expect_same(const Batch& expected, const c10::IValue& result, const std::fi
                       where, other.sizes(), tensor.sizes()));
     }
     if (tensor.numel() == 0) continue;
-    const double difference = (other.to(at::kDouble) - tensor.to(at::kDouble)).abs().max().item<double>();
-    const double scale = std::max(1.0, tensor.to(at::kDouble).abs().max().item<double>());
-    if (!(difference <= kMost * scale)) {
+    const double difference = largest_difference(other.to(at::kDouble), tensor.to(at::kDouble));
+    const double scale = tensor.to(at::kDouble).abs().nan_to_num(0, 0).max().item<double>();
+    if (!(difference <= kMost * std::max(1.0, scale))) {
       throw SetupError(
           fmt::format("{} differs from the module's by up to {:.3g}; does the code branch on values, or draw "
                       "random numbers?",

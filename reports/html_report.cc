@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/readable_bytes.h"
 #include "fulgur/reports/line_chart.h"
 #include "fulgur/reports/markup.h"
 
@@ -61,11 +62,6 @@ std::string colour_rules() {
 }
 
 std::string figure_of(double value) { return fmt::format("{:.9g}", value); }
-
-std::string readable_bytes(int64_t num_bytes) {
-  constexpr double kMb = 1e6;
-  return num_bytes < 100'000 ? fmt::format("{} B", num_bytes) : fmt::format("{:.1f} MB", double(num_bytes) / kMb);
-}
 
 std::string table(std::string_view style, const Row& head, const std::vector<Row>& rows) {
   const auto line = [](const Row& row, std::string_view tag) {

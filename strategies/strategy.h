@@ -46,6 +46,7 @@ struct AccumulationWindow {
   double loss_sum = 0.0;      // sum of the losses of these micro-batches, if a callback judges_updates()
   bool wants_stop = false;    // requests the end of fit
   bool ends_epoch = false;    // no further batch in this epoch
+  bool skips_epoch = false;   // because on_train_batch_start returned skip_epoch
 };
 
 // The arguments of Strategy::setup().

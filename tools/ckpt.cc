@@ -16,6 +16,8 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/base/readable_bytes.h"
+#include "fulgur/base/tensor_difference.h"
 #include "fulgur/base/version.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
@@ -29,11 +31,6 @@ namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string readable(int64_t num_bytes) {
-  constexpr double kMb = 1e6;
-  return num_bytes < 100'000 ? fmt::format("{} B", num_bytes) : fmt::format("{:.1f} MB", double(num_bytes) / kMb);
-}
 
 template <class T>
 std::string value_of(const State& state, std::string_view name) {
@@ -55,7 +52,7 @@ void inspect(const fs::path& folder) {
   if (!checkpoint.has_optimizer_state()) fmt::print("weights only: no run can go on from it\n");
   fmt::print("\n{:<44} {:>12}  xxh3\n", "file", "size");
   for (const auto& file : manifest.files) {
-    fmt::print("{:<44} {:>12}  {:016x}\n", file.name, readable(file.num_bytes), file.xxh3);
+    fmt::print("{:<44} {:>12}  {:016x}\n", file.name, readable_bytes(file.num_bytes), file.xxh3);
   }
   int64_t num_elements = 0;
   fmt::print("\n{:<44} {:<5} shape\n", "parameter or buffer", "dtype");
@@ -90,11 +87,11 @@ void check(const fs::path& folder) {
   ProgressLine progress;
   for (const auto& file : manifest.files) {
     const auto on_read = [&](int64_t num_bytes) {
-      progress.show(fmt::format("{}: {} of {}", file.name, readable(num_bytes), readable(file.num_bytes)));
+      progress.show(fmt::format("{}: {} of {}", file.name, readable_bytes(num_bytes), readable_bytes(file.num_bytes)));
     };
     const auto damage = find_damage(folder, file, {.on_read = on_read});
     progress.clear();
-    fmt::print("{:<44} {:>12}  {}\n", file.name, readable(file.num_bytes), damage ? *damage : "whole");
+    fmt::print("{:<44} {:>12}  {}\n", file.name, readable_bytes(file.num_bytes), damage ? *damage : "whole");
     std::fflush(stdout);
     is_whole = is_whole && !damage;
   }
@@ -135,11 +132,6 @@ class Difference {
   }
 
  private:
-  // Two NaN count as equal, and so do two infinities of the same sign.
-  static double largest_difference(const at::Tensor& a, const at::Tensor& b) {
-    const at::Tensor same = a.eq(b).logical_or(a.isnan().logical_and(b.isnan()));
-    return a.sub(b).abs().masked_fill(same, 0).max().item<double>();
-  }
   void tell(const std::string& name, const std::string& what) {
     progress_.clear();
     fmt::print("{:<52} {}\n", name, what);
@@ -213,7 +205,7 @@ void consolidate(const fs::path& folder, const fs::path& file, bool optimizer) {
   progress.show(fmt::format("writing {}", file.string()));
   const FileDigest digest = write_safetensors(file, tensors, metadata_of(checkpoint));
   progress.clear();
-  fmt::print("{}: {} tensors, {}\n", file.string(), tensors.size(), readable(digest.num_bytes));
+  fmt::print("{}: {} tensors, {}\n", file.string(), tensors.size(), readable_bytes(digest.num_bytes));
 }
 
 void write_program(const CheckpointReader& checkpoint, const fs::path& file, const std::string& program) {
@@ -230,6 +222,10 @@ void write_program(const CheckpointReader& checkpoint, const fs::path& file, con
 }
 
 void convert(const fs::path& folder, const fs::path& file, const std::string& program) {
+  if (!program.empty() && file.extension() != ".pt2") {
+    throw UsageError(
+        fmt::format("--program={} is for a file that ends with .pt2, and '{}' does not", program, file.string()));
+  }
   const CheckpointReader checkpoint(folder);
   ProgressLine progress;
   progress.show(fmt::format("writing {}", file.string()));

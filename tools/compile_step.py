@@ -62,7 +62,7 @@ logging.disable(logging.NOTSET)
 
 from decompositions import decompositions, separate_biases
 from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
-                              input_names, output_names, read_program, turn_to_eval)
+                              input_names, largest_difference, output_names, read_program, turn_to_eval)
 from join_products import join_products
 from recompute import Recomputation, check_patterns, keeping_modules
 
@@ -308,18 +308,6 @@ def interval(condition, symbol, example):
     return int(sympy.Max(0, least)), int(sympy.Min(LARGEST, most))
 
 
-def largest_difference(expected, value, least):
-    """As a part of the largest value, or of `least` if that is larger; infinite where one of the two alone is."""
-    expected, value = expected.double(), value.double()
-    differs = (expected != value) & ~(expected.isnan() & value.isnan())
-    if not differs.any():
-        return 0.0
-    finite = expected[expected.isfinite()].abs()
-    scale = max(finite.max().item() if finite.numel() else 0.0, least)
-    difference = (expected - value)[differs].abs().nan_to_num(float("inf"), float("inf"))
-    return difference.max().item() / scale
-
-
 @contextlib.contextmanager
 def sharing_loops():
     """In this context Inductor writes loops that run on as many threads as libtorch uses, and at most on as many as they
@@ -336,10 +324,9 @@ def sharing_loops():
         torch.use_deterministic_algorithms(was_deterministic)
 
 
-def has_many_small_tensors(graph):
-    """Whether Inductor's memory planning pays, by which the results within a function lie in one allocation. It does for an unrolled
-    recurrent layer on a CPU, for whose hundreds of results of a few KiB malloc takes longer. It does not where results are large,
-    because the pages of one large allocation are new in each call, nor where they are few. Its planner knows no branches and no
+def memory_planning_pays(graph):
+    """Whether Inductor's memory planning makes a function faster, by which its results lie in one allocation. It does for an unrolled
+    recurrent layer on a CPU, for whose hundreds of results of a few KiB malloc takes longer. It does not where results are large or few. Its planner knows no branches and no
     sizes that vary. The results are counted before Inductor fuses operators, in memory of their own."""
     values = [node.meta["val"] for node in graph.nodes
               if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)]
@@ -432,7 +419,7 @@ class Call:
         """The files of the code."""
         inputs = [node.meta["val"] for node in self.graph_module.graph.nodes if node.op == "placeholder"]
         # Code by the memory planner, which Inductor leaves off by default, is used only if compare() sees its results.
-        plans_memory = not self.is_random and has_many_small_tensors(self.graph_module.graph)
+        plans_memory = not self.is_random and memory_planning_pays(self.graph_module.graph)
         with sharing_loops() if threads > 1 else contextlib.nullcontext():
             files = compile_fx_aot(self.graph_module, inputs,
                                    config_patches={"aot_inductor.package": True, "cpp.threads": threads,

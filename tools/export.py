@@ -30,7 +30,7 @@ from torch._export.converter import TS2EPConverter
 from torch._export.serde.serialize import serialize
 from torch.utils import _pytree as pytree
 
-from exported_program import UsageError, choose_instructions_quickly, entries_of, examples, exit_code_of, input_names, output_names, read_program, turn_to_eval
+from exported_program import UsageError, choose_instructions_quickly, entries_of, examples, exit_code_of, input_names, largest_difference, output_names, read_program, turn_to_eval
 
 EXAMPLE = "example.pt"  # the entry of a TorchScript file that export_torchscript() has written
 TOLERANCES = {".pt2": 1e-6, ".onnx": 1e-5, ".aoti.pt2": 1e-5}
@@ -138,7 +138,7 @@ def compare(expected, found, tolerance, size):
             raise UsageError(f"its output '{name}' is {other.dtype}, but that in C++ is {value.dtype}")
         if value.numel() == 0:
             continue
-        difference = (value.double() - other.double()).abs().max().item() / max(1.0, value.double().abs().max().item())
+        difference = largest_difference(value, other, least=1.0)
         if not difference <= tolerance:
             raise UsageError(f"its output '{name}' for a batch of {size} differs from that in C++ by {difference:.3g}, more "
                              f"than --tolerance={tolerance:g}")

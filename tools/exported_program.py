@@ -145,3 +145,15 @@ def exit_code_of(work, target):
         print(f"error: {target} is not written: {error}", file=sys.stderr)
         return USAGE_ERROR
     return 0
+
+
+def largest_difference(expected, value, least):
+    """As a part of the largest value, or of `least` if that is larger; infinite where one of the two alone is."""
+    expected, value = expected.double(), value.double()
+    differs = (expected != value) & ~(expected.isnan() & value.isnan())
+    if not differs.any():
+        return 0.0
+    finite = expected[expected.isfinite()].abs()
+    scale = max(finite.max().item() if finite.numel() else 0.0, least)
+    difference = (expected - value)[differs].abs().nan_to_num(float("inf"), float("inf"))
+    return difference.max().item() / scale

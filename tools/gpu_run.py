@@ -185,7 +185,7 @@ def no_races(runner):
     return f"{2 * len(STRATEGIES)} runs, each as three processes at once, with equal weights"
 
 
-def two_ranks(runner, flags, fails=False):
+def two_ranks(runner, flags):
     """Two NCCL ranks on one GPU, which NCCL refuses unless it takes them for two hosts. What each printed, and its exit code."""
     ranks = [runner.start([program("gpu_step"), "--accelerator=cuda", "--num_nodes=2", *SMALL, *flags], RANK=str(rank), WORLD_SIZE="2",
                           LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", NCCL_HOSTID=f"host{rank}",

@@ -1,7 +1,7 @@
 // Makes token files (data/files/token_header.h) of text, for TokenDataset; docs/data/files.md shows how.
 //
 // A program in C++, because SentencePiece is a Debian package for C++ and the file format has its writer there. It is
-// not linked to libtorch, whose protobuf would meet SentencePiece's, and therefore uses no fmt.
+// not linked to libtorch, whose protobuf would meet SentencePiece's.
 #include <sentencepiece_processor.h>
 
 #include <CLI/CLI.hpp>
@@ -19,9 +19,8 @@
 #include <string_view>
 #include <vector>
 
-#include "fulgur/base/version.h"
-#include "fulgur/base/working_directory.h"
 #include "fulgur/data/files/token_writer.h"
+#include "fulgur/reports/command.h"
 
 namespace {
 
@@ -226,7 +225,6 @@ void make_token_files(const Options& options) {
 
 int main(int argc, char** argv) {
   CLI::App app("Makes a file of tokens of texts; each text ends with a token that says so.");
-  app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   Options options;
   app.add_option("texts", options.texts, "texts, and folders of texts")->required();
   app.add_option("--out", options.out, "file to write")->required();
@@ -234,12 +232,8 @@ int main(int argc, char** argv) {
   app.add_option("--held_out", options.held_out,
                  "fraction of each text, at its end, that is written to <out>.held_out.<extension> instead")
       ->check(CLI::Range(0.0, 0.5));
-  CLI11_PARSE(app, argc, argv);
-  try {
-    fs::current_path(fulgur::working_directory());
+  return fulgur::run_command(app, argc, argv, [&] {
     make_token_files(options);
-  } catch (const std::exception& error) {
-    std::cerr << "tokens: " << error.what() << '\n';
-    return 1;
-  }
+    return 0;
+  });
 }

@@ -91,5 +91,8 @@ int main(int argc, char** argv) {
   return cli::run<TrainedProgram, TableData>(
       argc, argv,
       {.trainer = {.checkpoint = {.monitor = "val_loss"}},
-       .after_fit = [](Trainer& trainer, const auto& module, auto& data) { trainer.test(module, data, "best"); }});
+       .after_fit = [](Trainer& trainer, const auto& module, auto& data) {
+         if (data.test_dataloader().empty()) return;
+         trainer.test(module, data, trainer.options().enable_checkpointing.value() ? "best" : "");
+       }});
 }

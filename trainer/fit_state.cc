@@ -24,7 +24,7 @@ namespace {
 void check_num_schedules(const State& run, size_t num_schedules) {
   size_t num_saved = 0;
   while (!run.child(fmt::format("lr_schedules/{}", num_saved)).empty()) ++num_saved;
-  if (num_saved <= num_schedules) return;
+  if (num_saved == num_schedules) return;
   throw CheckpointError(
       fmt::format("the checkpoint has the state of {} learning-rate schedule{}, but configure_optimizers returns {} "
                   "now; return as many, or load the weights only",

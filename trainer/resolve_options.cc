@@ -19,6 +19,7 @@
 #include "fulgur/callbacks/progress_bar.h"
 #include "fulgur/callbacks/run_report.h"
 #include "fulgur/strategies/precision.h"
+#include "fulgur/trainer/run_dir.h"
 
 namespace fulgur {
 namespace {
@@ -152,7 +153,8 @@ TrainerOptions resolve(TrainerOptions options) {
   check_fields("Trainer", options);
   options.optimizer.check();
   check_amounts(options);
-  static_cast<void>(Precision(options.precision));  // throws if the name is unknown
+  static_cast<void>(Precision(options.precision));                                   // throws if the name is unknown
+  if (!options.name.empty()) named_run_dir(options.default_root_dir, options.name);  // throws if it is no name
   if (std::ranges::count(options.callbacks, nullptr) > 0) throw UsageError("Trainer: one of the callbacks is null");
   resolve_barebones(options);
   resolve_fast_dev_run(options);

@@ -1,5 +1,7 @@
 #include "fulgur/trainer/run.h"
 
+#include <unistd.h>
+
 #include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/ScopeExit.h>
@@ -412,9 +414,8 @@ void Run::broadcast_run_dir() {
 void Run::remove_unused_run_dir() {
   std::filesystem::path& run_dir = results_.run_dir;
   if (world_.rank() > 0 || run_dir.empty()) return;
-  std::error_code is_used;
-  if (!std::filesystem::remove(run_dir, is_used) || is_used) return;
-  std::filesystem::remove(run_dir.parent_path(), is_used);
+  if (::rmdir(run_dir.c_str()) != 0) return;  // refuses a folder with files, and a link to one
+  ::rmdir(run_dir.parent_path().c_str());
   run_dir.clear();
 }
 
@@ -450,6 +451,7 @@ LoaderList Run::shard(LoaderList loaders, std::string_view name) {
 }
 
 void Run::teardown() {
+  results_.metrics.reset_metrics();  // first, because replicas end with the strategy, and their metrics with them
   resources_.strategy->teardown();
   checkpoints_.set_weights_in_strategy(false);
   FirstError first;

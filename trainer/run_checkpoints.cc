@@ -146,7 +146,7 @@ void RunCheckpoints::roll_back_if_asked() {
   const CheckpointReader checkpoint(std::exchange(goes_back_to_, {}), {.digests = options_.ckpt_verify});
   context_.strategy.drain();
   fulgur::load_weights(context_.hooks.module(), weights_to_train(checkpoint), checkpoint.folder().string(),
-                       /*strict=*/true);
+                       options_.ckpt_strict);
   fit_->roll_back(checkpoint);
   for (const auto& callback : context_.hooks.callbacks()) {
     if (auto* saving = dynamic_cast<ModelCheckpoint*>(callback.get())) saving->forget(context_.state.global_step);
@@ -229,6 +229,7 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
     return;
   }
   opened_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
+  if (!is_fit()) load_data_state();
   if (!is_fit() || options_.ckpt_weights_only) {
     if (is_first) log_info("loaded the weights of '{}'", found);
     return;
@@ -244,6 +245,13 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   load_requires_grad(context_.hooks.module(), *opened_);
   context_.data.load_state(opened_->run().child("data"));
   log_resume();
+}
+
+// What the data module has learnt in training, such as the means of columns. A checkpoint without it is that of a run
+// with other data, or has weights only.
+void RunCheckpoints::load_data_state() const {
+  const State saved = opened_->run().child("data");
+  if (!saved.empty()) context_.data.load_state(saved);
 }
 
 // Training resumes from the weights of the run that saved the checkpoint. If that run rounded its weights to a 16-bit

@@ -63,6 +63,7 @@ class RunCheckpoints final : public LoopEvents {
   CheckpointContent content(bool weights_only) const;
   NamedTensors weights_to_train(const CheckpointReader& checkpoint) const;
   void log_resume() const;
+  void load_data_state() const;
   void check_ranks_go_on(const std::filesystem::path& folder) const;
   ModelCheckpoint* model_checkpoint() const;
   std::vector<std::filesystem::path> folders_to_search() const;

@@ -69,8 +69,8 @@ class Trainer final {
   LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 
-  // The largest batch size, in samples, with which training does not run out of memory, up to max_size and the size of
-  // the data set. Restores the same as find_learning_rate; in fast_dev_run the result is init_size.
+  // The largest batch size, in samples, with which training does not run out of memory: up to max_size, or until one
+  // batch holds the whole data set. Restores the same as find_learning_rate; in fast_dev_run the result is init_size.
   //   const int64_t size = trainer.find_batch_size(module, [&](int64_t batch_size) {
   //     return Loaders{.train = DataLoader::make(dataset, {.batch_size = batch_size})};
   //   });

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <stdexcept>
 
-// tools/tokens is not linked to libtorch, and so has no fmt.
 namespace fulgur {
 namespace {
 

@@ -1,12 +1,10 @@
 #include "fulgur/data/files/token_writer.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 #include <cerrno>
 #include <cstring>
-#include <random>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -15,15 +13,6 @@ namespace fulgur {
 namespace {
 
 constexpr int64_t kMaxVocabOf16Bits = int64_t{1} << 16, kMaxVocab = int64_t{1} << 32;
-
-// Makes the folder's entries durable against a power cut. Returns whether that worked.
-bool sync_folder(const std::filesystem::path& folder) {
-  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return false;
-  const bool synced = ::fsync(descriptor) == 0;
-  ::close(descriptor);
-  return synced;
-}
 
 }  // namespace
 
@@ -35,23 +24,26 @@ struct TokenWriter::Hash {
 TokenWriter::TokenWriter(std::filesystem::path path)
     : path_(std::filesystem::absolute(path)), hash_(std::make_unique<Hash>()) {}
 
-// Delegates, so that the destructor removes the temporary file if something after its creation throws.
+// Delegates, so that the destructor closes the file if something after its creation throws.
 TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size) : TokenWriter(std::move(path)) {
   if (vocab_size < 1 || vocab_size > kMaxVocab) {
     throw std::invalid_argument("vocab_size must be 1 to 2^32; got " + std::to_string(vocab_size));
   }
   header_.vocab_size = vocab_size;
   header_.token_bytes = vocab_size <= kMaxVocabOf16Bits ? 2 : 4;
-  temporary_ = path_.parent_path() / ("." + path_.filename().string() + "-" + std::to_string(std::random_device()()));
-  file_ = std::fopen(temporary_.c_str(), "wbxe");  // a new file, closed on exec
+  const std::filesystem::path folder = path_.parent_path();
+  if (!std::filesystem::is_directory(folder)) {
+    throw std::runtime_error("cannot create '" + path_.string() + "': there is no folder '" + folder.string() + "'");
+  }
+  remove_temporary_folders(folder);  // files, too, that programs have left which were killed
+  temporary_.emplace(TemporaryName::make(folder));
+  file_ = std::fopen(temporary_->path().c_str(), "wbxe");  // a new file, closed on exec
   throw_unless(file_ != nullptr, "create");
   append(to_bytes({}).data(), TokenHeader::kBytes);  // a placeholder, which commit() overwrites
 }
 
 TokenWriter::~TokenWriter() {
-  if (file_ == nullptr) return;
-  std::fclose(file_);
-  ::unlink(temporary_.c_str());
+  if (file_ != nullptr) std::fclose(file_);
 }
 
 void TokenWriter::write(std::span<const uint32_t> tokens) {
@@ -75,9 +67,9 @@ void TokenWriter::commit() {
   append(to_bytes(header_).data(), TokenHeader::kBytes);
   throw_unless(std::fflush(file_) == 0, "write");
   throw_unless(::fsync(::fileno(file_)) == 0, "sync");
-  throw_unless(std::rename(temporary_.c_str(), path_.c_str()) == 0, "create");
+  throw_unless(std::rename(temporary_->path().c_str(), path_.c_str()) == 0, "create");
   std::fclose(std::exchange(file_, nullptr));
-  throw_unless(sync_folder(path_.parent_path()), "sync the folder of");
+  sync_folder(path_.parent_path());
 }
 
 void TokenWriter::append(const void* data, size_t num_bytes) {

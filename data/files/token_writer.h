@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 
+#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/data/files/token_header.h"
 
 namespace fulgur {
@@ -13,8 +15,6 @@ namespace fulgur {
 // Writes a token file (token_header.h) from start to end, in constant memory. The file appears complete or not at all:
 // it has a temporary name in the same folder until commit() renames it, which replaces an older file. Tokens have two
 // bytes if the vocabulary permits, four otherwise. Throws std::runtime_error that names the file and the reason.
-// The renaming does not use checkpoint/atomic_files, which needs fmt: tools/tokens.cc links this class without
-// libtorch, and fmt comes with libtorch.
 class TokenWriter {
  public:
   // Throws std::invalid_argument unless 1 <= vocab_size <= 2^32.
@@ -39,7 +39,8 @@ class TokenWriter {
   void append(const void* data, size_t num_bytes);
   void throw_unless(bool holds, const char* action) const;  // throws with the reason in errno
 
-  std::filesystem::path path_, temporary_;
+  std::filesystem::path path_;
+  std::optional<TemporaryName> temporary_;
   TokenHeader header_;
   std::unique_ptr<Hash> hash_;
   std::FILE* file_ = nullptr;

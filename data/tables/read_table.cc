@@ -246,6 +246,15 @@ void check_columns(const arrow::Table& table, const std::filesystem::path& path)
   }
 }
 
+void check_is_not_for_csv(const std::filesystem::path& path, const ReadTableOptions& options) {
+  const std::string_view given = !options.delimiter.empty()      ? "delimiter"
+                                 : options.skip_rows > 0         ? "skip_rows"
+                                 : !options.column_names.empty() ? "column_names"
+                                                                 : "";
+  if (given.empty()) return;
+  throw UsageError(fmt::format("{} is for CSV, and '{}' is another format; leave it out", given, path.string()));
+}
+
 }  // namespace
 
 void ReadTableOptions::describe(FieldVisitor& visit) {
@@ -261,6 +270,7 @@ Table read_table(const std::filesystem::path& path, const ReadTableOptions& opti
                  const std::vector<std::string>& text_columns) {
   check_fields("read_table", options);
   const TableFormat format = format_of(path, options.format);
+  if (format != TableFormat::csv) check_is_not_for_csv(path, options);
   const std::string what =
       fmt::format("cannot read '{}' as {}", path.string(), kFormatNames[static_cast<size_t>(format)]);
   if (!std::filesystem::is_regular_file(path))

@@ -11,11 +11,11 @@ namespace digits {
 
 // The UCI digits: 1,797 handwritten digits of 8 x 8 pixels. The file is the one that scikit-learn ships: gzipped CSV,
 // 64 pixels of 0 to 16 and a label in each row. Returns "image", float [1797, 1, 8, 8] in 0..1, and "label", int64
-// [1797]. Throws std::runtime_error if the file is missing or has another format.
+// [1797]. Throws UsageError if the file is missing or has another format.
 fulgur::Batch read_digits(const std::filesystem::path& file);
 
 // The same from `folder/<digit>/*.png` (or .jpg, .webp): grey pictures, made 8 x 8 if they are larger, where black is 0
-// and white is 1. Throws std::runtime_error unless there are ten folders with pictures.
+// and white is 1. Throws UsageError unless there are ten folders with pictures.
 fulgur::Batch read_digit_pictures(const std::filesystem::path& folder);
 
 // The digits of the file, of which 360, drawn by `seed`, are held out.

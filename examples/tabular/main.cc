@@ -91,9 +91,12 @@ TableDataOptions wines() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return cli::run<Classifier, TableData>(
-      argc, argv,
-      {.trainer = {.max_epochs = 20, .checkpoint = {.monitor = "val_loss"}},
-       .data = wines(),
-       .after_fit = [](Trainer& trainer, const auto& module, auto& data) { trainer.test(module, data, "best"); }});
+  return cli::run<Classifier, TableData>(argc, argv,
+                                         {.trainer = {.max_epochs = 20, .checkpoint = {.monitor = "val_loss"}},
+                                          .data = wines(),
+                                          .after_fit = [](Trainer& trainer, const auto& module, auto& data) {
+                                            if (data.test_dataloader().empty()) return;
+                                            trainer.test(module, data,
+                                                         trainer.options().enable_checkpointing.value() ? "best" : "");
+                                          }});
 }

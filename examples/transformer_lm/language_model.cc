@@ -158,7 +158,7 @@ at::Tensor LanguageModel::forward(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
   TORCH_CHECK_VALUE(length <= *options_.context, "tokens are ", length,
                     " characters long, but the model looks back on ", *options_.context,
-                    "; crop them, or train with a larger --context");
+                    "; crop them, or train with a larger --model.context");
   const auto positions = at::arange(length, tokens.options());
   const auto x = token_embedding_->forward(tokens) + position_embedding_->forward(positions);
   return head_->forward(norm_->forward(blocks_->forward(dropout_->forward(x))));

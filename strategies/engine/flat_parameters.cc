@@ -140,11 +140,6 @@ class BucketCutter {
   size_t num_added_ = 0;
 };
 
-// The memory of a parameter in its bucket, with the parameter's own strides (channels_last).
-at::Tensor view_in(const at::Tensor& flat, const FlatParameters::Slot& slot) {
-  return flat.as_strided(slot.param.sizes(), slot.param.strides(), flat.storage_offset() + slot.begin);
-}
-
 void fill(FlatParameters::Bucket& bucket, const BucketOptions& options) {
   const c10::NoGradGuard no_grad;
   const at::Tensor& first = bucket.slots.front().param;
@@ -189,6 +184,10 @@ std::vector<FlatParameters::Bucket> cut(const torch::nn::Module& module, const O
 }
 
 }  // namespace
+
+at::Tensor view_in(const at::Tensor& flat, const FlatParameters::Slot& slot) {
+  return flat.as_strided(slot.param.sizes(), slot.param.strides(), flat.storage_offset() + slot.begin);
+}
 
 std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module& module, const Optimizers& optimizers,
                                                          const BucketOptions& options,

@@ -92,4 +92,8 @@ class FlatParameters {
   std::unordered_set<const c10::TensorImpl*> members_;  // the parameters in buckets
 };
 
+// The memory of a parameter, or of its gradient, in those of its bucket, with the parameter's own strides
+// (channels_last).
+at::Tensor view_in(const at::Tensor& flat, const FlatParameters::Slot& slot);
+
 }  // namespace fulgur

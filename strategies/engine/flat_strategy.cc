@@ -434,7 +434,9 @@ void FlatStrategy::update(size_t index, const StepRequest& request, const Scaled
   const GradientTransform transform = transform_for(index, request, gradients, report);
   report.skipped = request.accepts && !request.accepts(report.grad_norm);
   if (report.skipped) return drain();  // a delayed update belongs to the step before
-  TORCH_INTERNAL_ASSERT(!evaluated_are_shown_);
+  TORCH_CHECK(!evaluated_are_shown_,
+              "the parameters are still those that validations take, because an exception has ended "
+              "with_evaluated_weights() on one of several ranks; let it end the run");
   average_late_update();
   const bool is_warm = num_steps_++ >= engine_.warmup_steps;
   const bool late = engine_.delayed && is_warm;

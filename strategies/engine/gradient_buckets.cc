@@ -9,10 +9,6 @@
 
 namespace fulgur {
 
-at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot) {
-  return gradients.as_strided(slot.param.sizes(), slot.param.strides(), gradients.storage_offset() + slot.begin);
-}
-
 void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad) {
   const c10::NoGradGuard no_grad;
   const bool may_copy_bytes =

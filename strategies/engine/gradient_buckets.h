@@ -61,9 +61,6 @@ class GradientBuckets {
   virtual void finish(const std::vector<std::span<const double>>& used) = 0;
 };
 
-// The memory of a parameter's gradient in the gradients of its bucket, with the parameter's own strides.
-at::Tensor view_in(const at::Tensor& gradients, const FlatParameters::Slot& slot);
-
 // Copies a gradient to its place in a bucket, or adds it there.
 void copy_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);
 void add_into(const at::Tensor& gradients, const FlatParameters::Slot& slot, const at::Tensor& grad);

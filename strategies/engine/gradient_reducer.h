@@ -46,9 +46,9 @@ class GradientReducer {
   GradientSums& sums() { return *sums_; }  // only with make_sums
   const GradientSums& sums() const { return *sums_; }
 
-  // Sends the remaining buckets and waits for all. `extra`, up to kMaxExtra whole numbers, is summed over ranks in
-  // place, in the message that says which parameters were used. Throws DistributedError; SetupError for a sparse
-  // gradient.
+  // Sends the remaining buckets and waits for all. `extra`, up to kMaxExtra numbers, is summed over ranks in place, in
+  // the message that says which parameters were used; the message may have fp32. Throws DistributedError; SetupError
+  // for a sparse gradient.
   void finish(std::vector<double>& extra);
   static constexpr size_t kMaxExtra = 8;
 

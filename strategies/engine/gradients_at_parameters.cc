@@ -1,11 +1,13 @@
 #include "fulgur/strategies/engine/gradients_at_parameters.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 
+#include "fulgur/base/error.h"
 #include "fulgur/base/huge_pages.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/module.h"
@@ -34,7 +36,14 @@ void GradientsAtParameters::add_memory() {
 std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& param : context_.optimizers[optimizer].params()) {
-    if (param.grad().defined()) gradients.push_back(param.grad());
+    if (!param.grad().defined()) continue;
+    if (param.grad().layout() != at::kStrided) {
+      throw SetupError(
+          fmt::format("{}: a gradient is sparse, whose norm is not computed; give the embedding that it comes from "
+                      "sparse = false",
+                      context_.optimizers[optimizer].name()));
+    }
+    gradients.push_back(param.grad());
   }
   return gradients;
 }
@@ -47,7 +56,21 @@ void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(cont
 
 void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform,
                                    const std::vector<double>& /*next_lr*/, bool /*late*/) {
+  const bool has_masters = dynamic_cast<optim::ElementWiseOptimizer*>(&context_.optimizers[optimizer]) != nullptr;
+  if (has_masters) look_for_lost_writes(optimizer);
   context_.optimizers[optimizer].step(transform);
+  if (has_masters && is_rounded_) versions_.remember(context_.parameters);
+}
+
+// What is written to a parameter that is the rounding of a master is overwritten by the next update.
+void GradientsAtParameters::look_for_lost_writes(size_t optimizer) {
+  is_rounded_ = false;
+  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
+    const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
+    if (bucket.optimizer != optimizer || !optim::is_16_bit(bucket.flat.scalar_type())) continue;
+    is_rounded_ = true;
+    if (const std::string* written = versions_.written(context_.parameters, b)) versions_.say_is_lost(*written);
+  }
 }
 
 std::vector<ExactValues> GradientsAtParameters::exact_values(size_t b, ElementRange within) const {

@@ -8,6 +8,7 @@
 
 #include "fulgur/strategies/engine/gradient_memory.h"
 #include "fulgur/strategies/engine/gradient_store.h"
+#include "fulgur/strategies/engine/parameter_versions.h"
 
 namespace fulgur {
 
@@ -26,6 +27,7 @@ class GradientsAtParameters : public GradientStore {
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const override;
   void save(StrategyState& state) override;
   void load(const State& shared, const ReadRange& read, bool late) override;
+  void parameters_were_written() override { versions_.remember(context_.parameters); }
 
  protected:
   const GradientContext& context() const { return context_; }
@@ -33,10 +35,13 @@ class GradientsAtParameters : public GradientStore {
  private:
   void add_memory();
   std::vector<at::Tensor> gradients(size_t optimizer) const;
+  void look_for_lost_writes(size_t optimizer);
 
   const GradientContext context_;
   GradientMemory memory_{};  // empty with several ranks
   size_t num_buckets_ = 0;   // the first ones, whose gradients have memory there
+  ParameterVersions versions_{};
+  bool is_rounded_ = false;  // the last update was of parameters with masters
 };
 
 }  // namespace fulgur

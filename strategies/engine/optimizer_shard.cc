@@ -327,9 +327,12 @@ void OptimizerShard::set_for_forward(size_t b, const at::Tensor& values,
   }
 }
 
-bool OptimizerShard::loses_writes(size_t b) const {
-  const auto has_copy = [](const Section& section) { return section.copy.defined(); };
-  return is_rounded(b) || std::ranges::any_of(buckets_[b].sections, has_copy);
+bool OptimizerShard::has_masters(size_t b) const {
+  bool found = false;
+  for_each_part(b, [&](const Part& part) {
+    found |= std::ranges::any_of(part.states, [](const auto& state) { return state.master.defined(); });
+  });
+  return found;
 }
 
 // `saved` may be on another device, and in another precision.

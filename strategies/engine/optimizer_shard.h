@@ -108,7 +108,7 @@ class OptimizerShard {
                            const std::vector<double>& used) const;
   void publish_exact(size_t bucket) const;
   void show_exact(size_t bucket) const;
-  bool loses_writes(size_t bucket) const;  // other writes to the parameters are overwritten
+  bool has_masters(size_t bucket) const;  // from the first update on: the parameters are roundings of fp32 masters
 
   // Whether the training thread should publish the bucket: this rarely takes a pass over memory.
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().is_whole; }
@@ -134,6 +134,7 @@ class OptimizerShard {
   void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;
 
   void copy_parameters();  // renews the copies of sections after other writes to the parameters
+  void copy_parameters(size_t bucket);
 
   int64_t host_bytes() const;  // including gradients and copies
 
@@ -158,7 +159,6 @@ class OptimizerShard {
   };
   void cut(size_t bucket);
   void make_copies(size_t bucket);
-  void copy_parameters(size_t bucket);
   bool is_rounded(size_t bucket) const;  // the parameters have 16 bits
   void write_exact(const Part& part, size_t piece) const;
   const std::vector<at::Tensor>& what_is_updated(size_t bucket, const Section& section, const Part& part,

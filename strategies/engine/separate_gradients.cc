@@ -18,6 +18,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/module.h"
 #include "fulgur/distributed/rank_messages.h"
@@ -41,7 +42,14 @@ int64_t ranks_that_share(const std::vector<int>& cores, World& world) {
 // The number of worker threads for the update; 0: the training thread updates.
 int64_t num_update_threads(const GradientContext& context) {
   const EngineOptions& engine = context.engine;
-  if (engine.host_ratio == 0 && !(engine.delayed && context.device().is_cpu())) return 0;
+  const bool on_host = engine.host_ratio > 0 || (engine.delayed && context.device().is_cpu());
+  if (!on_host && engine.update_threads > 0) {
+    throw UsageError(
+        fmt::format("strategy '{}': update_threads = {} would have no effect, because nothing is updated on "
+                    "the host; leave it out, or choose the base zero_offload",
+                    context.strategy, engine.update_threads));
+  }
+  if (!on_host) return 0;
   if (engine.update_threads > 0) return engine.update_threads;
   const std::vector<int> cores = cores_of_process();
   return UpdateSchedule::default_workers(static_cast<int64_t>(cores.size()), ranks_that_share(cores, context.world()),
@@ -285,7 +293,7 @@ void SeparateGradients::hide_exact() {
 
 void SeparateGradients::parameters_were_written() {
   shard_.copy_parameters();
-  schedule_->forget_versions();
+  schedule_->remember_versions();
 }
 
 std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementRange within) const {

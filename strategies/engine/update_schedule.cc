@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "fulgur/base/logging.h"
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/trace.h"
 
 namespace fulgur {
@@ -48,6 +48,7 @@ UpdateSchedule::UpdateSchedule(const FlatParameters& parameters, const Optimizer
         c10::kCPU, StreamWorkerOptions{.one_thread = true,
                                        .core = cores.size() > kFewCores ? std::optional(cores[place]) : std::nullopt}));
   }
+  remember_versions();
 }
 
 UpdateSchedule::~UpdateSchedule() {
@@ -61,6 +62,7 @@ int64_t UpdateSchedule::default_workers(int64_t num_cores, int64_t num_ranks, bo
 }
 
 void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, const LateOptions* late) {
+  take_writes();
   finish_late(/*for_forward=*/late != nullptr);
   std::unique_ptr<Update> update = start(optimizer, transform, late);
   if (late != nullptr) {
@@ -70,7 +72,10 @@ void UpdateSchedule::step(size_t optimizer, const GradientTransform& transform, 
   }
 }
 
-void UpdateSchedule::drain() { finish_late(/*for_forward=*/false); }
+void UpdateSchedule::drain() {
+  if (late_ != nullptr) take_writes();
+  finish_late(/*for_forward=*/false);
+}
 
 // After an exception the update stays in progress, so that a partial result is not taken for the whole.
 void UpdateSchedule::finish_late(bool for_forward) {
@@ -154,21 +159,16 @@ void UpdateSchedule::start_bucket(Update& update, size_t b) {
   }
 }
 
-// Warns about the user's writes to parameters between steps, which are overwritten. Writes before the first update
-// are fine: weights are loaded there.
-void UpdateSchedule::warn_of_writes(const Update& update) {
-  if (has_warned_of_writes_) return;
-  for (size_t b = 0; b < std::min(versions_.size(), update.sums.size()); ++b) {
-    if (update.sums[b].empty() || !shard_.loses_writes(b)) continue;
-    const auto& slots = parameters_.buckets()[b].slots;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      if (slots[s].param._version() == versions_[b][s]) continue;
-      has_warned_of_writes_ = true;
-      return log_warning(
-          "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write "
-          "to parameters before fit, or use a strategy that updates them in place",
-          slots[s].name);
-    }
+// What others have written to parameters since the last update goes into their copies, from which the parameters would
+// otherwise be overwritten. It is lost where an update in progress has begun without it, and where the optimizer has
+// masters, of which the parameters are roundings.
+void UpdateSchedule::take_writes() {
+  for (size_t b = 0; b < parameters_.buckets().size(); ++b) {
+    const std::string* const written = versions_.written(parameters_, b);
+    if (written == nullptr) continue;
+    const bool is_late = updates(b);
+    if (!is_late) shard_.copy_parameters(b);
+    if (is_late || shard_.has_masters(b)) versions_.say_is_lost(*written);
   }
 }
 
@@ -193,7 +193,6 @@ void UpdateSchedule::queue_publication(const Update& update, size_t bucket, bool
 void UpdateSchedule::finish(Update& update, bool for_forward) {
   const trace::Span span("publish");
   published_.resize(parameters_.buckets().size());
-  warn_of_writes(update);
   std::vector<Work> gathering;
   std::optional<size_t> publishing;
   std::shared_future<void> published;
@@ -231,11 +230,7 @@ void UpdateSchedule::finish(Update& update, bool for_forward) {
   for (size_t b = 0; update.is_late && b < update.sums.size(); ++b) {
     if (!update.sums[b].empty()) sums_.give_back(b, std::move(update.sums[b]));
   }
-  versions_.resize(parameters_.buckets().size());
-  for (size_t b = 0; b < versions_.size(); ++b) {
-    versions_[b].clear();
-    for (const auto& slot : parameters_.buckets()[b].slots) versions_[b].push_back(slot.param._version());
-  }
+  remember_versions();
 }
 
 }  // namespace fulgur

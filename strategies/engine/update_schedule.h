@@ -16,6 +16,7 @@
 #include "fulgur/strategies/engine/flat_parameters.h"
 #include "fulgur/strategies/engine/gradient_sums.h"
 #include "fulgur/strategies/engine/optimizer_shard.h"
+#include "fulgur/strategies/engine/parameter_versions.h"
 
 namespace fulgur {
 
@@ -59,8 +60,8 @@ class UpdateSchedule {
   // Waits until the update in progress is computed; the parameters do not change until it is completed.
   void wait() const;
 
-  // Parameters and their copies were written on purpose: suppresses the warning about lost writes.
-  void forget_versions() { versions_.clear(); }
+  // The copies of the parameters are renewed: from now on, look for what others write to parameters.
+  void remember_versions() { versions_.remember(parameters_); }
 
   // Resumes from a checkpoint with a late update in progress, which is already computed.
   void resume_late();
@@ -87,7 +88,7 @@ class UpdateSchedule {
   void finish_late(bool for_forward);
   std::function<void()> publication(const Update& update, size_t bucket, bool for_forward);
   void queue_publication(const Update& update, size_t bucket, bool for_forward);
-  void warn_of_writes(const Update& update);
+  void take_writes();
   StreamWorker& worker_of(const OptimizerShard::Section& section, int64_t number);
 
   const FlatParameters& parameters_;
@@ -96,8 +97,7 @@ class UpdateSchedule {
   GradientSums& sums_;
   Collective& data_;
   std::unique_ptr<Update> late_;
-  std::vector<std::vector<int64_t>> versions_;  // parameters' versions after the last update, by bucket and slot
-  bool has_warned_of_writes_ = false;
+  ParameterVersions versions_;
   std::vector<std::shared_future<void>> published_;     // by bucket: a GPU has copied the last update; invalid on a CPU
   std::vector<std::unique_ptr<StreamWorker>> workers_;  // for updates on the host
   StreamWorker device_worker_;                          // for delayed updates on the device, and for publishing

@@ -32,7 +32,6 @@ class WeightAverage {
 
   void show();  // does nothing if there is no average yet
   void hide();
-  bool is_shown() const { return is_shown_; }
 
   // For checkpoints. While the average is shown, add_to() adds the trained values, which it hides, to the ranges of a
   // strategy's state as "raw", and the fp32 average of 16-bit parameters as "average". load() expects that the module

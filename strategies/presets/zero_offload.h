@@ -20,9 +20,9 @@ struct HostOptions {
 
 // ddp_sharded with gradients, optimizer state and the update on the host: of the model state a device keeps only its
 // parameters in the training precision, and the buckets of gradients that are on their way to the host. Works with
-// one device, too. Values written to a parameter between steps are overwritten. Only for element-wise optimizers, and
-// not for manual optimisation. On a CPU it saves nothing and takes 20 bytes per parameter against 16: use it on
-// machines with a GPU, and in tests.
+// one device, too. What is written to a parameter between steps goes into the host's copy, but is lost for parameters
+// of 16 bits, whose masters replace it. Only for element-wise optimizers, and not for manual optimisation. On a CPU it
+// saves nothing and takes 20 bytes per parameter against 16: use it on machines with a GPU, and in tests.
 // Source: Ren et al. 2021, arXiv:2101.06840; Lian et al. 2023 for `ratio` (twin-flow).
 struct ZeroOffload {
   static constexpr std::string_view kName = "zero_offload";

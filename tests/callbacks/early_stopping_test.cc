@@ -186,5 +186,24 @@ TEST(EarlyStopping, RefusesOptionsThatCannotBeUsed) {
   EXPECT_THAT(refusal({.monitor = "a", .min_delta = -0.1}), HasSubstr("min_delta must be at least 0"));
 }
 
+TEST(EarlyStoppingInARun, DoesNotCheckAnEpochThatWasCut) {
+  const testing::TempDir dir;
+  const auto stopping = [] { return EarlyStopping::make({.monitor = "loss", .patience = 3}); };
+  TrainerOptions options{.max_steps = 3, .default_root_dir = dir.path(), .name = "run"};
+  const auto fit = [&] {
+    options.callbacks = {stopping()};
+    TrainerOptions all = testing::quiet(options);
+    all.enable_checkpointing = true;
+    Trainer trainer(all);
+    trainer.fit(make_module<Flat>(), {.train = testing::tiny_loader(16, 8)});
+    return trainer.state().epoch;
+  };
+  fit();  // an epoch and a half
+  options.max_steps = -1;
+  options.max_epochs = 12;
+  options.ckpt_path = "last";
+  EXPECT_EQ(fit(), 4);  // as a run that was not cut
+}
+
 }  // namespace
 }  // namespace fulgur

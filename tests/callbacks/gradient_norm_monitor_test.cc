@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/lbfgs.h>
 
 #include <cmath>
 #include <mutex>
@@ -11,6 +12,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/optim/sgd.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
@@ -150,6 +152,19 @@ TEST(GradientNormMonitor, LogsNothingForAStepThatWasSkipped) {
   options.log_every_n_steps = 1;
   Trainer(testing::quiet(options)).fit(make_module<Spoilt>(), {.train = testing::tiny_loader(24, 8)});
   EXPECT_EQ(recorder->norms.size(), 2U);
+}
+
+TEST(GradientNormMonitor, RefusesAnOptimizerThatEvaluatesTheLossByItself) {
+  struct ByLbfgs : testing::TinyModule {
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(0.1)));
+    }
+  };
+  EXPECT_THAT(testing::message_of<SetupError>([] {
+                Trainer(testing::quiet({.callbacks = {GradientNormMonitor::make()}}))
+                    .fit(make_module<ByLbfgs>(), {.train = testing::tiny_loader()});
+              }),
+              ::testing::HasSubstr("so that a step has no gradient norm; leave GradientNormMonitor"));
 }
 
 }  // namespace

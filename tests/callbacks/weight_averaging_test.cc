@@ -283,5 +283,28 @@ TEST(WeightAveraging, RefusesWhatCannotBeAveraged) {
               HasSubstr("did you mean 'ema'?"));
 }
 
+// A run that max_steps has cut goes on in the same epoch, whose end counts once.
+TEST(WeightAveraging, AnEpochThatWasCutCountsWhenItEnds) {
+  const testing::TempDir dir;
+  const auto weights_after = [](TrainerOptions options) {
+    options.max_epochs = 2;
+    options.callbacks = {WeightAveraging::make({.method = "swa", .every_n_steps = 0})};
+    if (!options.checkpoint.dirpath.empty()) options.callbacks.push_back(ModelCheckpoint::make(options.checkpoint));
+    options.checkpoint = {};
+    TrainerOptions all = quiet(options);
+    all.enable_checkpointing = std::nullopt;
+    const auto module = seeded_module();
+    Trainer(all).fit(module, {.train = tiny_loader(8 * kSteps, 8)});
+    return module;
+  };
+  const auto whole = weights_after({.checkpoint = {.dirpath = dir.path() / "whole"}});
+  weights_after({.max_steps = kSteps + 2, .checkpoint = {.dirpath = dir.path() / "cut"}});
+  const auto resumed = weights_after(
+      {.ckpt_path = (dir.path() / "cut" / "last").string(), .checkpoint = {.dirpath = dir.path() / "resumed"}});
+  for (const auto& item : whole->named_parameters()) {
+    EXPECT_TRUE(item.value().equal(resumed->named_parameters()[item.key()])) << item.key();
+  }
+}
+
 }  // namespace
 }  // namespace fulgur

@@ -15,6 +15,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/data/collate.h"
 #include "fulgur/data/combine.h"
 #include "fulgur/data/tensor_dataset.h"
 #include "tests/testing/errors.h"
@@ -502,6 +503,28 @@ TEST(RandomSplit, PartsAreDisjointAndWhole) {
 
 TEST(RandomSplit, RefusesSizesThatDoNotAddUp) {
   EXPECT_THAT(message_of<c10::ValueError>([] { random_split(*numbers(10), {7, 2}, 3); }), HasSubstr("add up to 9"));
+}
+
+// Chooses samples that a dataset of 5 does not have.
+struct BatchesOfSix final : BatchSampler {
+  int64_t size() const override { return 1; }
+  std::vector<at::Tensor> batches(int64_t) const override { return {torch::arange(6)}; }
+};
+
+TEST(DataLoader, ASamplerOfAnotherDatasetIsRefused) {
+  const auto expected = HasSubstr("the sampler chooses sample 5, but the dataset has 5");
+  DataLoader by_sample(numbers(5), {.sampler = std::make_shared<SequentialSampler>(6)});
+  EXPECT_THAT(message_of<SetupError>([&] { by_sample.begin_epoch(0); }), expected);
+  DataLoader by_batch(numbers(5), {.batch_sampler = std::make_shared<BatchesOfSix>()});
+  EXPECT_THAT(message_of<SetupError>([&] { by_batch.begin_epoch(0); }), expected);
+}
+
+TEST(PadToLongest, RefusesWhatItCannotDo) {
+  const std::vector<Batch> samples{{{"tokens", torch::arange(3)}, {"tokens_mask", torch::ones(3)}}};
+  EXPECT_THAT(message_of<c10::ValueError>([&] { pad_to_longest()(samples); }),
+              HasSubstr("'tokens_mask', which a sample already has"));
+  EXPECT_THAT(message_of<c10::ValueError>([&] { pad_to_longest({{"token", -100}})(samples); }),
+              HasSubstr("a sample has no tensor 'token' to pad"));
 }
 
 }  // namespace

@@ -118,6 +118,18 @@ TEST(ReadTable, AnUnknownExtensionIsNoFormat) {
             "json, parquet or arrow. Known: .csv .tsv .json .jsonl .ndjson .parquet .arrow .feather .ipc");
 }
 
+TEST(ReadTable, OptionsOfCsvAreRefusedForOtherFormats) {
+  const TempDir folder;
+  const auto path = write_parquet(folder.path() / "a.parquet", *numbers(5), 2);
+  const auto expect_refused = [&](const char* name, const ReadTableOptions& options) {
+    EXPECT_EQ(message_of<UsageError>([&] { read_table(path, options); }),
+              fmt::format("{} is for CSV, and '{}' is another format; leave it out", name, path.string()));
+  };
+  expect_refused("delimiter", {.delimiter = ";"});
+  expect_refused("skip_rows", {.skip_rows = 1});
+  expect_refused("column_names", {.column_names = {"a", "b"}});
+}
+
 TEST(ReadTable, ADelimiterIsOneCharacter) {
   const TempDir folder;
   const auto path = write_file(folder.path() / "a.csv", "a;b\n1;2\n");

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "fulgur/base/cores_of_process.h"
+
 namespace fulgur {
 namespace {
 

@@ -165,6 +165,9 @@ class DigitsTest(unittest.TestCase):
         expect_quiet(self, done)
         folder = pathlib.Path(self.folder, "runs/a")
         self.assertEqual(os.readlink(folder.parent / "latest"), "a")
+        refused = run("--name=latest", folder=self.folder)
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("runs/latest is a link to the newest run; write the name of that run, or another", refused.stderr)
         printed = done.stdout.split("\n")
         log = (folder / "log.txt").read_text()
         for line in printed + done.stderr.split("\n"):

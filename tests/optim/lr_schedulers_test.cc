@@ -275,7 +275,8 @@ TEST(LRSchedulers, RefuseOptionsOutOfRange) {
   EXPECT_THAT(refusal<StepLR>({.step_size = 1, .gamma = -1}), HasSubstr("gamma must be at least 0"));
   EXPECT_THAT(refusal<MultiStepLR>({.milestones = {5, -2}}), HasSubstr("milestones must be at least 0; got -2"));
   EXPECT_THAT(refusal<MultiStepLR>({.milestones = {5}, .gamma = -1}), HasSubstr("gamma must be at least 0"));
-  EXPECT_THAT(refusal<ExponentialLR>({.gamma = nan}), HasSubstr("gamma must be above 0; got nan"));
+  EXPECT_THAT(refusal<ExponentialLR>({.gamma = nan}), HasSubstr("gamma must be at least 0; got nan"));
+  EXPECT_THAT(refusal<ExponentialLR>({}), HasSubstr("gamma must be above 0; got 0"));
   EXPECT_THAT(refusal<ConstantLR>({.factor = 2}), HasSubstr("factor must be at most 1; got 2"));
   EXPECT_THAT(refusal<LinearLR>({.start_factor = 2}), HasSubstr("start_factor must be at most 1"));
   EXPECT_THAT(refusal<LinearLR>({.end_factor = -1}), HasSubstr("end_factor must be at least 0"));

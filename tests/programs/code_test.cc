@@ -78,6 +78,13 @@ TEST(Code, RefusesAnOperatorThatOpensFiles) {
             "node 'tanh' ('torch.ops.aten.from_file.default'): a program must not open files");
 }
 
+TEST(Code, RefusesOperatorsThatMakeViewsWithoutACheck) {
+  for (const std::string name : {"inductor._reinterpret_tensor.default", "aten._reshape_alias.default"}) {
+    EXPECT_THAT(refusal("tiny", [&](Json& program) { node_of(program, "tanh")["target"] = "torch.ops." + name; }),
+                HasSubstr("which makes views without a check of their bounds"));
+  }
+}
+
 TEST(Code, RefusesArgumentsThatTheOperatorDoesNotHaveOrNeeds) {
   const std::string node = "node 'linear' ('torch.ops.aten.linear.default') in module 'hidden': ";
   const auto change = [](const auto& inputs) {

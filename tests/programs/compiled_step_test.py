@@ -22,8 +22,8 @@ import training
 
 sys.path.append(str(pathlib.Path("tools").absolute()))
 import compile_step
-from compile_step import LARGEST, export, interval, largest_difference
-from exported_program import UsageError, examples
+from compile_step import LARGEST, export, interval
+from exported_program import UsageError, examples, largest_difference
 
 COMPILE = pathlib.Path("tools/compile_step").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/compile_step.py")]
@@ -599,7 +599,7 @@ class CompiledStepTest(unittest.TestCase):
             return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
 
         def is_planned(function, x, mode="fake"):
-            return compile_step.has_many_small_tensors(make_fx(function, tracing_mode=mode)(x).graph)
+            return compile_step.memory_planning_pays(make_fx(function, tracing_mode=mode)(x).graph)
         x, many = torch.randn(most), compile_step.MANY_RESULTS
         self.assertTrue(is_planned(repeat(many), x))
         self.assertFalse(is_planned(repeat(many - 1), x))

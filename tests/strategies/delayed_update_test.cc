@@ -1187,6 +1187,25 @@ TEST(DelayedUpdateTest, AfterAnExceptionTheModuleKeepsTheWeightsThatTheHookSaw) 
   EXPECT_TRUE(testing::flat_weights(*module).equal(module->seen));
 }
 
+TEST(EvaluatedWeights, AreHiddenAgainAfterAnExceptionThatAHookCatches) {
+  struct Catches : Recorded<ByMomentum> {
+    int64_t caught = 0;
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+      try {
+        with_evaluated_weights([] { throw std::runtime_error("the disk is full"); });
+      } catch (const std::runtime_error&) {
+        ++caught;
+      }
+    }
+  };
+  for (const StrategyChoice& strategy :
+       {StrategyChoice("single_device"), StrategyChoice(DelayedUpdate{.base = "single_device", .warmup_steps = 0})}) {
+    const auto module = make_module<Catches>();
+    Trainer(testing::quiet({.strategy = strategy})).fit(module, {.train = testing::tiny_loader(40, 8)});
+    EXPECT_EQ(module->caught, 5);
+  }
+}
+
 // Trains by an optimizer that carries no direction from one update to the next, because its beta1 is 0.
 template <class O>
 struct WithoutBeta1 : TinyModule {

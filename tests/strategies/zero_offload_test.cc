@@ -126,23 +126,48 @@ TEST(ZeroOffload, EmptyParametersAreLeftAlone) {
 }
 
 struct Clamped : TinyModule {
+  Clamped() { testing::draw_weights(*this); }
   void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
     const c10::NoGradGuard no_grad;
     hidden->weight.clamp_(-0.1, 0.1);
   }
 };
 
-std::string said_with(const StrategyChoice& strategy, int64_t world_size = 1) {
+// Writes before the first step, after which there are copies of the parameters already.
+struct ClampedFromTheStart : Clamped {
+  void on_train_start() override {
+    const c10::NoGradGuard no_grad;
+    out->weight.fill_(0.25);
+  }
+};
+
+TEST(ZeroOffload, WhatOthersWriteToParametersIsKept) {
   ::testing::internal::CaptureStderr();
-  run_ranks(world_size, [&](World& world) { train<Clamped>(world, {}, strategy); });
+  for (const double ratio : {1.0, 0.5}) {
+    expect_equal<ClampedFromTheStart>(1, {}, "single_device", ZeroOffload{.host = {.ratio = ratio}});
+    expect_equal<ClampedFromTheStart>(2, {}, "ddp_sharded", ZeroOffload{.host = {.ratio = ratio}});
+    expect_equal<ClampedFromTheStart>(2, {}, "ddp_sharded", DelayedUpdate{.warmup_steps = 1000});
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("written to")));
+}
+
+std::string said_with(const StrategyChoice& strategy, const Case& c, int64_t world_size = 1) {
+  ::testing::internal::CaptureStderr();
+  run_ranks(world_size, [&](World& world) { train<Clamped>(world, c, strategy); });
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(ZeroOffload, SaysThatWhatOthersWriteToParametersIsLost) {
-  const std::string said = said_with("zero_offload");
-  EXPECT_THAT(said, HasSubstr("parameter 'hidden.weight' was written to between steps, which is lost"));
+TEST(Masters, SayThatWhatOthersWriteToTheirRoundingsIsLost) {
+  const Case c{.precision = "bf16-true"};
+  const std::string lost = "parameter 'hidden.weight' was written to between steps, which is lost";
+  const std::string said = said_with("single_device", c);
+  EXPECT_THAT(said, HasSubstr(lost));
   EXPECT_EQ(said.find("written to"), said.rfind("written to"));  // warns once
-  EXPECT_THAT(said_with("ddp_sharded", 2), Not(HasSubstr("written to")));
+  EXPECT_THAT(said_with("zero_offload", c), HasSubstr(lost));
+  for (const char* strategy : {"ddp", "ddp_sharded", "zero_offload"})
+    EXPECT_THAT(said_with(strategy, c, 2), HasSubstr(lost));
+  EXPECT_THAT(said_with("single_device", {}), Not(HasSubstr("written to")));
+  EXPECT_THAT(said_with(DelayedUpdate{.base = "single_device", .warmup_steps = 0}, {}), HasSubstr(lost));
 }
 
 template <class M>

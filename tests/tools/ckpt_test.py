@@ -80,7 +80,7 @@ class CkptTest(unittest.TestCase):
         self.assertEqual(ckpt("diff", *copies).returncode, 0)
         result = ckpt("diff", self.first, copies[0])
         self.assertEqual(result.returncode, 1)
-        self.assertIn("differs by at most nan", result.stdout)
+        self.assertIn("differs by at most inf", result.stdout)
 
     def test_tied_weights_are_there_by_every_name(self):
         tied = shutil.copytree(self.first, self.root / "tied")
@@ -141,6 +141,9 @@ class CkptTest(unittest.TestCase):
         self.assertIn("manifest.json", result.stderr)
         self.assertEqual(ckpt("convert", self.last, self.root / "model.bin").returncode, 2)
         self.assertEqual(ckpt("explode", self.last).returncode, 2)
+        result = ckpt("convert", self.last, self.root / "plain.pt", "--program=net.pt2")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--program=net.pt2 is for a file that ends with .pt2", result.stderr)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -627,6 +628,70 @@ TEST_F(CheckpointPathTest, WhatCannotBeWrittenBesideTheTrainingEndsIt) {
                           .callbacks = {blocks, ModelCheckpoint::make({.every_n_train_steps = 2, .async = true})}});
               }),
               HasSubstr((folder / "last").string()));
+}
+
+TEST_F(CheckpointPathTest, AScheduleThatTheCheckpointDoesNotHaveIsRefused) {
+  steps_of({.max_epochs = 1, .name = "run"});
+  struct WithSchedule : TinyModule {
+    Optimizers configure_optimizers() override {
+      return {optim::AdamW(parameters(), {.lr = 1e-2}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+  };
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { steps_of({.ckpt_path = "last", .name = "run"}, make_module<WithSchedule>()); }),
+      AllOf(HasSubstr("0 learning-rate schedules"), HasSubstr("returns 1")));
+}
+
+// A data module that learns how many samples it has for training.
+struct LearnsItsSize : DataModule {
+  explicit LearnsItsSize(int64_t given) : size(given), learnt(given) {}
+  int64_t size, learnt;
+  std::shared_ptr<Loader> train_dataloader() override { return tiny_loader(size); }
+  LoaderList val_dataloader() override { return tiny_loader(size); }
+  LoaderList test_dataloader() override { return tiny_loader(size); }
+  LoaderList predict_dataloader() override { return tiny_loader(size); }
+  State state() const override {
+    State state;
+    state.set("size", learnt);
+    return state;
+  }
+  void load_state(const State& state) override { learnt = state.get<int64_t>("size"); }
+};
+
+TEST_F(CheckpointPathTest, EveryCommandGivesTheDataModuleWhatItHasLearntInTraining) {
+  const auto module = make_module<TinyModule>();
+  LearnsItsSize data(40);
+  Trainer(options({.max_epochs = 1, .name = "run"})).fit(module, data);
+  Trainer trainer(options({.name = "run"}));
+  for (const auto& run : std::vector<std::function<void(LearnsItsSize&)>>{
+           [&](LearnsItsSize& other) { trainer.validate(module, other, "last"); },
+           [&](LearnsItsSize& other) { trainer.test(module, other, "last"); },
+           [&](LearnsItsSize& other) { trainer.predict(module, other, "last"); }}) {
+    LearnsItsSize other(16);
+    run(other);
+    EXPECT_EQ(other.learnt, 40);
+  }
+  trainer.test(module, {.test = tiny_loader()}, "last");  // other data need nothing of it
+  LearnsItsSize other(16);
+  trainer.test(module, other);
+  EXPECT_EQ(other.learnt, 16);
+}
+
+TEST_F(CheckpointPathTest, AFolderOfRunsThatIsALinkStays) {
+  const fs::path runs = dir.path() / "runs", elsewhere = dir.path() / "elsewhere";
+  fs::create_directories(elsewhere / "run");
+  fs::create_directory(runs);
+  fs::create_directory_symlink(elsewhere / "run", runs / "run");
+  TrainerOptions with_files{.max_epochs = 1, .name = "run"};
+  steps_of(with_files);
+  EXPECT_TRUE(fs::is_symlink(runs / "run"));
+  EXPECT_TRUE(fs::exists(elsewhere / "run" / "checkpoints" / "last"));
+  fs::remove(runs / "run");
+  fs::remove(runs);
+  fs::create_directory_symlink(elsewhere, runs);
+  Trainer(options({.name = "unused", .enable_checkpointing = false}))
+      .fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  EXPECT_TRUE(fs::is_symlink(runs));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "fulgur/data/data_loader.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/data/dataset.h"
+#include "fulgur/metrics/aggregation.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/trainer/trainer.h"
@@ -394,6 +395,39 @@ TEST(Failures, TheOptimizersAreOutOfReachInTeardown) {
   };
   EXPECT_THAT(message_of<c10::Error>([] { Trainer(quiet()).fit(make_module<Reaching>(), {.train = tiny_loader()}); }),
               HasSubstr("lr_scheduler() can only be called while fit runs"));
+}
+
+// Counts the samples of a pass, and fails once in its middle.
+struct CountsSamples : TinyModule {
+  metrics::Sum seen, trained;
+  bool fails = true;
+
+  void fail_at(int64_t batch_idx) {
+    if (batch_idx == 1 && std::exchange(fails, false)) throw std::domain_error("the test wants it");
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    trained.update(torch::ones(batch.batch_size()));
+    log("trained", trained);
+    fail_at(batch_idx);
+    return TinyModule::training_step(batch, batch_idx);
+  }
+  void validation_step(const Batch& batch, int64_t batch_idx) override {
+    seen.update(torch::ones(batch.batch_size()));
+    log("seen", seen);
+    fail_at(batch_idx);
+  }
+};
+
+TEST(FailedRuns, LeaveNoSamplesInAMetricThatWasLoggedByReference) {
+  const auto module = make_module<CountsSamples>();
+  Trainer trainer(quiet({.num_sanity_val_steps = 0}));
+  const Loaders loaders{.train = tiny_loader(24, 8), .val = tiny_loader(16, 8)};
+  EXPECT_THROW(trainer.validate(module, loaders), std::domain_error);
+  EXPECT_EQ(trainer.validate(module, loaders).at("seen"), 16);
+  module->fails = true;
+  EXPECT_THROW(trainer.fit(module, loaders), std::domain_error);
+  trainer.fit(module, loaders);
+  EXPECT_EQ(trainer.callback_metrics().at("trained"), 24);
 }
 
 }  // namespace

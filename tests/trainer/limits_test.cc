@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -110,6 +111,19 @@ TEST(BatchLimit, TheSmallestFractionThatAMessageNamesGivesABatch) {
     const double fraction = std::stod(message.substr(start + sizeof("at least Fraction(") - 1));
     ASSERT_EQ(BatchLimit(Fraction(fraction)).of(num_batches, "limit"), 1) << message;
   }
+}
+
+TEST(TimeSpans, AreReadAsTheyAreWritten) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(TimeSpan(milliseconds(500)).to_string(), "00:00:00:00.5");
+  EXPECT_EQ(TimeSpan(milliseconds(93'784'250)).to_string(), "01:02:03:04.25");
+  EXPECT_EQ(TimeSpan(std::chrono::hours(30)).to_string(), "01:06:00:00");
+  for (const int64_t ms : {0, 1, 500, 1500, 86'400'001}) {
+    EXPECT_EQ(TimeSpan(TimeSpan(milliseconds(ms)).to_string()).seconds(),
+              std::chrono::duration<double>(milliseconds(ms)));
+  }
+  EXPECT_THROW(TimeSpan("00:00:00.5:00"), UsageError);
+  EXPECT_THROW(TimeSpan("00:00:00:1e3"), UsageError);
 }
 
 TEST(EstimatedSteps, AreCeiledBatchesByEpochsCappedByMaxSteps) {

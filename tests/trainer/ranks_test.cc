@@ -365,6 +365,27 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
   });
 }
 
+// The rank that skips neither validates nor saves after the batch, and so the others must not.
+TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAllWithoutItsValidationAndCheckpoint) {
+  for (const int64_t num_batches : {2, 4}) {  // the batch that one rank skips is the last for the others, or is not
+    const testing::TempDir dir;
+    run_ranks(world_size(), [&](World& world) {
+      const auto module = seeded<SkipsTheEpoch>();
+      module->rank = world.rank();
+      TrainerOptions options =
+          ddp(world,
+              with_strategy({.max_epochs = 3,
+                             .val_check_interval = Batches(1),
+                             .callbacks = {ModelCheckpoint::make({.dirpath = dir.path(), .every_n_train_steps = 1})}}));
+      options.enable_checkpointing = true;
+      Trainer trainer(options);
+      trainer.fit(module, {.train = testing::tiny_loader(num_batches * 4 * world.world_size(), 4),
+                           .val = testing::tiny_loader(8 * world.world_size(), 8)});
+      EXPECT_EQ(trainer.state().epoch, 3);
+    });
+  }
+}
+
 struct SkipsWithAClosure : SkipsTheEpoch {
   Optimizers configure_optimizers() override {
     return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(0.1).max_iter(2)));

@@ -10,8 +10,8 @@
 #include <limits>
 #include <memory>
 
+#include "fulgur/base/cores_of_process.h"
 #include "fulgur/base/error.h"
-#include "fulgur/device/stream_worker.h"
 #include "fulgur/strategies/presets.h"
 #include "tools/scaling/replay.h"
 

@@ -1,6 +1,7 @@
 #include "tools/scaling/recorder.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -37,6 +38,11 @@ void Recorder::await_quiet(std::unique_lock<std::mutex>& lock) {
   const int64_t ticket = next_ticket_++;
   served_.wait(lock, [&] { return serving_ == ticket; });
   lock.unlock();
+  const auto serve_next = c10::make_scope_exit([&] {
+    lock.lock();
+    ++serving_;
+    served_.notify_all();
+  });
   const auto limit = std::chrono::steady_clock::now() + 60s;
   for (int quiet = 0; quiet < 2; quiet = others_sleep() ? quiet + 1 : 0) {
     std::this_thread::sleep_for(200us);
@@ -44,9 +50,6 @@ void Recorder::await_quiet(std::unique_lock<std::mutex>& lock) {
                 "other threads of the process have not slept for a minute, so that the order of events is not known; "
                 "record a step in a process that does nothing else");
   }
-  lock.lock();
-  ++serving_;
-  served_.notify_all();
 }
 
 int64_t Recorder::add(Event event) {
