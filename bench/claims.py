@@ -197,9 +197,9 @@ def one_device():
         for cap in largest_model.CAPS:
             billions = [cap * largest_model.GIB / bytes_per_parameter / 1e9 for bytes_per_parameter in (16, 2)]
             rows.append([f"{cap} GiB", *(f"{number:.2f}" for number in billions), f"{billions[1] / billions[0]:.1f}"])
-        where = ("\n\nTo be measured where there is a GPU, by "
+        where = ("\n\nMeasured on an H200, activations and buckets included: [gpu.md](gpu.md#measured), by "
                  "`./bazelw build //bench:largest_model && python3 bench/largest_model.py bazel-bin/bench/largest_model`.")
-        said = ("There is no GPU here, so this is computed. Adam keeps 16 bytes per parameter on the device, in fp32 as in mixed "
+        said = ("By arithmetic: Adam keeps 16 bytes per parameter on the device, in fp32 as in mixed "
                 "precision; `zero_offload` with `bf16-true` keeps 2, beside two buckets, which do not grow with the model:\n\n" +
                 table(["model state of at most", "single_device, billion parameters", "zero_offload", "times"], rows))
     else:
