@@ -30,7 +30,8 @@ Written by `./bazelw run //bench:claims`. The articles are Lightning's about sha
 and four families of models (Transformer, SwAV, DeepSpeech 2, Image GPT), and ZeRO-Offload (Ren et al. 2021,
 arXiv:2101.06840). Theirs ran on GPUs, these figures are of a CPU unless a row says otherwise, so they compare ratios. A figure
 is called counted if it follows from the sizes of tensors, and computed if it follows from a formula; all others were measured.
-Times are medians of runs in turn, unless a table says otherwise. The titles are the articles' claims.
+Times are medians of runs in turn, unless a table says otherwise. The titles are the articles' claims. Each section ends with its
+date and machine; [benchmarks.md](benchmarks.md) has some of these comparisons on other machines, with other ratios.
 
 A command that begins with `bazel-bin/` or `python3` is to be run after `./bazelw build //bench:claims`, with
 `OMP_NUM_THREADS=1`; that Python needs torch, and for some rows the packages that are named beside them.
@@ -149,7 +150,7 @@ def families():
             "these glibc keeps much of what was freed. Batches are small and inputs short, so that two ranks fit on two cores; the "
             "Transformer has a vocabulary of 256 bytes, the images are the digits of 8 x 8, enlarged except for Image GPT. A step of "
             "`ddp_sharded` moves as many bytes as one of `ddp`, and updates half as many parameters; in one pair of runs of "
-            "three steps on a shared machine a tenth either way says nothing.\n\n"
+            "five steps, of which the last three are timed, on a shared machine a tenth either way says nothing.\n\n"
             "The same with `--strategy=ddp`, and with `--steps=5` for the times:\n\n" + code("\n".join(commands)))
 
 
@@ -250,8 +251,10 @@ def late():
                    "single_device on both cores over zero_offload, speed", "step over that without prediction, rounds"], rows) +
             "\n\nHere `zero_offload` has one thread, for the step and the update in turn, as a GPU and its host would take turns; "
             "`delayed_update` has one for each. A table is a matrix that costs forward and backward little, and the update as "
-            "much as any. In the first row the update is the longer of the two, and prediction adds the arithmetic of a second "
-            "AdamW rule to it.\n\nThe last value on validation data with late updates over that without, the same seeds: the "
+            "much as any. Where the first figure is above 1 the update is the longer of the two, and prediction adds the arithmetic "
+            "of a second AdamW rule to it. Speeds depend on the machine: "
+            "[benchmarks.md](benchmarks.md#zero_offload-and-delayed_update) has another run of the same program."
+            "\n\nThe last value on validation data with late updates over that without, the same seeds: the "
             "mean, and least to most. `none` is the article's update; `gradient`, the default, trains on the weights that it expects next "
             "([strategies.md](strategies.md)). Both begin after 40 steps on time. For `val_acc` more is better, for the others "
             "less. The BERT is far from what it can reach at this rate in so few steps, and the digits' validation set has 180 samples: "
@@ -262,19 +265,21 @@ def late():
 # Others.
 
 def others():
-    text = ["The article: faster than PyTorch, Megatron, ZeRO-2 and L2L on one GPU, for models that these can train at all. On a "
-            "CPU, where device and host are one memory, what remains is how well each does its part. In fp32 `zero_offload` takes longer "
-            "than PyTorch: it moves gradients to buckets of the host and weights back to the parameters, which on a GPU saves "
-            "memory, and here only takes time."]
-    for name, rounds, *flags in (("python_offload", "2"), ("python_sharded", "3", "--only=times")):
-        command = script(name, FOLDER / "ddp_step", rounds, *flags)
-        text.append(code(output_of(command)) + f"\n\n`{shown(command)}`")
-    text.append("Computed, on one GPU, in bytes per parameter:\n\n" + table(
-        ["", "kept on the device", "moved between device and host in a step"],
-        [["PyTorch, Megatron, ZeRO-2", "16", "0"],
-         ["L2L", "2, of one layer at a time", "28: 2 for forward, 2 for backward, Adam's 12 there and back"],
-         ["`zero_offload`", "2", "4: gradients down, parameters up"]]))
-    return "\n\n".join(text)
+    commands = [script("python_offload", FOLDER / "ddp_step", "2"),
+                script("python_sharded", FOLDER / "ddp_step", "3", "--only=times")]
+    offload, sharded = map(output_of, commands)
+    of_pytorch = found(r"^20 M parameters, 32 +PyTorch .*, ([\d.]+) of zero_offload's", offload)[1]
+    return ("The article: faster than PyTorch, Megatron, ZeRO-2 and L2L on one GPU, for models that these can train at all. On a "
+            "CPU, where device and host are one memory, what remains is how well each does its part. `zero_offload` moves gradients "
+            "to buckets of the host and weights back to the parameters, which on a GPU saves memory, and here only takes time. In "
+            f"fp32 a step of PyTorch takes {of_pytorch} of the time of one of `zero_offload`:\n\n" + code(offload) +
+            f"\n\n`{shown(commands[0])}`\n\n" + code(sharded) + f"\n\n`{shown(commands[1])}`\n\n"
+            "These ratios depend on the machine: [benchmarks.md](benchmarks.md#ddp_sharded) has another run of this program.\n\n"
+            "Computed, on one GPU, in bytes per parameter:\n\n" + table(
+                ["", "kept on the device", "moved between device and host in a step"],
+                [["PyTorch, Megatron, ZeRO-2", "16", "0"],
+                 ["L2L", "2, of one layer at a time", "28: 2 for forward, 2 for backward, Adam's 12 there and back"],
+                 ["`zero_offload`", "2", "4: gradients down, parameters up"]]))
 
 
 def scaling():
@@ -286,7 +291,9 @@ def scaling():
             code(output_of(command)) + "\n\nA core that two of three ranks share is not what the model of a host assumes, which spreads "
             "three ranks over two cores evenly; both strategies are fitted on their own, so that a constant of one also takes up what "
             "the model leaves out of it. The model of a cluster knows no loss of speed in small batches, and hides all that "
-            "NVLink carries, so that ddp_sharded is ahead as soon as it fits.\n\n"
+            "NVLink carries, so that ddp_sharded is ahead as soon as it fits. `./bazelw run //tools:scale` computes the same "
+            "cluster with other TFLOPS, because its assumptions differ: "
+            "[scale.md](scale.md#10-billion-parameters-on-dgx-2-as-in-the-zero-offload-article) lists them.\n\n"
             f"`{shown(command)}`")
 
 

@@ -1,8 +1,8 @@
 // What a step of zero_offload and of delayed_update costs on a CPU, where one thread computes the step and one the
-// update, for updates that take from 0.05 to 1.3 times as long as forward and backward. For comparison, the
-// synchronous step with both cores for everything. An MLP of 4 M parameters in 8 buckets, AdamW. Large batches make
-// forward and backward longer. Tables that enter the loss by their mean make the update longer, most of all in 16-bit
-// precision, where backward moves half the bytes and the update nearly the same number.
+// update, for updates that take from a small part of the time of forward and backward to somewhat more than all of it.
+// For comparison, the synchronous step with both cores for everything. An MLP of 4 M parameters in 8 buckets, AdamW.
+// Large batches make forward and backward longer. Tables that enter the loss by their mean make the update longer, most
+// of all in 16-bit precision, where backward moves half the bytes and the update nearly the same number.
 //   ./bazelw run //bench:offload_step [-- rounds]
 #include <ATen/Parallel.h>
 #include <fmt/format.h>

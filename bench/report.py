@@ -20,8 +20,9 @@ HEAD = """# Benchmarks
 Written by `./bazelw run //bench:report`. Times are compared within one run, in alternating rounds (A-B-A-B), and medians are
 taken; machines are noisy, and the second digit changes from run to run. A ratio is the time over that of the first line of its
 table; "rounds" are the smallest and the largest ratio of a round. The programs are in `bench/`, and their comments say what
-they measure. Figures of a GPU are in [gpu.md](gpu.md). AdamW beside Python's optimizers, and whole models beside Lightning,
-DeepSpeed and FairScale are in [claims.md](claims.md).
+they measure. Each section names the machine of its figures: compare figures of one machine only. Figures of a GPU are in
+[gpu.md](gpu.md). AdamW beside Python's optimizers, and whole models beside Lightning, DeepSpeed and FairScale are in
+[claims.md](claims.md), which names its machines, too.
 """
 
 ROW = re.compile(r"^(?P<name>.{40}) +(?P<us>[\d.]+) us/(?P<unit>\w+) +ratio (?P<ratio>[\d.]+) +"
@@ -76,10 +77,13 @@ SUBJECTS = [
     Subject("Collectives between two processes", "Through shared memory, in place, and over Gloo, beside c10d's own all_reduce.",
             "collectives", ["2"]),
     Subject("ddp_sharded", "A step over that of `ddp`, bytes on the wire, and how memory grows with the model; beside FairScale if "
-            "it is installed.", "ddp_step", script="python_sharded.py"),
-    Subject("zero_offload and delayed_update", "One thread computes the step and one the update, for updates that take from 0.05 "
-            "to 1.3 times as long as forward and backward. On a CPU, both cores working together on either would be about as "
-            "fast or faster.", "offload_step"),
+            "it is installed. Ratios depend on the machine: [claims.md](claims.md#beside-pytorch-zero-2-megatron-and-l2l) has the "
+            "times of another run.", "ddp_step", script="python_sharded.py"),
+    Subject("zero_offload and delayed_update", "One thread computes the step and one the update, for updates that take from a small part "
+            "of the time of forward and backward to somewhat more than all of it. On a CPU `single_device`, with both cores working "
+            "together on either, is about as fast or faster. Speeds depend on the machine: "
+            "[claims.md](claims.md#delayed-updates-faster-accuracy-unchanged-after-tens-of-steps) has another run.",
+            "offload_step"),
     Subject("From the command to the first step", "The digits example with its options in a file, with the same options as flags, "
             "and a LightningCLI with the same network and options.", "../examples/digits/digits", script="python_cli.py",
             packages=["torch", "lightning", "jsonargparse"]),
@@ -157,9 +161,7 @@ def main():
         sections[subject.title] = (f"{subject.says}\n\n`{subject.command()}`, {datetime.date.today()}, {machine()}:\n\n"
                                    f"{rendered(done.stdout)}")
         with open(page, "w") as file:  # after each, so that a report that is interrupted keeps what it has
-            known = [subject.title for subject in SUBJECTS if subject.title in sections]
-            others = [title for title in sections if title not in known]
-            file.write(HEAD + "".join(f"\n## {title}\n\n{sections[title]}\n" for title in known + others))
+            file.write(HEAD + "".join(f"\n## {title}\n\n{text}\n" for title, text in sections.items()))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

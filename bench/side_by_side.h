@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -29,5 +30,8 @@ struct Ratio {
   double median, least, most;
 };
 Ratio ratio_of(const Timing& timing, const Timing& base);
+
+// Makes the compiler compute `value`, which nothing reads afterwards.
+inline void do_not_optimize_away(int64_t value) { asm volatile("" : : "r"(value)); }
 
 }  // namespace fulgur::bench

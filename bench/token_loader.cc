@@ -62,14 +62,15 @@ void compare(const fs::path& file) {
   wide.verify();
   const auto map = MemoryMap::open(file);
   const auto* const tokens = reinterpret_cast<const uint16_t*>(map->bytes().data() + TokenHeader::kBytes);
-  int64_t sum = 0;
-  for (int64_t i = 0; i < kTokens; i += 1024) sum += tokens[i];
+  for (int64_t i = 0; i < kTokens; i += 1024) bench::do_not_optimize_away(tokens[i]);
 
   const at::Tensor indices = random_indices(own.size());
   std::vector<uint16_t> narrow_buffer(kBatchSize * kLength);
   std::vector<int64_t> wide_buffer(kBatchSize * kLength);
   const auto load = [&](const TokenDataset& dataset) {
-    for (int64_t i = 0; i < kBatches; ++i) sum += dataset.get_batch(indices[i], {})["tokens"].numel();
+    for (int64_t i = 0; i < kBatches; ++i) {
+      bench::do_not_optimize_away(dataset.get_batch(indices[i], {})["tokens"].numel());
+    }
   };
   const auto with_memcpy = [&] {
     for_each_window(tokens, indices, [&](const uint16_t* window, int64_t place) {
@@ -91,7 +92,7 @@ void compare(const fs::path& file) {
   fmt::print(
       "speed over memcpy: {:.2f} with 16 bits (at least 0.9), {:.2f} with 64, which writes four times the bytes\n",
       1 / timings[1].ratio, 1 / timings[3].ratio);
-  fmt::print("speed over the loop: {:.2f} with 64 bits ({})\n", timings[2].ratio / timings[3].ratio, sum % 10);
+  fmt::print("speed over the loop: {:.2f} with 64 bits\n", timings[2].ratio / timings[3].ratio);
 }
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/checkpoint/atomic_files.h"
+
 namespace fulgur {
 namespace {
 
@@ -36,7 +38,7 @@ TokenWriter::TokenWriter(std::filesystem::path path, int64_t vocab_size) : Token
     throw std::runtime_error("cannot create '" + path_.string() + "': there is no folder '" + folder.string() + "'");
   }
   remove_temporary_folders(folder);  // files, too, that programs have left which were killed
-  temporary_.emplace(TemporaryName::make(folder));
+  temporary_ = std::make_unique<TemporaryName>(TemporaryName::make(folder));
   file_ = std::fopen(temporary_->path().c_str(), "wbxe");  // a new file, closed on exec
   throw_unless(file_ != nullptr, "create");
   append(to_bytes({}).data(), TokenHeader::kBytes);  // a placeholder, which commit() overwrites

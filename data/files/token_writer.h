@@ -4,13 +4,13 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <optional>
 #include <span>
 
-#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/data/files/token_header.h"
 
 namespace fulgur {
+
+class TemporaryName;
 
 // Writes a token file (token_header.h) from start to end, in constant memory. The file appears complete or not at all:
 // it has a temporary name in the same folder until commit() renames it, which replaces an older file. Tokens have two
@@ -40,7 +40,7 @@ class TokenWriter {
   void throw_unless(bool holds, const char* action) const;  // throws with the reason in errno
 
   std::filesystem::path path_;
-  std::optional<TemporaryName> temporary_;
+  std::unique_ptr<TemporaryName> temporary_;
   TokenHeader header_;
   std::unique_ptr<Hash> hash_;
   std::FILE* file_ = nullptr;

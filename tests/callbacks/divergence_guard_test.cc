@@ -59,6 +59,20 @@ TEST(DivergenceGuard, FindsValuesByTheirDistanceFromTheMean) {
   EXPECT_TRUE(trainer.stop_reasons.empty());
 }
 
+TEST(DivergenceGuard, WithoutLimitsFindsOnlyWhatIsNotFinite) {
+  const testing::TempDir dir;
+  testing::FakeTrainerControl trainer(dir.path());
+  DivergenceGuard guard({.max_loss_z = kInfinity, .max_norm_z = kInfinity, .window_size = 2});
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(accepts(guard, trainer, 1.0, 1.0));  // a window without deviation
+  EXPECT_TRUE(accepts(guard, trainer, 1e300, 1e300));
+  EXPECT_FALSE(accepts(guard, trainer, NAN, 1.0));
+  EXPECT_FALSE(accepts(guard, trainer, kInfinity, 1.0));
+  EXPECT_FALSE(accepts(guard, trainer, 1.0, NAN));
+  EXPECT_FALSE(accepts(guard, trainer, 1.0, kInfinity));
+  EXPECT_TRUE(accepts(guard, trainer, 1.0, 1.0));
+  EXPECT_EQ(guard.num_found(), 4);
+}
+
 TEST(DivergenceGuard, FindsNormsWarnsOrStops) {
   const testing::TempDir dir;
   testing::FakeTrainerControl trainer(dir.path());

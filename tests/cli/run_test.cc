@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -73,8 +74,12 @@ struct NetData : DataModule {
   Options options;
   uint64_t seed;
   std::shared_ptr<TensorDataset> dataset{};
+  static inline int num_alive = 0, most_alive = 0;
 
-  NetData(Options given, uint64_t given_seed) : options(given), seed(given_seed) {}
+  NetData(Options given, uint64_t given_seed) : options(given), seed(given_seed) {
+    most_alive = std::max(most_alive, ++num_alive);
+  }
+  ~NetData() override { --num_alive; }
   void setup(EntryPoint) override {
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
     const at::Tensor x = torch::randn({48, 4}, generator);
@@ -224,6 +229,13 @@ TEST_F(RunTest, EvaluationTakesTheModelOptionsOfItsCheckpoint) {
   EXPECT_EQ(load_hyper_parameters<NetOptions>(run_dir("a") / "checkpoints/last").width, 5);
 }
 
+TEST_F(RunTest, AFastTestRunTakesTheWeightsThatItIsGiven) {
+  ASSERT_EQ(run({"--name=a", "--model.width=5"}).exit_code, 0);
+  const Outcome outcome = run({"test", "--ckpt_path=last", "--name=a", "--fast_dev_run=true"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("warning")));
+}
+
 TEST_F(RunTest, EvaluationNeedsTrainedWeights) {
   const Outcome none = run({"test"});
   EXPECT_EQ(none.exit_code, 2);
@@ -244,8 +256,10 @@ TEST_F(RunTest, PredictionsAreWrittenToFiles) {
 
 TEST_F(RunTest, FindersPrintWhatToWrite) {
   EXPECT_THAT(run({"find_lr"}).out, HasSubstr("suggested learning rate: "));
+  NetData::most_alive = 0;
   EXPECT_THAT(run({"find-batch-size"}).out,
               HasSubstr("largest batch size: 64; write --data.batch_size=64\n"));  // 48 samples
+  EXPECT_EQ(NetData::most_alive, 1);                                               // each may hold all of the data
 }
 
 TEST_F(RunTest, EstimatesMemoryOfTheModuleAlone) {

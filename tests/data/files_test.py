@@ -231,6 +231,11 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(self.tokens("out.tokens")[0].tolist(), [*b"text", 256])
         self.assertEqual(sorted(os.listdir(self.folder)), ["out.tokens", "texts"])
 
+    def test_a_wrong_command_line_is_an_error_of_usage(self):
+        for arguments in ((), ("--held_out", "0.7", "--out", self.folder / "out.tokens", self.folder), ("--outt", "x", "y")):
+            result = run(TOKENS, *arguments)
+            self.assertEqual(result.returncode, 2, result.stderr)
+
     def test_the_builder_is_not_linked_to_libtorch(self):
         self.assertNotIn(b"libtorch", pathlib.Path(TOKENS).read_bytes())
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/nn/modules/embedding.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -22,9 +23,14 @@
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/checkpoint/state_json.h"
+#include "fulgur/core/module.h"
+#include "fulgur/data/data_loader.h"
+#include "fulgur/data/tensor_dataset.h"
 #include "fulgur/strategies/engine/saved_optimizers.h"
+#include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/testing/tiny.h"
 
 namespace fulgur {
 namespace {
@@ -233,6 +239,36 @@ TEST(TorchOptimizer, LearningRateAndWeightDecayAreThoseOfTheGroups) {
   take_steps(optimizer, ours, 1, false);
   take_steps(oracle, theirs, 1, false);
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(theirs[i]));
+}
+
+// torch's SGD takes a sparse gradient; a norm of it is not computed.
+TEST(TorchOptimizer, SparseGradientsTrainButAreNotClipped) {
+  struct Words : Module {
+    torch::nn::Embedding table =
+        register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 3).sparse(true)));
+    at::Tensor training_step(const Batch& batch, int64_t) override { return table(batch["word"]).sum(); }
+    Optimizers configure_optimizers() override {
+      return TorchOptimizer(torch::optim::SGD(parameters(), torch::optim::SGDOptions(0.5)));
+    }
+  };
+  const auto loader = [] {
+    return DataLoader::make(TensorDataset::make({{"word", torch::tensor({1, 3})}}), {.batch_size = 2});
+  };
+  const auto options = [](double clip) {
+    TrainerOptions options{.strategy = "single_device", .max_epochs = 1};
+    if (clip > 0) options.gradient_clip_val = clip;
+    return testing::quiet(options);
+  };
+  const auto module = make_module<Words>();
+  const at::Tensor before = module->table->weight.detach().clone();
+  Trainer(options(0)).fit(module, {.train = loader()});
+  at::Tensor expected = before.clone();
+  for (const int64_t word : {1, 3}) expected[word] -= 0.5;
+  EXPECT_TRUE(module->table->weight.equal(expected));
+  EXPECT_THAT(
+      message_of<SetupError>([&] { Trainer(options(1.0)).fit(make_module<Words>(), {.train = loader()}); }),
+      HasSubstr("a gradient is sparse, whose norm is not computed; give the embedding that it comes from sparse = "
+                "false"));
 }
 
 TEST(TorchOptimizer, KeepsTheNewestOfAHistoryThatIsShorterNow) {

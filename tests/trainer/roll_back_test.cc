@@ -336,6 +336,29 @@ TEST(RollBack, TheCheckpointThatARunResumedFromCounts) {
   }
 }
 
+// A run that resumed from a checkpoint without one of its buffers goes back to it, too.
+TEST(RollBack, TakesWhatTheRunResumedFromAsStrictlyAsResumingDid) {
+  struct WithMore : Counting {
+    at::Tensor more = register_buffer("more", at::zeros({1}));
+  };
+  const testing::TempDir dir;
+  TrainerOptions first{.max_steps = kSaved + 1};
+  first.callbacks = {at_batch_end([&](TrainerControl& trainer) {
+    if (trainer.state().batch_idx == kSaved) trainer.save_checkpoint(dir.path() / "saved");
+  })};
+  const auto loader = [] { return tiny_loader(kBatches * kBatchSize, kBatchSize); };
+  Trainer(quiet(first)).fit(seeded_module(), {.train = loader()});
+  bool went_back = false;
+  TrainerOptions options{.ckpt_path = (dir.path() / "saved").string(), .ckpt_strict = false};
+  options.callbacks = {at_batch_end([&](TrainerControl& trainer) {
+    if (trainer.state().batch_idx == kUndoneUpTo) went_back = trainer.roll_back();
+  })};
+  const auto module = make_module<WithMore>();
+  Trainer(quiet(options)).fit(module, {.train = loader()});
+  EXPECT_TRUE(went_back);
+  EXPECT_EQ(module->own, kBatches - (kUndoneUpTo - kSaved));
+}
+
 TEST(RollBack, AGroupThatWasAddedSinceIsAnError) {
   struct Head : testing::TinyModule {
     Optimizers configure_optimizers() override { return optim::AdamW(out->parameters(), {.lr = kLr}); }
