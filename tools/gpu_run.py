@@ -279,6 +279,20 @@ def late_over_on_time(runner):
     return f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as zero_offload ({late['ms']:.0f} ms; {late['peak_bytes'] / 1e9:.2f} GB)"
 
 
+def hidden_copies(runner):
+    """Which part of the copies of zero_offload lies under kernels (down) and under updates (up), by torch's profiler."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    import trace_overlap
+    folder = runner.folder / "copies"
+    runner.call([program("gpu_step"), "--accelerator=cuda", "--precision=bf16-true", *STRATEGIES["zero_offload"], "--steps=5",
+                 "--repeats=1", *PROFILED, f"--default_root_dir={folder}"])
+    traces = sorted(folder.rglob("trace-rank0.json"))
+    found = trace_overlap.hidden_copies(traces[-1]) if traces else {}
+    if set(found) != {"down", "up"}:
+        raise Failed("the profiler recorded no copies")
+    return "; ".join(f"{seconds * 1e3:.0f} ms {kind}, {hidden:.0%} of it hidden" for kind, (seconds, hidden) in found.items())
+
+
 def largest(kind, cap_gib):
     """The most layers that fit: from the bytes that a first run takes, then that many and one more."""
 
@@ -318,6 +332,8 @@ def largest(kind, cap_gib):
 
 MLP = ("--model=mlp", "--batch_size=32", "--steps=200")
 GPT2 = ("--gradient_clip_val=1", "--rounds=2")
+PROFILED = ("--barebones=false", "--profiler=kineto", "--logger=false", "--enable_checkpointing=false", "--enable_report=false",
+            "--enable_progress_bar=false", "--enable_model_summary=false")
 PARTS = {  # the limits of each part add up to 9 minutes
     "correctness": [
         Step("environment", 46, environment),
@@ -338,11 +354,12 @@ PARTS = {  # the limits of each part add up to 9 minutes
         *[Step(f"GPT-2, {precision}, clipped", 75, beside_python(f"--precision={precision}", *GPT2), ["gpu_step"])
           for precision in ("bf16-mixed", "bf16-true")],
         Step("GPT-2, 32, clipped", 90, beside_python("--gradient_clip_val=1", "--rounds=1", "--steps=4", "--repeats=3"), ["gpu_step"]),
-        *[Step(f"calls, {precision}, clipped", 35, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), ["gpu_step"])
+        *[Step(f"calls, {precision}, clipped", 25, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), ["gpu_step"])
           for precision in ("32", "bf16-true", "16-mixed")],
         *[Step(f"update, {elements} M, {dtype}", 15, update_kernel(elements, dtype), ["gpu_update"])
           for elements, dtype in ((124, "fp32"), (124, "bf16"), (1000, "bf16"))],
         Step("delayed_update", 70, late_over_on_time, ["gpu_step"]),
+        Step("copies of zero_offload", 30, hidden_copies, ["gpu_step"]),
     ],
     "largest": [Step(f"{kind}, {cap} GiB", 135, largest(kind, cap), ["largest_model"])
                 for cap in (4, 12) for kind in ("single_device, bf16-mixed", "zero_offload, bf16-true")],
