@@ -231,7 +231,7 @@ TEST_F(RunTest, EvaluationTakesTheModelOptionsOfItsCheckpoint) {
 
 TEST_F(RunTest, AFastTestRunTakesTheWeightsThatItIsGiven) {
   ASSERT_EQ(run({"--name=a", "--model.width=5"}).exit_code, 0);
-  const Outcome outcome = run({"test", "--ckpt_path=last", "--name=a", "--fast_dev_run=true"});
+  const Outcome outcome = run({"test", "--ckpt_path=last", "--name=a", "--fast_dev_run=2"});
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, ::testing::Not(HasSubstr("warning")));
 }

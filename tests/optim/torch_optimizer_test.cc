@@ -255,9 +255,9 @@ TEST(TorchOptimizer, SparseGradientsTrainButAreNotClipped) {
     return DataLoader::make(TensorDataset::make({{"word", torch::tensor({1, 3})}}), {.batch_size = 2});
   };
   const auto options = [](double clip) {
-    TrainerOptions options{.strategy = "single_device", .max_epochs = 1};
-    if (clip > 0) options.gradient_clip_val = clip;
-    return testing::quiet(options);
+    TrainerOptions given{.strategy = "single_device", .max_epochs = 1};
+    if (clip > 0) given.gradient_clip_val = clip;
+    return testing::quiet(given);
   };
   const auto module = make_module<Words>();
   const at::Tensor before = module->table->weight.detach().clone();

@@ -396,7 +396,7 @@ class CompiledStepTest(unittest.TestCase):
                 self.assertIn(message, result.stderr)
 
     def test_code_that_differs_from_eager_is_not_written(self):
-        result = self.compile(self.folder / "mlp.pt2", self.folder / "none.pt2", "--loss=mse", "--output=output", "--step_only",
+        result = self.compile(self.folder / "cnn.pt2", self.folder / "none.pt2", "--loss=cross_entropy", "--step_only",
                               "--tolerance=-1")
         self.assertEqual(result.returncode, 2)
         self.assertIn("differs from eager by", result.stderr)
@@ -532,7 +532,8 @@ class CompiledStepTest(unittest.TestCase):
             file = self.folder / f"{name}.pt2"
             export(model, lambda output, target: torch.nn.functional.cross_entropy(output["logits"].flatten(0, 1),
                                                                                     target.flatten()),
-                   {"tokens": tokens, "target": tokens.flip(1).contiguous()}, file, step_only=True, dynamic_batch=False, checkpoint=checkpoint)
+                   {"tokens": tokens, "target": tokens.flip(1).contiguous()}, file, step_only=True, dynamic_batch=False,
+                   checkpoint=checkpoint)
             program = torch.export.load(file)
             inputs = [tensor.detach() for tensor in compile_step.graph_inputs(program, examples(program)[0])]
             code = torch._C._aoti.AOTIModelPackageLoader(str(file), "step", False, 1, -1)
