@@ -325,9 +325,10 @@ def sharing_loops():
 
 
 def memory_planning_pays(graph):
-    """Whether Inductor's memory planning makes a function faster, by which its results lie in one allocation. It does for an unrolled
-    recurrent layer on a CPU, for whose hundreds of results of a few KiB malloc takes longer. It does not where results are large or few. Its planner knows no branches and no
-    sizes that vary. The results are counted before Inductor fuses operators, in memory of their own."""
+    """Whether Inductor's memory planning, by which the results of a function lie in one allocation, makes the function faster. It
+    does for an unrolled recurrent layer on a CPU, which has hundreds of results of a few KiB, for which malloc takes longer. It does not
+    where results are large or few. Inductor's planner knows no branches and no sizes that vary. The results are counted before
+    Inductor fuses operators, in memory of their own."""
     values = [node.meta["val"] for node in graph.nodes
               if node.op == "call_function" and isinstance(node.meta.get("val"), torch.Tensor)]
     if any(isinstance(node.target, torch._ops.HigherOrderOperator) for node in graph.nodes):
