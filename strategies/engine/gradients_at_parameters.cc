@@ -56,21 +56,21 @@ void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(cont
 
 void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform,
                                    const std::vector<double>& /*next_lr*/, bool /*late*/) {
-  const bool has_masters = dynamic_cast<optim::ElementWiseOptimizer*>(&context_.optimizers[optimizer]) != nullptr;
-  if (has_masters) look_for_lost_writes(optimizer);
+  const bool has_masters = look_for_lost_writes(optimizer);
   context_.optimizers[optimizer].step(transform);
-  if (has_masters && is_rounded_) versions_.remember(context_.parameters);
+  if (has_masters) versions_.remember(context_.parameters);
 }
 
-// What is written to a parameter that is the rounding of a master is overwritten by the next update.
-void GradientsAtParameters::look_for_lost_writes(size_t optimizer) {
-  is_rounded_ = false;
+bool GradientsAtParameters::look_for_lost_writes(size_t optimizer) {
+  bool has_masters = false;
+  if (!context_.optimizers[optimizer].element_wise()) return has_masters;
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
     if (bucket.optimizer != optimizer || !optim::is_16_bit(bucket.flat.scalar_type())) continue;
-    is_rounded_ = true;
+    has_masters = true;
     if (const std::string* written = versions_.written(context_.parameters, b)) versions_.say_is_lost(*written);
   }
+  return has_masters;
 }
 
 std::vector<ExactValues> GradientsAtParameters::exact_values(size_t b, ElementRange within) const {

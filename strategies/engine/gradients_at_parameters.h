@@ -35,13 +35,15 @@ class GradientsAtParameters : public GradientStore {
  private:
   void add_memory();
   std::vector<at::Tensor> gradients(size_t optimizer) const;
-  void look_for_lost_writes(size_t optimizer);
+
+  // Warns if others have written to a parameter that is the rounding of an fp32 master since the last update: the next
+  // one overwrites it. Returns whether the optimizer has such parameters.
+  bool look_for_lost_writes(size_t optimizer);
 
   const GradientContext context_;
   GradientMemory memory_{};  // empty with several ranks
   size_t num_buckets_ = 0;   // the first ones, whose gradients have memory there
   ParameterVersions versions_{};
-  bool is_rounded_ = false;  // the last update was of parameters with masters
 };
 
 }  // namespace fulgur
