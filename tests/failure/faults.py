@@ -63,7 +63,8 @@ class Plan:
 
 def flags(devices, fault="none", at="training_step", victim=1, after=0, **others):
     named = {"devices": devices, "fault": fault, "at": at, "victim": victim, "after": after,
-             "saves": str(at in SAVING).lower(), "strategy.timeout_s": TIMEOUT_S, **others}
+             "saves": str(at in SAVING).lower(), "strategy.timeout_s": TIMEOUT_S, "strategy.connect_timeout_s": START_S,
+             **others}
     return [f"--{name}={value}" for name, value in named.items()]
 
 
