@@ -2,30 +2,44 @@
 
 `precompiled` says which: "tensor", "module" for files that reach torch::nn::Module, or "nn" for those that reach all of
 torch/nn.h, as fulgur.h does. A file still includes each header that it uses. Targets with compiler options of their own do
-without, because GCC takes a precompiled header only for the options that it was made with.
+without, because a compiler takes a precompiled header only for the options that it was made with.
 """
 
 load("//tools:include_folder.bzl", "HEADER_FOLDERS")
+load("//tools:precompiled_header.bzl", "CLANG_COPTS")
 
-def _with_headers(attributes, suffix = "", copts = []):
-    headers = attributes.pop("precompiled", "tensor") + suffix
-    if attributes.get("srcs") and "copts" not in attributes:
-        attributes["copts"] = copts + ["-include", "fulgur_precompiled/%s.h" % headers]
+# The code of a test runs once: to optimize it would take longer than it saves. What it tests is compiled as ever.
+TEST_COPTS = ["-O0"]
+
+def _is_ours():
+    return native.repository_name() == "@" + Label("//:all").workspace_name
+
+def _with_headers(attributes, is_test):
+    headers = attributes.pop("precompiled", "tensor") + ("_test" if is_test else "")
+    if not attributes.get("srcs"):
+        return attributes
+    if "copts" not in attributes:
+        folders = ["$(BINDIR)", Label("//:all").workspace_root, "third_party/precompiled", headers, "fulgur_precompiled"]
+        path = "/".join([folder for folder in folders if folder] + [headers + ".h"])
+        attributes["copts"] = (TEST_COPTS if is_test else []) + ["-include", path]
         attributes["deps"] = attributes.get("deps", []) + [str(Label("//third_party/precompiled:" + headers))]
+    attributes["copts"] = attributes["copts"] + select({
+        str(Label("//third_party/precompiled:clang")): CLANG_COPTS + ["-Xclang", "-isysroot", "-Xclang", "."],
+        "//conditions:default": [],
+    })
     return attributes
+
+def _helps_tests():
+    return _is_ours() and native.package_name().startswith("tests/")
 
 def cc_library(**attributes):
     folder = native.package_name()
-    is_ours = native.repository_name() == "@" + Label("//:all").workspace_name
-    if is_ours and folder in HEADER_FOLDERS:  # its headers, as fulgur/<folder>/<file>
+    if _is_ours() and folder in HEADER_FOLDERS:  # its headers, as fulgur/<folder>/<file>
         attributes["deps"] = attributes.get("deps", []) + [str(Label("//:include/" + folder))]
-    native.cc_library(**_with_headers(attributes))
+    native.cc_library(**_with_headers(attributes, _helps_tests()))
 
 def cc_binary(**attributes):
-    native.cc_binary(**_with_headers(attributes))
-
-# A test's own code runs once: to optimize it fully would take longer than it saves. What it tests is compiled as ever.
-TEST_COPTS = ["-O1"]
+    native.cc_binary(**_with_headers(attributes, _helps_tests()))
 
 def cc_test(**attributes):
-    native.cc_test(**_with_headers(attributes, "_test", TEST_COPTS))
+    native.cc_test(**_with_headers(attributes, is_test = True))

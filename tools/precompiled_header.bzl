@@ -1,8 +1,9 @@
-"""Headers that GCC has parsed beforehand.
+"""Headers that the compiler has parsed beforehand.
 
-A file that is compiled with `-include fulgur_precompiled/<header>` and depends on the target reads a .gch in a moment,
-where libtorch's headers would take it ten seconds. GCC looks for <header>.gch beside <header>, and reads the header itself
-where the options of the file are not those of the .gch.
+A file that is compiled with `-include <folder of the target>/fulgur_precompiled/<header>` and depends on the target reads a
+.gch or .pch in a moment, where libtorch's headers would take it ten seconds. GCC looks for <header>.gch beside <header>, and
+reads the header itself where the options of the file are not those of the .gch; clang looks for <header>.pch, and fails
+where they are not the same.
 """
 
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "CPP_COMPILE_ACTION_NAME")
@@ -16,13 +17,28 @@ def _precompiled_header_impl(ctx):
         links.append(link)
     context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     toolchain = find_cpp_toolchain(ctx)
-    if "clang" not in toolchain.compiler:
-        links.append(_precompile(ctx, toolchain, links, context))
+    links.append(_precompile(ctx, toolchain, links, context))
     own = CcInfo(compilation_context = cc_common.create_compilation_context(
         headers = depset(links),
         includes = depset([links[0].dirname.rpartition("/")[0]]),
     ))
     return [cc_common.merge_cc_infos(cc_infos = [own, CcInfo(compilation_context = context)])]
+
+# libtorch was compiled by GCC, and since 18 clang spells the names of some templates otherwise.
+CLANG_COPTS = ["-fclang-abi-compat=17"]
+
+# Clang writes down where it found each header: relative to -isysroot, so that the action of another sandbox finds them below
+# its own, with other times. What the headers use of templates is made here, and not in each file again.
+_CLANG_PRECOMPILE = [
+    "-fpch-instantiate-templates",
+    "-relocatable-pch",
+    "-Xclang",
+    "-fno-pch-timestamp",
+    "-Xclang",
+    "-isysroot",
+    "-Xclang",
+    "EXECROOT",
+]
 
 def _precompile(ctx, toolchain, headers, context):
     header = headers[0]
@@ -32,7 +48,8 @@ def _precompile(ctx, toolchain, headers, context):
         requested_features = ctx.features,
         unsupported_features = ctx.disabled_features,
     )
-    output = ctx.actions.declare_file(header.basename + ".gch", sibling = header)
+    is_clang = "clang" in toolchain.compiler
+    output = ctx.actions.declare_file(header.basename + (".pch" if is_clang else ".gch"), sibling = header)
     variables = cc_common.create_compile_variables(
         feature_configuration = features,
         cc_toolchain = toolchain,
@@ -50,12 +67,14 @@ def _precompile(ctx, toolchain, headers, context):
         action_name = CPP_COMPILE_ACTION_NAME,
         variables = variables,
     )
-    ctx.actions.run(
-        executable = cc_common.get_tool_for_action(
-            feature_configuration = features,
-            action_name = CPP_COMPILE_ACTION_NAME,
-        ),
-        arguments = ["-x", "c++-header"] + command,
+    compiler = cc_common.get_tool_for_action(
+        feature_configuration = features,
+        action_name = CPP_COMPILE_ACTION_NAME,
+    )
+    options = ["-x", "c++-header"] + (CLANG_COPTS + _CLANG_PRECOMPILE if is_clang else [])
+    ctx.actions.run_shell(
+        command = 'compiler=$1 && shift && exec "$compiler" "${@/#EXECROOT/$PWD}"',
+        arguments = [compiler] + options + command,
         env = cc_common.get_environment_variables(
             feature_configuration = features,
             action_name = CPP_COMPILE_ACTION_NAME,

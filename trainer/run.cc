@@ -54,6 +54,8 @@ void check_sync_batch_norm(const Module& module) {
       fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 
+const std::type_info& type_of(const Callback& callback) { return typeid(callback); }
+
 // The callbacks of the options and of the Module. A callback of the Module replaces those of the same type, but for
 // LambdaCallback, whose type does not say what it does.
 std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOptions& options, Module& module) {
@@ -65,8 +67,9 @@ std::vector<std::shared_ptr<Callback>> with_module_callbacks(const TrainerOption
                       module.name(), added.size()));
   for (const auto& callback : added) {
     require(callback != nullptr, module.name() + "::configure_callbacks returned a null callback");
-    if (typeid(*callback) == typeid(LambdaCallback)) continue;
-    std::erase_if(callbacks, [&](const auto& other) { return typeid(*other) == typeid(*callback); });
+    const std::type_info& type = type_of(*callback);
+    if (type == typeid(LambdaCallback)) continue;
+    std::erase_if(callbacks, [&](const auto& other) { return type_of(*other) == type; });
   }
   if (options.fast_dev_run > 0) {
     std::erase_if(added, [](const auto& callback) { return !callback->runs_in_fast_dev_run(); });
@@ -359,7 +362,7 @@ void Run::choose_callbacks() {
     throw SetupError(fmt::format(
         "{} wants gradients, their norm or averaged weights, which all ranks compute together, but runs on rank 0 "
         "only; let its runs_on_every_rank() return true",
-        short_type_name(typeid(*callback))));
+        short_type_name(type_of(*callback))));
   }
   if (world_.rank() > 0)
     std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });

@@ -19,7 +19,7 @@ TextField text_field(std::optional<T>& value) {
   return {.set = [&value](std::string_view text) { value = text == "none" ? std::nullopt : std::optional(T(text)); },
           .get = [&value] { return value ? value->to_string() : "none"; },
           .check =
-              [&value](std::string_view name) {
+              [&](std::string_view name) {
                 if constexpr (requires { value->check(name); }) {
                   if (value) value->check(name);
                 }

@@ -125,9 +125,8 @@ void WeightAverage::add_to(StrategyState& state) const {
     const auto place = places.find(saved.parameter);
     if (place == places.end()) continue;
     const auto [b, begin] = place->second;
-    const auto of = [&, b = b, begin = begin](const at::Tensor& tensor) {
-      return tensor.narrow(0, begin + saved.begin - range(b).begin, saved.end - saved.begin);
-    };
+    const int64_t offset = begin + saved.begin - range(b).begin;
+    const auto of = [&](const at::Tensor& tensor) { return tensor.narrow(0, offset, saved.end - saved.begin); };
     saved.tensors["raw"] = of(raw_[b].defined() ? raw_[b] : averages_[b]);
     if (raw_[b].defined()) saved.tensors["average"] = of(averages_[b]);
   }

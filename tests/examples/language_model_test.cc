@@ -15,7 +15,7 @@ namespace {
 using fulgur::testing::message_of;
 using ::testing::HasSubstr;
 
-constexpr LanguageModelOptions kTiny{.n_layer = 2, .n_head = 2, .n_embd = 16, .context = 12};
+const LanguageModelOptions kTiny{.n_layer = 2, .n_head = 2, .n_embd = 16, .context = 12};
 
 std::shared_ptr<LanguageModel> tiny_model() {
   fulgur::seed_everything(1);

@@ -27,8 +27,6 @@ using fulgur::testing::message_of;
 using fulgur::testing::on_every_instruction_set;
 using ::testing::HasSubstr;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 struct Format {
   at::ScalarType grad_type;
   at::ScalarType copy_type;

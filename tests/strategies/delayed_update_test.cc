@@ -853,7 +853,7 @@ TEST(DelayedUpdateTest, IsStableUpToTheLearningRateOfTheRecurrence) {
         std::tuple("moments", 0.99, 0.99, 0.0, 0.0914), std::tuple("repeat", 0.99, 1.0, 0.0, 0.0950)}) {
     SCOPED_TRACE(fmt::format("{}, momentum {}", predict, m));
     expect_limit(DelayedUpdate{.base = "single_device", .predict = predict, .warmup_steps = 0}, m,
-                 largest_stable([&, m = m, c = c, b = b](double a) { return late(a, m, c, b); }), known);
+                 largest_stable([&](double a) { return late(a, m, c, b); }), known);
   }
 }
 

@@ -229,7 +229,7 @@ TEST(GradientReducer, RankOrderMakesBucketsInvisible) {
 TEST(GradientReducer, SumsOfWholeBucketsAreReducedWhereTheyStay) {
   for (const auto& [world_size, has_copy_worker] :
        {std::pair<int64_t, bool>{1, false}, {1, true}, {2, false}, {2, true}}) {
-    run_ranks(world_size, [&, has_copy_worker = has_copy_worker](World& world) {
+    run_ranks(world_size, [&](World& world) {
       Net net;
       const Optimizers optimizers(optim::SGD(net.parameters(), {.lr = 1.0}));
       const FlatParameters flat(net, optimizers, {.first_bucket_bytes = 64, .bucket_cap_bytes = 64});

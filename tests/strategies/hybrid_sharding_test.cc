@@ -54,7 +54,7 @@ at::Tensor sum_of_groups(int64_t world_size, int64_t group_size, int64_t size) {
 TEST(ShardGroupsTest, AddWithinEachGroupAndThenInTheOrderOfGroups) {
   for (const bool shared_memory : {true, false}) {
     for (const auto& [world_size, group_size] : {std::pair<int64_t, int64_t>{4, 2}, {6, 2}, {6, 3}}) {
-      run_ranks(world_size, connected(shared_memory), [world_size = world_size, group_size = group_size](World& world) {
+      run_ranks(world_size, connected(shared_memory), [&](World& world) {
         ShardGroups groups(world, group_size, c10::kCPU, /*rank_order=*/true);
         EXPECT_EQ(groups.data().world_size(), group_size);
         EXPECT_EQ(groups.data().rank(), world.rank() % group_size);

@@ -327,7 +327,7 @@ TEST(LargeGradients, StayInTheSameMemoryFromStepToStep) {
         expected.back() -= Known::gradient_of(i % world_size, i / world_size, w).to(at::kDouble) / world_size;
       }
     }
-    run_ranks(world_size, [&, world_size = world_size, &strategy = strategy](World&) {
+    run_ranks(world_size, [&](World&) {
       const auto module = make_module<Known>();
       Trainer(testing::quiet({.strategy = strategy, .devices = world_size, .max_steps = kSteps}))
           .fit(module, {.train = testing::tiny_loader(40 * world_size)});

@@ -227,7 +227,7 @@ TEST(ModelStateOfDelayedUpdate, APredictionAddsNoBytesInTraining) {
     for (const char* precision : {"32", "bf16-true"}) {
       for (const int64_t micro_batches : {1, 3}) {
         SCOPED_TRACE(std::string(base) + ", " + precision + ", " + std::to_string(micro_batches) + " micro-batches");
-        const auto bytes = [&, base = base, num_devices = num_devices](const char* predict) {
+        const auto bytes = [&](const char* predict) {
           return bytes_of({.strategy = DelayedUpdate{.base = base, .predict = predict, .warmup_steps = 0},
                            .num_devices = num_devices,
                            .precision = precision,

@@ -166,7 +166,7 @@ TEST(Wire, IsForFp32Parameters) {
   for (const auto& [precision, dtype] :
        {std::pair("64", "Double"), std::pair("bf16-true", "BFloat16"), std::pair("16-true", "Half")}) {
     for (const StrategyChoice& strategy : {StrategyChoice(kBf16), StrategyChoice(DdpSharded{.ranks = kBf16})}) {
-      const std::string message = message_of<UsageError>([&, precision = precision] {
+      const std::string message = message_of<UsageError>([&] {
         Trainer(testing::quiet({.strategy = strategy, .precision = precision}))
             .fit(make_module<TinyModule>(), {.train = testing::tiny_loader()});
       });

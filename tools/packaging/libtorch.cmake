@@ -99,8 +99,8 @@ function(fulgur_check_compiler problem)
   if(NOT CMAKE_CXX_COMPILER_LOADED)
     set(${problem} "fulgur needs C++: write project(<name> CXX) before find_package(fulgur)." PARENT_SCOPE)
   elseif((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
-         OR (CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14))
-    set(${problem} "fulgur needs C++20 as in GCC 12 or Clang 14; found ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} \
+         OR (CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16))
+    set(${problem} "fulgur needs C++20 as in GCC 12 or Clang 16; found ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} \
 (${CMAKE_CXX_COMPILER}); set CMAKE_CXX_COMPILER to a later one." PARENT_SCOPE)
   elseif("${CMAKE_CXX_FLAGS}" MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
     set(${problem} "CMAKE_CXX_FLAGS choose the C++ ABI before C++11 (_GLIBCXX_USE_CXX11_ABI=0), fulgur and torch have the one \
@@ -157,6 +157,9 @@ Set FULGUR_LIBTORCH, as a CMake variable or in the environment, to the folder th
   target_include_directories(fulgur::libtorch SYSTEM INTERFACE "${torch}/include" "${torch}/include/torch/csrc/api/include")
   target_compile_definitions(fulgur::libtorch INTERFACE ${fulgur_TORCH_DEFINITIONS})
   target_compile_features(fulgur::libtorch INTERFACE cxx_std_20)
+  # libtorch was compiled by GCC, and since 18 Clang spells the names of some templates otherwise.
+  target_compile_options(fulgur::libtorch INTERFACE
+    "$<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,18>>:-fclang-abi-compat=17>")
   set(${problem} "" PARENT_SCOPE)
   set(fulgur_LIBTORCH_DIR "${torch}" PARENT_SCOPE)
   set(fulgur_LIBTORCH_CUDA ${needs_cuda} PARENT_SCOPE)
