@@ -113,7 +113,7 @@ void exchange_for_ever(World& world, int64_t victim, const std::string& mode) {
 
 void run(World& world, const std::string& mode) {
   if (mode == "all" || mode == "two levels") {
-    expect((testing::num_mapped_regions() > 0) == (mode == "two levels"),
+    expect((fulgur::testing::num_mapped_regions() > 0) == (mode == "two levels"),
            "ranks of a host to share its memory if there are several hosts");
     return check_all(world);
   }

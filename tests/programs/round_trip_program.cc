@@ -33,11 +33,11 @@ int main(int argc, char** argv) {
   if (argc != 3 && argc != 4) return 2;
   const std::string folder = argv[2];
   const auto module = make_module<Net>(std::string(argv[1]));
-  TrainerOptions options = testing::quiet({.max_epochs = argc == 4 ? std::atoi(argv[3]) : 3});
+  TrainerOptions options = fulgur::testing::quiet({.max_epochs = argc == 4 ? std::atoi(argv[3]) : 3});
   options.enable_checkpointing = true;
   options.default_root_dir = folder;
   options.name = "trip";
-  Trainer(options).fit(module, {.train = testing::tiny_loader(48, 8)});
+  Trainer(options).fit(module, {.train = fulgur::testing::tiny_loader(48, 8)});
   module->eval();
   const c10::NoGradGuard no_gradient;
   const at::Tensor x = torch::randn({5, 4});

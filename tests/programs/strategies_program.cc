@@ -33,7 +33,7 @@ namespace {
 using namespace fulgur;
 
 struct Options {
-  TrainerOptions trainer = testing::quiet();
+  TrainerOptions trainer = fulgur::testing::quiet();
   std::string program, samples, loss, result;
   std::string eval, train, unfreeze;
   bool compiled = true, twice = false;
