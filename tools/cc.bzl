@@ -2,7 +2,8 @@
 
 `precompiled` says which: "tensor", "module" for files that reach torch::nn::Module, or "nn" for those that reach all of
 torch/nn.h, as fulgur.h does. A file still includes each header that it uses. Targets with compiler options of their own do
-without, because a compiler takes a precompiled header only for the options that it was made with.
+without unless they say which, because a compiler takes a precompiled header only for the options that it was made with,
+apart from warnings and folders of headers.
 """
 
 load("//tools:include_folder.bzl", "HEADER_FOLDERS")
@@ -15,15 +16,17 @@ def _is_ours():
     return native.repository_name() == "@" + Label("//:all").workspace_name
 
 def _with_headers(attributes, is_test):
-    headers = attributes.pop("precompiled", "tensor") + ("_test" if is_test else "")
+    copts = attributes.get("copts", [])
+    headers = attributes.pop("precompiled", None if copts else "tensor")
     if not attributes.get("srcs"):
         return attributes
-    if "copts" not in attributes:
+    if headers:
+        headers += "_test" if is_test else ""
         folders = ["$(BINDIR)", Label("//:all").workspace_root, "third_party/precompiled", headers, "fulgur_precompiled"]
         path = "/".join([folder for folder in folders if folder] + [headers + ".h"])
-        attributes["copts"] = (TEST_COPTS if is_test else []) + ["-include", path]
+        copts = (TEST_COPTS if is_test else []) + ["-include", path] + copts
         attributes["deps"] = attributes.get("deps", []) + [str(Label("//third_party/precompiled:" + headers))]
-    attributes["copts"] = attributes["copts"] + select({
+    attributes["copts"] = copts + select({
         str(Label("//third_party/precompiled:clang")): CLANG_COPTS + ["-Xclang", "-isysroot", "-Xclang", "."],
         "//conditions:default": [],
     })

@@ -17,9 +17,10 @@ class Digits final : public Module {
   using Options = DigitsOptions;
   explicit Digits(Options options) : options_(options) {
     using namespace torch::nn;
-    conv_ = register_module("conv", Sequential(Conv2d(Conv2dOptions(1, 32, 3).padding(1)), ReLU(),
-                                               Conv2d(Conv2dOptions(32, 64, 3).padding(1)), ReLU(), MaxPool2d(2)));
-    head_ = register_module("head", Sequential(Flatten(), Linear(64 * 4 * 4, 128), ReLU(), Linear(128, 10)));
+    // Braces draw the weights in the order of the layers; with parentheses the order is the compiler's.
+    conv_ = register_module("conv", Sequential{Conv2d(Conv2dOptions(1, 32, 3).padding(1)), ReLU(),
+                                               Conv2d(Conv2dOptions(32, 64, 3).padding(1)), ReLU(), MaxPool2d(2)});
+    head_ = register_module("head", Sequential{Flatten(), Linear(64 * 4 * 4, 128), ReLU(), Linear(128, 10)});
   }
 
   at::Tensor forward(const at::Tensor& image) { return head_->forward(conv_->forward(image)); }
