@@ -17,7 +17,7 @@ def _is_ours():
 
 def _with_headers(attributes, is_test):
     copts = attributes.get("copts", [])
-    headers = attributes.pop("precompiled", None if copts else "tensor")
+    headers = attributes.pop("precompiled", None if "copts" in attributes else "tensor")
     if not attributes.get("srcs"):
         return attributes
     if headers:
