@@ -206,7 +206,7 @@ class InstalledTest(unittest.TestCase):
 
     def test_a_compiler_before_cpp20_is_refused(self):
         message = self.refusal("-DCMAKE_CXX_COMPILER_FORCED=TRUE", "-DCMAKE_CXX_COMPILER_ID=GNU", "-DCMAKE_CXX_COMPILER_VERSION=10.2.1")
-        self.assertIn("fulgur needs C++20 as in GCC 12 or Clang 16; found GNU 10.2.1", message)
+        self.assertIn("fulgur needs C++20 as in GCC 12 or Clang 17; found GNU 10.2.1", message)
         self.assertIn("set CMAKE_CXX_COMPILER to a later one", message)
 
     def test_flags_for_another_abi_are_refused(self):

@@ -99,8 +99,8 @@ function(fulgur_check_compiler problem)
   if(NOT CMAKE_CXX_COMPILER_LOADED)
     set(${problem} "fulgur needs C++: write project(<name> CXX) before find_package(fulgur)." PARENT_SCOPE)
   elseif((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12)
-         OR (CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16))
-    set(${problem} "fulgur needs C++20 as in GCC 12 or Clang 16; found ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} \
+         OR (CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 17))
+    set(${problem} "fulgur needs C++20 as in GCC 12 or Clang 17; found ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} \
 (${CMAKE_CXX_COMPILER}); set CMAKE_CXX_COMPILER to a later one." PARENT_SCOPE)
   elseif("${CMAKE_CXX_FLAGS}" MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
     set(${problem} "CMAKE_CXX_FLAGS choose the C++ ABI before C++11 (_GLIBCXX_USE_CXX11_ABI=0), fulgur and torch have the one \
