@@ -3,7 +3,7 @@
 commands of both, in turn, with the headers that each parses beforehand. Takes every 8th file, and all such headers, unless
 told otherwise.
 
-  cmake -S . -B FOLDER -DCMAKE_EXPORT_COMPILE_COMMANDS=ON && ./bazelw build //:fulgur
+  cmake -S . -B FOLDER -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_CXX_COMPILER=clang++-19 && ./bazelw build //:fulgur
   python3 bench/cmake_build.py FOLDER [every]
 """
 import json

@@ -28,7 +28,8 @@ def _precompiled_header_impl(ctx):
 CLANG_COPTS = ["-fclang-abi-compat=17"]
 
 # Clang writes down where it found each header: relative to -isysroot, so that the action of another sandbox finds them below
-# its own, with other times. What the headers use of templates is made here, and not in each file again.
+# its own, with other times. EXECROOT stands for the folder of the action. What the headers use of templates is made here, and
+# not in each file again.
 _CLANG_PRECOMPILE = [
     "-fpch-instantiate-templates",
     "-relocatable-pch",
