@@ -2,14 +2,15 @@
 
 `precompiled` says which: "tensor", "module" for files that reach torch::nn::Module, or "nn" for those that reach all of
 torch/nn.h, as fulgur.h does. A file still includes each header that it uses. Targets with compiler options of their own do
-without unless they say which, because a compiler takes a precompiled header only for the options that it was made with,
-apart from warnings and folders of headers.
+without unless they say which: a precompiled header goes with the options that it was made with, apart from warnings, macros
+and folders of headers. Where others differ GCC reads the header itself, and clang fails.
 """
 
 load("//tools:include_folder.bzl", "HEADER_FOLDERS")
 load("//tools:precompiled_header.bzl", "CLANG_COPTS")
 
-# The code of a test runs once: to optimize it would take longer than it saves. What it tests is compiled as ever.
+# Of tests, and of programs and libraries in tests/. What they test keeps its options, but for templates and inline functions in
+# headers.
 TEST_COPTS = ["-O0"]
 
 def _is_ours():
@@ -26,8 +27,9 @@ def _with_headers(attributes, is_test):
         path = "/".join([folder for folder in folders if folder] + [headers + ".h"])
         copts = (TEST_COPTS if is_test else []) + ["-include", path] + copts
         attributes["deps"] = attributes.get("deps", []) + [str(Label("//third_party/precompiled:" + headers))]
+    here = ["-Xclang", "-isysroot", "-Xclang", "."]  # the folder of the action, to which paths in a .pch are relative
     attributes["copts"] = copts + select({
-        str(Label("//third_party/precompiled:clang")): CLANG_COPTS + ["-Xclang", "-isysroot", "-Xclang", "."],
+        str(Label("//third_party/precompiled:clang")): CLANG_COPTS + here,
         "//conditions:default": [],
     })
     return attributes

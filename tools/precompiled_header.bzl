@@ -18,18 +18,17 @@ def _precompiled_header_impl(ctx):
     context = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps]).compilation_context
     toolchain = find_cpp_toolchain(ctx)
     links.append(_precompile(ctx, toolchain, links, context))
-    own = CcInfo(compilation_context = cc_common.create_compilation_context(
-        headers = depset(links),
-        includes = depset([links[0].dirname.rpartition("/")[0]]),
-    ))
+    own = CcInfo(compilation_context = cc_common.create_compilation_context(headers = depset(links)))
     return [cc_common.merge_cc_infos(cc_infos = [own, CcInfo(compilation_context = context)])]
 
-# libtorch was compiled by GCC, and since 18 clang spells the names of some templates otherwise.
-CLANG_COPTS = ["-fclang-abi-compat=17"]
+# For every file that clang compiles. libtorch was compiled by GCC; since 18 clang mangles the names of some templates in another
+# way, and programs would not link. Position-independent code also where Bazel would not ask for it, because a .pch is for one
+# kind of code.
+CLANG_COPTS = ["-fclang-abi-compat=17", "-fPIC"]
 
-# Clang writes down where it found each header: relative to -isysroot, so that the action of another sandbox finds them below
-# its own, with other times. EXECROOT stands for the folder of the action. What the headers use of templates is made here, and
-# not in each file again.
+# A .pch names the headers that it was made from. -relocatable-pch stores their paths relative to -isysroot, because each action
+# has a sandbox of its own, whose path replaces EXECROOT; -fno-pch-timestamp, because times differ there. Templates that the
+# headers instantiate are instantiated in the .pch, once.
 _CLANG_PRECOMPILE = [
     "-fpch-instantiate-templates",
     "-relocatable-pch",
@@ -49,7 +48,7 @@ def _precompile(ctx, toolchain, headers, context):
         requested_features = ctx.features,
         unsupported_features = ctx.disabled_features,
     )
-    is_clang = "clang" in toolchain.compiler
+    is_clang = toolchain.compiler == "clang"
     output = ctx.actions.declare_file(header.basename + (".pch" if is_clang else ".gch"), sibling = header)
     variables = cc_common.create_compile_variables(
         feature_configuration = features,

@@ -80,9 +80,9 @@ Swav::Swav(Options options) : options_(std::move(options)) {
   using namespace torch::nn;
   const Sizes sizes = sizes_of(options_);
   encoder_ = register_module("encoder", resnet::ResNet(sizes.encoder));
-  projection_ = register_module("projection", Sequential(Linear(sizes.encoder.num_features(), sizes.hidden),
+  projection_ = register_module("projection", Sequential{Linear(sizes.encoder.num_features(), sizes.hidden),
                                                          fulgur::nn::SyncBatchNorm1d(sizes.hidden), ReLU(),
-                                                         Linear(sizes.hidden, sizes.projection)));
+                                                         Linear(sizes.hidden, sizes.projection)});
   if (options_.objective != "swav") return;
   prototypes_ =
       register_module("prototypes", Linear(LinearOptions(sizes.projection, sizes.num_prototypes).bias(false)));

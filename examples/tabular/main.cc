@@ -36,8 +36,8 @@ class Classifier final : public Module {
     for (const int64_t size : options_.category_sizes) embeddings_->push_back(Embedding(size, kEmbeddingSize));
     register_module("embeddings", embeddings_);
     const int64_t width = options_.num_features + kEmbeddingSize * static_cast<int64_t>(embeddings_->size());
-    layers_ = register_module("layers", Sequential(Linear(width, options_.hidden_size), ReLU(),
-                                                   Linear(options_.hidden_size, options_.num_classes)));
+    layers_ = register_module("layers", Sequential{Linear(width, options_.hidden_size), ReLU(),
+                                                   Linear(options_.hidden_size, options_.num_classes)});
   }
 
   at::Tensor forward(const Batch& batch) {

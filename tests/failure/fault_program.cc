@@ -23,8 +23,10 @@ using namespace fulgur;
 using Clock = std::chrono::steady_clock;
 
 struct FaultOptions {
-  TrainerOptions trainer{
-      .accelerator = "cpu", .strategy = Ddp{.timeout_s = 5}, .max_epochs = 3, .num_sanity_val_steps = 0};
+  TrainerOptions trainer{.accelerator = "cpu",
+                         .strategy = Ddp{.timeout_s = 5, .connect_timeout_s = 60},
+                         .max_epochs = 3,
+                         .num_sanity_val_steps = 0};
   std::string fault = "none";
   std::string at = "training_step";
   int64_t victim = 1;

@@ -63,8 +63,7 @@ class Plan:
 
 def flags(devices, fault="none", at="training_step", victim=1, after=0, **others):
     named = {"devices": devices, "fault": fault, "at": at, "victim": victim, "after": after,
-             "saves": str(at in SAVING).lower(), "strategy.timeout_s": TIMEOUT_S, "strategy.connect_timeout_s": START_S,
-             **others}
+             "saves": str(at in SAVING).lower(), "strategy.timeout_s": TIMEOUT_S, **others}
     return [f"--{name}={value}" for name, value in named.items()]
 
 
@@ -662,8 +661,8 @@ def run_all(program, names, repeat, seed, jobs):
         if wrong:
             print("\n".join(f"WRONG {name}, run {number}: {line}" for line in wrong), flush=True)
 
-    # Runs that wait for a timeout use no processor meanwhile, so more of them run at a time, and one that computes all
-    # the time or starts several ranks for each core. One of many ranks runs when nothing else does.
+    # Runs that only wait for a timeout go beside the others. Of those that compute all the time, or start several ranks for
+    # each core, one runs at a time, and those of MANY_RANKS run when all others have ended.
     pool = concurrent.futures.ThreadPoolExecutor
     with pool(jobs) as quick, pool(jobs) as waiting, pool(1) as computing:
         pool_of = lambda name: waiting if name in WAITS else computing if name in COMPUTES else quick
@@ -671,8 +670,8 @@ def run_all(program, names, repeat, seed, jobs):
                 if name not in MANY_RANKS]
         for run in runs:
             run.result()
-    for name in MANY_RANKS.keys() & set(names):
-        for number in range(repeat):
+    for name in names:
+        for number in range(repeat if name in MANY_RANKS else 0):
             one(name, number)
     return results
 

@@ -157,7 +157,7 @@ Set FULGUR_LIBTORCH, as a CMake variable or in the environment, to the folder th
   target_include_directories(fulgur::libtorch SYSTEM INTERFACE "${torch}/include" "${torch}/include/torch/csrc/api/include")
   target_compile_definitions(fulgur::libtorch INTERFACE ${fulgur_TORCH_DEFINITIONS})
   target_compile_features(fulgur::libtorch INTERFACE cxx_std_20)
-  # libtorch was compiled by GCC, and since 18 Clang spells the names of some templates otherwise.
+  # libtorch was compiled by GCC, and since 18 Clang mangles the names of some templates in another way.
   target_compile_options(fulgur::libtorch INTERFACE
     "$<$<AND:$<COMPILE_LANG_AND_ID:CXX,Clang>,$<VERSION_GREATER_EQUAL:$<CXX_COMPILER_VERSION>,18>>:-fclang-abi-compat=17>")
   set(${problem} "" PARENT_SCOPE)

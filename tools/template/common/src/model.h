@@ -20,7 +20,7 @@ class Model final : public fulgur::Module {
 
   explicit Model(Options options) : options_(options) {
     using namespace torch::nn;
-    net_ = register_module("net", Sequential(Linear(2, options.width), ReLU(), Linear(options.width, 2)));
+    net_ = register_module("net", Sequential{Linear(2, options.width), ReLU(), Linear(options.width, 2)});
   }
 
   at::Tensor training_step(const fulgur::Batch& batch, int64_t) override {
