@@ -67,7 +67,7 @@ Mean mean_of_gradients(int64_t world_size, bool shared_memory, const StrategyCho
 }
 
 // A rounding to bf16, which has 8 significant bits, is off by at most 2^-8 of the number. Every gradient is rounded
-// once, and the sum once more (in groups once within and once across).
+// once. Their sum is rounded once more; with groups of ranks, once within each group and once across them.
 TEST(Wire, IsOffByTheRoundingOfGradientsAndOfTheirSum) {
   for (const bool shared_memory : {true, false}) {
     for (const int64_t world_size : {2, 4}) {
