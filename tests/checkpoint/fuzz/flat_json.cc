@@ -13,8 +13,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const CheckpointError&) {
     return 0;
   }
-  testing::require(values.size() <= kMaxValues);
+  fulgur::testing::require(values.size() <= kMaxValues);
   const std::string text = to_flat_json(values);
-  testing::require(to_flat_json(parse_flat_json(text, "file")) == text);  // compares texts: NaN is not equal to itself
+  fulgur::testing::require(to_flat_json(parse_flat_json(text, "file")) ==
+                           text);  // compares texts: NaN is not equal to itself
   return 0;
 }

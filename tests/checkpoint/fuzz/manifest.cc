@@ -8,7 +8,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   try {
     const Manifest manifest = parse_manifest({reinterpret_cast<const char*>(data), size}, "file");
-    testing::require(parse_manifest(to_json(manifest), "file") == manifest);
+    fulgur::testing::require(parse_manifest(to_json(manifest), "file") == manifest);
   } catch (const CheckpointError&) {
   }
   return 0;

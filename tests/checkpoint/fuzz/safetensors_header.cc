@@ -11,10 +11,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const SafetensorsHeader header = parse_safetensors_header(bytes, static_cast<int64_t>(size), "file");
     int64_t position = 0;
     for (const SafetensorsEntry& entry : header.entries) {
-      testing::require(entry.begin == position && entry.begin <= entry.end && entry.numel() >= 0);
+      fulgur::testing::require(entry.begin == position && entry.begin <= entry.end && entry.numel() >= 0);
       position = entry.end;
     }
-    testing::require(header.data_begin + position == static_cast<int64_t>(size));
+    fulgur::testing::require(header.data_begin + position == static_cast<int64_t>(size));
   } catch (const CheckpointError&) {
   }
   return 0;

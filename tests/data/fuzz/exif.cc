@@ -6,9 +6,9 @@
 // An orientation is one of the eight that there are, and nothing is allocated.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
-  const testing::LargestAllocation allocated;
+  const fulgur::testing::LargestAllocation allocated;
   const int orientation = exif_orientation({data, size});
-  testing::require(orientation >= 1 && orientation <= 8);
-  testing::require(allocated.sum_of_all() == 0);
+  fulgur::testing::require(orientation >= 1 && orientation <= 8);
+  fulgur::testing::require(allocated.sum_of_all() == 0);
   return 0;
 }

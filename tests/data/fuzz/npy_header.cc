@@ -8,16 +8,16 @@
 // What is accepted has exactly the bytes that follow the header.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
-  const testing::LargestAllocation allocated;
+  const fulgur::testing::LargestAllocation allocated;
   const auto file_bytes = static_cast<int64_t>(size);
   try {
     const NpyHeader header = parse_npy_header({reinterpret_cast<const char*>(data), size}, file_bytes, "file");
     int64_t num_bytes = header.element_bytes;
     for (const int64_t dimension : header.shape) num_bytes *= dimension;
-    testing::require(num_bytes == header.data_bytes && header.data_begin + num_bytes == file_bytes);
-    testing::require(header.element_bytes >= 1 && header.element_bytes <= 16 && header.shape.size() <= 64);
+    fulgur::testing::require(num_bytes == header.data_bytes && header.data_begin + num_bytes == file_bytes);
+    fulgur::testing::require(header.element_bytes >= 1 && header.element_bytes <= 16 && header.shape.size() <= 64);
   } catch (const std::runtime_error&) {
   }
-  testing::require(allocated.sum_of_all() <= 10'000);
+  fulgur::testing::require(allocated.sum_of_all() <= 10'000);
   return 0;
 }

@@ -8,16 +8,16 @@
 // Every file lies within the archive, and the index takes little more memory than the headers.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
-  const testing::LargestAllocation allocated;
+  const fulgur::testing::LargestAllocation allocated;
   try {
     for (const TarEntry& entry : read_tar_index({reinterpret_cast<const char*>(data), size}, "file")) {
-      testing::require(entry.begin >= 0 && entry.num_bytes >= 0);
-      testing::require(static_cast<size_t>(entry.begin) <= size);
-      testing::require(static_cast<size_t>(entry.num_bytes) <= size - static_cast<size_t>(entry.begin));
-      testing::require(!entry.path.starts_with('/'));
+      fulgur::testing::require(entry.begin >= 0 && entry.num_bytes >= 0);
+      fulgur::testing::require(static_cast<size_t>(entry.begin) <= size);
+      fulgur::testing::require(static_cast<size_t>(entry.num_bytes) <= size - static_cast<size_t>(entry.begin));
+      fulgur::testing::require(!entry.path.starts_with('/'));
     }
   } catch (const std::runtime_error&) {
   }
-  testing::require(allocated.sum_of_all() <= 10'000 + 2 * size);
+  fulgur::testing::require(allocated.sum_of_all() <= 10'000 + 2 * size);
   return 0;
 }

@@ -9,13 +9,13 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace fulgur;
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  const testing::LargestAllocation allocated;
+  const fulgur::testing::LargestAllocation allocated;
   try {
     const TokenHeader header = parse_token_header(bytes, static_cast<int64_t>(size), "file");
-    testing::require(static_cast<size_t>(TokenHeader::kBytes + header.num_tokens * header.token_bytes) == size);
-    testing::require(to_bytes(header).substr(0, 40) == bytes.substr(0, 40));
+    fulgur::testing::require(static_cast<size_t>(TokenHeader::kBytes + header.num_tokens * header.token_bytes) == size);
+    fulgur::testing::require(to_bytes(header).substr(0, 40) == bytes.substr(0, 40));
   } catch (const std::runtime_error&) {
   }
-  testing::require(allocated.sum_of_all() <= 10'000);
+  fulgur::testing::require(allocated.sum_of_all() <= 10'000);
   return 0;
 }

@@ -12,7 +12,7 @@ namespace {
 
 using namespace fulgur;
 using namespace fulgur::program;
-using testing::require;
+using fulgur::testing::require;
 
 void mark(const Argument& argument, std::vector<bool>& defined) {
   if (const ValueRef* value = argument.value()) {

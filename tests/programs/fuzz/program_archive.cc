@@ -15,7 +15,7 @@
 namespace {
 
 using namespace fulgur;
-using testing::require;
+using fulgur::testing::require;
 
 // A file in memory that has the bytes.
 class MemoryFile {
@@ -41,7 +41,7 @@ void check_weights(const ProgramArchive& archive, size_t size) {
     if (tensor.nbytes() > size) return;
     values[name] = tensor.clone();
   }
-  const testing::TempDir folder;
+  const fulgur::testing::TempDir folder;
   archive.write_with(folder.path() / "again.pt2", values);
   const ProgramArchive again(folder.path() / "again.pt2");
   require(again.weight_names() == archive.weight_names());
@@ -52,7 +52,7 @@ void check_weights(const ProgramArchive& archive, size_t size) {
 // An archive is refused, or its tensors lie within the file and can be written again.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const MemoryFile file(data, size);
-  const testing::LargestAllocation allocated;
+  const fulgur::testing::LargestAllocation allocated;
   try {
     const ProgramArchive archive(file.path());
     require(allocated.num_bytes() <= 100'000 + 50 * size);
