@@ -2,9 +2,11 @@
 //   gpu_step --model=gpt2 --precision=bf16-mixed --gradient_clip_val=1
 // Models: gpt2, GPT-2 with 124 M parameters (Radford et al. 2019), whose sizes are options; mlp, the one of
 // bench/trainer_step, whose step takes no time but the host's. Each rank prints, in one line, the milliseconds of a
-// step (the median of `repeats` times `steps` steps, each time until the device has done them), the peak of the
-// device's memory in bytes, and a digest of the trained weights: equal digests are equal bits. With tools/gpu_calls.cc
-// preloaded, a second line has what a timed step asks of the GPU outside of forward and backward.
+// step (the median of `repeats` times `steps` steps, each time until the device has done them), the bytes of the device
+// at their peak and between two steps, and a digest of the trained weights: equal digests are equal bits. Each rank has
+// other batches. With tools/gpu_calls.cc preloaded, a second line has what a timed step asks of the GPU outside of
+// forward and backward.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -96,6 +98,13 @@ Calls calls_so_far() {
   return calls;
 }
 
+// Bytes of the first GPU that are allocated; 0 without a GPU.
+c10::CachingAllocator::Stat allocated_bytes() {
+  if (!torch::cuda::is_available()) return {};
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocated_bytes[kAll];
+}
+
 // Times steps, and lets the derived class say what they are.
 class Timed : public Module {
  public:
@@ -120,6 +129,7 @@ class Timed : public Module {
     if (timed < 0 || timed % options_.steps != 0) return;
     count_beside();
     loss.item();  // waits for the device
+    bytes_between_steps_ = allocated_bytes().current;
     seen_ = calls_so_far();
     const auto now = Clock::now();
     if (timed > 0) times_ms_.push_back(std::chrono::duration<double, std::milli>(now - start_).count());
@@ -132,6 +142,8 @@ class Timed : public Module {
     std::ranges::sort(times_ms_);
     return times_ms_.at(times_ms_.size() / 2) / static_cast<double>(options_.steps);
   }
+
+  int64_t bytes_between_steps() const { return bytes_between_steps_; }
 
   // What the timed steps have asked of the GPU outside of forward and backward, in all.
   const Calls& beside() const { return beside_; }
@@ -147,6 +159,7 @@ class Timed : public Module {
 
   Clock::time_point start_;
   std::vector<double> times_ms_{};
+  int64_t bytes_between_steps_ = 0;
   Calls seen_{}, beside_{};  // `seen_`: before the last update, or after waiting for the time
 };
 
@@ -194,24 +207,35 @@ class Mlp final : public Timed {
 // Batches that were made before, as often as they are asked for.
 class Pool final : public Loader {
  public:
-  Pool(const Options& options, int64_t num_batches) : num_batches_(num_batches) {
-    for (int64_t i = 0; i < kPool; ++i) {
-      const int64_t size = options.batch_size;
-      if (options.model == "mlp") {
-        pool_.push_back({{"x", torch::randn({size, 32})}, {"y", torch::randint(0, 2, {size})}});
-      } else {
-        pool_.push_back({{"tokens", torch::randint(options.vocab_size, {size, options.context + 1})}});
-      }
-    }
-  }
+  Pool(const Options& options, int64_t num_batches) : options_(options), num_batches_(num_batches) { fill(0); }
+
   void begin_epoch(int64_t) override { next_ = 0; }
   std::optional<Batch> next() override {
     if (next_ == num_batches_) return std::nullopt;
     return pool_[static_cast<size_t>(next_++ % kPool)];
   }
   std::optional<int64_t> num_batches() const override { return num_batches_; }
+  bool set_shard(const DataShard& shard) override {
+    fill(shard.rank);
+    return true;
+  }
 
  private:
+  void fill(int64_t rank) {
+    const auto random = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(rank));
+    const int64_t size = options_.batch_size;
+    pool_.clear();
+    for (int64_t i = 0; i < kPool; ++i) {
+      if (options_.model == "mlp") {
+        pool_.push_back({{"x", torch::randn({size, 32}, random)}, {"y", torch::randint(0, 2, {size}, random)}});
+      } else {
+        const std::vector<int64_t> sizes{size, options_.context + 1};
+        pool_.push_back({{"tokens", torch::randint(0, options_.vocab_size, sizes, random)}});
+      }
+    }
+  }
+
+  const Options options_;
   std::vector<Batch> pool_{};
   int64_t num_batches_, next_ = 0;
 };
@@ -225,12 +249,6 @@ uint64_t digest(const torch::nn::Module& module) {
   return digest;
 }
 
-int64_t peak_bytes() {
-  if (!torch::cuda::is_available()) return 0;
-  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  return c10::getDeviceAllocator(at::kCUDA)->getDeviceStats(0).allocated_bytes[kAll].peak;
-}
-
 template <class Net>
 void train(const Options& options) {
   seed_everything(1);
@@ -238,7 +256,8 @@ void train(const Options& options) {
   const int64_t num_batches = options.warm_up + options.steps * options.repeats;
   Trainer trainer(options.trainer);
   trainer.fit(module, {.train = std::make_shared<Pool>(options, num_batches)});
-  fmt::print("{:.4f} ms, {} bytes, weights {:016x}\n", module->step_ms(), peak_bytes(), digest(*module));
+  fmt::print("{:.4f} ms, {} bytes at the peak, {} between steps, weights {:016x}\n", module->step_ms(),
+             allocated_bytes().peak, module->bytes_between_steps(), digest(*module));
   if (calls_so_far() == Calls{}) return;
   std::vector<double> of_step;
   for (const int64_t calls : module->beside()) {

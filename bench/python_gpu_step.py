@@ -168,9 +168,10 @@ def with_lightning(options):
 
 def in_cpp(options):
     flags = [f"--{name}={value}" for name, value in vars(options).items() if name not in ("program", "rounds")]
-    done = subprocess.run([options.program, *flags], capture_output=True, text=True)
+    done = subprocess.run([options.program, f"--accelerator={DEVICE}", *flags], capture_output=True, text=True)
     found = re.search(r"^([\d.]+) ms,", done.stdout, re.M)
-    if not found:
+    no_graph = options.cuda_graph == "true" and "is replayed from" not in done.stdout + done.stderr
+    if not found or no_graph:
         sys.exit(f"{options.program} failed:\n{done.stdout}{done.stderr}")
     return float(found[1])
 

@@ -1,6 +1,7 @@
 #include "fulgur/callbacks/kineto_profiler.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
@@ -131,7 +132,9 @@ void KinetoProfilerOptions::describe(FieldVisitor& visit) {
 class KinetoProfiler::Recording {
  public:
   explicit Recording(c10::Device device)
-      : config_(ProfilerState::KINETO, /*report_input_shapes=*/true), activities_(activities_of(device)) {
+      : device_(device),
+        config_(ProfilerState::KINETO, /*report_input_shapes=*/true),
+        activities_(activities_of(device)) {
     kineto::prepareProfiler(config_, activities_);
   }
   ~Recording() {
@@ -154,10 +157,13 @@ class KinetoProfiler::Recording {
   std::unique_ptr<kineto::ProfilerResult> finish() {
     is_prepared_ = false;
     spans_.reset();
+    // What is still queued would otherwise be missing in the trace.
+    if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
     return kineto::disableProfiler();
   }
 
  private:
+  const c10::Device device_;
   const ProfilerConfig config_;
   const std::set<ActivityType> activities_;
   bool is_prepared_ = true;  // until finish()
@@ -202,8 +208,7 @@ void KinetoProfiler::on_train_end(TrainerControl& trainer) {
   if (has_written_ || !trainer.is_global_zero()) return;
   log_warning(
       "KinetoProfiler has recorded nothing: fit ended after {} batches, and recording begins after {}; set "
-      "wait_batches "
-      "and warmup_batches lower",
+      "wait_batches and warmup_batches lower",
       num_batches_, options_.wait_batches + options_.warmup_batches);
 }
 

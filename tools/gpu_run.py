@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Runs what tools/gpu_bundle packed on a machine with a GPU, and writes a table and a JSON file:
 
-  .gpu/run all               or parts of it: correctness speed largest (each is made for less than 9 minutes)
-  .gpu/run --dry-run all     on any machine: starts every program for its help, and lists what would run
+  .gpu/run all               or parts of it: correctness speed largest, each of which ends within 9 minutes
+  .gpu/run --dry-run all     on any machine: starts every program, reads the options of every step, and lists what would run
   .gpu/run --only=gpu_test correctness
 
 The machine needs Python 3.10 with the torch that is named in the manifest, and nothing else: no network, Bazel or compiler. Each
-step has a time limit and a log of its own and ends in one line of result; a step that fails does not end the others. Results go
-to --out, or the folder in $OUT, or gpu_results. Exit code: 1 if a step failed.
+step has a time limit of its own and ends in one line of result; a step that fails does not end the others. The results, and what
+every step printed in logs.tar.gz, go to --out, or the folder in $OUT, or gpu_results. Exit code: 1 if a step failed.
 """
 import argparse
+import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import platform
@@ -19,12 +21,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--context=128", "--vocab_size=1024", "--batch_size=4", "--steps=4",
          "--repeats=3", "--warm_up=2"]
+REPEATABLE = ["--deterministic=true"]
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # what its kernels need for the same bits in each run
 STRATEGIES = {  # one process; late updates from the first step on
     "single_device": ["--strategy=single_device"],
     "ddp_sharded": ["--strategy=ddp_sharded"],
@@ -34,6 +39,7 @@ STRATEGIES = {  # one process; late updates from the first step on
     "delayed_update over single_device": ["--strategy=delayed_update", "--strategy.base=single_device", "--strategy.warmup_steps=0"],
 }
 GIB = 1 << 30
+PART_LIMIT_S = 540
 
 
 class Failed(Exception):
@@ -45,18 +51,20 @@ class Step:
     name: str
     limit_s: int
     run: object  # called with the Runner; returns what its line says
-    programs: list = dataclasses.field(default_factory=list)  # of the bundle
+    program: str = ""  # of the bundle
 
 
 class Runner:
-    """Calls programs under the time limit of the running step, and writes what they print into its log."""
+    """Calls programs under the time limit of the running step, and writes what they print into its log. `known` has what later
+    steps compare with."""
 
     def __init__(self, folder):
-        self.folder, self.ends, self.log = folder, None, None
+        self.folder, self.ends, self.log, self.known = folder, None, None, {}
         self.manifest = json.loads((HERE / "manifest.json").read_text())
+        folder.mkdir(parents=True, exist_ok=True)
 
-    def begin(self, step):
-        self.ends = time.monotonic() + step.limit_s
+    def begin(self, step, part_ends):
+        self.ends = min(part_ends, time.monotonic() + step.limit_s)
         self.log = self.folder / (re.sub(r"\W+", "_", step.name) + ".log")
         self.log.write_text("")
 
@@ -140,32 +148,32 @@ print(f"GB/s: to the host {rate(pinned, on):.0f} pinned, {rate(pageable, on):.0f
 
 
 def unit_test(name):
-    """A program of GoogleTest, in which nothing may be skipped that needs a GPU."""
+    """A program of GoogleTest, in which nothing may be skipped but what is for machines without a GPU, or with several."""
 
     def run(runner):
         printed = runner.call([program(name)])
         passed = re.search(r"\[  PASSED  \] (\d+) test", printed)
-        skipped = re.search(r"\[  SKIPPED \] (\d+) test", printed)
-        missing = printed.count("this machine has no GPU")
+        reasons = re.findall(r"Skipped\n(.+)", printed)
+        missing = [reason for reason in reasons if reason not in ("this machine has a GPU", "there are no two GPUs")]
         if missing:
-            raise Failed(f"{missing} tests found no GPU")
-        return f"{passed[1] if passed else 0} passed" + (f", {skipped[1]} skipped" if skipped else "")
+            raise Failed(f"{len(missing)} tests were skipped: {missing[0]}")
+        return f"{passed[1] if passed else 0} passed" + (f", {len(reasons)} skipped" if reasons else "")
 
     return run
 
 
-LINE = re.compile(r"^([\d.]+) ms, (\d+) bytes, weights (\w{16})$", re.M)
+LINE = re.compile(r"^([\d.]+) ms, (\d+) bytes at the peak, (\d+) between steps, weights (\w{16})$", re.M)
 
 
-def steps_of(printed):
+def measured(printed):
     found = LINE.search(printed)
     if not found:
         raise Failed("gpu_step printed no result")
-    return {"ms": float(found[1]), "peak_bytes": int(found[2]), "digest": found[3]}
+    return {"ms": float(found[1]), "peak_bytes": int(found[2]), "bytes_between_steps": int(found[3]), "digest": found[4]}
 
 
 def train(runner, flags, **more):
-    return steps_of(runner.call([program("gpu_step"), "--accelerator=cuda", *flags], **more))
+    return measured(runner.call([program("gpu_step"), "--accelerator=cuda", *flags], **more))
 
 
 def no_races(runner):
@@ -173,12 +181,12 @@ def no_races(runner):
     differ = []
     for name, flags in STRATEGIES.items():
         for further in (["--gradient_clip_val=1"], ["--precision=bf16-true", "--accumulate_grad_batches=2"]):
-            argv = [program("gpu_step"), "--accelerator=cuda", *SMALL, "--deterministic=true", *flags, *further]
-            runs = [runner.start(argv, CUDA_LAUNCH_BLOCKING=blocking, CUBLAS_WORKSPACE_CONFIG=":4096:8") for blocking in "010"]
+            argv = [program("gpu_step"), "--accelerator=cuda", *SMALL, *REPEATABLE, *flags, *further]
+            runs = [runner.start(argv, CUDA_LAUNCH_BLOCKING=blocking, **CUBLAS) for blocking in "010"]
             outcomes = [runner.finish(process) for process in runs]
             if any(code != 0 for _, code in outcomes):
                 raise Failed(f"gpu_step fails with {name} {' '.join(further)}")
-            if len({steps_of(printed)["digest"] for printed, _ in outcomes}) > 1:
+            if len({measured(printed)["digest"] for printed, _ in outcomes}) > 1:
                 differ.append(f"{name} {' '.join(further)}")
     if differ:
         raise Failed("weights differ when every launch waits: " + "; ".join(differ))
@@ -189,24 +197,38 @@ def two_ranks(runner, flags):
     """Two NCCL ranks on one GPU, which NCCL refuses unless it takes them for two hosts. What each printed, and its exit code."""
     ranks = [runner.start([program("gpu_step"), "--accelerator=cuda", "--num_nodes=2", *SMALL, *flags], RANK=str(rank), WORLD_SIZE="2",
                           LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", NCCL_HOSTID=f"host{rank}",
-                          NCCL_SOCKET_IFNAME="lo", FULGUR_SOCKET_IFNAME="lo", TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING="0")
+                          NCCL_SOCKET_IFNAME="lo", FULGUR_SOCKET_IFNAME="lo", TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING="0",
+                          **CUBLAS)
              for rank in range(2)]
     return [runner.finish(process) for process in ranks]
 
 
-def ranks_agree(flags):
+def ranks_agree(*flags):
+    """Both ranks end with the weights of the other strategies before. One process, which has the batches of rank 0 alone, does not."""
 
     def run(runner):
-        outcomes = two_ranks(runner, flags)
-        for rank, (printed, code) in enumerate(outcomes):
-            if code != 0:
-                raise Failed(f"rank {rank} ended with {code}" if code else f"rank {rank} took too long")
-        results = [steps_of(printed) for printed, _ in outcomes]
+        printed = [text for text, code in finished_well(two_ranks(runner, [*REPEATABLE, *flags]))]
+        if "--cuda_graph=true" in flags and "is replayed from" not in printed[0]:
+            raise Failed("no graph was recorded")
+        results = [measured(text) for text in printed]
         if results[0]["digest"] != results[1]["digest"]:
             raise Failed("the ranks have different weights")
+        if "of two ranks" not in runner.known:
+            if train(runner, [*SMALL, *REPEATABLE], **CUBLAS)["digest"] == results[0]["digest"]:
+                raise Failed("the weights are those of rank 0 by itself: no gradient of rank 1 has arrived")
+            runner.known["of two ranks"] = results[0]["digest"]
+        if results[0]["digest"] != runner.known["of two ranks"]:
+            raise Failed("the weights differ from those of the first strategy with two ranks")
         return f"equal weights, {results[0]['ms']:.1f} ms a step"
 
     return run
+
+
+def finished_well(outcomes):
+    for rank, (_, code) in enumerate(outcomes):
+        if code != 0:
+            raise Failed(f"rank {rank} ended with {code}" if code else f"rank {rank} took too long")
+    return outcomes
 
 
 def failure_is_told(runner):
@@ -268,15 +290,31 @@ def update_kernel(millions, dtype):
     return run
 
 
-def late_over_on_time(runner):
-    """delayed_update over zero_offload, in turn."""
-    flags = ["--precision=bf16-true", "--gradient_clip_val=1", "--repeats=3"]
-    ratios = []
-    for _ in range(2):
-        on_time = train(runner, [*flags, *STRATEGIES["zero_offload"]])
-        late = train(runner, [*flags, *STRATEGIES["delayed_update"]])
-        ratios.append(on_time["ms"] / late["ms"])
-    return f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as zero_offload ({late['ms']:.0f} ms; {late['peak_bytes'] / 1e9:.2f} GB)"
+def late_over_on_time(batch_size):
+    """delayed_update over zero_offload, in turn, and what the update of zero_offload adds to the step of single_device."""
+
+    def run(runner):
+        flags = ["--precision=bf16-true", "--gradient_clip_val=1", "--repeats=3", f"--batch_size={batch_size}"]
+        plain = train(runner, flags)
+        ratios = []
+        for _ in range(2):
+            on_time = train(runner, [*flags, *STRATEGIES["zero_offload"]])
+            late = train(runner, [*flags, *STRATEGIES["delayed_update"]])
+            ratios.append(on_time["ms"] / late["ms"])
+        return (f"{min(ratios):.2f} to {max(ratios):.2f} times as fast as zero_offload, whose update and copies add "
+                f"{on_time['ms'] / plain['ms'] - 1:.2f} of a step of single_device ({plain['ms']:.0f}, {on_time['ms']:.0f}, "
+                f"{late['ms']:.0f} ms)")
+
+    return run
+
+
+def bytes_of_a_parameter(runner):
+    """What a parameter adds to the memory of the device between steps of zero_offload: of models with 12 and with 24 layers, whose
+    other tensors and buckets are the same."""
+    flags = ["--precision=bf16-true", "--repeats=1", "--batch_size=1", "--n_embd=512", "--n_head=8", *STRATEGIES["zero_offload"]]
+    few, many = (train(runner, [*flags, f"--n_layer={n_layer}"])["bytes_between_steps"] for n_layer in (12, 24))
+    more = 12 * (12 * 512 * 512 + 13 * 512)  # parameters of 12 layers
+    return f"{(many - few) / more:.3f} bytes for each parameter of a layer, and {(few - (many - few)) / 1e6:.0f} MB beside the layers"
 
 
 def hidden_copies(runner):
@@ -284,8 +322,9 @@ def hidden_copies(runner):
     sys.path.insert(0, str(ROOT / "bench"))
     import trace_overlap
     folder = runner.folder / "copies"
-    runner.call([program("gpu_step"), "--accelerator=cuda", "--precision=bf16-true", *STRATEGIES["zero_offload"], "--steps=5",
-                 "--repeats=1", *PROFILED, f"--default_root_dir={folder}"])
+    # With few tokens: the gradient of the tokens' weights, which nothing runs beside, is a third of all bytes in GPT-2.
+    runner.call([program("gpu_step"), "--accelerator=cuda", "--precision=bf16-true", *STRATEGIES["zero_offload"], "--vocab_size=1024",
+                 "--steps=5", "--repeats=1", *PROFILED, f"--default_root_dir={folder}"])
     traces = sorted(folder.rglob("trace-rank0.json"))
     found = trace_overlap.hidden_copies(traces[-1]) if traces else {}
     if set(found) != {"down", "up"}:
@@ -294,38 +333,41 @@ def hidden_copies(runner):
 
 
 def largest(kind, cap_gib):
-    """The most layers that fit: from the bytes that a first run takes, then that many and one more."""
+    """The most layers that fit: from the bytes that a first run takes, then that many, or a few less. A run that does not end in time
+    leaves the result of the one before."""
 
     def run(runner):
         sys.path.insert(0, str(ROOT / "bench"))
         import largest_model
         bytes_of_parameter, flags = largest_model.KINDS[kind]
-        total = largest_model.device_bytes()
-        fraction = cap_gib * GIB / total
+        fraction = cap_gib * GIB / largest_model.device_bytes()
         more = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{fraction:.6f}"}
+        is_in_time = True
 
         def attempt(n_layer):
+            nonlocal is_in_time
             printed, code = runner.finish(runner.start([program("largest_model"), f"--n_layer={n_layer}", *flags], **more))
-            if code is None:
-                raise Failed(f"{n_layer} layers took too long")
-            if code:
-                if "out of memory" in printed or "of host memory" in printed:
-                    return None
+            is_in_time = code is not None
+            if code and "out of memory" not in printed and "of host memory" not in printed:
                 raise Failed(f"largest_model ended with {code}")
-            return [float(figure) for figure in printed.strip().split("\n")[-1].split()]
+            if code == 0:
+                return n_layer, *(float(figure) for figure in printed.strip().split("\n")[-1].split())
+            return None
 
-        guess = max(1, int(0.6 * cap_gib * GIB / (bytes_of_parameter * largest_model.LAYER)))
-        first = attempt(guess)
-        if first is None:
-            raise Failed(f"{guess} layers do not fit")
-        each = (first[3] - 0.3 * GIB) / guess  # about what does not grow with the layers
-        n_layer = max(guess, int((cap_gib * GIB - 0.4 * GIB) / each))
-        last = attempt(n_layer)
-        while last is None and n_layer > guess:
+        n_layer = max(1, int(0.7 * cap_gib * GIB / (bytes_of_parameter * largest_model.LAYER)))
+        best = attempt(n_layer)
+        if best is None:
+            raise Failed(f"{n_layer} layers do not fit" if is_in_time else f"{n_layer} layers took too long")
+        each = (best[4] - 0.3 * GIB) / n_layer  # about what does not grow with the layers
+        n_layer = max(n_layer, int((cap_gib * GIB - 0.4 * GIB) / each))
+        while is_in_time and n_layer > best[0]:
+            best = attempt(n_layer) or best
             n_layer -= max(1, n_layer // 20)
-            last = attempt(n_layer)
-        last = last or first
-        return f"{n_layer} layers, {last[0] / 1e9:.2f} billion parameters, {last[1]:.2f} s a step, {last[2]:.1f} TFLOPS, {last[3] / GIB:.2f} GiB"
+        layers, parameters, seconds, tflops, peak = best
+        other = runner.known.setdefault(f"most parameters in {cap_gib} GiB", parameters)  # of the kind that came first
+        return (f"{layers} layers, {parameters / 1e9:.2f} billion parameters, {seconds:.2f} s a step, {tflops:.1f} TFLOPS, "
+                f"{peak / GIB:.2f} GiB" + (f"; {parameters / other:.1f} times as many" if other != parameters else "") +
+                ("" if is_in_time else "; more did not end in time"))
 
     return run
 
@@ -334,52 +376,122 @@ MLP = ("--model=mlp", "--batch_size=32", "--steps=200")
 GPT2 = ("--gradient_clip_val=1", "--rounds=2")
 PROFILED = ("--barebones=false", "--profiler=kineto", "--logger=false", "--enable_checkpointing=false", "--enable_report=false",
             "--enable_progress_bar=false", "--enable_model_summary=false")
-PARTS = {  # the limits of each part add up to 9 minutes
+ENVIRONMENT = Step("environment", 46, environment)  # before the first part
+PARTS = {
     "correctness": [
-        Step("environment", 46, environment),
-        *[Step(name, 17, unit_test(name), [name])
+        *[Step(name, 17, unit_test(name), name)
           for name in ("stream_worker_test", "copy_stream_test", "gpu_spans_test", "gradient_clipping_test", "gpu_update_test",
                        "loss_scaler_test", "activation_checkpoint_test", "nccl_test")],
-        Step("gpu_test", 60, unit_test("gpu_test"), ["gpu_test"]),
-        Step("no races", 100, no_races, ["gpu_step"]),
-        *[Step(f"two ranks, {strategy}", 30, ranks_agree([f"--strategy={strategy}"]), ["gpu_step"])
+        Step("gpu_test", 60, unit_test("gpu_test"), "gpu_test"),
+        Step("no races", 100, no_races, "gpu_step"),
+        *[Step(f"two ranks, {strategy}", 30, ranks_agree(f"--strategy={strategy}"), "gpu_step")
           for strategy in ("ddp", "ddp_sharded", "zero_offload")],
-        Step("two ranks, ddp, CUDA graph", 20, ranks_agree(["--strategy=ddp", "--cuda_graph=true"]), ["gpu_step"]),
-        Step("a rank that fails", 25, failure_is_told, ["gpu_step"]),
-        Step("compute-sanitizer", 63, memory_checker, ["gpu_test"]),
+        Step("two ranks, ddp, CUDA graph", 30, ranks_agree("--strategy=ddp", "--cuda_graph=true"), "gpu_step"),
+        Step("a rank that fails", 25, failure_is_told, "gpu_step"),
+        Step("compute-sanitizer", 63, memory_checker, "gpu_test"),
     ],
     "speed": [
-        Step("MLP, 32", 40, beside_python(*MLP), ["gpu_step"]),
-        Step("MLP, 32, CUDA graph", 40, beside_python(*MLP, "--cuda_graph=true"), ["gpu_step"]),
-        *[Step(f"GPT-2, {precision}, clipped", 75, beside_python(f"--precision={precision}", *GPT2), ["gpu_step"])
+        Step("MLP, 32", 40, beside_python(*MLP), "gpu_step"),
+        Step("MLP, 32, CUDA graph", 40, beside_python(*MLP, "--cuda_graph=true"), "gpu_step"),
+        *[Step(f"GPT-2, {precision}, clipped", 75, beside_python(f"--precision={precision}", *GPT2), "gpu_step")
           for precision in ("bf16-mixed", "bf16-true")],
-        Step("GPT-2, 32, clipped", 90, beside_python("--gradient_clip_val=1", "--rounds=1", "--steps=4", "--repeats=3"), ["gpu_step"]),
-        *[Step(f"calls, {precision}, clipped", 25, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), ["gpu_step"])
+        Step("GPT-2, 32, clipped", 90, beside_python("--gradient_clip_val=1", "--rounds=1", "--steps=4", "--repeats=3"), "gpu_step"),
+        *[Step(f"calls, {precision}, clipped", 25, calls_of_a_step(f"--precision={precision}", "--gradient_clip_val=1"), "gpu_step")
           for precision in ("32", "bf16-true", "16-mixed")],
-        *[Step(f"update, {elements} M, {dtype}", 15, update_kernel(elements, dtype), ["gpu_update"])
+        *[Step(f"update, {elements} M, {dtype}", 15, update_kernel(elements, dtype), "gpu_update")
           for elements, dtype in ((124, "fp32"), (124, "bf16"), (1000, "bf16"))],
-        Step("delayed_update", 70, late_over_on_time, ["gpu_step"]),
-        Step("copies of zero_offload", 30, hidden_copies, ["gpu_step"]),
+        Step("copies of zero_offload", 30, hidden_copies, "gpu_step"),
+        Step("bytes of zero_offload", 30, bytes_of_a_parameter, "gpu_step"),
+        *[Step(f"delayed_update, batch of {size}", 70, late_over_on_time(size), "gpu_step") for size in (32, 16, 8)],
     ],
-    "largest": [Step(f"{kind}, {cap} GiB", 135, largest(kind, cap), ["largest_model"])
-                for cap in (4, 12) for kind in ("single_device, bf16-mixed", "zero_offload, bf16-true")],
+    "largest": [Step(f"{kind}, {cap} GiB", limit_s, largest(kind, cap), "largest_model")
+                for cap, limits in ((4, (75, 110)), (12, (85, 270)))
+                for kind, limit_s in zip(("single_device, bf16-mixed", "zero_offload, bf16-true"), limits)],
 }
 
 
-def dry_run(runner, parts):
-    """Starts every program of the bundle, and says what would run."""
-    programs = sorted((HERE / "bin").iterdir())
-    for path in programs:
-        runner.ends, runner.log = time.monotonic() + 60, runner.folder / "dry_run.log"
+class DryRunner(Runner):
+    """Lets programs read their options instead of running them; options that differ in numbers alone are read once."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.seen = set()
+
+    def start(self, argv, **more):
+        return list(map(str, argv))
+
+    def finish(self, process):
+        path = pathlib.Path(process[0])
+        alike = re.sub(r"=[\d.]+", "=", " ".join(process))
+        if path.parent == HERE / "bin" and not path.name.endswith("_test") and alike not in self.seen:
+            self.seen.add(alike)
+            printed, code = super().finish(super().start([*process, "--print_config"]))
+            if code != 0:
+                raise RefusedOptions(f"{' '.join([path.name, *process[1:]])}: {printed.strip()}")
+        return f"1.0 ms, 1 bytes at the peak, 1 between steps, weights {0:016x}\n", 0  # so that a step goes on
+
+
+class RefusedOptions(BaseException):
+    pass
+
+
+def dry_run(folder, steps):
+    """Starts every program of the bundle, lets it read the options of each step, and says what would run."""
+    runner = DryRunner(folder)
+    for path in sorted((HERE / "bin").iterdir()):
+        runner.begin(Step("dry run", 60, None), math.inf)
         flag = "--gtest_list_tests" if path.name.endswith("_test") else "--help"
-        print(f"{path.name:<28} starts: {runner.call([str(path), flag], LD_PRELOAD=str(HERE / 'lib/libgpu_calls.so')).count(chr(10))} lines of {flag}")
-    for part in parts:
-        print(f"{part}: {sum(step.limit_s for step in PARTS[part]) / 60:.1f} minutes at most")
-        for step in PARTS[part]:
-            for name in step.programs:
-                if not (HERE / "bin" / name).is_file():
-                    raise Failed(f"{step.name} needs {name}, which is not in the bundle")
-            print(f"  {step.name:<36} {step.limit_s:>4} s")
+        process = Runner.start(runner, [str(path), flag], LD_PRELOAD=str(HERE / "lib/libgpu_calls.so"))
+        printed, code = Runner.finish(runner, process)
+        if code != 0:
+            sys.exit(f"error: {path.name} does not start: {printed.strip()}")
+        print(f"{path.name:<28} starts: {printed.count(chr(10))} lines of {flag}")
+    for part, step in steps:
+        if step.program and not (HERE / "bin" / step.program).is_file():
+            sys.exit(f"error: {step.name} needs {step.program}, which is not in the bundle")
+        runner.begin(step, math.inf)
+        with contextlib.suppress(Exception):  # such as that nothing was measured
+            step.run(runner)
+        print(f"{part:<12} {step.name:<36} {step.limit_s:>4} s")
+
+
+def steps_of(parts, only):
+    """The steps with the names of their parts. First comes what says whether the machine can run them."""
+    steps = [("", ENVIRONMENT), *((part, step) for part in parts for step in PARTS[part])]
+    chosen = [(part, step) for part, step in steps if only is None or only in step.name]
+    if not chosen:
+        sys.exit(f"error: no step has '{only}' in its name; there are {', '.join(step.name for _, step in steps)}")
+    return chosen
+
+
+def result_of(step, runner, part_ends):
+    """The step's line, and whether it ended well."""
+    runner.begin(step, part_ends)
+    try:
+        return step.run(runner), True
+    except Failed as failed:
+        return str(failed), False
+    except Exception as error:  # of this program: the others go on
+        return f"{type(error).__name__}: {error}", False
+
+
+def run(runner, steps, out):
+    """Runs the steps, writes their results after each one, and says whether all ended well."""
+    results, begun = [], {}
+    for part, step in steps:
+        begin = time.monotonic()
+        line, ok = result_of(step, runner, begun.setdefault(part, begin) + PART_LIMIT_S)
+        seconds = time.monotonic() - begin
+        results.append({"part": part, "step": step.name, "ok": ok, "seconds": round(seconds, 1), "result": line})
+        print(f"{'ok' if ok else 'FAILED':<7} {seconds:6.1f} s  {step.name}: {line}", flush=True)
+        report = {"machine": platform.node(), "date": time.strftime("%Y-%m-%d"), "command": " ".join([".gpu/run", *sys.argv[1:]]),
+                  **runner.manifest, "results": results}
+        (out / "results.json").write_text(json.dumps(report, indent=2) + "\n")
+    table = ["| part | step | | result |", "|---|---|---|---|"]
+    table += [f"| {r['part']} | {r['step']} | {'ok' if r['ok'] else 'failed'} | {r['result']} |" for r in results]
+    (out / "results.md").write_text("\n".join(table) + "\n")
+    print("\n".join(["", *table]))
+    return all(result["ok"] for result in results)
 
 
 def main():
@@ -389,39 +501,19 @@ def main():
     parser.add_argument("--only", help="steps whose names contain this")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(os.environ.get("OUT", "gpu_results")))
     options = parser.parse_args()
-    parts = list(PARTS) if "all" in options.parts else options.parts
-    options.out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(options.out.absolute())
-    if options.dry_run:
-        try:
-            dry_run(runner, parts)
-        except Failed as failed:
-            sys.exit(f"error: {failed}")
-        return
-    results = []
-    for part in parts:
-        for step in PARTS[part]:
-            if options.only and options.only not in step.name:
-                continue
-            runner.begin(step)
-            begin = time.monotonic()
+    steps = steps_of(list(PARTS) if "all" in options.parts else options.parts, options.only)
+    with tempfile.TemporaryDirectory() as logs:
+        if options.dry_run:
             try:
-                line, ok = step.run(runner), True
-            except Failed as failed:
-                line, ok = str(failed), False
-            except Exception as error:  # of this program: the others go on
-                line, ok = f"{type(error).__name__}: {error}", False
-            seconds = time.monotonic() - begin
-            results.append({"part": part, "step": step.name, "ok": ok, "seconds": round(seconds, 1), "result": line})
-            print(f"{'ok' if ok else 'FAILED':<7} {seconds:6.1f} s  {step.name}: {line}", flush=True)
-            report = {"machine": platform.node(), "date": time.strftime("%Y-%m-%d"), "commit": runner.manifest["commit"],
-                      "command": " ".join([".gpu/run", *sys.argv[1:]]), "results": results}
-            (options.out / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    table = ["| part | step | | result |", "|---|---|---|---|"]
-    table += [f"| {r['part']} | {r['step']} | {'ok' if r['ok'] else 'failed'} | {r['result']} |" for r in results]
-    (options.out / "results.md").write_text("\n".join(table) + "\n")
-    print("\n".join(["", *table]))
-    sys.exit(0 if all(result["ok"] for result in results) else 1)
+                return dry_run(pathlib.Path(logs), steps)
+            except RefusedOptions as refused:
+                sys.exit(f"error: {refused}")
+        options.out.mkdir(parents=True, exist_ok=True)
+        try:
+            ok = run(Runner(pathlib.Path(logs)), steps, options.out)
+        finally:
+            shutil.make_archive(str(options.out / "logs"), "gztar", logs)
+    sys.exit(0 if ok else 1)
 
 
 if __name__ == "__main__":

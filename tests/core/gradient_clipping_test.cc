@@ -98,7 +98,7 @@ TEST(GradientClipping, ANormOfNumbersThatAreNotFiniteIsNotFinite) {
 }
 
 TEST(GradientClipping, OnAGpuTheNormIsThatOfTheCpuAndMakesNoCopy) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   const at::Tensor values = at::arange((5 << 18) + 3, at::kDouble).remainder(251);
   std::vector<at::Tensor> on_cpu, on_gpu;
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {

@@ -95,7 +95,7 @@ void write_late(const at::Tensor& value) {
 }
 
 TEST(SideWorkerTest, OnAGpuAJobComesAfterWhatItsCallerAskedBefore) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   StreamWorker worker(kGpu);
   const at::Tensor value = torch::zeros({}, kGpu);
   at::Tensor seen;
@@ -105,7 +105,7 @@ TEST(SideWorkerTest, OnAGpuAJobComesAfterWhatItsCallerAskedBefore) {
 }
 
 TEST(SideWorkerTest, OnAGpuAJobIsDoneWhenTheDeviceHasDoneItsPart) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   StreamWorker worker(kGpu);
   const at::Tensor on_host = torch::zeros({}).pin_memory();
   worker
@@ -119,7 +119,7 @@ TEST(SideWorkerTest, OnAGpuAJobIsDoneWhenTheDeviceHasDoneItsPart) {
 }
 
 TEST(SideWorkerTest, OnAGpuTheDeviceHasDoneItsPartOfAJobThatThrew) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   StreamWorker worker(kGpu);
   const at::Tensor on_host = torch::zeros({}).pin_memory();
   const auto fails = worker.run([&] {

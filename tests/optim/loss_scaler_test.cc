@@ -107,7 +107,7 @@ TEST(AnyNonFinite, FindsInfinitiesAndNaNsAndChangesNothing) {
 }
 
 TEST(AnyNonFinite, IsTheSameOnAGpu) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
     const at::Tensor fine = torch::full({100}, 6e4, at::device(at::kCUDA).dtype(dtype)), bad = fine.clone();
     const at::Tensor large = torch::full({2}, 3e38, at::device(at::kCUDA).dtype(at::kFloat));

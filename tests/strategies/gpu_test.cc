@@ -93,7 +93,7 @@ struct Deep : Module {
 
 // The GPU holds the parameters, two buckets, the gradient that is being copied into one, and the temporaries of a step.
 TEST(Gpu, ZeroOffloadKeepsTwoBytesAParameterAndAWindow) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   constexpr int64_t kLayerBytes = kWidth * kWidth * 2;
   c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(c10::kCUDA);
   for (const double clip : {0.0, 0.1}) {
@@ -168,7 +168,7 @@ TEST(Gpu, AHostThatIsAheadPublishesTheSameParameters) {
 
 // A pinned batch goes back to the pool of pinned memory before its copy has run.
 TEST(Gpu, BatchesArriveAsTheyWereTaken) {
-  if (!at::hasCUDA()) GTEST_SKIP() << "there is no GPU";
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
   const c10::Device gpu(c10::kCUDA, 0);
   at::Tensor product = torch::eye(4096, gpu);
   for (int i = 0; i < 40; ++i) product = product.mm(product);  // keeps the GPU busy, so that the copies below wait
