@@ -30,14 +30,16 @@ void check(cudaError_t error, const char* what, const char* name) {
               FULGUR_RUNTIME_FUNCTION(cudaGetErrorString)(error));
 }
 
-bool is_new_enough(c10::DeviceIndex device) {
-  auto* const get_attribute = FULGUR_RUNTIME_FUNCTION(cudaDeviceGetAttribute);
-  int generation = 0;
-  return get_attribute != nullptr && FULGUR_RUNTIME_FUNCTION(cudaLibraryLoadData) != nullptr &&
-         get_attribute(&generation, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && generation >= 8;
-}
-
 }  // namespace
+
+int compute_capability(c10::Device device) {
+  auto* const get_attribute = FULGUR_RUNTIME_FUNCTION(cudaDeviceGetAttribute);
+  int major = 0, minor = 0;
+  const bool is_known = device.is_cuda() && get_attribute != nullptr &&
+                        get_attribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
+                        get_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess;
+  return is_known ? 10 * major + minor : 0;
+}
 
 bool CudaKernels::can_run_on(c10::Device device) {
   if (!device.is_cuda()) return false;
@@ -45,7 +47,9 @@ bool CudaKernels::can_run_on(c10::Device device) {
   static std::map<c10::DeviceIndex, bool> known;
   const std::lock_guard lock(mutex);
   const auto [entry, is_first] = known.try_emplace(device.index(), false);
-  if (is_first) entry->second = is_new_enough(device.index());
+  if (is_first) {
+    entry->second = FULGUR_RUNTIME_FUNCTION(cudaLibraryLoadData) != nullptr && compute_capability(device) >= 80;
+  }
   return entry->second;
 }
 
@@ -78,6 +82,8 @@ void CudaKernels::launch(const char* name, uint32_t num_blocks, const void* argu
 }
 
 #else
+
+int compute_capability(c10::Device /*device*/) { return 0; }
 
 bool CudaKernels::can_run_on(c10::Device /*device*/) { return false; }
 

@@ -48,11 +48,11 @@ void Module::log(std::string_view name, const at::Tensor& value, const LogOption
   MetricLog* metrics = attached_log(name);
   if (metrics == nullptr) return;
   StepRecording* recording = StepRecording::current();
-  if (recording == nullptr) return metrics->log(name, value, options);
-  if (!value.defined() || value.device() != recording->device()) {
+  if (recording != nullptr && (!value.defined() || value.device() != recording->device())) {
     StepRecording::refuse(
         [&] { return fmt::format("log('{}') takes a value of the host, which no replay changes", name); });
   }
+  if (recording == nullptr || recording->is_rehearsal()) return metrics->log(name, value, options);
   // The step may change the tensor later, so that a copy is recorded with it.
   recording->after_each_replay(
       [this, name = std::string(name), value = value.detach().clone(), options] { log(name, value, options); });

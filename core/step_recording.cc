@@ -2,20 +2,33 @@
 
 #include <c10/util/Exception.h>
 
+#include <memory>
+
 namespace fulgur {
 namespace {
 
-thread_local StepRecording* g_current = nullptr;
+// Autograd, which runs backward of a GPU on a thread of its own, takes along what is kept under the kinds that libtorch
+// knows. This one is for tests of libtorch itself.
+constexpr auto kKind = c10::DebugInfoKind::TEST_INFO;
 
 }  // namespace
 
-StepRecording::StepRecording(c10::Device device) : device_(device) {
-  TORCH_INTERNAL_ASSERT(g_current == nullptr);
-  g_current = this;
+struct StepRecording::Info : c10::DebugInfoBase {
+  explicit Info(StepRecording* of) : recording(of) {}
+  StepRecording* const recording;
+};
+
+StepRecording::StepRecording(c10::Device device, Kind kind)
+    : device_(device), kind_(kind), guard_(kKind, std::make_shared<Info>(this)) {}
+
+StepRecording* StepRecording::current() {
+  auto* const info = static_cast<Info*>(c10::ThreadLocalDebugInfo::get(kKind));
+  return info == nullptr ? nullptr : info->recording;
 }
 
-StepRecording::~StepRecording() { g_current = nullptr; }
-
-StepRecording* StepRecording::current() { return g_current; }
+void StepRecording::refuse(const std::string& reason) {
+  if (!is_rehearsal()) throw NotRecordable(reason);
+  if (refusal_.empty()) refusal_ = reason;
+}
 
 }  // namespace fulgur

@@ -19,6 +19,8 @@ namespace fulgur {
 class CudaGraph::Recording : public at::cuda::CUDAGraph {
  public:
   explicit Recording(const std::function<void()>& body) {
+    // Memory that is cached for use without a graph cannot be taken for one, nor freed while the recording goes on.
+    c10::cuda::CUDACachingAllocator::emptyCache();
     // Other threads may meanwhile do what this one may not: those of a loader allocate pinned memory, for example.
     capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {

@@ -16,6 +16,8 @@
 #include <optional>
 #include <tuple>
 
+#include "fulgur/core/step_recording.h"
+
 namespace fulgur::nn {
 namespace {
 
@@ -47,6 +49,8 @@ std::tuple<at::Tensor, at::Tensor> local_statistics(const at::Tensor& input) {
 }
 
 BatchStatistics statistics_of_all_ranks(const at::Tensor& input, Collective& collective) {
+  StepRecording::refuse(
+      [] { return "SyncBatchNorm exchanges statistics, but not every rank need replay the same step"; });
   const int64_t num_features = input.size(1);
   const int64_t count = input.numel() / num_features;
   // A row for each rank: values per channel, means, biased variances.

@@ -1,6 +1,7 @@
 #include "fulgur/programs/compiled_package.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
@@ -93,6 +94,7 @@ std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
 
 Batch CompiledPackage::run(const Batch& inputs) {
   const c10::NoGradGuard no_gradient;
+  const c10::DeviceGuard guard(device_);
   const std::vector<at::Tensor> results = code_->run(arguments(inputs));
   if (results.size() != names_.outputs.size()) {
     fail(fmt::format("gives {} outputs, but its program has {}", results.size(), names_.outputs.size()));
@@ -112,6 +114,7 @@ void CompiledPackage::set_weights(const std::filesystem::path& checkpoint) {
                     file_.string()));
   }
   const std::lock_guard setting(setting_);
+  const c10::DeviceGuard guard(device_);  // the code takes memory for the weights from the current GPU
   LoadedCode::Runner& runner = code_->runner();
   const std::unordered_map<std::string, at::Tensor> current = runner.extract_constants_map(/*use_inactive=*/false);
   std::map<std::string, std::vector<int64_t>> sizes;

@@ -1,15 +1,18 @@
 #include "fulgur/programs/packed_code.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
 
 #include "fulgur/base/compiled_code.h"
+#include "fulgur/base/cuda_kernels.h"
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
@@ -20,6 +23,10 @@ namespace fulgur {
 namespace {
 
 constexpr const char* kDevice = "AOTI_DEVICE_KEY";
+
+// Copies of a model on a GPU, each of which loads its kernels at its first run. So many runs may be queued on the GPU
+// before the next one waits for the first.
+constexpr size_t kModelsOnGpu = 4;
 
 // Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
 bool has_instructions([[maybe_unused]] std::string_view name) {
@@ -45,6 +52,15 @@ std::string machine() {
 #else
   return "another processor";
 #endif
+}
+
+// Why kernels for one compute capability do not run on a GPU of another; both are 90 for 9.0, or 0 if not known. They
+// do within a major number, if the GPU's minor one is not lower. Empty if they run.
+std::string why_not_on_capability(int compiled_for, int own) {
+  const bool is_known = compiled_for != 0 && own != 0;
+  if (!is_known || (compiled_for / 10 == own / 10 && compiled_for <= own)) return "";
+  return fmt::format("was compiled for GPUs of compute capability {}.{}, but this one has {}.{}: compile it here",
+                     compiled_for / 10, compiled_for % 10, own / 10, own % 10);
 }
 
 // The one file whose name ends so.
@@ -101,6 +117,12 @@ std::string PackedCode::why_not_on(c10::Device device) const {
   if (const std::string other = value("AOTI_MACHINE"); !other.empty() && other != machine()) {
     return fmt::format("was compiled for {}, but this machine is {}: compile it here", other, machine());
   }
+  int compiled_for = 0;
+  const std::string capability = value("AOTI_COMPUTE_CAPABILITY");
+  std::from_chars(capability.data(), capability.data() + capability.size(), compiled_for);
+  if (std::string reason = why_not_on_capability(compiled_for, compute_capability(device)); !reason.empty()) {
+    return reason;
+  }
   const std::string instructions = value("AOTI_CPU_ISA");
   for (size_t begin = 0; begin < instructions.size();) {
     const size_t end = std::min(instructions.find(' ', begin), instructions.size());
@@ -116,7 +138,7 @@ std::string PackedCode::why_not_on(c10::Device device) const {
 std::unique_ptr<LoadedCode> PackedCode::load_for_one_thread(c10::Device device) const { return load(device, 1); }
 
 std::unique_ptr<LoadedCode> PackedCode::load_for_any_thread(c10::Device device) const {
-  return load(device, std::max(2U, std::thread::hardware_concurrency()));
+  return load(device, device.is_cpu() ? std::max(2U, std::thread::hardware_concurrency()) : kModelsOnGpu);
 }
 
 std::unique_ptr<LoadedCode> PackedCode::load(c10::Device device, size_t num_models) const {
@@ -127,6 +149,7 @@ std::unique_ptr<LoadedCode> PackedCode::load(c10::Device device, size_t num_mode
     throw CheckpointError(
         fmt::format("{}: this libtorch does not run compiled code on {}", archive_.string(), device.str()));
   }
+  const c10::DeviceGuard guard(device);  // the runner leaves its own behind
   try {
     auto runner = make->second((folder / library_).string(), num_models, device.str(), folder.string(),
                                /*run_single_threaded=*/num_models == 1);

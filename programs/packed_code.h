@@ -23,8 +23,9 @@ class PackedCode {
   PackedCode(std::filesystem::path archive, const ArchiveEntries& entries, const std::string& model);
 
   // Why the code does not run on `device` of this machine: compiled code is not allowed (see allow_compiled_code()), or
-  // this was compiled for another device, kind of machine, or for instructions that the processor does not have. Empty
-  // if it runs. A sentence without its subject: "was compiled for cuda, but is to run on cpu".
+  // this was compiled for another device, kind of machine, GPUs of another compute capability, or for instructions that
+  // the processor does not have. Empty if it runs. A sentence without its subject: "was compiled for cuda, but is to
+  // run on cpu".
   std::string why_not_on(c10::Device device) const;
 
   // Loads code that runs on `device`, called by one thread at a time, or by any number of threads. Throws

@@ -121,7 +121,7 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
   if (!options_.checkpoint.empty()) check_that_a_module_matches(options_.checkpoint, archive_->program().graph);
   find_inputs_of_loss();
   compile();
-  if (options_.compiled) load_compiled();
+  load_compiled();
 }
 
 ProgramImpl::~ProgramImpl() = default;
@@ -228,12 +228,16 @@ void ProgramImpl::find_inputs_of_loss() {
   }
 }
 
+// Loads the native code for the device of the parameters. They may move to another one before the program runs, so that
+// it is said then what is not used.
 void ProgramImpl::load_compiled() {
+  unused_.clear();
+  for (auto* call : {&compiled_step_, &compiled_forward_, &compiled_predict_}) call->reset();
+  if (!options_.compiled) return;
   if (options_.checkpoint.empty()) {
     compiled_step_ = compiled_call("step");
   } else if (program::CompiledCall::is_in(file_, *archive_, "step")) {
-    log_info("the compiled step of {} is not used: activations are to be computed again (ProgramOptions::checkpoint)",
-             file_.string());
+    unused_.emplace_back("step", "activations are to be computed again (ProgramOptions::checkpoint)");
   }
   compiled_forward_ = compiled_call("forward");
   if (!inputs_of_loss_.empty()) compiled_predict_ = compiled_call("predict", inputs_of_loss_);
@@ -244,7 +248,7 @@ std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::str
   using program::CompiledCall;
   if (!CompiledCall::is_in(file_, *archive_, name)) return nullptr;
   if (const std::string reason = CompiledCall::why_not_here(file_, *archive_, name, device_); !reason.empty()) {
-    log_info("the compiled {} of {} is not used: {}", name, file_.string(), reason);
+    unused_.emplace_back(name, reason);
     return nullptr;
   }
   const auto submodule = [this](std::string_view path) { return &tree_.at(path); };
@@ -254,7 +258,10 @@ std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::str
 // The parameters may be elsewhere, or in another precision, than at the last run: to() of a parent moves them, too.
 void ProgramImpl::compile_if_moved() {
   const at::Tensor parameter = first_parameter();
-  if (parameter.defined() && (parameter.device() != device_ || parameter.scalar_type() != dtype_)) compile();
+  if (!parameter.defined() || (parameter.device() == device_ && parameter.scalar_type() == dtype_)) return;
+  const c10::Device before = device_;
+  compile();
+  if (device_ != before) load_compiled();
 }
 
 std::vector<std::string> ProgramImpl::input_names() const { return archive_->program().input_names(); }
@@ -306,6 +313,9 @@ program::CompiledCall* ProgramImpl::compiled_for(const std::vector<IValue>& inpu
 
 Batch ProgramImpl::forward(const Batch& batch) {
   compile_if_moved();
+  for (const auto& [call, reason] : std::exchange(unused_, {})) {
+    log_info("the compiled {} of {} is not used: {}", call, file_.string(), reason);
+  }
   const program::ExportedProgram& program = archive_->program();
   const bool without_loss = lacks_inputs_of_loss(batch);
   std::vector<IValue> values = inputs_of(batch, without_loss);

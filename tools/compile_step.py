@@ -107,9 +107,10 @@ def add_loss(program, kind, output):
                          "in dimension 1")
     with value.fake_mode:
         if kind == "cross_entropy":
-            target_value = torch.empty([size for dim, size in enumerate(value.shape) if dim != 1], dtype=torch.long)
+            target_value = torch.empty([size for dim, size in enumerate(value.shape) if dim != 1], dtype=torch.long,
+                                       device=value.device)
         else:
-            target_value = torch.empty(value.shape, dtype=value.dtype)
+            target_value = torch.empty(value.shape, dtype=value.dtype, device=value.device)
         loss_value = LOSSES[kind](value, target_value)
     with graph.inserting_after([node for node in graph.nodes if node.op == "placeholder"][-1]):
         target = graph.placeholder(TARGET)
@@ -124,7 +125,7 @@ def add_loss(program, kind, output):
     signature.output_specs.insert(first, OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=loss.name), None))
     args, kwargs = program.example_inputs
     sizes = [size if isinstance(size, int) else size.node.hint for size in target_value.shape]
-    program._example_inputs = (args, {**kwargs, TARGET: torch.zeros(sizes, dtype=target_value.dtype)})
+    program._example_inputs = (args, {**kwargs, TARGET: torch.zeros(sizes, dtype=target_value.dtype, device=value.device)})
     root = program.module_call_graph[0].signature
     root.inputs.append(TensorArgument(name=target.name))
     root.outputs.insert(0, TensorArgument(name=loss.name))
@@ -341,6 +342,11 @@ def memory_planning_pays(graph):
     return len(made) >= MANY_RESULTS and sum(made) <= SMALL_RESULT * len(made)
 
 
+def states_of_generators():
+    """Of random numbers, on the CPU and on every GPU."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+
+
 class Call:
     """One way to call a program, as a graph that changes nothing but its inputs: "forward", or "predict", which has no
     loss."""
@@ -357,9 +363,9 @@ class Call:
         self.batches = examples(program)[:1 if fixed_sizes else 2]
         batches = self.batches
         self.inputs = [graph_inputs(program, batch) for batch in batches]
-        generator = torch.get_rng_state()
+        before = states_of_generators()
         gradients = self.run_eagerly(self.inputs[0])[1]
-        self.is_random = not torch.get_rng_state().equal(generator)
+        self.is_random = not all(map(torch.equal, states_of_generators(), before))
         self.trained = [i for i, gradient in gradients.items() if gradient is not None]
         self.prepare(gradients)
         placeholders = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]

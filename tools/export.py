@@ -108,7 +108,9 @@ def run_cpp(file, inputs, folder):
     """What a Predictor answers."""
     folder = pathlib.Path(tempfile.mkdtemp(dir=folder))
     safetensors.torch.save_file({name: value.clone() for name, value in inputs.items()}, folder / "inputs")
-    command = [os.environ["FULGUR_PREDICT"], str(file), str(folder / "inputs"), str(folder / "outputs")]
+    on_gpu = any(value.is_cuda for value in inputs.values())
+    command = [os.environ["FULGUR_PREDICT"], str(file), str(folder / "inputs"), str(folder / "outputs"),
+               *(["--device=cuda"] if on_gpu else [])]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise UsageError(f"C++ cannot run it: {result.stderr.strip()}")
@@ -120,7 +122,7 @@ def run_onnx(file, inputs, _):
     onnxruntime.disable_telemetry_events()
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     used = {item.name for item in session.get_inputs()}
-    results = session.run(None, {name: value.numpy() for name, value in inputs.items() if name in used})
+    results = session.run(None, {name: value.cpu().numpy() for name, value in inputs.items() if name in used})
     return {item.name: torch.from_numpy(result) for item, result in zip(session.get_outputs(), results)}
 
 

@@ -110,8 +110,17 @@ at::Tensor GraphedStep::run(const Batch& batch, int64_t batch_idx, bool keeps_gr
     log_info("cuda_graph: batches of other sizes than the recorded one, as in epoch {}, batch {}, run without a graph",
              module_.current_epoch(), batch_idx);
   }
-  ++num_steps_;
+  if (++num_steps_ == kStepsBefore && !has_given_up_) return rehearse(batch, batch_idx);
   return module_.training_step(batch, batch_idx);
+}
+
+// Runs the last step before the recording, and sees whether it does what cannot be recorded. A recording that fails
+// halfway would leave tensors that the step keeps in members without values, as nothing was computed.
+at::Tensor GraphedStep::rehearse(const Batch& batch, int64_t batch_idx) {
+  const StepRecording rehearsal(device_, StepRecording::Kind::rehearsal);
+  at::Tensor loss = module_.training_step(batch, batch_idx);
+  if (!rehearsal.refusal().empty()) give_up(rehearsal.refusal());
+  return loss;
 }
 
 void GraphedStep::record(const Batch& batch, int64_t batch_idx) {
@@ -141,11 +150,14 @@ void GraphedStep::record(const Batch& batch, int64_t batch_idx) {
 // The work that a graph holds.
 void GraphedStep::forward_and_backward(Recorded& recorded, int64_t batch_idx) const {
   StepRecording recording(device_);
+  const std::vector<at::Tensor> all = module_.parameters();
+  std::vector<int64_t> versions;
+  for (const at::Tensor& parameter : all) versions.push_back(parameter._version());
   const at::Tensor loss = module_.training_step(recorded.inputs, batch_idx);
   if (!loss.defined()) throw NotRecordable("training_step skips the batch");
   if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
   std::vector<at::Tensor> parameters;
-  for (const at::Tensor& parameter : module_.parameters()) {
+  for (const at::Tensor& parameter : all) {
     if (!parameter.requires_grad()) continue;
     if (!torch::autograd::impl::hooks(parameter).empty()) throw NotRecordable("a parameter has a hook");
     parameters.push_back(parameter);
@@ -163,6 +175,10 @@ void GraphedStep::forward_and_backward(Recorded& recorded, int64_t batch_idx) co
     gradients[i].reset();
   }
   recorded.after_replay = recording.take_actions();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i]._version() == versions[i]) continue;
+    recorded.after_replay.emplace_back([written = all[i]] { torch::autograd::impl::bump_version(written); });
+  }
 }
 
 void GraphedStep::give_up(const std::string& reason) {

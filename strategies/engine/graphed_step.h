@@ -37,6 +37,7 @@ class GraphedStep {
  private:
   struct Recorded;
 
+  at::Tensor rehearse(const Batch& batch, int64_t batch_idx);
   void record(const Batch& batch, int64_t batch_idx);
   void forward_and_backward(Recorded& recorded, int64_t batch_idx) const;
   bool is_as_recorded();

@@ -216,6 +216,8 @@ at::Tensor Replicas::training_step(const Batch& batch, int64_t batch_idx) {
   if (parts.empty()) parts.push_back(batch);  // a batch without samples
   on_each_gpu(parts.size(), [&](size_t i) {
     if (i > 0) replicas_[i]->follow(*replicas_.front());
+    // The copy waits for what the first GPU has queued, which is not forward yet.
+    parts[i] = parts[i].to(replicas_[i]->device, /*non_blocking=*/true);
   });
   run_steps(parts, batch_idx);
   if (MetricLog* metrics = module_.link().metrics) {
@@ -233,7 +235,7 @@ void Replicas::run_steps(const std::vector<Batch>& parts, int64_t batch_idx) {
   for (size_t i = 0; i < parts.size(); ++i) replicas_[i]->attach(link, parts[i]);
   on_each(parts.size(), [&](size_t i) {
     Replica& replica = *replicas_[i];
-    replica.loss = replica.module.training_step(parts[i].to(replica.device, /*non_blocking=*/true), batch_idx);
+    replica.loss = replica.module.training_step(parts[i], batch_idx);
   });
 }
 

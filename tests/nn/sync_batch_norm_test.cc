@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/core/step_recording.h"
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/nn/activation_checkpoint.h"
 #include "tests/testing/errors.h"
@@ -448,6 +449,19 @@ TEST(SyncBatchNorm, TooFewValuesOverAllRanksAreRefusedOnEach) {
       const std::string got = "got " + std::to_string(batch_sizes[0]) + " over 3 ranks";
       EXPECT_THAT(message_of<c10::Error>([&] { norm->forward(input); }), HasSubstr(got));
       world.control().barrier();  // the group still works
+    });
+  }
+}
+
+// Ranks decide by themselves when they replay a step, but all of them have to take part in an exchange.
+TEST(SyncBatchNorm, IsNotRecordedIfThereAreOtherRanks) {
+  for (const int64_t num_ranks : {1, 2}) {
+    run_ranks(num_ranks, [&](World& world) {
+      const StepRecording rehearsal(c10::kCPU, StepRecording::Kind::rehearsal);
+      SyncBatchNorm1d norm(3);
+      attach_sync_batch_norm(*norm, &world.control());
+      norm->forward(torch::randn({4, 3}));
+      EXPECT_EQ(rehearsal.refusal().starts_with("SyncBatchNorm exchanges statistics"), num_ranks > 1);
     });
   }
 }

@@ -61,6 +61,13 @@ class ExportTest(unittest.TestCase):
     def check(self, y, expected, most=1e-5):
         self.assertLessEqual((y - expected).abs().max().item(), most)
 
+    def test_predict_refuses_devices_that_are_not_here(self):
+        for device, message in (("tpu", "'tpu'"), ("cuda:99", "cuda"), ("cpu:0,1", "--device=cpu:0,1: a batch runs on one device; "
+                                                                       "write --device=cpu")):
+            result, _ = self.predict(self.folder / "net.aoti.pt2", f"--device={device}")
+            self.assertEqual(result.returncode, 2, device)
+            self.assertIn(message, result.stderr)
+
     def test_compiled_code_answers_as_python(self):
         self.assertIn("as in C++ within", self.said)
         self.assertIn("for batches of 6 and 3", self.said)

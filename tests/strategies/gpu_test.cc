@@ -238,6 +238,25 @@ TEST(Gpu, AGraphTakesTheStepsThatKernelsTakeOneByOne) {
   }
 }
 
+struct LogsInBackward : Net<optim::AdamW> {
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    const at::Tensor x = thawing->forward(batch["x"]);
+    x.register_hook([this](const at::Tensor& gradient) { log("train_loss", gradient.norm()); });
+    return loss({{"x", x}, {"y", batch["y"]}}) + wide->weight.square().mean();
+  }
+};
+
+// Hooks of backward run on a thread of autograd.
+TEST(Gpu, AGraphLogsWhatAHookOfBackwardLogs) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "this machine has no GPU";
+  const auto expected = course_of<LogsInBackward>({});
+  ::testing::internal::CaptureStderr();
+  const auto found = course_of<LogsInBackward>({.cuda_graph = true});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("is replayed from epoch 0, batch 3 on"));
+  EXPECT_EQ(found.first, expected.first);
+  EXPECT_TRUE(found.second.equal(expected.second));
+}
+
 struct Waiting : Dropping {
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     const at::Tensor value = Dropping::training_step(batch, batch_idx);

@@ -24,17 +24,24 @@ using ::testing::HasSubstr;
 using testing::Net;
 using ::testing::Not;
 
+std::function<void()> call_again(const std::function<void()>& body) {
+  body();
+  return body;
+}
+
+// As on a GPU, no code of the host runs in a replay; here nothing is computed either.
+std::function<void()> compute_nothing(const std::function<void()>& body) {
+  body();
+  return [] {};
+}
+
 // single_device, whose training_step is recorded and replayed.
 struct Graphed : ForwardingStrategy {
-  Graphed() : ForwardingStrategy("single_device") {}
+  explicit Graphed(GraphedStep::Record record) : ForwardingStrategy("single_device"), record_(std::move(record)) {}
   void setup(Module& module, const StrategySetup& setup) override {
     ForwardingStrategy::setup(module, setup);
-    const auto call_again = [](const std::function<void()>& body) {
-      body();
-      return body;
-    };
     precision_ = setup.precision;
-    step_.emplace(module, precision_, c10::Device(c10::kCPU), call_again);
+    step_.emplace(module, precision_, c10::Device(c10::kCPU), record_);
   }
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     return step_->run(batch, batch_idx, /*keeps_gradients=*/!std::exchange(begins_window_, false));
@@ -49,13 +56,15 @@ struct Graphed : ForwardingStrategy {
   }
 
  private:
+  const GraphedStep::Record record_;
   Precision precision_{};
   std::optional<GraphedStep> step_{};
   bool begins_window_ = true;
 };
 
 [[maybe_unused]] const bool g_is_registered = [] {
-  strategy_registry().add("graphed", [] { return std::make_unique<Graphed>(); });
+  strategy_registry().add("graphed", [] { return std::make_unique<Graphed>(call_again); });
+  strategy_registry().add("graphed_emptily", [] { return std::make_unique<Graphed>(compute_nothing); });
   return true;
 }();
 
@@ -193,6 +202,42 @@ TEST(GraphedStep, WhatTheHostWouldHaveToDoAgainIsNamed) {
   expect_runs_without_graph<LogsText>("'batch' is sent to the loggers, which no replay does");
   expect_runs_without_graph<ReadsEpoch>("the run's state is read, such as current_epoch()");
   expect_runs_without_graph<HasHook>("a parameter has a hook");
+}
+
+struct CountsCalls : LogsNumber {
+  int64_t num_calls = 0;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    ++num_calls;
+    return LogsNumber::training_step(batch, batch_idx);
+  }
+};
+
+// A recording that fails computes nothing, so that what the step has put into members would be without values.
+TEST(GraphedStep, IsRefusedBeforeItIsRecorded) {
+  const auto module = make_module<CountsCalls>();
+  const TrainerOptions options = testing::quiet({.strategy = "graphed", .max_steps = 8});
+  Trainer(options).fit(module, {.train = testing::tiny_loader()});
+  EXPECT_EQ(module->num_calls, 8);
+}
+
+struct WritesParameter : Plain {
+  at::Tensor scale = register_parameter("scale", torch::ones({4}), /*requires_grad=*/false);
+  std::vector<int64_t> versions{};
+
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    scale.mul_(0.5);
+    return Plain::training_step(batch, batch_idx);
+  }
+  void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override { versions.push_back(scale._version()); }
+};
+
+// By its version a strategy sees that a parameter was written.
+TEST(GraphedStep, AWriteToAParameterIsSeenInEachReplay) {
+  const auto module = make_module<WritesParameter>();
+  const TrainerOptions options = testing::quiet({.strategy = "graphed_emptily", .max_steps = 8});
+  Trainer(options).fit(module, {.train = testing::tiny_loader()});
+  ASSERT_EQ(module->versions.size(), 8U);
+  for (size_t i = 1; i < module->versions.size(); ++i) EXPECT_GT(module->versions[i], module->versions[i - 1]) << i;
 }
 
 struct Manual : Plain {
