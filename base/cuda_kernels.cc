@@ -35,10 +35,13 @@ void check(cudaError_t error, const char* what, const char* name) {
 int compute_capability(c10::Device device) {
   auto* const get_attribute = FULGUR_RUNTIME_FUNCTION(cudaDeviceGetAttribute);
   int major = 0, minor = 0;
-  const bool is_known = device.is_cuda() && get_attribute != nullptr &&
-                        get_attribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
-                        get_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess;
-  return is_known ? 10 * major + minor : 0;
+  if (!device.is_cuda() || get_attribute == nullptr) return 0;
+  if (get_attribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
+      get_attribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()) == cudaSuccess) {
+    return 10 * major + minor;
+  }
+  FULGUR_RUNTIME_FUNCTION(cudaGetLastError)();  // so that torch does not report it as the error of a later call
+  return 0;
 }
 
 bool CudaKernels::can_run_on(c10::Device device) {

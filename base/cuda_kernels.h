@@ -15,8 +15,8 @@ namespace fulgur {
 // The kernels' name for a scalar type; Format::none: no kernel reads that type.
 device_code::Format format_of(c10::ScalarType type);
 
-// Of a GPU, 10 times the major number and the minor one: 90 for 9.0, as in nvcc's sm_90. 0 for other devices, and if
-// fulgur was built without CUDA.
+// The compute capability of a GPU, times ten: 90 for 9.0, as in nvcc's sm_90. 0 for other devices, and if fulgur was
+// built without CUDA.
 int compute_capability(c10::Device device);
 
 // Launches the kernels that tools/cuda.bzl compiles from a .cu file. They are loaded at the first launch and stay

@@ -157,9 +157,13 @@ class KinetoProfiler::Recording {
   std::unique_ptr<kineto::ProfilerResult> finish() {
     is_prepared_ = false;
     spans_.reset();
-    // What is still queued would otherwise be missing in the trace.
-    if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
-    return kineto::disableProfiler();
+    FirstError error;
+    error.run([&] {  // what is still queued would be missing in the trace
+      if (!device_.is_cpu()) c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
+    });
+    auto result = kineto::disableProfiler();
+    error.rethrow();
+    return result;
   }
 
  private:

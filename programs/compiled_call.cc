@@ -1,6 +1,7 @@
 #include "fulgur/programs/compiled_call.h"
 
 #include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -228,6 +229,7 @@ std::string CompiledCall::why_not_in_this_precision() const {
 }
 
 std::vector<at::Tensor> CompiledCall::run(const std::vector<IValue>& inputs) {
+  const c10::DeviceGuard guard(device_);  // the code takes the current stream of the current GPU
   std::vector<at::Tensor> tensors, results;
   tensors.reserve(taken_.size());
   {

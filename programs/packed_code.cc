@@ -24,8 +24,8 @@ namespace {
 
 constexpr const char* kDevice = "AOTI_DEVICE_KEY";
 
-// Copies of a model on a GPU, each of which loads its kernels at its first run. So many runs may be queued on the GPU
-// before the next one waits for the first.
+// Number of copies of a model on a GPU. Each copy loads its kernels at its first run, and is busy until the GPU has
+// done the run.
 constexpr size_t kModelsOnGpu = 4;
 
 // Whether the processor has the instructions that Inductor calls so: "AVX512", "AVX512_VNNI".
@@ -54,15 +54,6 @@ std::string machine() {
 #endif
 }
 
-// Why kernels for one compute capability do not run on a GPU of another; both are 90 for 9.0, or 0 if not known. They
-// do within a major number, if the GPU's minor one is not lower. Empty if they run.
-std::string why_not_on_capability(int compiled_for, int own) {
-  const bool is_known = compiled_for != 0 && own != 0;
-  if (!is_known || (compiled_for / 10 == own / 10 && compiled_for <= own)) return "";
-  return fmt::format("was compiled for GPUs of compute capability {}.{}, but this one has {}.{}: compile it here",
-                     compiled_for / 10, compiled_for % 10, own / 10, own % 10);
-}
-
 // The one file whose name ends so.
 const std::string& only_file(const std::map<std::string, std::string_view>& files, std::string_view ending,
                              const std::string& archive) {
@@ -78,6 +69,15 @@ const std::string& only_file(const std::map<std::string, std::string_view>& file
 }
 
 }  // namespace
+
+std::string why_not_on_capability(int compiled_for, int own) {
+  const bool is_known = compiled_for != 0 && own != 0;
+  const bool runs_on_later_ones = compiled_for < 90;
+  const bool runs = runs_on_later_ones ? compiled_for / 10 == own / 10 && compiled_for <= own : compiled_for == own;
+  if (!is_known || runs) return "";
+  return fmt::format("was compiled for GPUs of compute capability {}.{}, but this one has {}.{}: compile it here",
+                     compiled_for / 10, compiled_for % 10, own / 10, own % 10);
+}
 
 PackedCode::PackedCode(std::filesystem::path archive, const ArchiveEntries& entries, const std::string& model)
     : archive_(std::move(archive)) {

@@ -15,6 +15,11 @@ namespace fulgur {
 
 class LoadedCode;
 
+// Why kernels that Inductor has compiled for one compute capability do not run on a GPU of another; both are 90
+// for 9.0, or 0 if not known. Until 8.9 they run on those with the same major number and no lower minor one; from 9.0
+// on Triton compiles for one capability alone. Empty if they run.
+std::string why_not_on_capability(int compiled_for, int own);
+
 // Native code that AOTInductor (torch 2.11) has put into an archive, under the name "model" by default.
 class PackedCode {
  public:

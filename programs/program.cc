@@ -231,13 +231,14 @@ void ProgramImpl::find_inputs_of_loss() {
 // Loads the native code for the device of the parameters. They may move to another one before the program runs, so that
 // it is said then what is not used.
 void ProgramImpl::load_compiled() {
-  unused_.clear();
+  unused_calls_.clear();
+  has_to_name_unused_calls_ = true;
   for (auto* call : {&compiled_step_, &compiled_forward_, &compiled_predict_}) call->reset();
   if (!options_.compiled) return;
   if (options_.checkpoint.empty()) {
     compiled_step_ = compiled_call("step");
   } else if (program::CompiledCall::is_in(file_, *archive_, "step")) {
-    unused_.emplace_back("step", "activations are to be computed again (ProgramOptions::checkpoint)");
+    unused_calls_.emplace_back("step", "activations are to be computed again (ProgramOptions::checkpoint)");
   }
   compiled_forward_ = compiled_call("forward");
   if (!inputs_of_loss_.empty()) compiled_predict_ = compiled_call("predict", inputs_of_loss_);
@@ -248,7 +249,7 @@ std::unique_ptr<program::CompiledCall> ProgramImpl::compiled_call(const std::str
   using program::CompiledCall;
   if (!CompiledCall::is_in(file_, *archive_, name)) return nullptr;
   if (const std::string reason = CompiledCall::why_not_here(file_, *archive_, name, device_); !reason.empty()) {
-    unused_.emplace_back(name, reason);
+    unused_calls_.emplace_back(name, reason);
     return nullptr;
   }
   const auto submodule = [this](std::string_view path) { return &tree_.at(path); };
@@ -313,8 +314,10 @@ program::CompiledCall* ProgramImpl::compiled_for(const std::vector<IValue>& inpu
 
 Batch ProgramImpl::forward(const Batch& batch) {
   compile_if_moved();
-  for (const auto& [call, reason] : std::exchange(unused_, {})) {
-    log_info("the compiled {} of {} is not used: {}", call, file_.string(), reason);
+  if (has_to_name_unused_calls_.load() && has_to_name_unused_calls_.exchange(false)) {
+    for (const auto& [call, reason] : unused_calls_) {
+      log_info("the compiled {} of {} is not used: {}", call, file_.string(), reason);
+    }
   }
   const program::ExportedProgram& program = archive_->program();
   const bool without_loss = lacks_inputs_of_loss(batch);

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -119,9 +120,10 @@ class ProgramImpl : public torch::nn::Module {
   std::vector<size_t> outputs_without_loss_;
   std::unique_ptr<const program::Code> code_without_loss_;  // null: there are no such inputs
   std::unique_ptr<program::CompiledCall> compiled_step_, compiled_forward_, compiled_predict_;  // null: not to be used
-  std::vector<std::pair<std::string, std::string>> unused_;  // calls that are not, and why; said at the next run
-  c10::Device device_ = c10::kCPU;                           // where the code runs
-  at::ScalarType dtype_ = at::kFloat;                        // the data type of the parameters that it runs with
+  std::vector<std::pair<std::string, std::string>> unused_calls_;  // compiled calls that do not run, with the reasons
+  std::atomic<bool> has_to_name_unused_calls_ = false;             // in the log, at the next run
+  c10::Device device_ = c10::kCPU;                                 // where the code runs
+  at::ScalarType dtype_ = at::kFloat;                              // the data type of the parameters that it runs with
   at::ScalarType exported_dtype_ = at::kFloat;
 };
 

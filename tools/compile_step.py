@@ -343,7 +343,7 @@ def memory_planning_pays(graph):
 
 
 def states_of_generators():
-    """Of random numbers, on the CPU and on every GPU."""
+    """What random numbers come next, on the CPU and on every GPU."""
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
 
 

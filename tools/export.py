@@ -132,7 +132,7 @@ def compare(expected, found, tolerance, size):
         raise UsageError(f"it has the outputs {', '.join(found)}, but those in C++ are {', '.join(expected)}")
     worst = 0.0
     for name, value in expected.items():
-        other = found[name]
+        other, value = found[name].cpu(), value.cpu()
         if value.shape != other.shape:
             raise UsageError(f"its output '{name}' for a batch of {size} has sizes {list(other.shape)}, but that in C++ has "
                              f"{list(value.shape)}")

@@ -87,6 +87,14 @@ class Runner:
                 return {"path": str(version.parent), "version": str(values["__version__"]), "git_version": values["git_version"]}
         return None
 
+    def device_bytes(self):
+        sys.path.insert(0, str(ROOT / "bench"))
+        import largest_model
+        found = largest_model.device_bytes()
+        if found is None:
+            raise Failed("nvidia-smi says nothing about the memory of a GPU")
+        return found
+
     def start(self, argv, **more):
         with open(self.log, "a") as log:
             print("$", *argv, *(f"{k}={v}" for k, v in more.items()), file=log, flush=True)
@@ -153,7 +161,7 @@ def unit_test(name):
     def run(runner):
         printed = runner.call([program(name)])
         passed = re.search(r"\[  PASSED  \] (\d+) test", printed)
-        reasons = re.findall(r"Skipped\n(.+)", printed)
+        reasons = re.findall(r"Skipped\n(.*)", printed)
         missing = [reason for reason in reasons if reason not in ("this machine has a GPU", "there are no two GPUs")]
         if missing:
             raise Failed(f"{len(missing)} tests were skipped: {missing[0]}")
@@ -340,7 +348,7 @@ def largest(kind, cap_gib):
         sys.path.insert(0, str(ROOT / "bench"))
         import largest_model
         bytes_of_parameter, flags = largest_model.KINDS[kind]
-        fraction = cap_gib * GIB / largest_model.device_bytes()
+        fraction = cap_gib * GIB / runner.device_bytes()
         more = {"PYTORCH_CUDA_ALLOC_CONF": f"per_process_memory_fraction:{fraction:.6f}"}
         is_in_time = True
 
@@ -376,7 +384,7 @@ MLP = ("--model=mlp", "--batch_size=32", "--steps=200")
 GPT2 = ("--gradient_clip_val=1", "--rounds=2")
 PROFILED = ("--barebones=false", "--profiler=kineto", "--logger=false", "--enable_checkpointing=false", "--enable_report=false",
             "--enable_progress_bar=false", "--enable_model_summary=false")
-ENVIRONMENT = Step("environment", 46, environment)  # before the first part
+ENVIRONMENT = Step("environment", 46, environment)  # the first step, whatever the part
 PARTS = {
     "correctness": [
         *[Step(name, 17, unit_test(name), name)
@@ -421,14 +429,20 @@ class DryRunner(Runner):
         return list(map(str, argv))
 
     def finish(self, process):
-        path = pathlib.Path(process[0])
-        alike = re.sub(r"=[\d.]+", "=", " ".join(process))
-        if path.parent == HERE / "bin" and not path.name.endswith("_test") and alike not in self.seen:
+        ours = [i for i, word in enumerate(process) if pathlib.Path(word).parent == HERE / "bin" and not word.endswith("_test")]
+        for i in ours:  # a script in front of it hands the options on, but for --rounds
+            argv = [process[i], *(word for word in process[i + 1:] if not word.startswith("--rounds="))]
+            alike = re.sub(r"=[\d.]+", "=", " ".join(argv))
+            if alike in self.seen:
+                continue
             self.seen.add(alike)
-            printed, code = super().finish(super().start([*process, "--print_config"]))
+            printed, code = super().finish(super().start([*argv, "--print_config"]))
             if code != 0:
-                raise RefusedOptions(f"{' '.join([path.name, *process[1:]])}: {printed.strip()}")
+                raise RefusedOptions(f"{' '.join(argv)}: {printed.strip()}")
         return f"1.0 ms, 1 bytes at the peak, 1 between steps, weights {0:016x}\n", 0  # so that a step goes on
+
+    def device_bytes(self):
+        return 80 * GIB
 
 
 class RefusedOptions(BaseException):
@@ -450,14 +464,14 @@ def dry_run(folder, steps):
         if step.program and not (HERE / "bin" / step.program).is_file():
             sys.exit(f"error: {step.name} needs {step.program}, which is not in the bundle")
         runner.begin(step, math.inf)
-        with contextlib.suppress(Exception):  # such as that nothing was measured
+        with contextlib.suppress(Failed):  # nothing was measured
             step.run(runner)
         print(f"{part:<12} {step.name:<36} {step.limit_s:>4} s")
 
 
 def steps_of(parts, only):
     """The steps with the names of their parts. First comes what says whether the machine can run them."""
-    steps = [("", ENVIRONMENT), *((part, step) for part in parts for step in PARTS[part])]
+    steps = [(parts[0], ENVIRONMENT), *((part, step) for part in parts for step in PARTS[part])]
     chosen = [(part, step) for part, step in steps if only is None or only in step.name]
     if not chosen:
         sys.exit(f"error: no step has '{only}' in its name; there are {', '.join(step.name for _, step in steps)}")
@@ -466,6 +480,8 @@ def steps_of(parts, only):
 
 def result_of(step, runner, part_ends):
     """The step's line, and whether it ended well."""
+    if time.monotonic() > part_ends:
+        return f"not run: its part has taken {PART_LIMIT_S // 60} minutes", False
     runner.begin(step, part_ends)
     try:
         return step.run(runner), True
@@ -502,17 +518,16 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(os.environ.get("OUT", "gpu_results")))
     options = parser.parse_args()
     steps = steps_of(list(PARTS) if "all" in options.parts else options.parts, options.only)
-    with tempfile.TemporaryDirectory() as logs:
-        if options.dry_run:
+    if options.dry_run:
+        with tempfile.TemporaryDirectory() as logs:
             try:
                 return dry_run(pathlib.Path(logs), steps)
             except RefusedOptions as refused:
                 sys.exit(f"error: {refused}")
-        options.out.mkdir(parents=True, exist_ok=True)
-        try:
-            ok = run(Runner(pathlib.Path(logs)), steps, options.out)
-        finally:
-            shutil.make_archive(str(options.out / "logs"), "gztar", logs)
+    logs = options.out / "logs"
+    ok = run(Runner(logs.absolute()), steps, options.out)
+    shutil.make_archive(str(logs), "gztar", logs)
+    shutil.rmtree(logs)
     sys.exit(0 if ok else 1)
 
 

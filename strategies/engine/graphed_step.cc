@@ -77,6 +77,16 @@ class ModuleState {
   std::vector<Known> tensors_{};
 };
 
+// Refuses steps whose backward cannot be recorded.
+void check_backward(const Module& module, const at::Tensor& loss) {
+  if (!loss.defined()) return StepRecording::refuse([] { return "training_step skips the batch"; });
+  if (loss.numel() != 1 || !loss.requires_grad()) StepRecording::refuse([] { return "the loss has no gradient"; });
+  for (const at::Tensor& parameter : module.parameters()) {
+    const bool has_hook = parameter.requires_grad() && !torch::autograd::impl::hooks(parameter).empty();
+    if (has_hook) StepRecording::refuse([] { return "a parameter has a hook"; });
+  }
+}
+
 }  // namespace
 
 struct GraphedStep::Recorded {
@@ -119,6 +129,7 @@ at::Tensor GraphedStep::run(const Batch& batch, int64_t batch_idx, bool keeps_gr
 at::Tensor GraphedStep::rehearse(const Batch& batch, int64_t batch_idx) {
   const StepRecording rehearsal(device_, StepRecording::Kind::rehearsal);
   at::Tensor loss = module_.training_step(batch, batch_idx);
+  check_backward(module_, loss);
   if (!rehearsal.refusal().empty()) give_up(rehearsal.refusal());
   return loss;
 }
@@ -154,14 +165,9 @@ void GraphedStep::forward_and_backward(Recorded& recorded, int64_t batch_idx) co
   std::vector<int64_t> versions;
   for (const at::Tensor& parameter : all) versions.push_back(parameter._version());
   const at::Tensor loss = module_.training_step(recorded.inputs, batch_idx);
-  if (!loss.defined()) throw NotRecordable("training_step skips the batch");
-  if (loss.numel() != 1 || !loss.requires_grad()) throw NotRecordable("the loss has no gradient");
-  std::vector<at::Tensor> parameters;
-  for (const at::Tensor& parameter : all) {
-    if (!parameter.requires_grad()) continue;
-    if (!torch::autograd::impl::hooks(parameter).empty()) throw NotRecordable("a parameter has a hook");
-    parameters.push_back(parameter);
-  }
+  check_backward(module_, loss);
+  std::vector<at::Tensor> parameters = all;
+  std::erase_if(parameters, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
   const ScopedFullPrecision outside(precision_, device_.type());
   std::vector<at::Tensor> gradients = torch::autograd::grad({loss}, parameters, {}, /*retain_graph=*/std::nullopt,
                                                             /*create_graph=*/false, /*allow_unused=*/true);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "fulgur/base/compiled_code.h"
 #include "fulgur/base/error.h"
@@ -33,6 +34,18 @@ TEST(PackedCode, SaysWhatItWasCompiledFor) {
               HasSubstr("was compiled for riscv64, but this machine is "));
   EXPECT_EQ(why_not(R"({"AOTI_DEVICE_KEY": "cpu", "AOTI_CPU_ISA": "AVX2 AVX9000"})"),
             "was compiled for processors with AVX9000, which this one does not have: compile it here");
+}
+
+TEST(PackedCode, SaysForWhichGpusItWasCompiled) {
+  for (const auto [compiled_for, own] :
+       {std::pair{80, 80}, {80, 86}, {86, 89}, {90, 90}, {100, 100}, {0, 90}, {90, 0}}) {
+    EXPECT_EQ(why_not_on_capability(compiled_for, own), "") << compiled_for << " on " << own;
+  }
+  for (const auto [compiled_for, own] : {std::pair{86, 80}, {80, 90}, {90, 89}, {90, 100}, {100, 103}, {120, 121}}) {
+    EXPECT_NE(why_not_on_capability(compiled_for, own), "") << compiled_for << " on " << own;
+  }
+  EXPECT_EQ(why_not_on_capability(100, 89),
+            "was compiled for GPUs of compute capability 10.0, but this one has 8.9: compile it here");
 }
 
 TEST(PackedCode, IsNotRunWhereThatIsNotAllowed) {

@@ -16,6 +16,7 @@ class GpuBundleTest(unittest.TestCase):
         cls.scratch = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.scratch.cleanup)
         cls.bundle = pathlib.Path(cls.scratch.name, ".gpu")
+        cls.bundle.with_name("bench").symlink_to(pathlib.Path("bench").absolute())
         cls.packed = subprocess.run(["tools/gpu_bundle", cls.bundle, "."], capture_output=True, text=True)
 
     def run_bundle(self, *arguments, **more):
@@ -46,10 +47,18 @@ class GpuBundleTest(unittest.TestCase):
         script = self.bundle / "run"
         ours = script.read_text()
         self.addCleanup(script.write_text, ours)
-        script.write_text(ours.replace("--accumulate_grad_batches=2", "--acumulate_grad_batches=2"))
-        done = self.run_bundle("--dry-run", "--only=no races", "correctness")
+        for step, part, program, flag, wrong in (("no races", "correctness", "gpu_step", "accumulate_grad_batches", "acumulate_grad_batches"),
+                                                 ("MLP, 32", "speed", "gpu_step", "batch_size", "batchsize"),
+                                                 ("12 GiB", "largest", "largest_model", "n_layer", "n_layr")):
+            script.write_text(ours.replace(f"--{flag}=", f"--{wrong}="))
+            done = self.run_bundle("--dry-run", f"--only={step}", part)
+            self.assertEqual(done.returncode, 1, step)
+            self.assertRegex(done.stderr, rf"error: \S*/{program} .*: error: unknown flag '{wrong}'; did you mean '{flag}'")
+
+    def test_a_test_that_finds_no_gpu_fails_its_step(self):
+        done = self.run_bundle("--only=gpu_spans_test", "correctness", CUDA_VISIBLE_DEVICES="")
+        self.assertRegex(done.stdout, r"FAILED .* gpu_spans_test: 1 tests were skipped: this machine has no GPU")
         self.assertEqual(done.returncode, 1)
-        self.assertRegex(done.stderr, r"error: gpu_step .*: error: unknown flag .*did you mean 'accumulate_grad_batches'")
 
     def test_a_name_that_no_step_has_is_told(self):
         done = self.run_bundle("--only=gpu_tset", "correctness")
