@@ -358,9 +358,12 @@ def largest(kind, cap_gib):
             is_in_time = code is not None
             if code and "out of memory" not in printed and "of host memory" not in printed:
                 raise Failed(f"largest_model ended with {code}")
-            if code == 0:
-                return n_layer, *(float(figure) for figure in printed.strip().split("\n")[-1].split())
-            return None
+            if code != 0:
+                return None
+            found = re.search(r"^(\d+) ([\d.]+) ([\d.]+) (\d+)$", printed, re.M)
+            if not found:
+                raise Failed("largest_model printed no result")
+            return n_layer, *map(float, found.groups())
 
         n_layer = max(1, int(0.7 * cap_gib * GIB / (bytes_of_parameter * largest_model.LAYER)))
         best = attempt(n_layer)
