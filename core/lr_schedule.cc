@@ -82,7 +82,11 @@ void LRSchedule::load_state(const State& state) {
     throw CheckpointError(fmt::format("the checkpoint has the state of a {}, but the scheduler is {} now", name,
                                       config_.scheduler->name()));
   }
-  for (size_t i = 0; i < initial_lrs_.size(); ++i) initial_lrs_[i] = state.get<double>(fmt::format("initial_lr/{}", i));
+  for (size_t i = 0; i < initial_lrs_.size(); ++i) {
+    // A group that was added after the schedule's last move has the rate that the optimizer has brought back.
+    const auto* initial = state.find<double>(fmt::format("initial_lr/{}", i));
+    initial_lrs_[i] = initial == nullptr ? optimizer_->groups()[i].lr : *initial;
+  }
   for (size_t i = 0; i < factors_.size(); ++i) {
     const auto* factor = state.find<double>(fmt::format("factor/{}", i));
     factors_[i] = factor == nullptr ? 1.0 : *factor;

@@ -207,6 +207,9 @@ void MetricLog::load_state(const State& state) {
   if (num_entries == nullptr) return;  // metrics of ended epochs only
   Table& training = table(Stage::train);
   training.step = state.get<int64_t>("step");
+  for (const Entry& entry : training.entries) {  // their samples are in the state
+    for (Metric* metric : entry.metrics) metric->reset();
+  }
   training.entries.clear();
   for (int64_t i = 0; i < *num_entries; ++i) {
     const State saved = state.child(fmt::format("entries/{}", i));

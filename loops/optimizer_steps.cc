@@ -176,13 +176,21 @@ at::Tensor OptimizerSteps::before_step(size_t index, StepRequest& request) {
   return norm;
 }
 
-bool OptimizerSteps::update(size_t index, const StepRequest& request) {
+bool OptimizerSteps::update(size_t index, StepRequest request) {
   std::optional<StepReport> report;
+  bool is_refused = false;  // by a callback
+  if (request.accepts) {
+    request.accepts = [&is_refused, accepts = std::move(request.accepts)](const at::Tensor& norm) {
+      is_refused = !accepts(norm);
+      return !is_refused;
+    };
+  }
   context_.hooks.within(hooks::optimizer_step, [&] {
     context_.hooks.module().optimizer_step(optimizers()[index],
                                            [&] { report = context_.strategy.optimizer_step(index, request); });
   });
-  if (report && report->skipped && !report->grad_norm.defined()) {  // not by a callback, which has looked at the norm
+  if (!report) context_.strategy.drain();  // as in every step that is left out: forward reads the weights as they are
+  if (report && report->skipped && !is_refused) {
     warn_skipped_(
         "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the "
         "scale is lowered; now and then that is as it should be, and not told again",

@@ -54,7 +54,7 @@ class OptimizerSteps final : public ManualOptimization {
 
  private:
   at::Tensor before_step(size_t optimizer, StepRequest& request);
-  bool update(size_t optimizer, const StepRequest& request);
+  bool update(size_t optimizer, StepRequest request);
   void move(LRSchedule& schedule);
   std::vector<double> lr_after_step(size_t optimizer) const;
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);

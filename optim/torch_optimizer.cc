@@ -298,7 +298,11 @@ void TorchOptimizer::add_param_group(ParamGroup) {
 }
 
 void TorchOptimizer::step(const GradientTransform& transform) {
-  transform_gradients(transform, params());
+  if (transform.factor.defined() || transform.clip_value) {
+    const std::vector<at::Tensor> all = params();
+    widen_gradients(all);  // without their loss scale, small ones are zero in 16 bits
+    transform_gradients(transform, all);
+  }
   take_settings_of_groups();
   optimizer_->step();
 }

@@ -257,6 +257,7 @@ void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl
   flat_->append(*module_, optimizers_, bucket_options(), also);
   agree_on_buckets(added);
   store_->append();
+  average_->append();
 }
 
 // Returns the tensors that were registered after setup(), which converted and moved all others. Throws SetupError for

@@ -286,6 +286,13 @@ const std::vector<at::Tensor>& GradientSums::of(size_t b) const {
   return buckets_[b].has_sums ? buckets_[b].sums : none;
 }
 
+void GradientSums::make_zero(size_t b) {
+  Bucket& bucket = buckets_[b];
+  bucket.sums = bucket.memory;
+  for (const at::Tensor& sum : bucket.sums) sum.zero_();
+  bucket.has_sums = true;
+}
+
 void GradientSums::widen(size_t b) {
   for (at::Tensor& sum : buckets_[b].sums) sum = sum.to(optim::widened(sum.scalar_type()));
 }

@@ -47,8 +47,9 @@ class GradientSums final : public GradientBuckets {
 
   // The sums of a bucket, by section; empty if nothing was reduced since clear().
   const std::vector<at::Tensor>& of(size_t bucket) const;
-  void widen(size_t bucket);  // converts 16-bit sums to fp32, until clear()
-  void clear();               // the memory is kept for the next sums
+  void make_zero(size_t bucket);  // sums of a bucket for which nothing was reduced
+  void widen(size_t bucket);      // converts 16-bit sums to fp32, until clear()
+  void clear();                   // the memory is kept for the next sums
 
   // The 2-norm of each of the sums, in fp64, computed while backward runs; empty if not computed.
   const std::vector<at::Tensor>& norms(size_t bucket) const { return buckets_[bucket].norms; }

@@ -30,6 +30,12 @@ void LossScaling::stepped(size_t optimizer) {
   move_if_none_waits();
 }
 
+optim::LossScalerState LossScaling::state() const {
+  optim::LossScaler scaler = scaler_;
+  if (found_inf_) scaler.update(*found_inf_);
+  return scaler.state();
+}
+
 void LossScaling::move_if_none_waits() {
   if (!found_inf_ || std::ranges::any_of(gradients_, &Gradients::waiting)) return;
   scaler_.update(*std::exchange(found_inf_, std::nullopt));

@@ -34,8 +34,9 @@ class LossScaling {
   void stepped(size_t optimizer);  // also after a skipped step
   double loss_scale() const { return scaler_.loss_scale(); }
 
-  // Call these between steps, while no optimizer has waiting gradients.
-  optim::LossScalerState state() const { return scaler_.state(); }
+  // Call these between steps. Gradients that wait are not part of the state, so that it is what it will be once they
+  // are dropped.
+  optim::LossScalerState state() const;
   void load_state(const optim::LossScalerState& state) { scaler_.load_state(state); }
 
  private:

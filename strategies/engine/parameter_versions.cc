@@ -7,11 +7,19 @@
 namespace fulgur {
 
 void ParameterVersions::remember(const FlatParameters& parameters) {
+  versions_.clear();
+  remember_new(parameters);
+}
+
+void ParameterVersions::remember(const FlatParameters& parameters, size_t bucket) {
+  versions_[bucket].clear();
+  for (const auto& slot : parameters.buckets()[bucket].slots) versions_[bucket].push_back(slot.param._version());
+}
+
+void ParameterVersions::remember_new(const FlatParameters& parameters) {
+  const size_t num_known = versions_.size();
   versions_.resize(parameters.buckets().size());
-  for (size_t b = 0; b < versions_.size(); ++b) {
-    versions_[b].clear();
-    for (const auto& slot : parameters.buckets()[b].slots) versions_[b].push_back(slot.param._version());
-  }
+  for (size_t b = num_known; b < versions_.size(); ++b) remember(parameters, b);
 }
 
 const std::string* ParameterVersions::written(const FlatParameters& parameters, size_t bucket) const {

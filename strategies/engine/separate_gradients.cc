@@ -113,6 +113,7 @@ void SeparateGradients::say_what_is_late() const {
 void SeparateGradients::append() {
   shard_.append();
   reducer_->append();
+  schedule_->remember_new_versions();
 }
 
 void SeparateGradients::open_window() {
@@ -148,38 +149,23 @@ at::Tensor SeparateGradients::norm(size_t /*optimizer*/) {
   return squares.sqrt().squeeze();
 }
 
-// The norm over the sections on the host and on the device.
+// The norm over all sections, from the norm of each. Those that backward has left unmeasured are measured here, so that
+// the first step of a run, which does not know yet that a norm is wanted, gives the bits of any other.
 at::Tensor SeparateGradients::norm_here() const {
-  if (const auto norm = norm_taken_on_the_way()) return *norm;
-  const c10::Device device = context_.device();
-  std::vector<at::Tensor> on_host, elsewhere;
-  for (const at::Tensor& sum : sums_here()) (sum.is_cpu() ? on_host : elsewhere).push_back(sum);
-  if (elsewhere.empty()) return joint_norm(on_host).to(device);
-  const at::Tensor norm = joint_norm(elsewhere);
-  return on_host.empty() ? norm : norm.hypot(joint_norm(on_host).to(device));
-}
-
-// The norm from those of the sections, if they were computed while backward ran.
-std::optional<at::Tensor> SeparateGradients::norm_taken_on_the_way() const {
   const GradientSums& sums = reducer_->sums();
   std::vector<at::Tensor> norms, norms_on_host;
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
-    if (sums.norms(b).size() != sums.of(b).size()) return std::nullopt;
-    for (const at::Tensor& norm : sums.norms(b)) (norm.is_cpu() ? norms_on_host : norms).push_back(norm);
+    const bool is_measured = sums.norms(b).size() == sums.of(b).size();
+    for (size_t s = 0; s < sums.of(b).size(); ++s) {
+      const at::Tensor norm = is_measured ? sums.norms(b)[s] : joint_norm({sums.of(b)[s]});
+      (norm.is_cpu() ? norms_on_host : norms).push_back(norm);
+    }
   }
   if (!norms_on_host.empty()) {
     norms.push_back(at::linalg_vector_norm(at::stack(norms_on_host), 2).to(context_.device()));
   }
-  if (norms.empty()) return std::nullopt;
+  if (norms.empty()) return joint_norm({}).to(context_.device());
   return norms.size() == 1 ? norms.front() : at::linalg_vector_norm(at::stack(norms), 2);
-}
-
-std::vector<at::Tensor> SeparateGradients::sums_here() const {
-  std::vector<at::Tensor> all;
-  for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
-    std::ranges::copy(reducer_->sums().of(b), std::back_inserter(all));
-  }
-  return all;
 }
 
 // Gathers whole gradients on every rank.
@@ -218,6 +204,8 @@ void SeparateGradients::take_back(size_t optimizer) {
   GradientSums& sums = reducer_->sums();
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
+    const auto has_gradient = [](const auto& slot) { return slot.param.grad().defined(); };
+    if (sums.of(b).empty() && std::ranges::any_of(bucket.slots, has_gradient)) sums.make_zero(b);
     if (sums.of(b).empty()) continue;
     for (size_t slot = 0; slot < bucket.slots.size(); ++slot) {
       sums.set_used(b, slot, bucket.slots[slot].param.grad().defined());

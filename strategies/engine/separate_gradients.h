@@ -51,8 +51,6 @@ class SeparateGradients final : public GradientStore {
   void say_what_is_late() const;
   bool reduces_each_micro_batch() const { return context_.alone() || context_.engine.each_micro_batch; }
   bool each_has_a_part() const { return context_.engine.shard && !context_.alone(); }
-  std::vector<at::Tensor> sums_here() const;
-  std::optional<at::Tensor> norm_taken_on_the_way() const;
   at::Tensor norm_here() const;
   at::Tensor range_of(size_t bucket) const;
   optim::PredictBy predict(size_t optimizer) const;

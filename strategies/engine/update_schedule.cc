@@ -169,6 +169,7 @@ void UpdateSchedule::take_writes() {
     const bool is_late = updates(b);
     if (!is_late) shard_.copy_parameters(b);
     if (is_late || shard_.has_masters(b)) versions_.say_is_lost(*written);
+    versions_.remember(parameters_, b);
   }
 }
 

@@ -62,6 +62,7 @@ class UpdateSchedule {
 
   // The copies of the parameters are renewed: from now on, look for what others write to parameters.
   void remember_versions() { versions_.remember(parameters_); }
+  void remember_new_versions() { versions_.remember_new(parameters_); }
 
   // Resumes from a checkpoint with a late update in progress, which is already computed.
   void resume_late();

@@ -49,14 +49,22 @@ void WeightAverage::add(double share) {
   const trace::Span span("average weights");
   const c10::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(!is_shown_);
-  for (size_t b = 0; b < parameters_.buckets().size(); ++b) {
-    const bool is_first = b == averages_.size();
-    if (is_first) {
-      const at::Tensor values = part(b);
-      averages_.push_back(
-          at::zeros(values.sizes(), values.options().device(device_).dtype(optim::widened(values.scalar_type()))));
-    }
-    add(b, is_first ? 1.0 : share);
+  for (size_t b = 0; b < averages_.size(); ++b) add(b, share);
+  take_new_buckets();
+}
+
+void WeightAverage::append() {
+  if (!averages_.empty() && !is_shown_) take_new_buckets();
+}
+
+// The average of parameters that were not trained so far is what they are.
+void WeightAverage::take_new_buckets() {
+  const c10::NoGradGuard no_grad;
+  for (size_t b = averages_.size(); b < parameters_.buckets().size(); ++b) {
+    const at::Tensor values = part(b);
+    averages_.push_back(
+        at::zeros(values.sizes(), values.options().device(device_).dtype(optim::widened(values.scalar_type()))));
+    add(b, 1.0);
   }
 }
 

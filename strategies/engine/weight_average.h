@@ -29,6 +29,7 @@ class WeightAverage {
   // average += share * (parameters - average); the first call copies the parameters. A late update in progress must be
   // computed, and counts.
   void add(double share);
+  void append();  // after buckets were appended; not while the average is shown
 
   void show();  // does nothing if there is no average yet
   void hide();
@@ -44,6 +45,7 @@ class WeightAverage {
   ElementRange range(size_t bucket) const;
   at::Tensor part(size_t bucket) const;  // this rank's range of the parameters
   void add(size_t bucket, double share);
+  void take_new_buckets();
   void gather();
 
   const FlatParameters& parameters_;

@@ -257,5 +257,21 @@ TEST(DivergenceGuard, RefusesWhatItCannotJudge) {
   EXPECT_THAT(message_of<UsageError>([] { DivergenceGuard::make({.window_size = 1}); }), HasSubstr("window_size"));
 }
 
+struct ClipsByItself : TinyModule {
+  void configure_gradient_clipping(Optimizer& optimizer, const GradientClipping& clipping) override {
+    clip_gradients(optimizer, clipping);
+  }
+};
+
+// What a loss scale leaves out is told with its reason, which is not this one.
+TEST(DivergenceGuard, AnUpdateThatItRefusesIsNotSaidToHaveOverflown) {
+  const auto guard = DivergenceGuard::make({.max_loss_z = 0.5, .max_norm_z = 0.5, .window_size = 3});
+  TrainerOptions options = quiet({.callbacks = {guard}, .max_steps = 12, .gradient_clip_val = 0.1});
+  ::testing::internal::CaptureStderr();
+  Trainer(options).fit(make_module<ClipsByItself>(), {.train = tiny_loader(200)});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::Not(HasSubstr("were not finite")));
+  EXPECT_GT(guard->num_found(), 0);
+}
+
 }  // namespace
 }  // namespace fulgur

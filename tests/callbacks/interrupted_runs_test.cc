@@ -61,6 +61,7 @@ struct Case {
   int64_t world_size = 1;
   bool goes_back = false;  // to the newest checkpoint, so that a run that resumes writes them, too
   std::function<std::shared_ptr<testing::TinyModule>()> make_model = [] { return make_module<testing::TinyModule>(); };
+  std::function<std::shared_ptr<Callback>()> make_another{};
 };
 
 constexpr int64_t kMostEpochs = 6, kBatches = 3;
@@ -79,6 +80,7 @@ Trail fit(const Case& run, uint64_t seed, const fs::path& saved_in, const std::s
   options.log_every_n_steps = 1;
   options.ckpt_path = ckpt_path;
   options.callbacks = {run.make(), recorder};
+  if (run.make_another) options.callbacks.push_back(run.make_another());
   if (run.world_size > 1) options.devices = run.world_size;
   Trainer trainer(testing::quiet(options));
   trainer.fit(module, {.train = testing::tiny_loader(4 * kBatches * run.world_size, 4, /*shuffle=*/true),
@@ -204,6 +206,18 @@ TEST(InterruptedRuns, WeightAveragingAveragesTheSameWeights) {
              .world_size = world_size});
       }
     }
+  }
+}
+
+// The last checkpoints before an averaging have weights that are trained, but were never averaged.
+TEST(InterruptedRuns, WeightAveragingAveragesTheSameWeightsOfABackboneThatThaws) {
+  for (const char* strategy : {"single_device", "zero_offload"}) {
+    SCOPED_TRACE(strategy);
+    expect_same_decisions(
+        {.make = [] { return WeightAveraging::make({.decay = 0.7, .every_n_steps = 4, .start_step = 1}); },
+         .options = {.strategy = strategy},
+         .make_model = [] { return make_module<WithBackbone>(); },
+         .make_another = [] { return BackboneFinetuning::make({.unfreeze_at_epoch = 2, .initial_lr_ratio = 0.2}); }});
   }
 }
 

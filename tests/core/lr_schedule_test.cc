@@ -38,6 +38,22 @@ TEST(LRSchedule, ContinuesFromItsState) {
   EXPECT_NEAR(second.optimizer.groups()[0].lr, 0.01, 1e-12);
 }
 
+// The group is not in the schedule's state yet, which takes groups in when it moves.
+TEST(LRSchedule, GoesOnWithAGroupThatWasAddedAfterItsLastMove) {
+  const auto scheduler = [] {
+    return LRSchedulerConfig{.scheduler = optim::StepLR::make({.step_size = 1, .gamma = 0.5})};
+  };
+  optim::SGD first({{.params = {at::zeros({2})}, .lr = 1.0}}, {});
+  LRSchedule schedule(scheduler(), first);
+  schedule.step({});
+  first.add_param_group({.params = {at::zeros({3})}, .lr = 8.0});
+  optim::SGD second({{.params = {at::zeros({2})}, .lr = 1.0}, {.params = {at::zeros({3})}, .lr = 8.0}}, {});
+  LRSchedule resumed(scheduler(), second);
+  resumed.load_state(schedule.state());
+  for (LRSchedule* each : {&schedule, &resumed}) each->step({});
+  for (const size_t group : {0, 1}) EXPECT_EQ(second.groups()[group].lr, first.groups()[group].lr) << group;
+}
+
 State as_before_0_1_0(const std::string& best) {
   State state;
   state.set("scheduler", std::string("ChainedScheduler"));

@@ -273,6 +273,19 @@ TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
   }
 }
 
+TEST_F(MetricLogTest, ItsStateTakesTheSamplesOfAMetricOver) {
+  metrics::Mean mean;
+  log.begin_epoch(Stage::train);
+  log.enter(Stage::train, kTrainingStep);
+  mean.update(3.0);
+  log.log("m", mean, {});
+  log.load_state(log.state());
+  log.enter(Stage::train, kTrainingStep);
+  mean.update(5.0);
+  log.log("m", mean, {});
+  EXPECT_THAT(log.end_epoch(Stage::train, nullptr), ElementsAre(Pair("m", 4.0)));
+}
+
 // A batch of 8 samples in parts of 5 and 3, and the values that each part logs.
 class PartsOfABatch : public MetricLogTest {
  protected:

@@ -241,6 +241,15 @@ TEST(TorchOptimizer, LearningRateAndWeightDecayAreThoseOfTheGroups) {
   for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(ours[i].equal(theirs[i]));
 }
 
+// A gradient of 2e-8 is zero in fp16, and 1.31e-3 at a loss scale of 65536.
+TEST(TorchOptimizer, TheLossScaleIsTakenOffIn32Bits) {
+  const at::Tensor weight = torch::zeros({1}, at::kHalf);
+  weight.mutable_grad() = torch::full({1}, 1.31e-3, at::kHalf);
+  TorchOptimizer optimizer(torch::optim::SGD({weight}, 100.0));
+  optimizer.step({.factor = torch::tensor(1.0 / 65536, at::kDouble)});
+  EXPECT_NEAR(weight.item<double>(), -2e-6, 1e-7);
+}
+
 // torch's SGD takes a sparse gradient; a norm of it is not computed.
 TEST(TorchOptimizer, SparseGradientsTrainButAreNotClipped) {
   struct Words : Module {

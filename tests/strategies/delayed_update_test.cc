@@ -699,6 +699,36 @@ TEST(DelayedUpdateTest, AnUpdateThatACallbackRefusesIsSkippedAloneOnEveryRank) {
   }
 }
 
+struct LeavesOutSteps : testing::TinyModule {
+  int64_t num_updates = 0, num_compared = 0;
+  at::Tensor evaluated{};
+
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 0.1, .momentum = 0.9}); }
+  void optimizer_step(Optimizer&, const std::function<void()>& step) override {
+    if (++num_updates % 3 != 0) return step();
+    with_evaluated_weights([&] { evaluated = testing::flat_weights(*this); });
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    if (evaluated.defined()) {
+      EXPECT_TRUE(testing::flat_weights(*this).equal(evaluated)) << batch_idx;
+      evaluated.reset();
+      ++num_compared;
+    }
+    return TinyModule::training_step(batch, batch_idx);
+  }
+};
+
+// As after a step that a callback or the loss scale leaves out, forward reads the weights with all updates.
+TEST(DelayedUpdateTest, AStepThatTheModuleLeavesOutCompletesTheUpdateBefore) {
+  for (const std::string& base : kBases) {
+    const auto module = make_module<LeavesOutSteps>();
+    const TrainerOptions options =
+        testing::quiet({.strategy = DelayedUpdate{.base = base, .warmup_steps = 0}, .max_steps = 9});
+    Trainer(options).fit(module, {.train = testing::tiny_loader(80)});
+    EXPECT_GE(module->num_compared, 3) << base;
+  }
+}
+
 TEST(DelayedUpdateTest, WithAPartOnTheDeviceIsTheRecurrenceBitForBit) {
   for (const int64_t world_size : {1, 2}) {
     for (const double ratio : {0.0, 0.5}) {

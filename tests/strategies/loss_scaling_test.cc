@@ -54,6 +54,22 @@ TEST(LossScaling, GradientsOfEveryOptimizerAreSteppedWithTheScaleThatTheyWereMad
   EXPECT_EQ(scaling.loss_scale(), 2.0);
 }
 
+// The order of a GAN: gradients for the first optimizer wait while the state is saved, and are dropped afterwards.
+TEST(LossScaling, ItsStateHasTheStepBeforeWaitingGradients) {
+  LossScaling scaling(2, {.init_scale = 8.0});
+  scaling.scale(kLoss);
+  scaling.is_non_finite(1, look_at(kInfinite));
+  scaling.stepped(1);
+  EXPECT_EQ(scaling.loss_scale(), 8.0);
+  LossScaling resumed(2, {.init_scale = 8.0});
+  resumed.load_state(scaling.state());
+  for (LossScaling* each : {&scaling, &resumed}) {
+    each->zeroed(0);
+    EXPECT_EQ(each->loss_scale(), 4.0);
+    EXPECT_EQ(each->state().growth_tracker, 0);
+  }
+}
+
 TEST(LossScaling, RemembersWhatItFoundBeforeTheGradientsWereUnscaled) {
   LossScaling scaling(1);
   scaling.scale(kLoss);

@@ -151,6 +151,32 @@ TEST(ZeroOffload, WhatOthersWriteToParametersIsKept) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("written to")));
 }
 
+struct ClampedAfterEpochs : TinyModule {
+  void on_train_epoch_end() override {
+    const c10::NoGradGuard no_grad;
+    hidden->weight.clamp_(-0.1, 0.1);
+  }
+};
+
+// Between epochs no update is in progress.
+TEST(ZeroOffload, WhatIsWrittenBetweenLateUpdatesIsNotSaidToBeLost) {
+  ::testing::internal::CaptureStderr();
+  run_ranks(1, [&](World& world) {
+    train<ClampedAfterEpochs>(world, {}, DelayedUpdate{.base = "single_device", .warmup_steps = 0});
+  });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), Not(HasSubstr("written to")));
+}
+
+struct RegularisesUnused : testing::Net<optim::AdamW> {
+  void on_before_optimizer_step(Optimizer&) override { unused->weight.mutable_grad() = 0.1 * unused->weight.detach(); }
+};
+
+// A bucket may have gradients of a hook alone.
+TEST(ZeroOffload, AHookMayGiveAnUnusedParameterAGradient) {
+  expect_equal<RegularisesUnused>(1, {.bucket_mib = 1e-4}, "single_device", "zero_offload");
+  expect_equal<RegularisesUnused>(1, {.bucket_mib = 1e-4}, "single_device", DelayedUpdate{.warmup_steps = 1000});
+}
+
 std::string said_with(const StrategyChoice& strategy, const Case& c, int64_t world_size = 1) {
   ::testing::internal::CaptureStderr();
   run_ranks(world_size, [&](World& world) { train<Clamped>(world, c, strategy); });

@@ -348,6 +348,14 @@ TEST(Resume, IsExactWithAccumulationClippingAndValidationInTheMiddle) {
       {.options = {.val_check_interval = Batches(2), .accumulate_grad_batches = 2, .gradient_clip_val = 0.1}});
 }
 
+// In the first step of a run nobody has asked for a norm while backward runs.
+TEST(Resume, IsExactWithTheNormOfSeveralBuckets) {
+  for (const StrategyChoice& strategy :
+       {StrategyChoice("zero_offload"), StrategyChoice(DelayedUpdate{.base = "single_device", .warmup_steps = 0})}) {
+    expect_exact_resume({.options = {.strategy = strategy, .precision = "64", .gradient_clip_val = 0.1}});
+  }
+}
+
 TEST(Resume, IsExactWithEveryKindOfOptimizer) {
   expect_exact_resume({.make = [] { return make_module<NetWithSgd>(); }});
   expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
