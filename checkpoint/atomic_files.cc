@@ -33,12 +33,6 @@ std::string new_name() {
   return fmt::format("{}{:08x}{:08x}", kPrefix, random(), random());
 }
 
-bool is_temporary_name(std::string_view name) {
-  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-  return name.size() == kPrefix.size() + kDigits && name.starts_with(kPrefix) &&
-         std::all_of(name.begin() + kPrefix.size(), name.end(), is_digit);
-}
-
 bool is_lock_name(std::string_view name) {
   return name.ends_with(kLockSuffix) && is_temporary_name(name.substr(0, name.size() - kLockSuffix.size()));
 }
@@ -128,6 +122,12 @@ void rename_to_free_name(const fs::path& from, const fs::path& to) {
 }
 
 }  // namespace
+
+bool is_temporary_name(std::string_view name) {
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return name.size() == kPrefix.size() + kDigits && name.starts_with(kPrefix) &&
+         std::all_of(name.begin() + kPrefix.size(), name.end(), is_digit);
+}
 
 TemporaryName::TemporaryName(fs::path path, int lock_flags, bool is_maker)
     : path_(std::move(path)), lock_(open_lock_file(lock_file_of(path_), lock_flags)), is_maker_(is_maker) {

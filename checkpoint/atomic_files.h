@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <functional>
+#include <string_view>
 
 #include "fulgur/checkpoint/file_system.h"
 
@@ -15,6 +16,9 @@ namespace fulgur {
 // process that works on the entry holds a shared advisory lock (flock). The system releases the lock when the process
 // ends, however it ends. So a process that gets the exclusive lock knows that the entry is left over. (Process numbers
 // would not do: they are reused, and mean nothing on another host.)
+
+// Whether the file or folder of this name is being written, or was left over.
+bool is_temporary_name(std::string_view name);
 
 // A temporary name that the process works on. On a file system without locks the name is not protected.
 class TemporaryName {

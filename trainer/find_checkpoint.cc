@@ -7,6 +7,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/manifest.h"
 
 namespace fulgur {
@@ -18,7 +19,8 @@ std::vector<fs::path> checkpoints_in(const fs::path& folder) {
   std::vector<fs::path> found;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(folder, error)) {
-    if (!entry.is_symlink() && is_checkpoint(entry.path())) found.push_back(entry.path());
+    const bool is_being_saved = is_temporary_name(entry.path().filename().string());
+    if (!entry.is_symlink() && !is_being_saved && is_checkpoint(entry.path())) found.push_back(entry.path());
   }
   return found;
 }

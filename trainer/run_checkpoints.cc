@@ -268,8 +268,9 @@ void RunCheckpoints::load_weights() const {
   fulgur::load_weights(context_.hooks.module(), weights, opened_->folder().string(), options_.ckpt_strict);
 }
 
-void RunCheckpoints::resume(const FitState& fit) const {
+void RunCheckpoints::resume(const FitState& fit) {
   if (!resumed_from_.empty()) fit.load(*opened_);
+  opened_.reset();  // its files stay mapped otherwise, and take room on the disk after they are removed
 }
 
 void RunCheckpoints::log_resume() const {

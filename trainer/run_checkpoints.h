@@ -32,7 +32,7 @@ class RunCheckpoints final : public LoopEvents {
 
   // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
   void load_weights() const;
-  void resume(const FitState& fit) const;  // loads the rest of fit's state, if fit resumes
+  void resume(const FitState& fit);  // loads the rest of fit's state, if fit resumes
 
   // From now on, checkpoints have the state of `fit`; null: only the weights.
   void set_fit(const FitState* fit) { fit_ = fit; }

@@ -78,7 +78,8 @@ class FlatReader : public JsonEvents {
     return add(static_cast<int64_t>(value));
   }
   bool number_float(number_float_t value, const string_t& text) override {
-    if (text.find_first_of(".eE") == text.npos) return unexpected("an integer beyond 2^63");
+    // The decimal point is that of the process's locale.
+    if (text.find_first_not_of("-0123456789") == text.npos) return unexpected("an integer beyond 2^63");
     return add(value);
   }
   bool string(string_t& text) override {

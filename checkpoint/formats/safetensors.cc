@@ -120,7 +120,7 @@ void write_safetensors(FileWriter& file, const NamedTensors& tensors,
   file.write(&header_size, sizeof(header_size));
   file.write(header.data(), header.size());
   for (const auto& [name, tensor] : sorted) {
-    const at::Tensor data = tensor.detach().cpu().contiguous();
+    const at::Tensor data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
     file.write(data.const_data_ptr(), data.nbytes());
   }
 }

@@ -52,7 +52,8 @@ class Storages {
  public:
   explicit Storages(const fs::path& path) : path_(path) {}
 
-  PickledTensor add(const std::string& name, const at::Tensor& tensor) {
+  PickledTensor add(const std::string& name, const at::Tensor& given) {
+    const at::Tensor tensor = given.detach().resolve_conj().resolve_neg();
     const View view{tensor.const_data_ptr(), tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type()};
     const auto [known, is_new] = keys_.try_emplace(view, std::to_string(tensors_.size()));
     if (is_new) tensors_.push_back(tensor);

@@ -266,7 +266,7 @@ struct ClipsByItself : TinyModule {
 // What a loss scale leaves out is told with its reason, which is not this one.
 TEST(DivergenceGuard, AnUpdateThatItRefusesIsNotSaidToHaveOverflown) {
   const auto guard = DivergenceGuard::make({.max_loss_z = 0.5, .max_norm_z = 0.5, .window_size = 3});
-  TrainerOptions options = quiet({.callbacks = {guard}, .max_steps = 12, .gradient_clip_val = 0.1});
+  TrainerOptions options = quiet({.max_steps = 12, .gradient_clip_val = 0.1, .callbacks = {guard}});
   ::testing::internal::CaptureStderr();
   Trainer(options).fit(make_module<ClipsByItself>(), {.train = tiny_loader(200)});
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::Not(HasSubstr("were not finite")));

@@ -71,6 +71,17 @@ TEST(Safetensors, BringsBackEveryDtypeAndShape) {
   }
 }
 
+// Of such tensors libtorch keeps the memory of the original, and a mark.
+TEST(Safetensors, WritesTheValuesOfConjugatesAndTheirParts) {
+  const testing::TempDir dir;
+  const at::Tensor z = at::complex(torch::randn({3}), torch::randn({3})), conjugate = z.conj(),
+                   part = at::imag(conjugate);
+  write_safetensors(dir.path() / "f", {{"conjugate", conjugate}, {"part", part}});
+  const SafetensorsFile file(dir.path() / "f");
+  EXPECT_TRUE(file.tensor("conjugate").equal(conjugate.resolve_conj()));
+  EXPECT_TRUE(file.tensor("part").equal(part.resolve_neg()));
+}
+
 TEST(Safetensors, ReturnsTheDigestOfTheFile) {
   const TempDir dir;
   const FileDigest digest = write_safetensors(dir.path() / "f", {{"a", torch::rand({100})}});

@@ -569,6 +569,15 @@ TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsGoneAtTheNextStart) {
   }
 }
 
+// The first save of a run may be killed when it has written everything but the name.
+TEST_F(CheckpointPathTest, WhatAKilledSaveLeftIsNotTheLastCheckpoint) {
+  const fs::path left_over = checkpoints("run") / ".fulgur-tmp-0123456789abcdef";
+  fs::create_directories(left_over);
+  std::ofstream(left_over / "manifest.json") << "{}";
+  EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last", .name = "run"}), 5);
+  EXPECT_FALSE(fs::exists(left_over));
+}
+
 // The folder may belong to a save in progress on another machine, whose locks are not visible here.
 TEST_F(CheckpointPathTest, WhatASaveOfAnotherRunHasLeftStays) {
   const fs::path other = checkpoints("version_0") / ".fulgur-tmp-0123456789abcdef";
