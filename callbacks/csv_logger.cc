@@ -126,7 +126,9 @@ State CSVLogger::state() const {
   State state;
   state.set("num_rows", num_rows_);
   state.set("file", file_.filename().string());
-  if (num_rows_ > 0) state.set_child("last_row", state_of(row_));
+  if (num_rows_ == 0) return state;
+  state.set_child("first_row", state_of(first_row_));
+  state.set_child("last_row", state_of(row_));
   return state;
 }
 
@@ -139,6 +141,7 @@ void CSVLogger::load_state(const State& state) {
     throw CheckpointError(fmt::format("the state of CSVLogger names '{}', which is no name of a file", saved));
   }
   resumed_rows_ = state.get<int64_t>("num_rows");
+  resumed_first_row_ = state.child("first_row");  // empty in a checkpoint of an older version
   resumed_row_ = state.child("last_row");
   resumed_name_ = name;
   forget_file();
@@ -169,7 +172,7 @@ void CSVLogger::choose_file(TrainerControl& trainer) {
 }
 
 // Keeps the first `num_rows` rows: a resumed run writes the later ones again. Returns false, and leaves the file alone,
-// if its rows are not those that the checkpoint knows.
+// if its rows are not those that the checkpoint knows. A file that has lost its last rows is known by its first one.
 bool CSVLogger::read_rows(int64_t num_rows) {
   check_ours(file_);
   std::ifstream stream(file_, std::ios::binary);
@@ -186,14 +189,11 @@ bool CSVLogger::read_rows(int64_t num_rows) {
       if (!cells[i].empty()) row_.metrics[names[i]] = std::strtod(cells[i].c_str(), nullptr);
     }
     row_begin_ = std::exchange(end_, end_ + line.size() + 1);
-    ++num_rows_;
+    if (++num_rows_ == 1) first_row_ = row_;
   }
-  const State last = state_of(row_);  // which may have got further metrics after the checkpoint
-  const auto is_there = [&](const auto& saved) {
-    const auto* now = last.find<std::string>(saved.first);
-    return now != nullptr && *now == resumed_row_.get<std::string>(saved.first);
-  };
-  if (num_rows_ == num_rows && !std::ranges::all_of(resumed_row_.values(), is_there)) {
+  const bool is_ours = num_rows_ == num_rows ? has_values(row_, resumed_row_)
+                                             : num_rows_ == 0 || has_values(first_row_, resumed_first_row_);
+  if (!is_ours) {
     forget_file();
     return false;
   }
@@ -230,6 +230,7 @@ void CSVLogger::write(const Row& row, bool same_row) {
     rewrite(row, num_rows_before, all);
   }
   row_ = row;
+  if (num_rows_before == 0) first_row_ = row;
   num_rows_ = num_rows_before + 1;
   starts_row_ = false;
 }
@@ -259,6 +260,15 @@ State CSVLogger::state_of(const Row& row) {
   state.set("step", std::to_string(row.step));
   for (const auto& [name, value] : row.metrics) state.set("metrics/" + name, fmt::format("{:.9g}", value));
   return state;
+}
+
+// Whether the row has the values that a checkpoint knows of it. It may have got further metrics after the checkpoint.
+bool CSVLogger::has_values(const Row& row, const State& known) {
+  const State now = state_of(row);
+  return std::ranges::all_of(known.values(), [&](const auto& value) {
+    const auto* found = now.find<std::string>(value.first);
+    return found != nullptr && *found == known.get<std::string>(value.first);
+  });
 }
 
 // Copies row by row, so that only one row is in memory.

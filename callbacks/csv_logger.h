@@ -25,7 +25,8 @@ struct CSVLoggerOptions {
 // logged later gets a column in a new file, which replaces the old one once it is complete. A run that resumes from a
 // checkpoint continues in the file in its folder, after the rows that were written when the checkpoint was saved.
 // Another run in the same folder (of the same name) writes metrics-v1.csv. So does a run that resumes from a checkpoint
-// of another folder: a file is only continued if its last row is the row that the checkpoint knows.
+// of another folder: a file is only continued if its last row is the row that the checkpoint knows. A file that has
+// lost its last rows, because the machine stopped, is continued if its first row is that of the checkpoint's file.
 class CSVLogger final : public Callback {
  public:
   using Options = CSVLoggerOptions;
@@ -60,6 +61,7 @@ class CSVLogger final : public Callback {
   bool read_rows(int64_t num_rows);
   std::vector<std::string> columns_with(const Metrics& metrics) const;
   static State state_of(const Row& row);
+  static bool has_values(const Row& row, const State& known);
   static std::string format(const Row& row, const std::vector<std::string>& columns);
   void write(const Row& row, bool same_row);
   void rewrite(const Row& row, int64_t num_rows_before, const std::vector<std::string>& columns);
@@ -68,11 +70,13 @@ class CSVLogger final : public Callback {
   const Options options_;
   std::filesystem::path file_;
   std::vector<std::string> columns_;  // sorted
+  Row first_row_{};                   // by which the file is known again
   Row row_{};                         // the last row, which may still change
   int64_t num_rows_ = 0;
   size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
   std::optional<int64_t> resumed_rows_{};            // rows to keep of a resumed file; nullopt once read
   std::string resumed_name_{};                       // the file that has the resumed rows
+  State resumed_first_row_{};                        // the first of the resumed rows; empty: not known
   State resumed_row_{};                              // the last of them; empty: not known
   bool starts_row_ = false;                          // a new run does not continue the last row of an older run
   WarnOnce warn_full_;

@@ -19,6 +19,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/base/trace.h"
 #include "fulgur/checkpoint/atomic_files.h"
+#include "fulgur/checkpoint/numbered_files.h"
 
 namespace fulgur {
 namespace {
@@ -222,15 +223,14 @@ void KinetoProfiler::write(TrainerControl& trainer) {
   const auto result = std::exchange(recording_, nullptr)->finish();
   has_written_ = true;
   const std::string name = fmt::format("trace-rank{}", trainer.global_rank());
-  const std::filesystem::path trace = trainer.run_dir() / (name + ".json");
-  std::filesystem::remove(trace);
+  const std::filesystem::path trace = next_numbered(trainer.run_dir(), name, ".json");
   result->save(trace.string());
   if (!trainer.is_global_zero()) return;
   const int64_t num_batches = num_batches_ - options_.wait_batches - options_.warmup_batches;
   const std::string table = table_of(result->events(), options_.table_rows, num_batches);
   fmt::print("{}", table);
   std::fflush(stdout);
-  replace_file_atomically(trainer.run_dir() / (name + ".txt"),
+  replace_file_atomically(std::filesystem::path(trace).replace_extension(".txt"),
                           [&](FileWriter& file) { file.write(table.data(), table.size()); });
   if (!std::filesystem::exists(trace)) log_warning("torch's profiler could not write '{}'", trace.string());
 }

@@ -21,8 +21,9 @@ struct KinetoProfilerOptions {
 // Records some batches of a fit by torch's profiler, operator by operator, and on a GPU kernel by kernel, once for each
 // fit. Each rank writes trace-rank<r>.json to the run's folder, for chrome://tracing or ui.perfetto.dev, with fulgur's
 // own spans around the operators. Rank 0 prints a table of the operators that took longest by themselves, and writes it
-// to trace-rank0.txt. On the CPU, the training thread and the threads of backward are recorded. --profiler=kineto adds
-// this callback. A process records one fit at a time.
+// to trace-rank0.txt. A later fit in the same folder writes trace-rank0-v1.json and trace-rank0-v1.txt. On the CPU, the
+// training thread and the threads of backward are recorded. --profiler=kineto adds this callback. A process records one
+// fit at a time.
 // Errors: the constructor throws UsageError for numbers out of range. If fit ends early, the batches that were recorded
 // so far are written, or a warning is logged if there are none.
 class KinetoProfiler final : public Callback {

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <iostream>
 #include <system_error>
+#include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/terminal_size.h"
+#include "fulgur/reports/terminal_text.h"
 
 namespace fulgur {
 namespace {
@@ -147,25 +151,42 @@ void ProgressBar::end_pass(const TrainerControl& trainer) {
   trainer.state().entry_point == EntryPoint::fit ? clear_line() : end_line();
 }
 
-// Draws the line. On a terminal, spaces cover the rest of a longer previous line.
+// The columns that a line may take. In the last column of a terminal the cursor may already be in the next row.
+size_t ProgressBar::columns() const {
+  if (options_.columns > 0) return options_.columns - 1;
+  return terminal_size().value_or(TerminalSize()).columns - 1;
+}
+
+// Draws the line. On a terminal it is cut, for a carriage return does not leave the row that a longer one ends in, and
+// spaces cover the rest of a longer previous line.
 void ProgressBar::draw(const std::string& line) {
   const std::lock_guard lock(mutex_);
-  *options_.out << (is_terminal_ ? "\r" : "") << line;
-  if (is_terminal_ && line.size() < width_) *options_.out << std::string(width_ - line.size(), ' ');
-  *options_.out << std::flush;
-  width_ = line.size();
+  line_ = line;
+  if (!is_terminal_) {
+    *options_.out << line << std::flush;
+    return;
+  }
+  const size_t most = columns();
+  const std::string shown = terminal_text(line, most);
+  const size_t width = columns_of(shown), previous = std::min(std::exchange(width_, width), most);
+  *options_.out << '\r' << shown << std::string(previous - std::min(width, previous), ' ') << std::flush;
 }
 
 void ProgressBar::clear_line() {
   const std::lock_guard lock(mutex_);
-  if (width_ > 0) *options_.out << '\r' << std::string(width_, ' ') << '\r' << std::flush;
-  width_ = 0;
+  const size_t width = std::min(std::exchange(width_, 0), columns());
+  if (width > 0) *options_.out << '\r' << std::string(width, ' ') << '\r' << std::flush;
+  line_.clear();
 }
 
+// Leaves the line on the terminal, and what was cut of it.
 void ProgressBar::end_line() {
   const std::lock_guard lock(mutex_);
-  if (width_ > 0) *options_.out << std::endl;
+  if (line_.empty()) return;
+  const bool is_cut = is_terminal_ && columns_of(line_) > width_;
+  *options_.out << (is_cut ? '\r' + terminal_text(line_) : "") << std::endl;
   width_ = 0;
+  line_.clear();
 }
 
 }  // namespace fulgur

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
@@ -19,13 +20,15 @@ struct ProgressBarOptions {
   std::chrono::milliseconds refresh_interval{100};  // minimum time between two redraws on a terminal
   std::ostream* out = nullptr;                      // null: stdout
   std::optional<bool> is_terminal{};                // unset: whether stdout is a terminal
+  size_t columns = 0;                               // width of the terminal; 0: that of stdout, or 80 if it has none
   void describe(FieldVisitor& visit);
 };
 
 // Shows the progress of a run in one line:
 //   Epoch 3/10  42% 394/938 | 1.9k it/s | ETA 0:21 | train_loss 0.113 | val_acc 0.981
 // On a terminal the line is redrawn in place, also for validation, test and prediction ("Validation  40% 4/10 | ..."),
-// and is cleared for log lines; otherwise there is one line at the end of each training epoch. Between two redraws a
+// and is cleared for log lines; otherwise there is one line at the end of each training epoch. While the line is
+// redrawn it is cut to the width of the terminal; at the end of an epoch it is printed whole. Between two redraws a
 // step costs one look at the clock; metrics logged with prog_bar are read only when the line is drawn.
 class ProgressBar final : public Callback {
  public:
@@ -59,6 +62,7 @@ class ProgressBar final : public Callback {
   void begin_pass(int64_t batch_idx);
   void draw_pass(TrainerControl& trainer, int64_t batches);
   void end_pass(const TrainerControl& trainer);
+  size_t columns() const;
   void draw(const std::string& line);
   void clear_line();
   void end_line();
@@ -71,7 +75,8 @@ class ProgressBar final : public Callback {
   Clock::time_point pass_start_{};  // start of the running evaluation loader
   Clock::time_point last_drawn_{};
   std::mutex mutex_{};                               // guards the stream and the members below: other threads may log
-  size_t width_ = 0;                                 // characters of the line on the terminal; 0: no line
+  std::string line_{};                               // the line that was drawn last, whole; empty: no line
+  size_t width_ = 0;                                 // columns of the line on the terminal, where it may be cut
   std::optional<ScopedBeforeLogLine> makes_room_{};  // set on a terminal
 };
 

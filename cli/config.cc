@@ -21,6 +21,14 @@ constexpr std::string_view kType = ".type";      // strategy.type is what strate
 constexpr std::string_view kPrefix = "FULGUR_";  // environment variables begin with it
 constexpr std::string_view kDot = "__";          // a dot in the name of an environment variable
 
+// The variables that something in fulgur's tree reads: the library, its build, its tools or its tests. They mean no
+// option, whatever names the options of a program have. tests/cli/own_variables_test.py compares the list with the
+// tree.
+constexpr std::string_view kOwnVariables[] = {
+    "FULGUR_CUDA",          "FULGUR_DOCTOR_RANKS",  "FULGUR_FAULT_RUN", "FULGUR_HOST_ID",     "FULGUR_HOST_MEMORY_GIB",
+    "FULGUR_LIBTORCH",      "FULGUR_PARENT_PID",    "FULGUR_PREDICT",   "FULGUR_RANK_OUTPUT", "FULGUR_REPOSITORY",
+    "FULGUR_SHARED_MEMORY", "FULGUR_SOCKET_IFNAME", "FULGUR_TRACE"};
+
 // A FieldVisitor that calls functions.
 class Visitor final : public FieldVisitor {
  public:
@@ -47,6 +55,7 @@ std::string with_dots_as(std::string_view path, std::string_view dot) {
 
 std::string variable_of(std::string_view path) {
   std::string name(kPrefix);
+  if (path.find('.') == std::string_view::npos) name += '_';  // FULGUR__SEED
   for (const char c : with_dots_as(path, kDot)) name += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
 }
@@ -312,7 +321,8 @@ void Config::make_draft(const List& list, Element& element, std::vector<std::str
 
 // Options outside of sections come first, as TOML wants it. An option that has settings of its own, such as strategy,
 // becomes a section with a `type`. Settings of what was not chosen are left out.
-std::string Config::to_toml() const {
+std::string Config::to_toml_of(const std::string& table) const {
+  const std::string prefix = table.empty() ? "" : table + ".";
   std::map<std::string, std::string> origins;
   for (const Option& option : options_) origins[option.path] = option.origin;
   std::vector<std::pair<std::string, std::string>> lines;  // section, and the line in it
@@ -334,19 +344,20 @@ std::string Config::to_toml() const {
   describe_(collect);
   std::string text;
   for (const std::string& section : sections) {
-    if (!section.empty()) text += fmt::format("{}[{}]\n", text.empty() ? "" : "\n", section);
+    if (!section.empty()) text += fmt::format("{}[{}{}]\n", text.empty() && table.empty() ? "" : "\n", prefix, section);
     for (const auto& [of, line] : lines) {
       if (of == section) text += line;
     }
   }
   for (const List& list : lists_) {
+    const std::string path = prefix + list.path;
     for (const Element& element : list.elements) {
-      text += fmt::format("\n[[{}]]\n", list.path);
+      text += fmt::format("\n[[{}]]\n", path);
       if (element.type) {
         const std::string type = fmt::format("type = {}", toml_string(element.type->text.value_or("")));
         text += fmt::format("{:<48}  # {}\n", type, element.type->origin);
       }
-      text += element.options->to_toml();
+      text += element.options->to_toml_of(path);  // [path.section] means the element that began last
     }
   }
   return text;
@@ -371,11 +382,11 @@ std::vector<Setting> settings_of(const EnvironmentVariables& variables) {
 void refuse_variables_without_dots(const EnvironmentVariables& variables, const Config& config,
                                    std::vector<std::string>& problems) {
   for (const auto& [name, value] : variables) {
-    if (!name.starts_with(kPrefix)) continue;
+    if (!name.starts_with(kPrefix) || std::ranges::find(kOwnVariables, name) != std::end(kOwnVariables)) continue;
     const std::string words = canonical_name(std::string_view(name).substr(kPrefix.size()));
+    const auto is_meant = [&](std::string_view path) { return words == canonical_name(with_dots_as(path, "_")); };
     for (const Config::Option& option : config.options()) {
-      if (option.path.find('.') == std::string::npos) continue;  // FULGUR_TRACE and others that are no options
-      if (words != with_dots_as(option.path, "_") && words != with_dots_as(config.flag_of(option), "_")) continue;
+      if (!is_meant(option.path) && !is_meant(config.flag_of(option))) continue;
       problems.push_back(fmt::format("{}: the variable of {} is {}", name, option.path, variable_of(option.path)));
     }
   }

@@ -52,7 +52,7 @@ class Config {
   void make_objects(std::vector<std::string>& problems);
 
   // All options as a TOML file, each with its origin in a comment. A program that reads it has the same options.
-  std::string to_toml() const;
+  std::string to_toml() const { return to_toml_of(""); }
 
  private:
   // An object of a list.
@@ -76,6 +76,10 @@ class Config {
   std::string why_unknown(std::string_view path);
   bool has_section(std::string_view path) const;
 
+  // The text of to_toml(). `table` is the list whose element has the options, such as "trainer.callbacks"; empty: they
+  // are the program's own.
+  std::string to_toml_of(const std::string& table) const;
+
   DescribeFields describe_;
   std::deque<Option> options_;  // a deque: fields hold views of paths
   std::vector<List> lists_{};
@@ -86,7 +90,8 @@ class Config {
 std::vector<Setting> settings_of(const EnvironmentVariables& variables);
 
 // Adds to `problems` the variables that write an option's dots as "_", or leave out its section:
-// FULGUR_TRAINER_MAX_STEPS and FULGUR_MAX_STEPS, where FULGUR_TRAINER__MAX_STEPS is meant.
+// FULGUR_TRAINER_MAX_STEPS and FULGUR_MAX_STEPS, where FULGUR_TRAINER__MAX_STEPS is meant, and FULGUR_SEED, where
+// FULGUR__SEED is meant. A variable that fulgur itself reads, such as FULGUR_TRACE, is never a problem.
 void refuse_variables_without_dots(const EnvironmentVariables& variables, const Config& config,
                                    std::vector<std::string>& problems);
 

@@ -22,8 +22,11 @@
 #include "fulgur/base/seed.h"
 #include "fulgur/base/state.h"
 #include "fulgur/base/working_directory.h"
+#include "fulgur/callbacks/evaluation_table.h"
 #include "fulgur/callbacks/model_checkpoint.h"
+#include "fulgur/callbacks/model_summary.h"
 #include "fulgur/callbacks/prediction_writer.h"
+#include "fulgur/callbacks/progress_bar.h"
 #include "fulgur/checkpoint/load_weights.h"
 #include "fulgur/cli/command_line.h"
 #include "fulgur/cli/config.h"
@@ -302,6 +305,13 @@ std::vector<Setting> model_options_of(const std::filesystem::path& checkpoint, c
   return settings;
 }
 
+// Removes the callbacks of these types.
+template <class... Kinds>
+void remove_callbacks(std::vector<std::shared_ptr<Callback>>& callbacks) {
+  std::erase_if(callbacks,
+                [](const auto& callback) { return (... || (dynamic_cast<const Kinds*>(callback.get()) != nullptr)); });
+}
+
 // Which messages are printed.
 struct Verbosity {
   bool quiet = false;
@@ -315,7 +325,14 @@ struct Verbosity {
   void apply(TrainerOptions& options) const {
     set_log_level(quiet && log_level == LogLevel::info ? LogLevel::warning : log_level);
     if (!quiet || options.barebones) return;
-    for (auto* shows : {&options.enable_progress_bar, &options.enable_model_summary}) *shows = shows->value_or(false);
+    if (!options.enable_progress_bar) {
+      options.enable_progress_bar = false;
+      remove_callbacks<ProgressBar, EvaluationTable>(options.callbacks);
+    }
+    if (!options.enable_model_summary) {
+      options.enable_model_summary = false;
+      remove_callbacks<ModelSummary>(options.callbacks);
+    }
   }
 };
 

@@ -28,12 +28,13 @@ DatasetPtr not_null(DatasetPtr dataset, std::string_view function) {
   return dataset;
 }
 
-// Wraps a dataset and takes its size, name and digest from it.
+// Wraps a dataset and takes its size, name, digest and options from it.
 class Derived : public Dataset {
  public:
   explicit Derived(DatasetPtr base) : base_(std::move(base)) {}
   int64_t size() const override { return base_->size(); }
   std::string digest() const override { return base_->digest(); }
+  std::string sample_options() const override { return base_->sample_options(); }
   std::string name() const override { return base_->name(); }
 
  protected:
@@ -82,6 +83,14 @@ std::string joined_digest(const std::vector<DatasetPtr>& datasets) {
   return all;
 }
 
+// Empty if no dataset has options.
+std::string joined_options(const std::vector<DatasetPtr>& datasets) {
+  std::vector<std::string> all;
+  for (const DatasetPtr& dataset : datasets) all.push_back(dataset->sample_options());
+  const bool has_any = std::ranges::any_of(all, [](const std::string& options) { return !options.empty(); });
+  return has_any ? fmt::format("{}", fmt::join(all, "; ")) : std::string();
+}
+
 std::string joined_name(const std::vector<DatasetPtr>& datasets) {
   std::string all;
   for (const DatasetPtr& dataset : datasets) all += (all.empty() ? "" : " + ") + dataset->name();
@@ -95,6 +104,7 @@ class Concatenated final : public Dataset {
   }
   int64_t size() const override { return ends_.empty() ? 0 : ends_.back(); }
   std::string digest() const override { return joined_digest(parts_); }
+  std::string sample_options() const override { return joined_options(parts_); }
   std::string name() const override { return joined_name(parts_); }
   Batch get(int64_t index, Random& random) const override {
     const auto part = static_cast<size_t>(std::ranges::upper_bound(ends_, index) - ends_.begin());
@@ -128,6 +138,7 @@ class Mixed final : public Dataset {
   }
   int64_t size() const override { return std::ssize(part_of_); }
   std::string digest() const override { return digest_; }
+  std::string sample_options() const override { return joined_options(parts_); }
   std::string name() const override { return joined_name(parts_); }
   Batch get(int64_t index, Random& random) const override {
     const auto i = static_cast<size_t>(index);
@@ -176,7 +187,8 @@ class CachedOnDisk final : public Derived {
   CachedOnDisk(DatasetPtr base, fs::path folder) : Derived(std::move(base)), folder_(std::move(folder)) {
     constexpr int64_t kMostBytes = 1 << 20;
     make_folders(folder_);
-    const std::string label = fmt::format("{}\n{} samples\ndigest '{}'\n", name(), size(), digest());
+    std::string label = fmt::format("{}\n{} samples\ndigest '{}'\n", name(), size(), digest());
+    if (const std::string options = sample_options(); !options.empty()) label += fmt::format("options '{}'\n", options);
     const fs::path file = folder_ / "dataset.txt";
     if (!fs::exists(file)) replace_file_atomically(file, [&](FileWriter& to) { to.write(label.data(), label.size()); });
     if (const std::string found = read_text_file(file, kMostBytes); found != label) {
@@ -237,11 +249,12 @@ std::vector<DatasetPtr> split(const DatasetPtr& dataset, const std::vector<doubl
   std::vector<DatasetPtr> parts;
   double end_fraction = 0.0;
   int64_t begin = 0;
-  for (const double fraction : fractions) {
-    end_fraction += fraction;
-    const int64_t end = std::llround(std::min(end_fraction, 1.0) * static_cast<double>(size));
+  for (size_t i = 0; i < fractions.size(); ++i) {
+    end_fraction += fractions[i];
+    const bool is_last = i + 1 == fractions.size();  // the sum of all fractions is not quite 1
+    const int64_t end = is_last ? size : std::llround(std::min(end_fraction, 1.0) * static_cast<double>(size));
     if (end <= begin) {
-      throw UsageError(fmt::format("split: a part of {} of {} samples has none", fraction, size));
+      throw UsageError(fmt::format("split: a part of {} of {} samples has none", fractions[i], size));
     }
     parts.push_back(subset(dataset, {samples + begin, samples + end}));
     begin = end;

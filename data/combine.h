@@ -17,7 +17,8 @@ namespace fulgur {
 // Datasets derived from other datasets. They read samples on demand, except where a comment says otherwise.
 using DatasetPtr = std::shared_ptr<const Dataset>;
 
-// Passes each sample through `change`: for augmentation, for example. Several threads may call `change` at once.
+// Passes each sample through `change`: for augmentation, for example. Several threads may call `change` at once. No
+// digest can know what a function does, so that neither a position nor cache_on_disk notices another `change`.
 //   auto flipped = map_samples(photos, [](const Batch& sample, Random& random) {
 //     return random.chance(0.5) ? sample.with("image", sample["image"].flip(-1)) : sample;
 //   });
@@ -30,8 +31,9 @@ DatasetPtr subset(DatasetPtr dataset, std::vector<int64_t> indices);
 // epoch 0.
 DatasetPtr filter_samples(DatasetPtr dataset, const std::function<bool(const Batch& sample)>& keeps);
 
-// Shuffles by `seed` and cuts into parts of the given fractions, which add up to 1; sizes are rounded so that every
-// sample is in one part. Throws UsageError if the fractions do not add up to 1, or if a part would have no sample.
+// Shuffles by `seed` and cuts into parts of the given fractions, which add up to 1; sizes are rounded, and the last
+// part gets the rest, so that every sample is in one part. Throws UsageError if the fractions do not add up to 1, or if
+// a part would have no sample.
 //   const auto parts = split(photos, {0.8, 0.2}, /*seed=*/1);
 std::vector<DatasetPtr> split(const DatasetPtr& dataset, const std::vector<double>& fractions, uint64_t seed);
 
@@ -51,7 +53,8 @@ DatasetPtr cache_in_memory(DatasetPtr dataset, int64_t max_bytes = int64_t{1} <<
 
 // Keeps samples as files in `folder` after their first read, for later runs and other processes, too; each new file
 // costs a sync of the disk. Random numbers are drawn as in cache_in_memory. Throws CheckpointError if the folder holds
-// samples of a dataset with another name, size or digest.
+// samples of a dataset with another name, size, digest or sample_options(). It cannot know that a function has changed,
+// such as that of map_samples or the decoder of a TarDataset: give another folder, or put map_samples over the cache.
 DatasetPtr cache_on_disk(DatasetPtr dataset, std::filesystem::path folder);
 
 }  // namespace fulgur

@@ -230,6 +230,7 @@ State DataLoader::position() const {
   position.set("of", cut_.num_items());
   position.set("size", source_->dataset->size());
   if (!digest_.empty()) position.set("digest", digest_);
+  if (plan_) position.set("order", static_cast<int64_t>(plan_->order_hash(place_)));
   return position;
 }
 
@@ -253,9 +254,18 @@ void DataLoader::go_to(const State& position) {
                     "written with, or from a checkpoint at the end of an epoch",
                     cut_.num_items(), unit));
   }
+  EpochPlan plan(cut_, epoch_, *place);
+  const int64_t* order = position.find<int64_t>("order");  // null: written by an earlier version
+  if (order != nullptr && static_cast<uint64_t>(*order) != plan.order_hash(*place)) {
+    throw CheckpointError(
+        fmt::format("the checkpoint is in the middle of an epoch over {} in another order (its hash is another one); "
+                    "resume with the sampler and the seed that it was written with, or from a checkpoint at the end of "
+                    "an epoch",
+                    dataset.name()));
+  }
   drop_pending();
   place_ = *place;
-  plan_.emplace(cut_, epoch_, place_);
+  plan_.emplace(std::move(plan));
 }
 
 State DataLoader::state() const {

@@ -76,7 +76,8 @@ class DataLoader final : public Loader {
   int64_t batch_size() const override { return options_.batch_size; }
 
   // A position counts samples (with a batch_sampler: batches) in the order that all ranks share, so that any number of
-  // ranks can resume from it. go_to() throws CheckpointError for a position in another dataset.
+  // ranks can resume from it. go_to() throws CheckpointError for a position in another dataset, or in another order,
+  // such as that of a sampler with another seed.
   State position() const override;
   void go_to(const State& position) override;
 

@@ -34,6 +34,10 @@ class Dataset {
   // names and sizes, for example. Empty: unknown.
   virtual std::string digest() const { return {}; }
 
+  // The options that make a sample of the data, such as the size of pictures: as text, for messages. cache_on_disk
+  // compares it; a run may resume with other options. Empty: there are none, or they are unknown.
+  virtual std::string sample_options() const { return {}; }
+
   // The dataset's name in messages; by default the name of its type.
   virtual std::string name() const;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <span>
@@ -28,6 +29,13 @@ void check_range(const at::Tensor& samples, int64_t num_samples) {
       fmt::format("the sampler chooses sample {}, but the dataset has {}; make the sampler for as many samples as the "
                   "dataset has, which after a split are fewer",
                   *outside, num_samples));
+}
+
+// The hash of a tensor is the seed for that of the next, so that the cuts between batches count, too.
+uint64_t hash_of(const std::vector<at::Tensor>& order) {
+  uint64_t hash = 0;
+  for (const at::Tensor& samples : order) hash = XXH3_64bits_withSeed(samples.const_data_ptr(), samples.nbytes(), hash);
+  return hash;
 }
 
 // The orders of the later passes of an infinite epoch are those of epochs that no run reaches.
@@ -62,20 +70,38 @@ int64_t EpochPlan::place() const {
   return cut_.infinite ? place : std::min(place, size_);
 }
 
+uint64_t EpochPlan::order_hash(int64_t place) const {
+  if (size_ == 0) return 0;
+  const int64_t pass = pass_of(place);
+  if (pass != hashed_pass_) {
+    hash_ = hash_of(pass == pass_ ? order_ : order_of(pass));
+    hashed_pass_ = pass;
+  }
+  return hash_;
+}
+
+int64_t EpochPlan::pass_of(int64_t place) const { return cut_.infinite ? place / size_ : 0; }
+
 int64_t EpochPlan::epoch_of(int64_t pass) const { return epoch_ + pass * kEpochsBetweenPasses; }
 
-void EpochPlan::load_pass_of(int64_t place) {
-  const int64_t pass = cut_.infinite ? place / size_ : 0;
-  if (pass == pass_) return;
+std::vector<at::Tensor> EpochPlan::order_of(int64_t pass) const {
+  std::vector<at::Tensor> order;
   if (cut_.sampler) {
-    samples_ = cut_.sampler->indices(epoch_of(pass)).contiguous();
-    check_count(samples_.numel(), size_, "Sampler", "indices()");
-    check_range(samples_, cut_.num_samples);
+    order.push_back(cut_.sampler->indices(epoch_of(pass)).contiguous());
+    check_count(order[0].numel(), size_, "Sampler", "indices()");
   } else {
-    batches_ = cut_.batch_sampler->batches(epoch_of(pass));
-    check_count(std::ssize(batches_), size_, "BatchSampler", "batches()");
-    for (at::Tensor& batch : batches_) check_range(batch = batch.contiguous(), cut_.num_samples);
+    order = cut_.batch_sampler->batches(epoch_of(pass));
+    check_count(std::ssize(order), size_, "BatchSampler", "batches()");
+    for (at::Tensor& batch : order) batch = batch.contiguous();
   }
+  for (const at::Tensor& samples : order) check_range(samples, cut_.num_samples);
+  return order;
+}
+
+void EpochPlan::load_pass_of(int64_t place) {
+  const int64_t pass = pass_of(place);
+  if (pass == pass_) return;
+  order_ = order_of(pass);
   pass_ = pass;
 }
 
@@ -87,12 +113,12 @@ PlannedBatch EpochPlan::batch_at(int64_t place, int64_t count) {
   const auto of_one_pass = [&](const at::Tensor& samples) {
     return PlannedBatch{samples, std::vector(static_cast<size_t>(samples.numel()), epoch_of(pass_))};
   };
-  if (!cut_.sampler) return of_one_pass(batches_[static_cast<size_t>(offset)]);
-  if (cut_.shard.world_size == 1 && offset + count <= size_) return of_one_pass(samples_.narrow(0, offset, count));
+  if (!cut_.sampler) return of_one_pass(order_[static_cast<size_t>(offset)]);
+  if (cut_.shard.world_size == 1 && offset + count <= size_) return of_one_pass(order_[0].narrow(0, offset, count));
   PlannedBatch batch{.samples = at::empty(count, at::kLong)};
   for (int64_t i = 0; i < count; ++i, place += cut_.shard.world_size) {
     load_pass_of(place);
-    batch.samples.data_ptr<int64_t>()[i] = samples_.const_data_ptr<int64_t>()[place % size_];
+    batch.samples.data_ptr<int64_t>()[i] = order_[0].const_data_ptr<int64_t>()[place % size_];
     batch.epochs.push_back(epoch_of(pass_));
   }
   return batch;

@@ -47,20 +47,28 @@ class EpochPlan {
   // The number of items in the order, of all ranks together, before the next batch.
   int64_t place() const;
 
+  // A hash of the order, of all ranks together, of the pass that has the item at `place`; it depends on neither the
+  // rank, the number of ranks nor the batch_size. An order is hashed at the first call for its pass. If another pass is
+  // loaded, the sampler is asked for the order once more.
+  uint64_t order_hash(int64_t place) const;
+
  private:
+  int64_t pass_of(int64_t place) const;
   int64_t epoch_of(int64_t pass) const;
+  std::vector<at::Tensor> order_of(int64_t pass) const;
   void load_pass_of(int64_t place);
   PlannedBatch batch_at(int64_t place, int64_t count);
 
   const EpochCut cut_;
   const int64_t epoch_;
-  const int64_t start_;   // the place at which the plan begins
-  const int64_t size_;    // items in a pass
-  const int64_t share_;   // items for this rank; not used if the epoch is infinite
-  int64_t given_ = 0;     // items that this rank has got
-  int64_t pass_ = -1;     // the pass whose order is loaded; -1: none
-  at::Tensor samples_{};  // the order of the pass, if a Sampler chooses
-  std::vector<at::Tensor> batches_{};
+  const int64_t start_;               // the place at which the plan begins
+  const int64_t size_;                // items in a pass
+  const int64_t share_;               // items for this rank; not used if the epoch is infinite
+  int64_t given_ = 0;                 // items that this rank has got
+  int64_t pass_ = -1;                 // the pass whose order is loaded; -1: none
+  std::vector<at::Tensor> order_{};   // the pass's samples: one tensor if a Sampler chooses, otherwise the batches
+  mutable int64_t hashed_pass_ = -1;  // the pass whose hash is kept; -1: none
+  mutable uint64_t hash_ = 0;
 };
 
 }  // namespace fulgur

@@ -29,15 +29,16 @@ at::Tensor select(const at::Tensor& tensor, const at::Tensor& indices) {
 
 }  // namespace
 
-TensorDataset::TensorDataset(Batch samples) : samples_(std::move(samples)), size_(samples_.batch_size()) {
+TensorDataset::TensorDataset(Batch samples, std::string digest)
+    : samples_(std::move(samples)), digest_(std::move(digest)), size_(samples_.batch_size()) {
   for (const auto& [name, tensor] : samples_) {
     TORCH_CHECK_VALUE(tensor.dim() > 0, "the tensor '", name,
                       "' of a TensorDataset has no dimension to count samples by");
   }
 }
 
-std::shared_ptr<TensorDataset> TensorDataset::make(Batch samples) {
-  return std::make_shared<TensorDataset>(std::move(samples));
+std::shared_ptr<TensorDataset> TensorDataset::make(Batch samples, std::string digest) {
+  return std::make_shared<TensorDataset>(std::move(samples), std::move(digest));
 }
 
 Batch TensorDataset::get(int64_t index) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fulgur/data/dataset.h"
@@ -11,19 +12,23 @@ namespace fulgur {
 //   auto dataset = TensorDataset::make({{"image", images}, {"label", labels}});
 class TensorDataset final : public Dataset {
  public:
-  // Throws c10::ValueError if dim 0 differs between tensors or one has no dimension.
-  explicit TensorDataset(Batch samples);
-  static std::shared_ptr<TensorDataset> make(Batch samples);
+  // `digest` is what digest() returns; empty: unknown. Throws c10::ValueError if dim 0 differs between tensors or one
+  // has no dimension.
+  explicit TensorDataset(Batch samples, std::string digest = {});
+  static std::shared_ptr<TensorDataset> make(Batch samples, std::string digest = {});
 
   int64_t size() const override { return size_; }
   Batch get(int64_t index) const;
   Batch get(int64_t index, Random&) const override { return get(index); }
   Batch get_batch(const at::Tensor& indices, std::span<Random> random = {}) const override;
 
+  std::string digest() const override { return digest_; }
+
   const Batch& samples() const { return samples_; }
 
  private:
   Batch samples_;
+  std::string digest_;
   int64_t size_;
 };
 

@@ -267,35 +267,44 @@ struct Heartbeat::Shared {
         stop = true;
       }
       changed.notify_all();
-      tell_of_failure();
+      ended.set_value();
+      if (!may_finish_without_store()) tell_of_failure();
+      return;
     }
     ended.set_value();
+  }
+
+  // The rank that keeps the store may end while this one still returns from the last barrier, so at the end the loss of
+  // the store counts as a failure only after the timeout. Returns whether this rank has stopped watching by then.
+  bool may_finish_without_store() {
+    std::unique_lock lock(mutex);
+    return at_end && changed.wait_for(lock, timeout, [&] { return !on_failure; });
   }
 
   // Looks for a record of failure, and checks the heartbeat of the watched rank.
   void look() {
     {
       const std::lock_guard lock(mutex);
-      if (!watched || !on_failure || at_end) return;
+      if (!watched || !on_failure) return;
     }
     const std::string key = rank_key(*watched);
     if (find_record()) return tell_of_failure();
     const Beat beat = to_beat(store->get_to_str(key));
-    if (beat.beat < 0 || beat.at_end || !silence.is_too_long(beat.beat)) return;
+    if (beat.beat < 0 || !silence.is_too_long(beat.beat)) return;
     record({*watched, fmt::format("rank {} gives no sign of life (its host has gone, or it hangs); last seen {}",
                                   *watched, place_of(beat, "data"))});
     tell_of_failure();
   }
 
-  // Calls on_failure at most once, and not after set_at_end(). Uses another thread, because aborting NCCL may take long
-  // and other threads wait for the answers of this one.
+  // Calls on_failure at most once, and not after stop_watching(). Uses another thread, because aborting NCCL may take
+  // long and other threads wait for the answers of this one.
   void tell_of_failure() {
     std::function<void()> tell;
     {
       const std::lock_guard lock(mutex);
       tell = std::exchange(on_failure, nullptr);
     }
-    if (tell && !at_end) std::thread(std::move(tell)).detach();
+    if (tell) std::thread(std::move(tell)).detach();
   }
 
   // A call to a store whose host has gone does not return, so a separate thread checks that run() makes progress.
@@ -380,6 +389,7 @@ Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int64_t rank, std::o
 Heartbeat::~Heartbeat() { stop(); }
 
 void Heartbeat::stop() {
+  stop_watching();
   {
     const std::lock_guard lock(shared_->mutex);
     shared_->stop = true;
@@ -392,6 +402,14 @@ void Heartbeat::stop() {
 void Heartbeat::set_step(int64_t global_step) { shared_->step = global_step; }
 
 void Heartbeat::set_at_end() { shared_->at_end = true; }
+
+void Heartbeat::stop_watching() {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->on_failure = nullptr;
+  }
+  shared_->changed.notify_all();
+}
 
 void Heartbeat::watch(int64_t num_ranks, std::function<void()> on_failure) {
   {

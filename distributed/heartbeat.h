@@ -49,12 +49,17 @@ class Heartbeat {
 
   void set_step(int64_t global_step);
 
-  // Records that this rank has finished its work and waits for the others.
+  // Records that this rank has finished its work and waits for the others. It still watches: another rank may never
+  // come. From now on a store that has gone counts as a failure only after the timeout, because the rank that keeps it
+  // may be the first to end.
   void set_at_end();
+
+  // To be called when no other rank is needed any more: what happens to them now is no failure of this one.
+  void stop_watching();
 
   // Starts watching: once per interval, looks for a record of failure and checks the heartbeat of the next of
   // `num_ranks` ranks. A rank without a beat for the timeout is recorded as failed. Calls `on_failure` once, from a
-  // background thread, when there is a record or the store does not answer for that time; never after set_at_end().
+  // background thread, when there is a record or the store does not answer for that time; never after stop_watching().
   void watch(int64_t num_ranks, std::function<void()> on_failure);
 
   // This rank's progress in a group; the reference is valid as long as the Heartbeat.

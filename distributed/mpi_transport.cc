@@ -1,9 +1,10 @@
 // Ranks that exchange by MPI: a program that depends on //distributed:mpi_transport has the transport "mpi". Its ranks
 // are processes that mpirun or srun has started, one for each rank of MPI_COMM_WORLD. MPI is initialised by the first
-// group unless the program has done so, and finalised when the process exits if no rank has failed.
+// group unless the program has done so, and finalised when the process exits if every group has ended well.
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <mpi/mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -41,6 +42,8 @@ constexpr int64_t kDefaultStagingBytes = 8 << 20;
 constexpr std::chrono::microseconds kYields{200}, kSleep{50};
 
 std::atomic<bool> a_group_has_failed = false;
+std::atomic<int64_t> num_open_groups = 0;  // groups that connect or are connected, and have not ended
+std::atomic<pid_t> initialized_by = 0;     // the process whose MPI fulgur has initialised; 0: none
 
 void check(int code) {
   if (code == MPI_SUCCESS) return;
@@ -51,9 +54,30 @@ void check(int code) {
   throw std::runtime_error(text);
 }
 
-// MPI_Finalize waits for every rank, so it is left out after a failure.
+// A group that connects or is connected. If an exception ends it before end(), or the process ends first, other ranks
+// may wait for this one.
+class OpenGroup {
+ public:
+  OpenGroup() { ++num_open_groups; }
+  ~OpenGroup() {
+    if (has_ended_) return;
+    a_group_has_failed = true;
+    --num_open_groups;
+  }
+  OpenGroup(const OpenGroup&) = delete;
+  OpenGroup& operator=(const OpenGroup&) = delete;
+
+  void end() {
+    if (!has_ended_.exchange(true)) --num_open_groups;
+  }
+
+ private:
+  std::atomic<bool> has_ended_ = false;
+};
+
+// MPI_Finalize waits for every rank, so it is left out after a failure, and in a child that was forked.
 void finalize() {
-  if (!a_group_has_failed) MPI_Finalize();
+  if (initialized_by == ::getpid() && !a_group_has_failed && num_open_groups == 0) MPI_Finalize();
 }
 
 // Initialises MPI if the program has not. Groups have threads of their own, which all call MPI. Returns why this
@@ -70,6 +94,7 @@ std::string initialize() {
            "MPI_THREAD_MULTIPLE, or leave it to fulgur";
   }
   check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads));
+  initialized_by = ::getpid();
   std::atexit(finalize);
   if (threads >= MPI_THREAD_MULTIPLE) return "";
   return "this MPI does not let several threads call it (MPI_THREAD_MULTIPLE); use one that does, or write transport = "
@@ -203,6 +228,7 @@ class MpiTransport final : public HostTransport {
   bool is_aborted();
   Clock::time_point deadline() const { return Clock::now() + timeout_; }
 
+  OpenGroup open_{};  // declared first: it also sees that a communicator cannot be made
   const std::chrono::milliseconds timeout_;
   const int64_t staging_bytes_;
   const int64_t rank_, world_size_;
@@ -400,15 +426,19 @@ void MpiTransport::abort() {
 void MpiTransport::end() {
   ended_ = true;
   if (num_waiting_ > 0) abort();
+  open_.end();
 }
 
 // Ranks of one host share its memory if there are several hosts, so that MPI sends nothing twice between hosts.
 Connection connect_mpi(const GroupConfig& group) {
   if (!group.device.is_cpu() || group.transport.kind != TransportKind::mpi) return {};
+  OpenGroup connecting;
   check_every_rank_can(group, "mpi", initialize());
   const auto between_all = [](const GroupConfig& of) { return std::make_unique<MpiTransport>(of); };
-  std::unique_ptr<HostTransport> two_levels = connect_two_levels(group, between_all);
-  return two_levels != nullptr ? std::move(two_levels) : between_all(group);
+  std::unique_ptr<HostTransport> transport = connect_two_levels(group, between_all);
+  if (transport == nullptr) transport = between_all(group);
+  connecting.end();
+  return transport;
 }
 
 [[maybe_unused]] const bool is_known = [] {

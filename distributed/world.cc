@@ -15,14 +15,11 @@
 #include "fulgur/distributed/heartbeat.h"
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/distributed/process_collective.h"
+#include "fulgur/distributed/to_milliseconds.h"
 #include "fulgur/distributed/world_stores.h"
 
 namespace fulgur {
 namespace {
-
-using std::chrono::milliseconds;
-
-milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<int64_t>(seconds * 1000)); }
 
 // Writing to a peer that has gone must be an error, not a signal that ends the process.
 void ignore_broken_pipes() {
@@ -146,7 +143,9 @@ void World::abort(const std::string& reason) { parts_->abort(reason); }
 void World::leave() {
   if (parts_->heartbeat) parts_->heartbeat->set_at_end();
   parts_->control->barrier();
-  if (parts_->heartbeat) parts_->heartbeat->leave(parts_->ranks);
+  if (!parts_->heartbeat) return;
+  parts_->heartbeat->stop_watching();
+  parts_->heartbeat->leave(parts_->ranks);
 }
 
 void World::wait_for_others() {

@@ -1,6 +1,5 @@
 #include "fulgur/doctor/doctor.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <utility>
 
 #include "fulgur/base/environment_variables.h"
+#include "fulgur/base/terminal_size.h"
 #include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/doctor/check.h"
@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kUsualWidth = 120;
 
 size_t terminal_width() {
-  winsize size{};
-  return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsualWidth;
+  const auto size = terminal_size();
+  return size ? size->columns : kUsualWidth;
 }
 
 }  // namespace

@@ -80,7 +80,8 @@ ClusterEnvironment from_torchrun(const EnvironmentVariables& all) {
   environment.world_size = variables.number("WORLD_SIZE", 1);
   environment.local_rank = variables.place("LOCAL_RANK", "WORLD_SIZE");
   environment.local_world_size = environment.world_size;
-  if (variables.has("LOCAL_WORLD_SIZE")) {
+  environment.local_world_size_is_known = variables.has("LOCAL_WORLD_SIZE");
+  if (environment.local_world_size_is_known) {
     variables.place("LOCAL_RANK", "LOCAL_WORLD_SIZE");
     environment.local_world_size = variables.number("LOCAL_WORLD_SIZE", 1, environment.world_size);
   }
@@ -92,9 +93,7 @@ ClusterEnvironment from_torchrun(const EnvironmentVariables& all) {
     if (variables.has("SLURM_STEP_ID")) variables.check_agrees("RANK", "SLURM_PROCID");
   }
   environment.launcher_keeps_store = find_variable(all, "TORCHELASTIC_USE_AGENT_STORE") == "True";
-  if (environment.launcher_keeps_store) {
-    environment.store_prefix = fmt::format("fulgur/{}/", variables.number_or("TORCHELASTIC_RESTART_COUNT", 0));
-  }
+  if (environment.launcher_keeps_store) environment.store_prefix = "fulgur/";
   return environment;
 }
 
@@ -124,8 +123,9 @@ ClusterEnvironment from_slurm(const EnvironmentVariables& all) {
   environment.world_size = variables.number(size, 1);
   environment.local_rank = variables.place("SLURM_LOCALID", size);
   environment.node_rank = variables.number_or("SLURM_NODEID", 0);
+  environment.local_world_size_is_known = variables.has("SLURM_STEP_TASKS_PER_NODE");
   environment.local_world_size =
-      variables.has("SLURM_STEP_TASKS_PER_NODE")
+      environment.local_world_size_is_known
           ? slurm_tasks_on(variables.text("SLURM_STEP_TASKS_PER_NODE"), environment.node_rank)
           : variables.number_or("SLURM_NTASKS_PER_NODE", environment.world_size);
   environment.master_address =
@@ -188,10 +188,28 @@ std::optional<ClusterEnvironment> detect_cluster_environment(const EnvironmentVa
 }
 
 void check_world_size(const ClusterEnvironment& environment, int64_t num_devices, int64_t num_nodes) {
-  if (environment.world_size == num_devices * num_nodes) return;
-  throw UsageError(fmt::format("{} started {} ranks, but devices={} and num_nodes={} need {}; change either",
-                               environment.name, environment.world_size, num_devices, num_nodes,
-                               num_devices * num_nodes));
+  const int64_t world_size = environment.world_size, local_world_size = environment.local_world_size;
+  if (world_size != num_devices * num_nodes) {
+    throw UsageError(fmt::format("{} started {} ranks, but devices={} and num_nodes={} need {}; change either",
+                                 environment.name, world_size, num_devices, num_nodes, num_devices * num_nodes));
+  }
+  if (environment.local_world_size_is_known && local_world_size != num_devices) {
+    const std::string or_write =
+        world_size % local_world_size == 0
+            ? fmt::format(", or write devices={} and num_nodes={}", local_world_size, world_size / local_world_size)
+            : "";
+    throw UsageError(
+        fmt::format("{} started {} of the {} ranks on this host, but devices={} and num_nodes={} need {} on each host; "
+                    "start {} ranks on each of {} hosts{}",
+                    environment.name, local_world_size, world_size, num_devices, num_nodes, num_devices, num_devices,
+                    num_nodes, or_write));
+  }
+  if (environment.local_rank >= num_devices) {
+    throw UsageError(fmt::format(
+        "{} started a rank with the local rank {}, but devices={} needs {} ranks on each host, whose local "
+        "ranks are 0 to {}; start {} ranks on each of {} hosts, or change devices and num_nodes",
+        environment.name, environment.local_rank, num_devices, num_devices, num_devices - 1, num_devices, num_nodes));
+  }
 }
 
 std::string first_slurm_host(const std::string& node_list) {

@@ -15,10 +15,11 @@ struct ClusterEnvironment {
   int64_t world_size = 1;
   int64_t local_rank = 0;  // among the ranks on this host
   int64_t local_world_size = 1;
+  bool local_world_size_is_known = true;     // false: local_world_size is a guess, because no variable tells it
   int64_t node_rank = 0;                     // index of this host among the hosts
   std::string master_address = "127.0.0.1";  // host of rank 0: a name, IPv4 or IPv6
   uint16_t master_port = 0;
-  std::string store_prefix{};                 // prefix of every key if the store outlives a run (torchrun's agent's)
+  std::string store_prefix{};                 // begins every key if the store outlives a run (torchrun's agent's)
   bool launcher_keeps_store = false;          // torchrun's agent listens at the port; false: rank 0 must listen
   std::optional<int> listening_descriptor{};  // rank 0: a socket that already listens at the port
 };
@@ -35,7 +36,8 @@ struct ClusterEnvironment {
 std::optional<ClusterEnvironment> detect_cluster_environment(const EnvironmentVariables& variables,
                                                              int64_t num_ranks = 1);
 
-// Throws UsageError unless the environment has num_devices ranks on each of num_nodes hosts.
+// Throws UsageError unless the environment has num_devices ranks on each of num_nodes hosts. Where the ranks of this
+// host are not known, only all ranks are counted, and the local rank must be below num_devices.
 void check_world_size(const ClusterEnvironment& environment, int64_t num_devices, int64_t num_nodes);
 
 // The first host in SLURM's notation: "gpu[007-012,20]-ib,login1" -> "gpu007-ib".

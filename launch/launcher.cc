@@ -31,6 +31,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/to_milliseconds.h"
 
 namespace fulgur {
 namespace {
@@ -84,7 +85,7 @@ EnvironmentVariables child_variables(EnvironmentVariables variables, const Clust
   variables["MASTER_ADDR"] = mine.master_address;
   variables["MASTER_PORT"] = std::to_string(mine.master_port);
   variables["FULGUR_PARENT_PID"] = std::to_string(::getpid());
-  variables.emplace("OMP_NUM_THREADS", std::to_string(num_threads));
+  if (!find_variable(variables, "OMP_NUM_THREADS")) variables["OMP_NUM_THREADS"] = std::to_string(num_threads);
   return variables;
 }
 
@@ -276,8 +277,7 @@ class Launcher::Impl {
   void finish() {
     std::unique_lock lock(mutex_);
     main_has_ended_ = true;
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s),
-                      [this] { return all_ended() || first_failed_; });
+    changed_.wait_for(lock, to_milliseconds(options_.timeout_s), [this] { return all_ended() || first_failed_; });
     if (first_failed_) throw end_after_failure(lock);
     if (all_ended()) return warn_of_unknown_exit_codes();
     const auto running = std::ranges::find_if(children_, [](const Child& child) { return !child.ended; });
@@ -330,11 +330,11 @@ class Launcher::Impl {
   }
 
   void wait_for_end(std::unique_lock<std::mutex>& lock) {
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.kill_after_s), [this] { return all_ended(); });
+    changed_.wait_for(lock, to_milliseconds(options_.kill_after_s), [this] { return all_ended(); });
   }
 
   void wait_for_end_of(int64_t rank, std::unique_lock<std::mutex>& lock) {
-    changed_.wait_for(lock, std::chrono::duration<double>(options_.timeout_s), [&] {
+    changed_.wait_for(lock, to_milliseconds(options_.timeout_s), [&] {
       return std::ranges::none_of(children_, [&](const Child& child) { return child.rank == rank && !child.ended; });
     });
   }
@@ -389,9 +389,8 @@ class Launcher::Impl {
   }
 
   bool main_is_late() const {
-    using Seconds = std::chrono::duration<double>;
-    if (failure_expected_at_) return Clock::now() > *failure_expected_at_ + Seconds(options_.timeout_s);
-    return Clock::now() > failed_at_ + Seconds(options_.grace_s);
+    if (failure_expected_at_) return Clock::now() > *failure_expected_at_ + to_milliseconds(options_.timeout_s);
+    return Clock::now() > failed_at_ + to_milliseconds(options_.grace_s);
   }
 
   void start_children() {

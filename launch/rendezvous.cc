@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <future>
+#include <random>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -21,6 +23,7 @@
 #include "fulgur/base/logging.h"
 #include "fulgur/distributed/detached_call.h"
 #include "fulgur/distributed/network.h"
+#include "fulgur/distributed/to_milliseconds.h"
 #include "fulgur/distributed/world_stores.h"
 #include "fulgur/launch/launcher.h"
 #include "fulgur/launch/open_files.h"
@@ -32,7 +35,13 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-milliseconds to_milliseconds(double seconds) { return milliseconds(static_cast<int64_t>(seconds * 1000)); }
+constexpr const char* kNumAsked = "num_asked";  // how many questions for the name of a run were ever asked
+
+// A name that nobody else draws.
+std::string random_name() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", random(), random());
+}
 
 // Hosts of a cluster start at different times, so the master's name may be unknown for a while, except on the master's
 // own host.
@@ -59,10 +68,13 @@ class Meeting {
   // Returns the store after every rank has joined.
   Store run() {
     if (!is_server()) wait_until_somebody_listens();
-    Store store = open_store();
-    if (!environment_.store_prefix.empty()) store = of_this_run(store);
-    wait_for_all(*store);
-    return store;
+    const Store store = open_store();
+    try {
+      return environment_.store_prefix.empty() ? join(store, [] {}) : join_this_run(store);
+    } catch (const c10::Error&) {
+      throw DistributedError(
+          fmt::format("rank {}: rank 0 ended, or gave up, while the ranks met at {}", environment_.rank, place_), 0);
+    }
   }
 
   void give_up() { given_up_ = true; }
@@ -111,33 +123,70 @@ class Meeting {
     }
   }
 
-  // A store that outlives runs still has the keys of earlier runs. Every rank takes part in the same runs, so all ranks
-  // count the same number for this run.
-  Store of_this_run(const Store& store) const {
-    const auto restart = c10::make_intrusive<c10d::PrefixStore>(environment_.store_prefix, store);
-    const int64_t number = restart->add(fmt::format("runs/{}", environment_.rank), 1);
-    return c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}/", environment_.store_prefix, number), store);
+  // A store that outlives runs still has the keys of earlier runs and of attempts that failed. No count tells them
+  // apart: torchrun's agents count restarts each for itself. So rank 0 draws the name of the run, which begins its
+  // keys, and tells it every rank that asks. A question of a failed attempt is answered too, but its rank does not
+  // join.
+  Store join_this_run(const Store& store) const {
+    c10d::PrefixStore questions(environment_.store_prefix, store);
+    const std::string name = environment_.rank == 0 ? random_name() : ask_for_name(questions);
+    const auto of_run =
+        c10::make_intrusive<c10d::PrefixStore>(fmt::format("{}{}/", environment_.store_prefix, name), store);
+    if (environment_.rank > 0) return join(of_run, [] {});
+    std::vector<std::string> answered(static_cast<size_t>(environment_.world_size));
+    int64_t num_answered = -1;
+    return join(of_run, [&] {
+      const int64_t num_asked = questions.add(kNumAsked, 0);
+      if (num_asked == num_answered) return;
+      answer(questions, name, answered);
+      num_answered = num_asked;
+    });
   }
 
-  // Throws an error that names the ranks that have not joined in time.
-  void wait_for_all(c10d::Store& store) const {
+  // A question has a name of its own, so that no rank takes the answer to an earlier one.
+  std::string ask_for_name(c10d::Store& questions) const {
+    const std::string question = random_name(), key = answer_key(environment_.rank, question);
+    questions.set(question_key(environment_.rank), question);
+    questions.add(kNumAsked, 1);
+    if (wait_until([&] { return questions.check({key}); })) return questions.get_to_str(key);
+    throw DistributedError(fmt::format("rank {}: of {} ranks, 0 has not come within {:g} s", environment_.rank,
+                                       environment_.world_size, seconds(timeout_)),
+                           0);
+  }
+
+  // Answers the last question of each rank. `answered` has the questions, by rank, that were answered before.
+  void answer(c10d::Store& questions, const std::string& name, std::vector<std::string>& answered) const {
+    for (int64_t rank = 1; rank < environment_.world_size; ++rank) {
+      if (!questions.check({question_key(rank)})) continue;
+      const std::string question = questions.get_to_str(question_key(rank));
+      if (question == std::exchange(answered[static_cast<size_t>(rank)], question)) continue;
+      questions.set(answer_key(rank, question), name);
+    }
+  }
+
+  // Returns the store after every rank has joined at it. Until then calls `while_waiting` repeatedly. Throws an error
+  // that names the ranks that have not joined in time.
+  Store join(const Store& store, const std::function<void()>& while_waiting) const {
     const auto key = [](int64_t rank) { return fmt::format("joined/{}", rank); };
     std::vector<std::string> keys;
     for (int64_t rank = 0; rank < environment_.world_size; ++rank) keys.push_back(key(rank));
-    try {
-      store.set(key(environment_.rank), std::string("1"));
-      store.add("num_joined", 1);  // to ask for one number is less work for the store than to ask for every key
-      const auto has_everyone = [&] {
-        return store.add("num_joined", 0) >= environment_.world_size && store.check(keys);
-      };
-      for (milliseconds pause{2}; !has_everyone(); pause = std::min(2 * pause, milliseconds(100))) {
-        if (is_over()) return throw_if_any_misses(store, keys);
-        std::this_thread::sleep_for(pause);
-      }
-    } catch (const c10::Error&) {
-      throw DistributedError(
-          fmt::format("rank {}: rank 0 ended, or gave up, while the ranks met at {}", environment_.rank, place_), 0);
+    store->set(key(environment_.rank), std::string("1"));
+    store->add("num_joined", 1);  // to ask for one number is less work for the store than to ask for every key
+    const bool has_everyone = wait_until([&] {
+      while_waiting();
+      return store->add("num_joined", 0) >= environment_.world_size && store->check(keys);
+    });
+    if (!has_everyone) throw_if_any_misses(*store, keys);
+    return store;
+  }
+
+  // Returns false if the time is over first.
+  bool wait_until(const std::function<bool()>& condition) const {
+    for (milliseconds pause{2}; !condition(); pause = std::min(2 * pause, milliseconds(100))) {
+      if (is_over()) return false;
+      std::this_thread::sleep_for(pause);
     }
+    return true;
   }
 
   void throw_if_any_misses(c10d::Store& store, const std::vector<std::string>& keys) const {
@@ -150,6 +199,11 @@ class Meeting {
         fmt::format("rank {}: of {} ranks, {} {} not come within {:g} s", environment_.rank, environment_.world_size,
                     fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds(timeout_)),
         static_cast<int64_t>(missing.front()));
+  }
+
+  static std::string question_key(int64_t rank) { return fmt::format("question/{}", rank); }
+  static std::string answer_key(int64_t rank, const std::string& question) {
+    return fmt::format("answer/{}/{}", rank, question);
   }
 
   static double seconds(milliseconds time) { return static_cast<double>(time.count()) / 1000; }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -39,18 +40,23 @@ struct ProcessSession {
   std::vector<c10::Device> devices{};
   int64_t num_nodes = 0;
   bool failed = false;
-
-  ProcessSession() {
-    ::on_exit([](int status, void* self) { static_cast<ProcessSession*>(self)->at_exit(status); }, this);
-  }
+  pid_t pid = 0;  // the process in which the session was created
 
   static ProcessSession& instance() {
     static auto* const never_destroyed = new ProcessSession;
     return *never_destroyed;
   }
 
+  // To be called after each session is created: what is registered last runs first, and at_exit() needs what a
+  // transport ends at exit, such as MPI.
+  void end_at_exit() {
+    pid = ::getpid();
+    ::on_exit([](int status, void* self) { static_cast<ProcessSession*>(self)->at_exit(status); }, this);
+  }
+
+  // A child that was forked, and ends by exit() because exec failed, inherits the handler, but is no rank.
   void at_exit(int status) {
-    if (session == nullptr) return;
+    if (session == nullptr || ::getpid() != pid) return;
     if (session->busy()) return exit_in_a_run(status);
     const auto own = status == 0 ? nullptr : error_of_this_rank("ended with exit code {}", status);
     const std::exception_ptr error = process_session::end(own);
@@ -149,6 +155,7 @@ Session& join(const SessionOptions& options) {
     process.failed = true;  // until the session is created
     try {
       process.session = std::make_unique<Session>(options);
+      process.end_at_exit();
       process.failed = false;
     } catch (const UsageError&) {
       process.failed = false;

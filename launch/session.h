@@ -68,8 +68,8 @@ Session& join(const SessionOptions& options);
 bool joined();
 
 // To be called at the end of a program: by exit_code_of(), or otherwise when the process exits (an exit code other than
-// 0, and any exit() in the middle of a run, is then a failure of this rank). `error` is what ended the program, or
-// null; the result is the error to report instead. Waits for the other ranks.
+// 0, and any exit() in the middle of a run, is then a failure of this rank; that of a forked child is not). `error` is
+// what ended the program, or null; the result is the error to report instead. Waits for the other ranks.
 std::exception_ptr end(std::exception_ptr error = nullptr);
 
 }  // namespace process_session

@@ -17,6 +17,7 @@
 #include <tuple>
 
 #include "fulgur/core/step_recording.h"
+#include "fulgur/nn/batch_norm_owner.h"
 
 namespace fulgur::nn {
 namespace {
@@ -235,6 +236,11 @@ std::vector<std::string> plain_batch_norm_names(const torch::nn::Module& module)
     if (dynamic_cast<const torch::nn::BatchNorm1dImpl*>(p) || dynamic_cast<const torch::nn::BatchNorm2dImpl*>(p) ||
         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(p)) {
       names.push_back(name);
+    }
+    const auto* owner = dynamic_cast<const BatchNormOwner*>(p);
+    if (owner == nullptr) return;
+    for (const std::string& path : owner->batch_norm_paths()) {
+      names.push_back(name.empty() || path.empty() ? name + path : name + '.' + path);
     }
   });
   return names;

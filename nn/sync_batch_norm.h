@@ -88,7 +88,8 @@ bool has_sync_batch_norm(const torch::nn::Module& module);  // in `module`, or `
 // Attaches every SyncBatchNorm in `module`, itself included.
 void attach_sync_batch_norm(torch::nn::Module& module, Collective* collective);
 
-// The names of torch's own BatchNorm1d, 2d and 3d in `module` ("encoder.norm"; "" for itself), in order.
+// The names of torch's own BatchNorm1d, 2d and 3d in `module` ("encoder.norm"; "" for itself), and of the batch norms
+// of each BatchNormOwner, in order.
 std::vector<std::string> plain_batch_norm_names(const torch::nn::Module& module);
 
 }  // namespace fulgur::nn

@@ -53,6 +53,12 @@ const Argument* find(const Node& node, std::string_view name) {
 
 bool is_batch_norm(const Node& node) { return node.target.starts_with("torch.ops.aten.batch_norm."); }
 
+// Whether the node is a batch or instance norm of any kind: decomposed ones are aten::_native_batch_norm_legit, of
+// which the overload no_stats takes no running mean.
+bool is_norm(const Node& node) {
+  return node.target.find("batch_norm") != std::string::npos || node.target.find("instance_norm") != std::string::npos;
+}
+
 // The counter beside a running mean: "bn.num_batches_tracked" for "bn.running_mean"; empty for another name.
 std::string counter_beside(const std::string& mean) {
   return mean.ends_with(kMean) ? mean.substr(0, mean.size() - kMean.size()) + std::string(kCounter) : "";
@@ -60,43 +66,39 @@ std::string counter_beside(const std::string& mean) {
 
 // ---- torch.cond ----
 
-// Passes `output` on. The other tensors get a gradient of zeros, which is what torch.cond of Python gives the operands
-// that only the other branch uses; without it they would have none, and an optimizer would leave them alone.
+// Passes `output` on. The other tensors get a gradient of zeros besides what they get otherwise. In Python torch.cond
+// gives it to every operand, also to one that only the other branch uses, or that is used without gradients; without it
+// such an operand would have none, and an optimizer would leave it alone.
 class ZeroGradients : public torch::autograd::Function<ZeroGradients> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& output,
                             at::TensorList others) {
-    context->save_for_backward(others.vec());
+    std::vector<at::Tensor> kept;
+    for (const at::Tensor& other : others) kept.push_back(other.detach());
+    context->saved_data["others"] = std::move(kept);  // unlike a saved variable, it may be written to until backward
     return output;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     torch::autograd::variable_list all{gradients.front()};
-    for (const at::Tensor& other : context->get_saved_variables()) all.push_back(at::zeros_like(other));
+    for (const at::Tensor& other : context->saved_data["others"].toTensorVector()) all.push_back(at::zeros_like(other));
     return all;
   }
 };
 
-// One branch of a cond.
-struct Branch {
-  std::shared_ptr<const Code> code;
-  std::vector<size_t> unused;  // operands that it does not use
-
-  std::vector<IValue> run(std::vector<IValue> operands) const {
-    std::vector<at::Tensor> others;
-    for (const size_t i : unused) {
-      if (operands[i].isTensor() && operands[i].toTensor().requires_grad()) others.push_back(operands[i].toTensor());
-    }
-    std::vector<IValue> results = code->run(std::move(operands));
-    const auto has_gradient = [](const IValue& result) {
-      return result.isTensor() && result.toTensor().is_floating_point();
-    };
-    const auto result = std::ranges::find_if(results, has_gradient);
-    if (result == results.end() || others.empty() || !c10::GradMode::is_enabled()) return results;
-    *result = ZeroGradients::apply(result->toTensor(), at::TensorList(others));
-    return results;
+std::vector<IValue> run_branch(const Code& code, std::vector<IValue> operands) {
+  std::vector<at::Tensor> others;
+  for (const IValue& operand : operands) {
+    if (operand.isTensor() && operand.toTensor().requires_grad()) others.push_back(operand.toTensor());
   }
-};
+  std::vector<IValue> results = code.run(std::move(operands));
+  if (others.empty() || !c10::GradMode::is_enabled()) return results;
+  for (IValue& result : results) {
+    if (!result.isTensor() || !result.toTensor().is_floating_point()) continue;
+    result = ZeroGradients::apply(result.toTensor(), at::TensorList(others));
+  }
+  return results;
+}
 
 }  // namespace
 
@@ -397,13 +399,13 @@ class Compiler {
     } else if (name == "cond") {
       const auto list = std::get_if<ArgumentList>(&argument(node, 3).what);
       if (list == nullptr) throw CheckpointError("its operands are no list");
-      const Branch if_true = branch_of(node, 1, *list), if_false = branch_of(node, 2, *list);
+      const auto if_true = graph_of(node, 1, *list), if_false = graph_of(node, 2, *list);
       for (const Argument& operand : *list) instruction.arguments.push_back(value_of(operand));
       instruction.arguments.push_back(value_of(argument(node, 0)));
       instruction.call = [if_true, if_false](Stack& stack) {
         const IValue condition = torch::jit::pop(stack);
         const bool is_true = condition.isTensor() ? condition.toTensor().item<bool>() : condition.toBool();
-        stack = (is_true ? if_true : if_false).run(std::exchange(stack, {}));
+        stack = run_branch(*(is_true ? if_true : if_false), std::exchange(stack, {}));
       };
     } else {
       throw CheckpointError("of the higher-order operators, cond, no_grad and autocast are supported");
@@ -440,16 +442,6 @@ class Compiler {
     if (graph == nullptr) throw CheckpointError(fmt::format("argument {} is no graph", index));
     if ((*graph)->inputs.size() != given.size()) throw CheckpointError("its graph has another number of inputs");
     return std::make_shared<const Code>(**graph, inner_options(), buffers_of(given));
-  }
-
-  Branch branch_of(const Node& node, size_t index, const ArgumentList& given) const {
-    Branch branch{.code = graph_of(node, index, given), .unused = {}};
-    const Graph& graph = *std::get<std::shared_ptr<const Graph>>(argument(node, index).what);
-    for (size_t i = 0; i < graph.inputs.size(); ++i) {
-      const ValueRef* value = graph.inputs[i].value();
-      if (value != nullptr && !is_used(graph, value->index, 0)) branch.unused.push_back(i);
-    }
-    return branch;
   }
 
   std::vector<std::string> buffers_of(const ArgumentList& arguments) const {
@@ -629,9 +621,9 @@ void store(const Instruction& instruction, Stack& stack, std::vector<IValue>& sl
 bool follows_mode(const Node& node, std::string_view argument) {
   if (!node.target.starts_with("torch.ops.aten.")) return false;
   if (argument != "train" && argument != "training" && argument != "use_input_stats") return false;
-  const bool has_statistics = is_batch_norm(node) || node.target.starts_with("torch.ops.aten.instance_norm.");
+  if (!is_norm(node)) return true;
   const Argument* mean = find(node, kMean);
-  return !has_statistics || (mean != nullptr && mean->value() != nullptr);
+  return mean != nullptr && mean->value() != nullptr;
 }
 
 Code::Code(const Graph& graph, const CodeOptions& options, std::vector<std::string> buffers)

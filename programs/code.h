@@ -35,7 +35,7 @@ struct CodeOptions {
 
 // Whether a flag of the node says that the model is training, and so follows the train or eval mode of the module that
 // the node belongs to: "train" of dropout, "training" of batch norm. A batch or instance norm without running
-// statistics has such a flag, too, but takes the statistics of the batch in either mode.
+// statistics, also a decomposed one, has such a flag, too, but takes the statistics of the batch in either mode.
 bool follows_mode(const Node& node, std::string_view argument);
 
 // A graph that can be run: every operator is looked up, every argument converted to what its schema asks for, and every

@@ -89,6 +89,7 @@ std::vector<at::Tensor> CompiledPackage::arguments(const Batch& batch) const {
                                   file_.string(), toString(tensor.scalar_type()), toString(*input.dtype)));
     tensors.push_back(tensor.to(device_).contiguous());
   }
+  checker.check_guards(batch);
   return tensors;
 }
 

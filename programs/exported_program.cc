@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
@@ -26,6 +27,14 @@ Size to_size(const Json& json) {
   return size ? Size(*size) : Size();
 }
 
+// A key of a dict as Python's str() writes it; nothing for one that is no text, number, truth value or None.
+std::optional<std::string> to_key(const Json& key) {
+  if (key.is_string()) return key.get<std::string>();
+  if (key.is_boolean()) return key.get<bool>() ? "True" : "False";
+  if (key.is_null()) return "None";
+  return key.is_number() ? std::optional(key.dump()) : std::nullopt;
+}
+
 // The names of the leaves of a tree of Python's containers: "logits" in a dict, "0" in a tuple, "past.1" deeper.
 void add_leaf_names(const Json& spec, const std::string& prefix, std::vector<std::string>& names) {
   const Json& children = array(spec, "children_spec");
@@ -38,7 +47,7 @@ void add_leaf_names(const Json& spec, const std::string& prefix, std::vector<std
   const Json keys = Json::parse(context, nullptr, /*allow_exceptions=*/false);
   const bool has_names = keys.is_array() && keys.size() == children.size();
   for (size_t i = 0; i < children.size(); ++i) {
-    const std::string own = has_names && keys[i].is_string() ? keys[i].get<std::string>() : std::to_string(i);
+    const std::string own = (has_names ? to_key(keys[i]) : std::nullopt).value_or(std::to_string(i));
     add_leaf_names(children[i], prefix.empty() ? own : prefix + '.' + own, names);
   }
 }
@@ -200,6 +209,26 @@ std::map<std::string, Range> parse_ranges(const Json& constraints) {
   return ranges;
 }
 
+// Conditions that torch.export has written beside the graph; older files have none.
+void parse_guards(const Json& json, ExportedProgram& program) {
+  const auto texts = json.find("guards_code");
+  if (texts == json.end() || texts->is_null()) return;
+  const auto is_there = [&](const SizeGuard::InputSize& size) {
+    return std::ranges::any_of(program.inputs, [&](const Input& input) {
+      return input.kind == Input::Kind::user && input.dtype && input.name == size.input &&
+             size.dim < input.sizes.size();
+    });
+  };
+  for (const Json& item : array(json, "guards_code")) {
+    std::optional<SizeGuard> guard = SizeGuard::parse(to_text(item));
+    if (guard && std::ranges::all_of(guard->sizes(), is_there)) {
+      program.guards.push_back(std::move(*guard));
+    } else {
+      program.unread_guards.push_back(to_text(item));
+    }
+  }
+}
+
 void check_buffer(const Output& output, const std::vector<Input>& inputs) {
   const auto is_it = [&](const Input& input) { return input.kind == Input::Kind::buffer && input.name == output.name; };
   if (output.kind == Output::Kind::user || std::any_of(inputs.begin(), inputs.end(), is_it)) return;
@@ -268,6 +297,7 @@ ExportedProgram parse_program(std::string_view model_json, std::string_view file
     program.inputs = parse_inputs(module, program.graph);
     program.outputs = parse_outputs(module, program.graph);
     program.ranges = parse_ranges(object(json, "range_constraints"));
+    parse_guards(json, program);
     for (const Output& output : program.outputs) check_buffer(output, program.inputs);
     check_names(program.inputs, "inputs");
     check_names(program.outputs, "outputs");

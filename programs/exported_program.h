@@ -12,6 +12,7 @@
 
 #include "fulgur/programs/graph.h"
 #include "fulgur/programs/size_expression.h"
+#include "fulgur/programs/size_guard.h"
 
 namespace fulgur::program {
 
@@ -45,9 +46,11 @@ struct Range {
 struct ExportedProgram {
   std::string torch_version;
   Graph graph{};
-  std::vector<Input> inputs{};            // in the order of graph.inputs
-  std::vector<Output> outputs{};          // in the order of graph.outputs
-  std::map<std::string, Range> ranges{};  // the sizes that each symbol may have
+  std::vector<Input> inputs{};               // in the order of graph.inputs
+  std::vector<Output> outputs{};             // in the order of graph.outputs
+  std::map<std::string, Range> ranges{};     // the sizes that each symbol may have
+  std::vector<SizeGuard> guards{};           // conditions on sizes of tensors of the user, each of which is there
+  std::vector<std::string> unread_guards{};  // the text of other conditions, which nothing checks
 
   // The names of the user's tensors and numbers, without those that were fixed at export.
   std::vector<std::string> input_names() const;

@@ -57,7 +57,7 @@ std::vector<ModuleCall> to_modules(const std::string& stack) {
     const std::string key = entry.substr(0, first), path = entry.substr(first + 1, second - first - 1);
     if (!path.empty() && path != key) {
       check_path(path);
-      modules.push_back({.path = path, .call = key});
+      modules.push_back({.path = path, .call = key, .type = entry.substr(second + 1)});
     }
     begin = end + 1;
   }
@@ -185,31 +185,6 @@ class GraphParser {
 };
 
 }  // namespace
-
-GraphPart without_inputs(const Graph& graph, const std::vector<size_t>& places) {
-  std::vector<bool> is_left_out(graph.values.size());
-  const auto leave_out = [&](size_t value) { is_left_out[value] = true; };
-  const auto depends = [&](const Argument& argument) {
-    bool found = false;
-    for_each_value(argument, [&](size_t value) { found |= is_left_out[value]; });
-    return found;
-  };
-  GraphPart part{.graph = {.values = graph.values, .inputs = graph.inputs, .outputs = {}, .nodes = {}}, .outputs = {}};
-  for (const size_t place : places) for_each_value(graph.inputs[place], leave_out);
-  for (const Node& node : graph.nodes) {
-    if (std::ranges::none_of(node.arguments, depends, &NamedArgument::argument)) {
-      part.graph.nodes.push_back(node);
-      continue;
-    }
-    for (const Argument& output : node.outputs) for_each_value(output, leave_out);
-  }
-  for (size_t i = 0; i < graph.outputs.size(); ++i) {
-    if (depends(graph.outputs[i])) continue;
-    part.graph.outputs.push_back(graph.outputs[i]);
-    part.outputs.push_back(i);
-  }
-  return part;
-}
 
 at::ScalarType to_dtype(int64_t number) {
   switch (number) {

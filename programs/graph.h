@@ -53,6 +53,7 @@ struct NamedArgument {
 struct ModuleCall {
   std::string path;
   std::string call;
+  std::string type;  // Python's class: "torch.nn.modules.activation.MultiheadAttention"
 };
 
 struct Node {
@@ -69,13 +70,6 @@ struct Graph {
   ArgumentList outputs;             // values, constants or lists
   std::vector<Node> nodes;
 };
-
-// The part of a graph that does not depend on some of its inputs.
-struct GraphPart {
-  Graph graph;                  // still has those inputs, but nothing reads them
-  std::vector<size_t> outputs;  // the places that the outputs have in the whole graph
-};
-GraphPart without_inputs(const Graph& graph, const std::vector<size_t>& places);
 
 // Reads "graph" of a model.json: each value must be defined once, and before it is used. Throws BadJson.
 Graph parse_graph(const nlohmann::json& json);

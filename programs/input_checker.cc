@@ -1,10 +1,12 @@
 #include "fulgur/programs/input_checker.h"
 
+#include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <cstdlib>
+#include <set>
 #include <variant>
 #include <vector>
 
@@ -57,6 +59,41 @@ IValue InputChecker::value_of(const Input& input, const Batch& batch) {
     check_size(tensor.sizes()[dim], input.sizes[dim], {.input = &input, .dim = dim});
   }
   return tensor;
+}
+
+void InputChecker::check_fixed(size_t place, const Batch& batch) const {
+  const Input& input = program_.inputs[place];
+  const auto* fixed = std::get_if<IValue>(&program_.graph.inputs[place].what);
+  const bool is_number = fixed != nullptr && (fixed->isInt() || fixed->isDouble() || fixed->isBool());
+  if (!is_number || !batch.contains(input.name)) return;
+  const at::Tensor& tensor = batch[input.name];
+  const double exported = fixed->isBool() ? static_cast<double>(fixed->toBool()) : fixed->toScalar().toDouble();
+  const bool is_same =
+      tensor.numel() == 1 &&
+      at::full({}, exported, at::TensorOptions(tensor.scalar_type())).equal(tensor.detach().cpu().reshape({}));
+  TORCH_CHECK_VALUE(is_same,
+                    fmt::format("input '{}' of {} is fixed: the program was exported for {} alone; take it out "
+                                "of the batch, or export the program with it as a tensor",
+                                input.name, file_, exported));
+}
+
+void InputChecker::check_guards(const Batch& batch) const {
+  for (const SizeGuard& guard : program_.guards) {
+    std::vector<int64_t> values;
+    for (const SizeGuard::InputSize& size : guard.sizes()) {
+      if (!batch.contains(size.input)) break;
+      values.push_back(batch[size.input].size(static_cast<int64_t>(size.dim)));
+    }
+    if (values.size() < guard.sizes().size() || guard.holds(values)) continue;
+    std::set<std::string> found;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const auto& [input, dim] = guard.sizes()[i];
+      found.insert(fmt::format("dimension {} of '{}' is {}", dim, input, values[i]));
+    }
+    C10_THROW_ERROR(ValueError, fmt::format("{} was exported for sizes with {}, but {}; export it with an example of "
+                                            "such sizes",
+                                            file_, guard.text(), fmt::join(found, ", ")));
+  }
 }
 
 void InputChecker::fail_by_missing(const Input& input, const Batch& batch) const {

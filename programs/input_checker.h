@@ -25,6 +25,13 @@ class InputChecker {
   // size that was not exported or contradicts the size of an earlier input.
   c10::IValue value_of(const Input& input, const Batch& batch);
 
+  // Throws c10::ValueError if the batch has another number for an input that was fixed at export, by its place.
+  void check_fixed(size_t place, const Batch& batch) const;
+
+  // Throws c10::ValueError that names the condition and the sizes if Python would have refused the sizes of the inputs,
+  // each of which value_of() has checked. A condition on an input that the batch lacks is not checked.
+  void check_guards(const Batch& batch) const;
+
  private:
   struct Place {  // a size of an input
     const Input* input;

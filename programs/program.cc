@@ -19,6 +19,7 @@
 #include "fulgur/programs/code.h"
 #include "fulgur/programs/compiled_call.h"
 #include "fulgur/programs/exported_program.h"
+#include "fulgur/programs/graph_part.h"
 #include "fulgur/programs/input_checker.h"
 #include "fulgur/programs/program_archive.h"
 
@@ -36,7 +37,8 @@ using program::Output;
 struct ExportedModes {
   std::map<std::string, bool> of_modules{};  // by path: whether any of its flags says that it was training
   std::vector<std::string> attention{};      // nodes whose dropout is a plain number
-  std::vector<std::string> random{};         // nodes that draw random numbers, whatever the mode
+  std::set<std::string> multihead{};  // paths of nn.MultiheadAttention, which has no node for dropout in eval mode
+  std::vector<std::string> random{};  // nodes that draw random numbers, whatever the mode
   bool any_training = false;
 };
 
@@ -57,6 +59,7 @@ void collect(const Graph& graph, ExportedModes& modes) {
     if (draws_random_numbers(node.target)) modes.random.push_back(node.name);
     const bool is_attention = node.target.find(".scaled_dot_product_attention.") != std::string::npos;
     if (is_attention) modes.attention.push_back(node.name);
+    if (!node.modules.empty() && node.modules.back().type.ends_with("MultiheadAttention")) modes.multihead.insert(path);
     for (const auto& [name, argument] : node.arguments) {
       const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&argument.what);
       if (inner != nullptr) collect(**inner, modes);
@@ -68,6 +71,23 @@ void collect(const Graph& graph, ExportedModes& modes) {
       if (!constant->isBool() || !program::follows_mode(node, name)) continue;
       modes.of_modules[path] |= constant->toBool();
       modes.any_training |= constant->toBool();
+    }
+  }
+}
+
+// The paths of modules with batch norms that take the statistics of a batch in training. An instance norm that Python
+// has decomposed has the operator of a batch norm without running statistics.
+void collect_batch_norms(const Graph& graph, std::vector<std::string>& paths) {
+  for (const Node& node : graph.nodes) {
+    const bool is_whole = node.target.starts_with("torch.ops.aten.batch_norm.");
+    const bool is_part = node.target.find("batch_norm") != std::string::npos &&
+                         node.target.find("no_training") == std::string::npos &&
+                         program::follows_mode(node, "training");
+    const std::string path = node.modules.empty() ? "" : node.modules.back().path;
+    if ((is_whole || is_part) && std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
+    for (const auto& [name, argument] : node.arguments) {
+      const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&argument.what);
+      if (inner != nullptr) collect_batch_norms(**inner, paths);
     }
   }
 }
@@ -118,6 +138,7 @@ ProgramImpl::ProgramImpl(const std::filesystem::path& file, ProgramOptions optio
     : file_(file), options_(std::move(options)), archive_(std::make_shared<const ProgramArchive>(file)) {
   register_tensors();
   set_modes();
+  name_unread_guards();
   if (!options_.checkpoint.empty()) check_that_a_module_matches(options_.checkpoint, archive_->program().graph);
   find_inputs_of_loss();
   compile();
@@ -160,6 +181,7 @@ void ProgramImpl::set_modes() {
     torch::nn::Module& module = tree_.at(path);
     if (modes.any_training) module.train(is_training);  // parents come first: it sets the children, too
   }
+  modes.attention.insert(modes.attention.end(), modes.multihead.begin(), modes.multihead.end());
   if (!modes.any_training && !modes.of_modules.empty() && !modes.attention.empty()) {
     log_info(
         "{} was exported in eval mode: dropout inside of attention ({}) stays off in training; to have it, export the "
@@ -170,6 +192,15 @@ void ProgramImpl::set_modes() {
     log_info("{} draws random numbers in eval mode, too, because Python has written them into the graph: {}",
              file_.string(), shorten(modes.random));
   }
+}
+
+void ProgramImpl::name_unread_guards() const {
+  const std::vector<std::string>& guards = archive_->program().unread_guards;
+  if (guards.empty()) return;
+  log_info(
+      "{} was exported under conditions that are not checked here, so that inputs for which they do not hold run "
+      "as if they did: {}",
+      file_.string(), shorten(guards));
 }
 
 at::Tensor ProgramImpl::first_parameter() const {
@@ -207,7 +238,7 @@ void ProgramImpl::compile() {
                                      .checkpoint = options_.checkpoint};
   code_ = std::make_unique<const program::Code>(program.graph, options, buffers);
   if (inputs_of_loss_.empty()) return;
-  const program::GraphPart part = program::without_inputs(program.graph, inputs_of_loss_);
+  const program::GraphPart part = program::without_inputs(program, inputs_of_loss_);
   code_without_loss_ = std::make_unique<const program::Code>(part.graph, options, buffers);
 }
 
@@ -219,13 +250,14 @@ void ProgramImpl::find_inputs_of_loss() {
   if (loss == program.outputs.size() || program.output_names().size() == 1) return;
   for (size_t i = 0; i < program.inputs.size(); ++i) {
     if (program.inputs[i].kind != Input::Kind::user) continue;
-    const std::vector<size_t> left = program::without_inputs(program.graph, {i}).outputs;
+    const std::vector<size_t> left = program::without_inputs(program, {i}).outputs;
     const bool has_loss = std::ranges::find(left, loss) != left.end();
     if (!has_loss && left.size() + 1 == program.outputs.size()) inputs_of_loss_.push_back(i);
   }
-  if (!inputs_of_loss_.empty()) {
-    outputs_without_loss_ = program::without_inputs(program.graph, inputs_of_loss_).outputs;
-  }
+  if (inputs_of_loss_.empty()) return;
+  outputs_without_loss_ = program::without_inputs(program, inputs_of_loss_).outputs;
+  // Two inputs may each have a size for the other that no third one has.
+  if (outputs_without_loss_.size() + 1 != program.outputs.size()) inputs_of_loss_.clear();
 }
 
 // Loads the native code for the device of the parameters. They may move to another one before the program runs, so that
@@ -287,12 +319,16 @@ std::vector<IValue> ProgramImpl::inputs_of(const Batch& batch, bool without_loss
       values.emplace_back(tensors_[i]);
     } else if (input.is_constant()) {
       values.emplace_back(constants_[i]);
-    } else if (input.kind == Input::Kind::fixed || is_left_out) {
+    } else if (input.kind == Input::Kind::fixed) {
+      checker.check_fixed(i, batch);
+      values.emplace_back();
+    } else if (is_left_out) {
       values.emplace_back();
     } else {
       values.push_back(checker.value_of(input, batch));
     }
   }
+  checker.check_guards(batch);
   return values;
 }
 
@@ -381,6 +417,12 @@ void ProgramImpl::export_program(const std::filesystem::path& file) const {
     weights[inputs[i].name] = tensors_[i].detach().to(at::kCPU, archive_->weight(inputs[i].name).tensor.scalar_type());
   }
   archive_->write_with(file, weights);
+}
+
+std::vector<std::string> ProgramImpl::batch_norm_paths() const {
+  std::vector<std::string> paths;
+  collect_batch_norms(archive_->program().graph, paths);
+  return paths;
 }
 
 void ProgramImpl::pretty_print(std::ostream& stream) const {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fulgur/core/batch.h"
+#include "fulgur/nn/batch_norm_owner.h"
 #include "fulgur/programs/module_tree.h"
 
 namespace fulgur {
@@ -55,13 +56,14 @@ struct ProgramOptions {
 //
 // Modes. train() and eval() of a submodule switch its dropout, batch norm and recurrent dropout, whatever the mode at
 // export. At first all submodules are in train mode, except those that were in eval mode in a model that was exported
-// in train mode. What Python has written into the graph by itself cannot be switched: a line of the log names it when
-// the program is loaded. Device and precision are those of the parameters: to(device), to(dtype) and every strategy
-// work as for other modules.
+// in train mode. What Python has written into the graph by itself cannot be switched, nor what it has left out, such as
+// dropout within nn.MultiheadAttention in an export in eval mode: a line of the log names it when the program is
+// loaded. A program of //tools:export that was TorchScript follows the mode of the root. Device and precision are those
+// of the parameters: to(device), to(dtype) and every strategy work as for other modules.
 //
 // Threading: forward() by one thread at a time; several programs may read the same file.
 // Source: https://docs.pytorch.org/docs/2.11/export.html
-class ProgramImpl : public torch::nn::Module {
+class ProgramImpl : public torch::nn::Module, public BatchNormOwner {
  public:
   // Throws CheckpointError if the file is no such archive, or has an operator that this process does not know, and
   // UsageError if no module that the program calls matches options.checkpoint.
@@ -73,8 +75,8 @@ class ProgramImpl : public torch::nn::Module {
   // their places in a tuple ("0", "1.0"), or "output" if there is one tensor alone; a number becomes a tensor without
   // dimensions. A program with an output "loss" among others computes the others from a batch without the inputs that
   // only the loss needs ("target"). Throws c10::ValueError for an input that is missing, has another data type
-  // (floating-point types count as one) or number of dimensions than at export, or a size for which the program was not
-  // exported.
+  // (floating-point types count as one) or number of dimensions than at export, a size for which the program was not
+  // exported or that one of Python's guards refuses, or another value for a number that was fixed at export.
   Batch forward(const Batch& inputs);
 
   // The same for a program of one input and one output.
@@ -93,11 +95,13 @@ class ProgramImpl : public torch::nn::Module {
   // Writes the archive with the current parameters and buffers in it, for torch.export.load() in Python.
   void export_program(const std::filesystem::path& file) const;
 
+  std::vector<std::string> batch_norm_paths() const override;
   void pretty_print(std::ostream& stream) const override;
 
  private:
   void register_tensors();
   void set_modes();
+  void name_unread_guards() const;
   void find_inputs_of_loss();
   void load_compiled();
   std::unique_ptr<program::CompiledCall> compiled_call(const std::string& name,

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -45,7 +46,26 @@ ScriptedProgramImpl::ScriptedProgramImpl(const std::filesystem::path& file) : fi
     tree_.add_parameter(name, tensor, tensor.requires_grad());
   }
   for (const auto& [name, tensor] : module_.named_buffers()) tree_.add_buffer(name, tensor);
-  train();
+  take_modes();
+}
+
+// A submodule that has two names follows the first. A part that was frozen has no mode.
+void ScriptedProgramImpl::take_modes() {
+  const bool was_training = module_.is_training();
+  std::set<const void*> known;
+  for (const auto& [name, script] : module_.named_modules()) {
+    if (!script.hasattr("training") || !known.insert(script._ivalue().get()).second) continue;
+    torch::nn::Module& module = tree_.at(name);
+    module.train(!was_training || script.is_training());  // parents come first: it sets the children, too
+    modes_.emplace_back(script, &module);
+  }
+}
+
+c10::IValue ScriptedProgramImpl::run(std::vector<c10::IValue> inputs, const torch::jit::Kwargs& named) {
+  for (auto& [script, module] : modes_) {
+    if (script.is_training() != module->is_training()) script.setattr("training", module->is_training());
+  }
+  return module_.forward(std::move(inputs), named);
 }
 
 Batch ScriptedProgramImpl::forward(const Batch& inputs) {
@@ -64,13 +84,13 @@ Batch ScriptedProgramImpl::forward(const Batch& inputs) {
                                          unknown_name_message("tensor of the batch", argument.name(), given)));
   }
   std::vector<Batch::Entry> outputs;
-  add(module_.forward({}, arguments), "", outputs);
+  add(run({}, arguments), "", outputs);
   return Batch(std::move(outputs));
 }
 
 at::Tensor ScriptedProgramImpl::forward(const at::Tensor& input) {
   std::vector<Batch::Entry> outputs;
-  add(module_.forward({input}), "", outputs);
+  add(run({input}), "", outputs);
   TORCH_CHECK_VALUE(outputs.size() == 1,
                     fmt::format("{} has {} outputs: call forward() with a Batch", file_.string(), outputs.size()));
   return outputs.front().second;
@@ -85,9 +105,13 @@ void ScriptedProgramImpl::to(torch::Device device, torch::Dtype dtype, bool non_
   to(dtype, non_blocking);
 }
 
-void ScriptedProgramImpl::train(bool on) {
-  torch::nn::Module::train(on);
-  if (module_.is_training() != on) module_.train(on);
+std::vector<std::string> ScriptedProgramImpl::batch_norm_paths() const {
+  std::vector<std::string> paths;
+  for (const auto& [name, script] : module_.named_modules()) {
+    const std::string type = script.type()->name() ? script.type()->name()->name() : "";
+    if (script.hasattr("num_batches_tracked") && type.find("BatchNorm") != std::string::npos) paths.push_back(name);
+  }
+  return paths;
 }
 
 void ScriptedProgramImpl::pretty_print(std::ostream& stream) const {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -9,19 +10,25 @@
 #include <filesystem>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fulgur/core/batch.h"
+#include "fulgur/nn/batch_norm_owner.h"
 #include "fulgur/programs/module_tree.h"
 
 namespace fulgur::nn {
 
 // A model of a TorchScript file, of torch.jit.save() in Python or of export_torchscript(), as a module to train. For
 // files that exist: TorchScript is deprecated since torch 2.11, and new exports are better read by Program. Parameters
-// and buffers have Python's names; the TorchScript interpreter runs it. It starts in train mode, and train() and eval()
-// switch all parts of it. A graph that records the device of its export runs on that device alone. Threading:
-// forward() by one thread at a time.
-class ScriptedProgramImpl : public torch::nn::Module {
+// and buffers have Python's names; the TorchScript interpreter runs it. Threading: forward() by one thread at a time.
+//
+// Modes. train() and eval() of a submodule switch what torch.jit.script has written of it. At first all submodules are
+// in train mode, except those that were in eval mode in a model that was saved in train mode. A file of
+// torch.jit.trace, such as export_torchscript() writes, has the modes of its export in its graph: dropout and batch
+// norms stay as they were, whatever is_training() says. A graph that records the device of its export runs on that
+// device alone.
+class ScriptedProgramImpl : public torch::nn::Module, public BatchNormOwner {
  public:
   // Throws CheckpointError if the file is no TorchScript module.
   explicit ScriptedProgramImpl(const std::filesystem::path& file);
@@ -39,13 +46,18 @@ class ScriptedProgramImpl : public torch::nn::Module {
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
 
-  void train(bool on = true) override;
+  std::vector<std::string> batch_norm_paths() const override;
   void pretty_print(std::ostream& stream) const override;
 
  private:
+  void take_modes();
+  c10::IValue run(std::vector<c10::IValue> inputs, const torch::jit::Kwargs& named = {});
+
   std::filesystem::path file_;
   torch::jit::Module module_;
   program::ModuleTree tree_{*this};
+  std::vector<std::pair<torch::jit::Module, const torch::nn::Module*>>
+      modes_;  // each script, and whose mode it follows
 };
 
 TORCH_MODULE(ScriptedProgram);

@@ -4,18 +4,23 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
+#include <tuple>
+#include <utility>
 #include <variant>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/toml_file.h"
+#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/file_system.h"
 #include "fulgur/checkpoint/formats/flat_json.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
@@ -85,6 +90,52 @@ std::string text_of(const nlohmann::ordered_json& value) {
                            : value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+// A name that numbered_files.h may have made: "metrics" and 2 for "metrics-v2", "metrics" and 0 for "metrics".
+std::pair<std::string, int> parse_numbered(const std::string& stem) {
+  const size_t mark = stem.rfind("-v");
+  if (mark == stem.npos) return {stem, 0};
+  int number = 0;
+  const char* const end = stem.data() + stem.size();
+  const auto [parsed, error] = std::from_chars(stem.data() + mark + 2, end, number);
+  if (error != std::errc() || parsed != end || number < 1) return {stem, 0};
+  return {stem.substr(0, mark), number};
+}
+
+struct MetricsFile {
+  fs::path path;
+  int number = 0;  // 0 of metrics.csv, 1 of metrics-v1.csv
+  fs::file_time_type time{};
+};
+
+// The metrics files in the folder, by the time of the last write, the latest first.
+std::vector<MetricsFile> metrics_files_in(const fs::path& folder) {
+  std::vector<MetricsFile> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto [stem, number] = parse_numbered(entry.path().stem().string());
+    if (stem != "metrics" || entry.path().extension() != ".csv") continue;
+    files.push_back({.path = entry.path(), .number = number, .time = entry.last_write_time(error)});
+  }
+  std::ranges::sort(files, std::greater(), [](const auto& file) { return std::pair(file.time, file.number); });
+  return files;
+}
+
+// False for the rows of a Trainer that has only validated or tested, which ends at step 0 of epoch 0.
+bool has_training_rows(const MetricTable& table) { return table.last_step > 0 || table.last_epoch > 0; }
+
+// What a metrics file without rows of training has, which is not shown: "metrics-v1.csv was written later and ...".
+std::string summary_of(const MetricsFile& file, const MetricTable& table) {
+  std::vector<std::string> values;
+  for (const MetricCurve& curve : table.curves) {
+    if (!curve.points.empty()) values.push_back(fmt::format("{} {:.9g}", curve.name, curve.points.back().value));
+  }
+  const bool is_cut = values.size() > kMostNames;
+  values.resize(std::min(values.size(), kMostNames));
+  return fmt::format("{} was written later and {}{}{}", file.path.filename().string(),
+                     values.empty() ? "has no rows yet" : "ends at step 0, as an evaluation does: ",
+                     fmt::join(values, ", "), is_cut ? ", ..." : "");
+}
+
 // A damaged manifest may name any sizes.
 int64_t saturating_sum(int64_t a, int64_t b) {
   int64_t sum = 0;
@@ -100,16 +151,27 @@ class FolderReader {
     read_metrics(file, {});
   }
 
-  // `before` has the metrics that were read from `file` before. `file` becomes the newest metrics file of the folder.
+  // `before` has the metrics that were read from `file` before. `file` becomes the metrics file that is shown.
   void read_metrics(GrowingMetricFile& file, MetricTable before) {
-    run_.metrics_file = last_numbered(folder_, "metrics", ".csv");
-    if (run_.metrics_file.empty()) return note(kNoMetrics);
-    std::error_code error;
-    run_.metrics_time = std::chrono::file_clock::to_sys(fs::last_write_time(run_.metrics_file, error));
-    if (file.path() != run_.metrics_file) file = GrowingMetricFile(run_.metrics_file);
-    run_.metrics = file.read(std::move(before));
+    const std::vector<MetricsFile> files = metrics_files_in(folder_);
+    if (files.empty()) return note(kNoMetrics);
+    std::vector<std::pair<GrowingMetricFile, MetricTable>> read;  // up to the first one with rows of training
+    for (const MetricsFile& each : files) {
+      const bool is_known = each.path == file.path();
+      auto& [content, table] = read.emplace_back(is_known ? file : GrowingMetricFile(each.path), MetricTable());
+      table = content.read(is_known ? std::move(before) : MetricTable());
+      if (has_training_rows(table)) break;
+    }
+    const size_t shown = has_training_rows(read.back().second) ? read.size() - 1 : 0;
+    run_.metrics_file = files[shown].path;
+    run_.metrics_time = std::chrono::file_clock::to_sys(files[shown].time);
+    std::tie(file, run_.metrics) = std::move(read[shown]);
     const std::string name = run_.metrics_file.filename().string();
-    if (name != "metrics.csv") note(fmt::format("{} is shown, which the newest run in this folder has written", name));
+    if (files.size() > 1 && shown == 0) {
+      note(fmt::format("{} is shown, which the newest run in this folder has written", name));
+    } else if (shown > 0) {
+      note(fmt::format("{} is shown; {}", name, summary_of(files[0], read[0].second)));
+    }
     if (run_.metrics.has_torn_row) note(fmt::format("the last row of {} is incomplete, and is left out", name));
     if (run_.metrics.num_rows == 0) note(fmt::format("{} has no rows yet", name));
   }
@@ -139,7 +201,8 @@ class FolderReader {
     const fs::path folder = folder_ / "checkpoints";
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder, error)) {
-      if (!entry.is_symlink(error) && is_checkpoint(entry.path())) read_checkpoint(entry.path());
+      const bool is_being_saved = is_temporary_name(entry.path().filename().string());
+      if (!entry.is_symlink(error) && !is_being_saved && is_checkpoint(entry.path())) read_checkpoint(entry.path());
     }
     std::ranges::sort(run_.checkpoints, {}, [](const auto& each) { return std::pair(each.step, each.name); });
     for (CheckpointSummary& checkpoint : run_.checkpoints) {
@@ -152,19 +215,24 @@ class FolderReader {
     }
   }
 
-  // profile-fit.txt is that of profiler = "simple", trace-rank0.txt that of KinetoProfiler.
+  // profile-fit.txt is that of profiler = "simple", trace-rank0.txt that of KinetoProfiler. The newest of each is read.
   void read_profiles() {
+    std::map<std::string, std::pair<int, fs::path>> newest;  // by the stem without a number
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(folder_, error)) {
-      const std::string name = entry.path().filename().string();
-      if (!name.ends_with(".txt") || (!name.starts_with("profile-") && !name.starts_with("trace-rank"))) continue;
+      const auto [stem, number] = parse_numbered(entry.path().stem().string());
+      if (entry.path().extension() != ".txt") continue;
+      if (!stem.starts_with("profile-") && !stem.starts_with("trace-rank")) continue;
+      auto& last = newest[stem];
+      last = std::max(last, {number, entry.path()});
+    }
+    for (const auto& [stem, last] : newest) {
       try {
-        run_.profiles.emplace_back(name, read_text_file(entry.path(), kProfileBytes));
+        run_.profiles.emplace_back(last.second.filename().string(), read_text_file(last.second, kProfileBytes));
       } catch (const CheckpointError& refused) {
         note(refused.what());
       }
     }
-    std::ranges::sort(run_.profiles);
   }
 
   void read_last_output() {

@@ -34,6 +34,7 @@ import copy
 import inspect
 import json
 import logging
+import operator
 import os
 import pathlib
 import sys
@@ -61,8 +62,8 @@ from torch.utils import _pytree as pytree
 logging.disable(logging.NOTSET)
 
 from decompositions import decompositions, separate_biases
-from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, graphs_of,
-                              input_names, largest_difference, output_names, read_program, turn_to_eval)
+from exported_program import (UsageError, choose_instructions_quickly, draws_in_attention, examples, exit_code_of, follows_mode,
+                              graphs_of, input_names, largest_difference, output_names, read_program, turn_to_eval)
 from join_products import join_products
 from recompute import Recomputation, check_patterns, keeping_modules
 
@@ -143,8 +144,8 @@ def flags_of(graph):
         if node.op != "call_function" or schema is None or node.target.namespace != "aten":
             continue
         names = [argument.name for argument in schema.arguments]
-        if "running_mean" in names and node.args[names.index("running_mean")] is None:
-            continue  # a norm without statistics takes those of the batch in either mode
+        if not follows_mode(node):
+            continue
         for i, name in enumerate(names):
             if name in FLAGS and (name in node.kwargs or i < len(node.args)):
                 yield node, i, name
@@ -231,7 +232,8 @@ def take_tensors(program):
 
 
 def graph_inputs(program, batch):
-    """What the graph takes: copies of the weights, constants and the tensors of a batch, by name and in order."""
+    """What the graph takes: copies of the weights, constants and the tensors of a batch, by name and in order. Only a
+    parameter needs a gradient."""
     user = iter(batch.values())
     tensors = []
     for spec in program.graph_signature.input_specs:
@@ -239,11 +241,11 @@ def graph_inputs(program, batch):
             weight = program.state_dict[spec.target]
             tensors.append(weight.detach().clone().requires_grad_(weight.requires_grad))
         elif spec.kind == InputKind.BUFFER:
-            tensors.append((program.state_dict if spec.persistent else program.constants)[spec.target].clone())
+            tensors.append((program.state_dict if spec.persistent else program.constants)[spec.target].detach().clone())
         elif spec.kind == InputKind.CONSTANT_TENSOR:
-            tensors.append(program.constants[spec.target])
+            tensors.append(program.constants[spec.target].detach())
         elif spec.kind == InputKind.USER_INPUT:
-            tensors.append(next(user).clone())
+            tensors.append(next(user).detach().clone())
         else:
             raise UsageError(f"the program has an input of kind {spec.kind.name.lower()}, which is not compiled")
     return tensors
@@ -547,15 +549,117 @@ class Step(Call):
         self.module.recompile()
 
 
-def reached_from(inputs):
-    """The nodes that depend on one of these, with themselves."""
-    reached, left = set(), list(inputs)
-    while left:
-        node = left.pop()
-        if node not in reached:
+# Operators that may give an argument, or views of it, back without saying so in their schema.
+MAY_RETURN_ARGUMENT = ("alpha_dropout", "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "dropout",
+                       "feature_alpha_dropout", "feature_dropout", "meshgrid", "type_as")
+
+
+def annotated(node, is_write=False):
+    """The nodes that an operator's schema says its results share memory with, or that it writes to."""
+    schema = getattr(node.target, "_schema", None)
+    found = []
+    for i, argument in enumerate(schema.arguments if schema else []):
+        if argument.alias_info is not None and (argument.alias_info.is_write or not is_write):
+            value = node.kwargs.get(argument.name, node.args[i] if i < len(node.args) else None)
+            found += [item for item in pytree.tree_leaves(value) if isinstance(item, torch.fx.Node)]
+    return found
+
+
+def graphs_and_operands(node):
+    """The graphs that an operator of a higher order calls, and what it calls them with."""
+    root = node.graph.owning_module
+    places = [i for i, value in enumerate(node.args) if isinstance(value, torch.fx.Node) and value.op == "get_attr"
+              and isinstance(getattr(root, value.target, None), torch.fx.GraphModule)]
+    if not places:
+        return [], []
+    return ([getattr(root, node.args[i].target).graph for i in places],
+            pytree.tree_leaves(node.args[places[-1] + 1:], is_leaf=lambda value: value is None))
+
+
+class Aliases:
+    """Which values of a graph may share memory: a view and its base, an argument and the result that is that argument."""
+
+    def __init__(self):
+        self.parents = {}
+
+    def set_of(self, node):
+        while node in self.parents:
+            node = self.parents[node]
+        return node
+
+    def add(self, node):
+        one_of_several = node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node)
+        source = node.args[0] if one_of_several else node
+        schema = getattr(source.target, "_schema", None)
+        name = source.target.__name__.split(".")[0] if schema and source.target.namespace == "aten" else ""
+        shares_all = name in MAY_RETURN_ARGUMENT or graphs_and_operands(source)[0]
+        is_view = shares_all or (schema and any(result.alias_info is not None for result in schema.returns))
+        shared = [node] if is_view else []
+        if one_of_several:
+            shared += [source] if is_view else []
+        elif shares_all:
+            shared += [value for value in node.all_input_nodes if value.op != "get_attr"]
+        else:
+            shared += annotated(node)
+        for other in shared[1:]:
+            one, other = self.set_of(shared[0]), self.set_of(other)
+            if one is not other:
+                self.parents[one] = other
+
+
+def written_by(node):
+    """The nodes that a node writes to."""
+    written = annotated(node, is_write=True)
+    graphs, operands = graphs_and_operands(node)
+    for graph in graphs:
+        written += [operand for operand, is_written in zip(operands, written_inputs(graph))
+                    if is_written and isinstance(operand, torch.fx.Node)]
+    return written
+
+
+def written_inputs(graph):
+    """Whether each input of a graph is written to."""
+    aliases, written = Aliases(), []
+    for node in graph.nodes:
+        aliases.add(node)
+        written += written_by(node)
+    sets = {aliases.set_of(node) for node in written}
+    return [aliases.set_of(node) in sets for node in graph.nodes if node.op == "placeholder"]
+
+
+def same_size(node, left_out, users):
+    """Where a node that reads a size of an input that is left out can read it: another input and a dimension, which has the
+    same symbol. Otherwise None."""
+    if node.target is not torch.ops.aten.sym_size.int or node.args[0] not in left_out:
+        return None
+    size = node.args[0].meta["val"].shape[node.args[1]]
+    for user in users:
+        if user in left_out or not isinstance(user.meta.get("val"), torch.Tensor):
+            continue
+        for dim, other in enumerate(user.meta["val"].shape):
+            if all(isinstance(value, torch.SymInt) for value in (size, other)) and size.node.expr.is_Symbol \
+                    and size.node.expr == other.node.expr:
+                return user, dim
+    return None
+
+
+def dependent_on(left_out, graph, users):
+    """The nodes that depend on these inputs, with themselves, and a function that says whether an output does. A node
+    depends on an input also by what is written: if one that depends on it writes to a tensor, so does whatever reads that
+    tensor, or a view of it, later. programs/graph_part.h decides as this function does."""
+    reached, changed, aliases = set(left_out), [], Aliases()
+
+    def depends(value):
+        return isinstance(value, torch.fx.Node) and (
+            value in reached or any(aliases.set_of(other) is aliases.set_of(value) for other in changed))
+    for node in graph.nodes:
+        aliases.add(node)
+        if node.op == "output" or same_size(node, left_out, users):
+            continue
+        if any(map(depends, node.all_input_nodes)):
             reached.add(node)
-            left += node.users
-    return reached
+            changed += written_by(node)
+    return reached, depends
 
 
 def leave_out_loss(program):
@@ -569,14 +673,18 @@ def leave_out_loss(program):
     users = [node for node in graph.nodes if node.op == "placeholder" and node.name in signature.user_inputs]
     given = dict(zip(input_names(program), zip(users, pytree.tree_leaves(program.example_inputs)), strict=True))
 
-    def is_for_loss(node):
-        reached = reached_from([node])
-        return [i for i, value in enumerate(values) if value in reached] == [loss]
+    def is_for_loss(*left_out):
+        _, depends = dependent_on(left_out, graph, users)
+        return [i for i, value in enumerate(values) if depends(value)] == [loss]
     left_out = {name: node for name, (node, _) in given.items() if is_for_loss(node)}
-    if not left_out or len(names) == 1:
+    # Two inputs may each have a size for the other that no third one has.
+    if not left_out or len(names) == 1 or not is_for_loss(*left_out.values()):
         return []
     result.args = (tuple(value for i, value in enumerate(values) if i != loss),)
-    reached = reached_from(left_out.values()) - {result}
+    reached, _ = dependent_on(tuple(left_out.values()), graph, users)
+    for node in graph.nodes:
+        if elsewhere := same_size(node, tuple(left_out.values()), users):
+            node.args = elsewhere
     for node in reversed(list(graph.nodes)):
         if node in reached:
             graph.erase_node(node)

@@ -28,6 +28,7 @@ import safetensors.torch
 import torch
 from torch._export.converter import TS2EPConverter
 from torch._export.serde.serialize import serialize
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from exported_program import UsageError, choose_instructions_quickly, entries_of, examples, exit_code_of, input_names, largest_difference, output_names, read_program, turn_to_eval
@@ -36,6 +37,15 @@ EXAMPLE = "example.pt"  # the entry of a TorchScript file that export_torchscrip
 TOLERANCES = {".pt2": 1e-6, ".onnx": 1e-5, ".aoti.pt2": 1e-5}
 # So that the weights of a package can be exchanged: by default Inductor writes small ones into the code.
 INDUCTOR = {"always_keep_tensor_constants": True, "joint_graph_constant_folding": False}
+
+
+def mark_parameters(program, parameters):
+    """Makes parameters of the weights that are parameters in TorchScript: torch's converter makes a buffer of each."""
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.BUFFER and spec.target in parameters:
+            spec.kind, spec.persistent = InputKind.PARAMETER, None
+            weight = program.state_dict[spec.target].detach()
+            program.state_dict[spec.target] = torch.nn.Parameter(weight, parameters[spec.target].requires_grad)
 
 
 def read_torchscript(file):
@@ -56,6 +66,7 @@ def read_torchscript(file):
         if name in of["inputs"]:
             value.setDebugName(name)
     program = converter.convert()
+    mark_parameters(program, dict(module.named_parameters(remove_duplicate=False)))
     # TorchScript returns a tuple, or a tensor alone; the program returns a dict, as predict_step does.
     _, program.module_call_graph[0].signature.out_spec = pytree.tree_flatten(dict.fromkeys(of["outputs"], 0))
 

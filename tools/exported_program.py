@@ -1,5 +1,6 @@
 """Programs of torch.export, as the tools of this folder read and change them. Needs torch alone."""
 import os
+import re
 import subprocess
 import sys
 import unittest.mock
@@ -50,6 +51,17 @@ def graphs_of(module):
     return [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
 
 
+def follows_mode(node):
+    """Whether flags such as "training" of an operator follow the mode of its module. A batch or instance norm without
+    running statistics has such a flag, too, but takes the statistics of the batch in either mode."""
+    schema = node.target._schema
+    if "batch_norm" not in schema.name and "instance_norm" not in schema.name:
+        return True
+    names = [argument.name for argument in schema.arguments]
+    place = names.index("running_mean") if "running_mean" in names else len(node.args)
+    return node.kwargs.get("running_mean", node.args[place] if place < len(node.args) else None) is not None
+
+
 def turn_to_eval(program):
     """Turns dropout and batch norm over, as nn::Program does by Module::eval()."""
     counters = {name for name, buffer in program.graph_signature.inputs_to_buffers.items()
@@ -64,9 +76,9 @@ def turn_to_eval(program):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
                 continue
-            has_statistics = "running_mean" not in names or node.args[names.index("running_mean")] is not None
+            has_mode = follows_mode(node)
             for name, value in (("train", False), ("training", False), ("use_input_stats", False), ("dropout_p", 0.0)):
-                if name not in names or not has_statistics:
+                if name not in names or not has_mode:
                     continue
                 if name in node.kwargs:
                     node.update_kwarg(name, value)
@@ -108,6 +120,27 @@ def output_names(program):
     return ["output"] if names == [""] else names
 
 
+def guards_hold(program, batch):
+    """Whether the conditions on sizes hold under which Python has traced the program. As nn::Program does, this leaves out
+    conditions of another form."""
+    def size_of(match):
+        name = ".".join(re.findall(r"\['?([^'\]]*)'?\]", match[1]))
+        return str(batch[name].shape[int(match[2])])
+    for guard in program._guards_code:
+        try:
+            condition = re.sub(r"\bL((?:\[[^\]]*\])+)\.size\(\)\[(\d+)\]", size_of, guard)
+        except LookupError:
+            continue
+        if not re.fullmatch(r"(?:[-\d\s()+*/%<>=!]|and|or|not)*", condition):
+            continue
+        try:
+            if not eval(condition):
+                return False
+        except ArithmeticError:
+            return False
+    return True
+
+
 def examples(program):
     """Inputs by name: the example, and half of it if the first size of every input may be that."""
     values = pytree.tree_leaves(program.example_inputs)
@@ -131,7 +164,8 @@ def examples(program):
         return size.is_Symbol and (limits is None or limits.lower <= half <= limits.upper)
     if half < 2 or not all(map(may_be_half, tensors)):
         return [whole]
-    return [whole, {name: value[:half] for name, value in whole.items()}]
+    part = {name: value[:half] for name, value in whole.items()}
+    return [whole, part] if guards_hold(program, part) else [whole]
 
 
 def exit_code_of(work, target):

@@ -30,6 +30,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -43,6 +44,7 @@ USED_BY = {"runs": ("random", "halving"), "seed": ("random", "halving"), "option
            "max": ("halving",), "factor": ("halving",)}  # methods
 RANGE = {"min": None, "max": None, "log": False, "integer": False}
 OWN = ("ckpt_path", "name", "default_root_dir")  # options that a sweep sets
+METRICS_FILE = re.compile(r"metrics(-v[1-9]\d*)?\.csv")
 TRIES = 3  # of a run that is killed
 USAGE_ERROR = 2
 
@@ -140,6 +142,11 @@ def text_of(value):
     return ",".join(map(text_of, value)) if isinstance(value, list) else str(value)
 
 
+def is_of_training(rows):
+    """False for rows of an evaluation alone, of which the last is at step 0 of epoch 0; as tools/report sees it."""
+    return bool(rows) and (rows[-1].get("epoch"), rows[-1].get("step")) != ("0", "0")
+
+
 def flags_of(options):
     return [f"--{name}={text_of(value)}" for name, value in options.items()]
 
@@ -193,13 +200,25 @@ class Run:
         failure = f"exit code {code}: {said}" if code else None
         return {"failure": failure, "score": None if failure else self.best()}
 
+    def rows(self):
+        """The rows of the metrics file that was written last: what began anew after it was killed writes metrics-v1.csv."""
+        files = sorted(((file.stat().st_mtime_ns, len(file.name), file.name) for file in self.folder.glob("metrics*.csv")
+                        if METRICS_FILE.fullmatch(file.name)), reverse=True)
+        require(files, f"{self.name}: there is no {self.folder / 'metrics.csv'}; the program must write it, which logger=true does")
+        tables = []
+        for _, _, name in files:
+            try:
+                with open(self.folder / name) as file:
+                    tables.append(list(csv.DictReader(file)))
+            except OSError as error:
+                raise UsageError(f"{self.name}: {error}") from None
+            if is_of_training(tables[-1]):
+                return tables[-1]
+        return tables[0]
+
     def best(self):
-        """The best value of the metric in metrics.csv; None if it is not finite."""
-        try:
-            with open(self.folder / "metrics.csv") as file:
-                rows = list(csv.DictReader(file))
-        except OSError as error:
-            raise UsageError(f"{self.name}: {error}; the program must write metrics.csv, which logger=true does") from None
+        """The best value of the metric in the rows of the run; None if it is not finite."""
+        rows = self.rows()
         names = [name for name in rows[0] if name not in ("epoch", "step")] if rows else []
         require(self.plan["metric"] in names, f"no run logs '{self.plan['metric']}'; it logs {', '.join(names)}")
         values = [float(row[self.plan["metric"]]) for row in rows if row[self.plan["metric"]]]

@@ -1,6 +1,5 @@
 // Shows how far a run is, its last metrics and how they went, from another shell than the one that trains:
 //   bazel run //tools:watch -- runs/latest
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "fulgur/base/terminal_size.h"
 #include "fulgur/reports/command.h"
 #include "fulgur/reports/run_folder.h"
 #include "fulgur/reports/run_picture.h"
@@ -24,10 +24,10 @@ using Seconds = std::chrono::duration<double>;
 constexpr double kShareOfCore = 0.01;
 
 // The size of the terminal; 80 columns and any height if the output is none.
-fulgur::PictureOptions terminal_size() {
-  winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return {};
-  return {.width = size.ws_col, .height = size.ws_row > 1 ? size_t{size.ws_row} - 1 : 0};
+fulgur::PictureOptions picture_options() {
+  const auto size = fulgur::terminal_size();
+  if (!size) return {};
+  return {.width = size->columns, .height = size->rows > 1 ? size->rows - 1 : 0};
 }
 
 // Overwrites the last picture on a terminal.
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
     fulgur::ProgressReader reader(folder);
     bool is_first = true;
     while (true) {
-      fulgur::PictureOptions options = terminal_size();
+      fulgur::PictureOptions options = picture_options();
       if (width > 0) options.width = width;
       const std::clock_t begin = std::clock();
       const std::string picture = picture_of(reader, options);

@@ -319,7 +319,7 @@ void Run::report_profile(const trace::Profile& profile) {
   if (resources_.options.fast_dev_run > 0) return;
   FirstError error;
   error.run([&] {
-    replace_file_atomically(run_dir() / fmt::format("profile-{}.txt", whole), [&](FileWriter& file) {
+    replace_file_atomically(next_numbered(run_dir(), fmt::format("profile-{}", whole), ".txt"), [&](FileWriter& file) {
       const std::string table = profile_table(by_rank, whole, /*least_share=*/0.0);
       file.write(table.data(), table.size());
     });

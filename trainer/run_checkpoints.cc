@@ -270,7 +270,7 @@ void RunCheckpoints::load_weights() const {
 
 void RunCheckpoints::resume(const FitState& fit) {
   if (!resumed_from_.empty()) fit.load(*opened_);
-  opened_.reset();  // its files stay mapped otherwise, and take room on the disk after they are removed
+  opened_.reset();  // files that are mapped take room on the disk after they are removed
 }
 
 void RunCheckpoints::log_resume() const {

@@ -137,11 +137,23 @@ class Reader {
       position_ += kBlockBytes;
       take(header);
     }
+    check_end();
     check_paths();
     return std::move(entries_);
   }
 
  private:
+  // Readers stop at a block of zeros, so that they would not see the files after one.
+  void check_end() const {
+    const size_t next = archive_.find_first_not_of('\0', position_);
+    if (next == std::string_view::npos) return;
+    throw BadTar(
+        fmt::format("it has bytes at {} after the block of zeros at {}, which ends an archive: a part was overwritten "
+                    "by zeros, or several archives are in one file; copy it anew, or give each archive a file of its "
+                    "own",
+                    next, position_));
+  }
+
   void take(const Header& header) {
     switch (header.type()) {
       case 'L':  // GNU: the next file's name

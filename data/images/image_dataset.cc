@@ -126,6 +126,12 @@ ImageDataset::ImageDataset(std::vector<LabelledImage> images, ImageOptions optio
   check_image_options(options_);
 }
 
+std::string ImageDataset::sample_options() const {
+  ImageOptions options = options_;
+  options.max_pixels = ImageOptions().max_pixels;
+  return fmt::format("ImageOptions({})", changed_fields(std::move(options)));
+}
+
 Batch ImageDataset::get(int64_t index, Random& random) const {
   const LabelledImage& image = images_.at(static_cast<size_t>(index));
   at::Tensor pixels = at::empty({num_channels(options_), options_.size, options_.size}, at::kFloat);

@@ -45,6 +45,7 @@ class ImageDataset final : public Dataset {
 
   // Depends on the files' names and labels, not on their content, which would have to be read.
   std::string digest() const override { return digest_; }
+  std::string sample_options() const override;  // all but max_pixels, which changes no picture
 
   const std::vector<std::string>& classes() const { return classes_; }  // by label; empty unless made by from_folder
   const std::vector<LabelledImage>& images() const { return images_; }

@@ -111,6 +111,7 @@ arrow::Result<Table> read_csv(const Source& source, const ReadTableOptions& opti
   read.column_names = options.column_names;
   auto parse = arrow::csv::ParseOptions::Defaults();
   parse.delimiter = delimiter_of(source.path, options.delimiter);
+  parse.newlines_in_values = true;  // otherwise Arrow cuts the file into blocks within quoted cells, too
   auto convert = arrow::csv::ConvertOptions::Defaults();
   convert.strings_can_be_null = true;
   for (const std::string& name : text_columns) convert.column_types[name] = arrow::utf8();
@@ -246,6 +247,16 @@ void check_columns(const arrow::Table& table, const std::filesystem::path& path)
   }
 }
 
+// Arrow makes a column of bytes of CSV cells that are not UTF-8.
+void check_is_utf8(const arrow::Table& table, const std::filesystem::path& path) {
+  for (const auto& field : table.schema()->fields()) {
+    if (field->type()->id() != arrow::Type::BINARY) continue;
+    throw std::runtime_error(
+        fmt::format("the column '{}' of '{}' is not UTF-8: convert the file, for example by iconv -f latin1 -t utf8",
+                    field->name(), path.string()));
+  }
+}
+
 void check_is_not_for_csv(const std::filesystem::path& path, const ReadTableOptions& options) {
   const std::string_view given = !options.delimiter.empty()      ? "delimiter"
                                  : options.skip_rows > 0         ? "skip_rows"
@@ -293,6 +304,7 @@ Table read_table(const std::filesystem::path& path, const ReadTableOptions& opti
     throw std::runtime_error(fmt::format("{}: it claims {} rows in {} bytes", what, table->num_rows(), num_bytes));
   }
   check_columns(*table, path);
+  if (format == TableFormat::csv) check_is_utf8(*table, path);
   return table;
 }
 

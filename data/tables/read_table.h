@@ -24,11 +24,11 @@ struct ReadTableOptions {
 
 // Reads a file into memory: CSV (.csv, .tsv), JSON lines (.json, .jsonl, .ndjson), Parquet (.parquet), Arrow IPC or
 // Feather V2 (.arrow, .feather, .ipc). The types of CSV and JSON columns follow from their values; empty cells, NA, NaN
-// and null are missing values.
+// and null are missing values. A quoted cell of CSV may have line breaks.
 //   const std::shared_ptr<arrow::Table> table = read_table("houses.csv");
 // Errors: UsageError for options that do not fit the file; std::runtime_error, with the path and the reason, for a file
-// that is missing, damaged or empty, or has two columns of one name. A damaged file costs no more memory than 64 MiB
-// and 1,000 times its size.
+// that is missing, damaged or empty, has two columns of one name, or is CSV that is not UTF-8. A damaged file costs no
+// more memory than 64 MiB and 1,000 times its size.
 // The CSV cells and JSON strings of `text_columns` stay text even if all of them look like numbers, booleans or points
 // in time: pass TableSchema::text_columns(), which a schema has learnt as text. Columns that the file lacks are
 // ignored.

@@ -12,6 +12,7 @@
 #include <arrow/type.h>
 #include <arrow/type_traits.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -30,13 +31,24 @@ namespace {
 
 void choose_by_type(const arrow::Table& table, TableSchemaOptions& options) {
   if (!options.features.empty() || !options.categories.empty() || !options.tensors.empty()) return;
+  std::vector<std::string> left_out;
   for (const std::string& name : table.ColumnNames()) {
     if (name == options.target) continue;
     const auto column = find_column(table, name);
     const arrow::DataType& type = value_type(*column);
-    if (is_number(type) || type.id() == arrow::Type::BOOL) options.features.push_back(name);
-    if (is_text(type)) options.categories.push_back(name);
+    if (is_number(type) || type.id() == arrow::Type::BOOL) {
+      options.features.push_back(name);
+    } else if (is_text(type)) {
+      options.categories.push_back(name);
+    } else {
+      left_out.push_back(fmt::format("{} ({})", name, type.ToString()));
+    }
   }
+  if (left_out.empty()) return;
+  log_info(
+      "columns that are left out, because they are neither numbers, booleans nor text: {}; name points in time in "
+      "features or tensors to use them",
+      fmt::join(left_out, ", "));
 }
 
 void check_roles(const TableSchemaOptions& options) {

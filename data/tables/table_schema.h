@@ -18,7 +18,7 @@ enum class TargetType { automatic, number, category };
 enum class MissingValues { mean, constant, refuse };
 
 // Which column is what. If features, categories and tensors are all empty, each column of numbers or booleans is a
-// feature and each column of text a category, but for the target.
+// feature and each column of text a category, but for the target; the log names the columns that are left out.
 struct TableSchemaOptions {
   std::vector<std::string> features{};    // numbers, booleans (0 and 1), points in time (seconds since 1970 UTC)
   std::vector<std::string> categories{};  // text, integers, booleans

@@ -15,7 +15,7 @@ class ParameterVersions {
  public:
   void remember(const FlatParameters& parameters);
   void remember(const FlatParameters& parameters, size_t bucket);
-  void remember_new(const FlatParameters& parameters);  // of the buckets that were appended
+  void remember_new(const FlatParameters& parameters);  // remembers the buckets that were appended
 
   // The name of a parameter of the bucket that was written to since remember(); null if there is none, or the bucket
   // was not there yet.

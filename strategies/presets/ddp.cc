@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "fulgur/base/names.h"
+#include "fulgur/distributed/to_milliseconds.h"
 #include "fulgur/strategies/engine/engine_options.h"
 
 namespace fulgur {
@@ -41,14 +42,24 @@ void Ddp::describe(FieldVisitor& visit) {
          .choices = {"auto", "shared_memory", "gloo", "mpi"}},
         &transport);
   visit({.name = "broadcast_buffers", .help = "broadcast the buffers of rank 0 after each step"}, &broadcast_buffers);
-  visit({.name = "timeout_s", .help = "abort a collective after this time", .unit = "s", .min = 1}, &timeout_s);
-  visit({.name = "connect_timeout_s", .help = "abort if not every rank connects in this time", .unit = "s", .min = 1},
+  visit({.name = "timeout_s",
+         .help = "abort a collective after this time",
+         .unit = "s",
+         .min = 1,
+         .max = kLongestTimeoutS},
+        &timeout_s);
+  visit({.name = "connect_timeout_s",
+         .help = "abort if not every rank connects in this time",
+         .unit = "s",
+         .min = 1,
+         .max = kLongestTimeoutS},
         &connect_timeout_s);
   visit({.name = "heartbeat_timeout_s",
          .help = "abort if a rank gives no sign of life for this time, because its host has vanished or its process is "
                  "stopped",
          .unit = "s",
-         .min = 2},
+         .min = 2,
+         .max = kLongestTimeoutS},
         &heartbeat_timeout_s);
 }
 

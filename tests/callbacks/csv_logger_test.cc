@@ -211,6 +211,41 @@ TEST_F(CSVLoggerTest, GoesOnBehindTheLastWholeRow) {
   EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n0,2,3\n");
 }
 
+TEST_F(CSVLoggerTest, AShorterFileOfAnotherRunIsLeftAlone) {
+  for (const int64_t step : {0, 1, 2}) logger.on_metrics(trainer, {{"a", 1}}, step);
+  const State saved = logger.state();
+  const std::string of_another = "epoch,step,a\n0,0,5\n0,1,1\n";
+  std::ofstream(dir.path() / "metrics.csv", std::ios::trunc) << of_another;
+  CSVLogger resumed;
+  resume(resumed, saved);
+  resumed.on_metrics(trainer, {{"a", 3}}, 3);
+  EXPECT_EQ(written(), of_another);
+  EXPECT_EQ(read_file(dir.path() / "metrics-v1.csv"), "epoch,step,a\n0,3,3\n");
+}
+
+TEST_F(CSVLoggerTest, AStateOfAnOlderVersionDoesNotKnowTheFirstRow) {
+  for (const int64_t step : {0, 1, 2}) logger.on_metrics(trainer, {{"a", 1}}, step);
+  State saved = logger.state();
+  for (const char* name : {"epoch", "step", "metrics/a"}) saved.erase(std::string("first_row/") + name);
+  EXPECT_TRUE(saved.child("first_row").empty());
+  std::ofstream(dir.path() / "metrics.csv", std::ios::trunc) << "epoch,step,a\n0,0,1\n0,1,1\n";
+  CSVLogger resumed;
+  resume(resumed, saved);
+  resumed.on_metrics(trainer, {{"a", 3}}, 3);
+  EXPECT_EQ(written(), "epoch,step,a\n0,0,1\n0,1,1\n0,3,3\n");
+}
+
+// A run that has resumed twice knows the first row from the file.
+TEST_F(CSVLoggerTest, TheFirstRowIsKnownAfterEachResume) {
+  for (const int64_t step : {0, 1}) logger.on_metrics(trainer, {{"a", double(step)}}, step);
+  CSVLogger resumed;
+  resume(resumed, logger.state());
+  resumed.on_metrics(trainer, {{"b", 3}}, 2);
+  const State first = resumed.state().child("first_row");
+  EXPECT_EQ(first.get<std::string>("step"), "0");
+  EXPECT_EQ(first.get<std::string>("metrics/a"), "0");
+}
+
 TEST_F(CSVLoggerTest, GoesOnInTheRowThatTheCheckpointEndsWith) {
   logger.on_metrics(trainer, {{"a", 1}}, 0);
   const State saved = logger.state();

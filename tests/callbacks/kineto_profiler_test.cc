@@ -68,6 +68,23 @@ TEST(KinetoProfiler, RecordsTheActiveBatches) {
   EXPECT_THAT(shown, HasSubstr(text_of(folder / "trace-rank0.txt")));
 }
 
+TEST(KinetoProfiler, OverwritesNothingOfAnEarlierFit) {
+  const testing::TempDir dir;
+  const fs::path folder = dir.path() / "runs/run";
+  const auto fit = [&] {
+    TrainerOptions options = options_in(dir.path());
+    options.callbacks = {KinetoProfiler::make(third_and_fourth_batch())};
+    Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40, 4)});
+  };
+  fit();
+  const std::string trace = text_of(folder / "trace-rank0.json"), table = text_of(folder / "trace-rank0.txt");
+  fit();
+  EXPECT_EQ(text_of(folder / "trace-rank0.json"), trace);
+  EXPECT_EQ(text_of(folder / "trace-rank0.txt"), table);
+  EXPECT_EQ(calls_in(folder / "trace-rank0-v1.json")["training_step"], 2);
+  EXPECT_THAT(text_of(folder / "trace-rank0-v1.txt"), HasSubstr("of 2 batches\n"));
+}
+
 // Ends the first two epochs at their second batch: at the first batch that is recorded, and at the last of them.
 struct EndsEpochs : Callback {
   BatchAction on_train_batch_start(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {

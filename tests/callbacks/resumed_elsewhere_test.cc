@@ -67,6 +67,24 @@ TEST(ResumedElsewhere, TheFilesOfTheOtherRunStayAsTheyAre) {
   EXPECT_TRUE(before.contains("metrics-v2.jsonl"));
 }
 
+TEST(ResumedElsewhere, AShorterFileOfTheOtherRunStaysAsItIs) {
+  const testing::TempDir dir;
+  Trainer(options_of(dir.path(), "a")).fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  TrainerOptions one_epoch = options_of(dir.path(), "b");
+  one_epoch.max_epochs = 1;
+  Trainer(one_epoch).fit(make_module<TinyModule>(), {.train = tiny_loader(24)});
+  const fs::path b = dir.path() / "runs/b";
+  const auto before = files_of(b);
+  TrainerOptions options = options_of(dir.path(), "b");
+  options.max_epochs = 3;
+  options.ckpt_path = (dir.path() / "runs/a/checkpoints/last").string();
+  Trainer(options).fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  const auto after = files_of(b);
+  EXPECT_EQ(after.size(), 6U);
+  EXPECT_TRUE(after.contains("metrics-v1.csv"));
+  for (const auto& [name, content] : before) EXPECT_EQ(after.at(name), content) << name;
+}
+
 // Fails in the second epoch until it is told not to.
 struct Fails : TinyModule {
   bool fails = true;

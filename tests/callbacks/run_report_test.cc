@@ -72,6 +72,18 @@ TEST_F(RunReportTest, ATestThatFollowsAddsItsMetrics) {
   EXPECT_THAT(read_file(page()), AllOf(HasSubstr("<h3>train_loss</h3>"), HasSubstr("<h3>test_loss</h3>")));
 }
 
+// `program test --name=a` leaves a file of its own, and the run that resumes after it continues metrics.csv.
+TEST_F(RunReportTest, ATestOfAnotherTrainerHidesNoTraining) {
+  fit(options());
+  Trainer(options()).test(make_module<TinyModule>(), {.test = tiny_loader()});
+  EXPECT_TRUE(fs::exists(run() / "metrics-v1.csv"));
+  fit(options({.max_epochs = 2, .ckpt_path = "last"}));
+  EXPECT_FALSE(fs::exists(run() / "metrics-v2.csv"));
+  const std::string html = read_file(page());
+  EXPECT_THAT(html, AllOf(HasSubstr("<h3>train_loss</h3>"), HasSubstr("<h3>val_loss</h3>")));
+  EXPECT_THAT(html, HasSubstr("<td>10</td><td>1</td><td>9</td>"));  // rows, last epoch, last step
+}
+
 TEST_F(RunReportTest, ATestWithoutFitWritesNone) {
   Trainer trainer(options());
   trainer.test(make_module<TinyModule>(), {.test = tiny_loader()});

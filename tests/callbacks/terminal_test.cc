@@ -65,11 +65,18 @@ TEST_F(TerminalTest, ProgressBarGoesWithoutAnyBounds) {
   EXPECT_THAT(out.str(), MatchesRegex("Epoch 1 4 \\| .* it/s\n"));
 }
 
-// What the terminal shows in the end: a carriage return moves the cursor to the beginning of the line to overwrite it.
+// What the terminal shows in the end: a carriage return moves the cursor to the beginning of the row to overwrite it,
+// and a letter that finds no room in a row of 80 columns begins the next one.
 std::string seen_on_terminal(const std::string& written) {
+  constexpr size_t kColumns = 80;
   std::string screen, line;
   size_t column = 0;
   for (const char letter : written) {
+    if (column == kColumns && letter != '\r' && letter != '\n') {
+      screen += line + '\n';
+      line.clear();
+      column = 0;
+    }
     if (letter == '\r') {
       column = 0;
     } else if (letter == '\n') {
@@ -108,6 +115,29 @@ TEST_F(TerminalTest, ALineOfTheLogFindsTheProgressLineCleared) {
   EXPECT_EQ(out.str().back(), '\r');  // the warning begins at the first column
   bar.on_train_batch_end(trainer, {}, {}, 1);
   EXPECT_THAT(seen_on_terminal(out.str()), HasSubstr("Epoch 1/1  50% 2/4"));
+}
+
+TEST_F(TerminalTest, ALineThatIsWiderThanTheTerminalIsRedrawnInOneRowAndEndsWhole) {
+  trainer.run_state = {.num_batches = 4, .max_epochs = 1};
+  const std::string first = "a_metric_with_a_name_that_takes_many_columns", second = "b_" + first, third = "c_" + first;
+  trainer.log_epoch(Stage::train, {{first, 0.125}, {second, 0.25}, {third, 0.5}}, {.prog_bar = true});
+  ProgressBar bar({.refresh_interval = 0ms, .out = &out, .is_terminal = true, .columns = 80});
+  bar.on_train_epoch_start(trainer);
+  for (int64_t i = 0; i < 3; ++i) bar.on_train_batch_end(trainer, {}, {}, i);
+  const std::string seen = seen_on_terminal(out.str());
+  EXPECT_THAT(seen, MatchesRegex("Epoch 1/1  75% 3/4 [^\n]*a_metric_with[^\n]*"));
+  EXPECT_LT(seen.size(), 80u);
+  ::testing::internal::CaptureStderr();
+  log_warning("slow");
+  ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(seen_on_terminal(out.str()), MatchesRegex(" *"));
+  trainer.run_state.batch_idx = 4;
+  bar.on_train_epoch_end(trainer);
+  std::string rows = seen_on_terminal(out.str());
+  EXPECT_GT(std::ranges::count(rows, '\n'), 2);
+  std::erase(rows, '\n');
+  EXPECT_THAT(rows, MatchesRegex("Epoch 1/1 100% 4/4 \\| .* \\| " + first + " 0.125 \\| " + second + " 0.25 \\| " +
+                                 third + " 0.5 *"));
 }
 
 TEST_F(TerminalTest, ValidationWithinFitHasALineThatIsGoneAfterwards) {

@@ -71,7 +71,7 @@ TEST(Safetensors, BringsBackEveryDtypeAndShape) {
   }
 }
 
-// Of such tensors libtorch keeps the memory of the original, and a mark.
+// libtorch keeps such a tensor as the memory of the original and a mark.
 TEST(Safetensors, WritesTheValuesOfConjugatesAndTheirParts) {
   const testing::TempDir dir;
   const at::Tensor z = at::complex(torch::randn({3}), torch::randn({3})), conjugate = z.conj(),

@@ -159,12 +159,29 @@ TEST_F(ConfigTest, TheTrainerAndItsStrategyNeedNoSectionOfTheirOwn) {
   }
 }
 
-// As a flag, trainer.max_epochs is --max_epochs; as a variable it has its whole path.
+// As a flag, trainer.max_epochs is --max_epochs; as a variable it has its whole path. An option outside of sections has
+// "__" in front.
 TEST_F(ConfigTest, VariablesWithoutTheDotsOfAPathAreRefused) {
   for (const std::string name : {"FULGUR_MAX_EPOCHS", "FULGUR_TRAINER_MAX_EPOCHS"})
     EXPECT_EQ(refusal({}, {{name, "5"}}), name + ": the variable of trainer.max_epochs is FULGUR_TRAINER__MAX_EPOCHS");
   EXPECT_EQ(refusal({}, {{"FULGUR_LIMITS_ROWS", "5"}}),
             "FULGUR_LIMITS_ROWS: the variable of limits.rows is FULGUR_LIMITS__ROWS");
+  EXPECT_EQ(refusal({}, {{"FULGUR_TITLE", "env"}}), "FULGUR_TITLE: the variable of title is FULGUR__TITLE");
+  EXPECT_EQ(refusal({}, {{"FULGUR_VERBOSE", "1"}}), "FULGUR_VERBOSE: the variable of verbose is FULGUR__VERBOSE");
+}
+
+TEST_F(ConfigTest, VariablesThatFulgurReadsAreNeverRefused) {
+  std::string trace = "none", id = "none";
+  const auto describe = [&](FieldVisitor& visit) {
+    visit({.name = "trace", .help = "an option with the name of a variable of fulgur"}, &trace);
+    visit({.name = "host.id", .help = "another one, in a section"}, &id);
+  };
+  EXPECT_TRUE(parse_flags({}, "program", describe, {{"FULGUR_TRACE", "folder"}, {"FULGUR_HOST_ID", "a"}}));
+  EXPECT_EQ(trace, "none");
+  EXPECT_EQ(id, "none");
+  EXPECT_TRUE(parse_flags({}, "program", describe, {{"FULGUR__TRACE", "folder"}, {"FULGUR_HOST__ID", "a"}}));
+  EXPECT_EQ(trace, "folder");
+  EXPECT_EQ(id, "a");
 }
 
 TEST_F(ConfigTest, PrintsEveryOptionWithItsOrigin) {
@@ -237,7 +254,11 @@ colums = [1, [2]]
 struct CountsDown final : Callback {
   struct Options {
     int64_t from = 3;
-    void describe(FieldVisitor& visit) { visit({.name = "from", .help = "first number", .min = 1}, &from); }
+    Limits limits;
+    void describe(FieldVisitor& visit) {
+      visit({.name = "limits", .help = "how much to count"}, &limits);
+      visit({.name = "from", .help = "first number", .min = 1}, &from);
+    }
   };
   explicit CountsDown(Options given) : options(given) {}
   static std::shared_ptr<CountsDown> make(Options options) {
@@ -259,6 +280,8 @@ patience = 5
 [[callbacks]]
 from = 7
 type = "countsdown"
+[callbacks.limits]
+rows = 4
 [[loggers]]
 type = "TensorBoardLogger"
 )");
@@ -269,6 +292,7 @@ TEST_F(ConfigOfCallbacks, AreMadeInTheirOrder) {
   ASSERT_EQ(callbacks.size(), 3);
   EXPECT_EQ(callbacks[0]->state_key(), "monitor=loss,patience=5");
   EXPECT_EQ(std::dynamic_pointer_cast<CountsDown>(callbacks[1])->options.from, 7);
+  EXPECT_EQ(std::dynamic_pointer_cast<CountsDown>(callbacks[1])->options.limits.rows, 4);
   EXPECT_NE(std::dynamic_pointer_cast<TensorBoardLogger>(callbacks[2]), nullptr);
 }
 
@@ -295,9 +319,14 @@ type = "EarlyStopping" +# .*:4:8
 )"));
   EXPECT_THAT(text, ::testing::ContainsRegex("\nmonitor = \"loss\" +# .*:5:11\n"));
   EXPECT_THAT(text, ::testing::ContainsRegex("\nfrom = 7 +# .*:8:8\n"));
+  EXPECT_THAT(text, ::testing::ContainsRegex("\n\\[trainer.callbacks.limits\\]\nrows = 4 +# .*:11:8\ncolumns = "));
   const auto callbacks = parse({"--config=" + file("printed.toml", text)}).trainer.callbacks;
   ASSERT_EQ(callbacks.size(), 3);
   EXPECT_EQ(callbacks[0]->state_key(), "monitor=loss,patience=5");
+  const auto counts_down = std::dynamic_pointer_cast<CountsDown>(callbacks[1]);
+  ASSERT_NE(counts_down, nullptr);
+  EXPECT_EQ(counts_down->options.from, 7);
+  EXPECT_EQ(counts_down->options.limits.rows, 4);
 }
 
 TEST_F(ConfigOfCallbacks, WhatIsWrongIsSaidWithItsPlace) {

@@ -106,12 +106,18 @@ class RunTest : public ::testing::Test {
     std::string out, err;
   };
 
-  Outcome run(const std::vector<std::string>& arguments, cli::Program<Net, NetData> program = {}) {
+  Outcome run(std::vector<std::string> arguments, cli::Program<Net, NetData> program = {}) {
+    for (const char* quiet : {"--enable_progress_bar=false", "--enable_model_summary=false"}) {
+      arguments.emplace_back(quiet);
+    }
+    return run_as_by_default(arguments, std::move(program));
+  }
+
+  // Shows the progress bar and the model summary, unless the arguments say otherwise.
+  Outcome run_as_by_default(const std::vector<std::string>& arguments, cli::Program<Net, NetData> program = {}) {
     std::vector<std::string> words{"program"};
     words.insert(words.end(), arguments.begin(), arguments.end());
-    for (const char* quiet : {"--accelerator=cpu", "--enable_progress_bar=false", "--enable_model_summary=false"}) {
-      words.emplace_back(quiet);
-    }
+    words.emplace_back("--accelerator=cpu");
     words.push_back("--default_root_dir=" + dir_.path().string());
     std::vector<char*> pointers;
     for (std::string& word : words) pointers.push_back(word.data());
@@ -305,6 +311,34 @@ TEST_F(RunTest, BarebonesLeavesOutTheCallbacksOfTheProgram) {
   const Outcome outcome = run({"--barebones"}, program);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(outcome.out, "");
+}
+
+TEST_F(RunTest, QuietLeavesOutTheCallbacksOfAFileThatPrint) {
+  const std::string config = "--config=" + (dir_.path() / "run.toml").string();
+  std::ofstream(dir_.path() / "run.toml") << R"(
+[[callbacks]]
+type = "ProgressBar"
+[[callbacks]]
+type = "ModelSummary"
+[[callbacks]]
+type = "EvaluationTable"
+[[callbacks]]
+type = "JsonLinesLogger"
+)";
+  const Outcome quiet = run_as_by_default({config, "--quiet", "--name=a"});
+  EXPECT_EQ(quiet.exit_code, 0) << quiet.err;
+  EXPECT_EQ(quiet.out, "");
+  EXPECT_TRUE(fs::exists(run_dir("a") / "metrics.jsonl"));  // other callbacks stay
+  const Outcome tested = run_as_by_default({"test", config, "--quiet", "--ckpt_path=last", "--name=a"});
+  EXPECT_EQ(tested.exit_code, 0) << tested.err;
+  EXPECT_EQ(tested.out, "");
+
+  const Outcome asked = run_as_by_default({config, "--quiet", "--enable_progress_bar"});  // what is asked for stays
+  EXPECT_EQ(asked.exit_code, 0) << asked.err;
+  EXPECT_THAT(asked.out, HasSubstr("Epoch 2/2"));
+  const Outcome refused = run_as_by_default({config, "--quiet", "--enable_model_summary=false"});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("enable_model_summary is false, but callbacks has a ModelSummary"));
 }
 
 TEST_F(RunTest, RefusesWhatItDoesNotKnow) {

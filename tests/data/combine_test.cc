@@ -8,6 +8,7 @@
 #include <array>
 #include <atomic>
 #include <iterator>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -86,6 +87,11 @@ TEST(Split, PutsEverySampleIntoOnePart) {
   std::ranges::sort(all);
   EXPECT_THAT(all, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
   EXPECT_EQ(contents(parts[0]), contents(split(numbers(0, 10), {0.7, 0.3}, 1)[0]));
+}
+
+TEST(Split, TheLastPartGetsTheRestOfFractionsThatWereRounded) {
+  const auto parts = split(numbers(0, 1'000'000), {0.3333331, 0.3333331, 0.3333331}, 1);
+  EXPECT_EQ(parts[0]->size() + parts[1]->size() + parts[2]->size(), 1'000'000);
 }
 
 TEST(Split, RefusesFractionsThatDoNotAddUpAndEmptyParts) {
@@ -167,6 +173,27 @@ TEST(CacheOnDisk, SeveralThreadsMayReadTheSameSample) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(failures, 0);
+}
+
+// Multiplies by a factor that its digest does not have.
+struct Multiplied final : Dataset {
+  explicit Multiplied(int64_t by) : factor(by) {}
+  int64_t factor;
+  int64_t size() const override { return 2; }
+  Batch get(int64_t index, Random&) const override { return {{"x", torch::tensor(index * factor)}}; }
+  std::string sample_options() const override { return std::to_string(factor); }
+};
+
+TEST(CacheOnDisk, TellsOptionsOfADatasetWithinOthersApart) {
+  const TempDir dir;
+  const auto cached = [&](int64_t factor) {
+    return cache_on_disk(
+        cache_in_memory(concatenate({numbers(0, 1), mix({{std::make_shared<Multiplied>(factor), 1.0}}, 2)})),
+        dir.path() / "cache");
+  };
+  EXPECT_THAT(contents(cached(3)), ElementsAre(0, 0, 3));
+  EXPECT_THAT(contents(cached(3)), ElementsAre(0, 0, 3));
+  EXPECT_THAT(message_of<CheckpointError>([&] { cached(4); }), HasSubstr("options '; 4'"));
 }
 
 TEST(CacheOnDisk, TellsTheHalvesOfADatasetApart) {

@@ -382,6 +382,75 @@ TEST(Position, OfOtherDataIsRefused) {
               HasSubstr("no place among the 2 batches"));
 }
 
+// Sorts in the first epoch, then shuffles, and counts how often it is asked.
+struct SortedFirst final : Sampler {
+  SortedFirst(int64_t count, uint64_t seed) : shuffled(count, seed) {}
+  at::Tensor indices(int64_t epoch) const override {
+    ++calls;
+    return epoch == 0 ? torch::arange(shuffled.size()) : shuffled.indices(epoch);
+  }
+  int64_t size() const override { return shuffled.size(); }
+  RandomSampler shuffled;
+  mutable int calls = 0;
+};
+
+TEST(Position, InAnotherOrderIsRefusedAlsoInALaterPass) {
+  const auto loader = [](uint64_t seed, int64_t workers) {
+    auto made = DataLoader::make(
+        numbers(10),
+        {.batch_size = 2, .workers = workers, .infinite = true, .sampler = std::make_shared<SortedFirst>(10, seed)});
+    made->begin_epoch(0);
+    return made;
+  };
+  for (const int64_t workers : {0, 2}) {
+    const auto first = loader(1, workers), same = loader(1, workers), other = loader(2, workers);
+    first->next();
+    other->go_to(first->position());  // the orders of the first pass are equal
+    for (int batch = 1; batch < 6; ++batch) first->next();
+    const State position = first->position();  // a batch into the second pass
+    same->go_to(position);
+    EXPECT_EQ(samples_of(same->next().value()), samples_of(first->next().value()));
+    EXPECT_THAT(message_of<CheckpointError>([&] { other->go_to(position); }), HasSubstr("in another order"));
+  }
+}
+
+TEST(Position, OfBatchesInAnotherOrderOrCutIsRefused) {
+  const auto loader = [](SimilarLengthSamplerOptions options) {
+    const std::vector<int64_t> lengths(12, 5);
+    auto made =
+        DataLoader::make(numbers(12), {.batch_sampler = std::make_shared<SimilarLengthSampler>(lengths, options)});
+    made->begin_epoch(0);
+    return made;
+  };
+  const auto first = loader({.batch_size = 3, .seed = 1});
+  first->next();
+  loader({.batch_size = 3, .seed = 1})->go_to(first->position());
+  EXPECT_THAT(message_of<CheckpointError>([&] { loader({.batch_size = 3, .seed = 2})->go_to(first->position()); }),
+              HasSubstr("in another order"));
+}
+
+TEST(Position, AsksTheSamplerForNoOrderMoreThanOnce) {
+  const auto sampler = std::make_shared<SortedFirst>(10, 1);
+  DataLoader loader(numbers(10), {.batch_size = 2, .sampler = sampler});
+  loader.begin_epoch(1);
+  do loader.position();
+  while (loader.next());
+  loader.position();
+  EXPECT_EQ(sampler->calls, 1);
+}
+
+TEST(Position, OfAnEarlierVersionHasNoOrder) {
+  DataLoader first(numbers(10), {.batch_size = 2, .shuffle = true, .seed = 1});
+  first.begin_epoch(0);
+  first.next();
+  State position = first.position();
+  position.erase("order");
+  DataLoader other(numbers(10), {.batch_size = 2, .shuffle = true, .seed = 2});
+  other.begin_epoch(0);
+  other.go_to(position);
+  EXPECT_EQ(other.position().get<int64_t>("samples"), 2);
+}
+
 TEST(DataLoader, AnInfiniteEpochRepeatsEverySampleOnceAPass) {
   for (const int64_t world_size : {1, 2}) {
     std::vector<std::vector<int64_t>> of_ranks;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/data/combine.h"
 #include "fulgur/data/data_loader.h"
 #include "tests/data/png_file.h"
 #include "tests/testing/errors.h"
@@ -20,6 +21,7 @@ namespace fulgur {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::message_of;
 using testing::TempDir;
 using testing::write_png;
@@ -113,6 +115,31 @@ TEST(ImageDataset, TheDigestTellsOtherNamesAndLabelsApart) {
   EXPECT_NE(one, digest({{"x/a.png", 0}, {"x/c.png", 1}}));
   EXPECT_NE(one, digest({{"x/a.png", 0}, {"x/b.png", 2}}));
   EXPECT_NE(one, digest({{"x/b.png", 1}, {"x/a.png", 0}}));
+}
+
+TEST(ImageDataset, ACacheOnDiskKeepsThePicturesOfItsOptions) {
+  const TempDir folder;
+  write_png(folder.path() / "a.png", 4, 4);
+  const auto cached = [&](const ImageOptions& options) {
+    const std::vector<LabelledImage> images{{folder.path() / "a.png", 0}};
+    return cache_on_disk(subset(std::make_shared<ImageDataset>(images, options), {0}), folder.path() / "cache");
+  };
+  const at::Tensor pixels = image_of(*cached(small_options()), 0);
+  ImageOptions options = small_options();
+  options.max_pixels = 16;  // refuses pictures, but changes none
+  EXPECT_TRUE(image_of(*cached(options), 0).equal(pixels));
+  options.mean = {0.5};
+  EXPECT_THAT(message_of<CheckpointError>([&] { cached(options); }),
+              HasSubstr("options 'ImageOptions(size=4,resize=4,color=gray)'\nThis one is:\n"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { cached(options); }),
+              HasSubstr("options 'ImageOptions(size=4,resize=4,color=gray,mean=0.5)'\nGive another folder"));
+  for (auto change : std::vector<void (*)(ImageOptions&)>{[](ImageOptions& to) { to.size = 2; },
+                                                          [](ImageOptions& to) { to.augment = true; },
+                                                          [](ImageOptions& to) { to.std = {2}; }}) {
+    options = small_options();
+    change(options);
+    EXPECT_THROW(cached(options), CheckpointError);
+  }
 }
 
 TEST(ImageDataset, FoldersThatCannotBeUsedAreRefused) {

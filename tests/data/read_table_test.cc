@@ -1,5 +1,7 @@
 #include "fulgur/data/tables/read_table.h"
 
+#include <arrow/array/array_binary.h>
+#include <arrow/array/array_primitive.h>
 #include <arrow/array/builder_primitive.h>
 #include <arrow/io/file.h>
 #include <arrow/ipc/writer.h>
@@ -92,6 +94,34 @@ TEST(ReadTable, ColumnsOfTextStayText) {
     EXPECT_EQ(table->column(0)->GetScalar(0).ValueOrDie()->ToString(), "2020-01-01");
     EXPECT_EQ(table->column(0)->null_count(), 1);
   }
+}
+
+// Arrow reads blocks of 1 MiB, and each line within a quoted cell looks like a row.
+TEST(ReadTable, LineBreaksInQuotedCellsAreNoRowsInLargeFiles) {
+  constexpr int kRows = 90'000;
+  std::string csv = "label,text\n";
+  for (int i = 0; i < kRows; ++i) csv += fmt::format("{},\"one {}\n1,green {}\"\n", i % 2, i, i);
+  const TempDir folder;
+  const auto table = read_table(write_file(folder.path() / "a.csv", csv));
+  ASSERT_EQ(table->num_rows(), kRows);
+  const auto columns = table->CombineChunks().ValueOrDie();
+  const auto& labels = static_cast<const arrow::Int64Array&>(*columns->column(0)->chunk(0));
+  const auto& texts = static_cast<const arrow::StringArray&>(*columns->column(1)->chunk(0));
+  int wrong = 0;
+  for (int i = 0; i < kRows; ++i) {
+    wrong += labels.Value(i) != i % 2 || texts.GetView(i) != fmt::format("one {}\n1,green {}", i, i) ? 1 : 0;
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ReadTable, CsvThatIsNotUtf8IsRefused) {
+  const TempDir folder;
+  const auto path = write_file(folder.path() / "a.csv", "city,x\nZ\xfcrich,1\n");
+  EXPECT_EQ(message_of<std::runtime_error>([&] { read_table(path); }),
+            fmt::format("the column 'city' of '{}' is not UTF-8: convert the file, for example by iconv -f latin1 -t "
+                        "utf8",
+                        path.string()));
+  EXPECT_THAT(message_of<std::runtime_error>([&] { read_table(path, {}, {"city"}); }), HasSubstr("invalid UTF8 data"));
 }
 
 TEST(ReadTable, AllFormatsGiveTheSameTable) {

@@ -1,11 +1,16 @@
 #include "fulgur/data/files/shard_sampler.h"
 
 #include <ATen/ops/arange.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
 
 #include "fulgur/base/error.h"
+#include "fulgur/data/data_loader.h"
+#include "fulgur/data/tensor_dataset.h"
+#include "tests/testing/errors.h"
 
 namespace fulgur {
 namespace {
@@ -35,6 +40,24 @@ TEST(ShardSampler, MixesTheSamplesOfAFewShardsAtATime) {
   }
   const at::Tensor first = order.slice(0, 0, 30).div(10, "floor");
   EXPECT_GT(first.slice(0, 1).ne(first.slice(0, 0, -1)).sum().item<int64_t>(), 10);  // mixed, not one after another
+}
+
+TEST(ShardSampler, APositionInTheOrderOfAnotherSeedIsRefused) {
+  const auto loader = [](uint64_t seed) {
+    const auto sampler = std::make_shared<ShardSampler>(kSizes, ShardSamplerOptions{.shards_at_once = 3, .seed = seed});
+    auto made = DataLoader::make(TensorDataset::make({{"x", at::arange(120)}}), {.batch_size = 10, .sampler = sampler});
+    made->begin_epoch(0);
+    return made;
+  };
+  const auto first = loader(1), same = loader(1), other = loader(2);
+  first->next();
+  same->go_to(first->position());
+  EXPECT_TRUE((*same->next())["x"].equal((*first->next())["x"]));
+  EXPECT_EQ(testing::message_of<CheckpointError>([&] { other->go_to(first->position()); }),
+            "the checkpoint is in the middle of an epoch over TensorDataset in another order (its hash is another "
+            "one); resume with the sampler and the seed that it was written with, or from a checkpoint at the end of "
+            "an epoch");
+  EXPECT_EQ(other->position().get<int64_t>("samples"), 0) << "the loader stays where it was";
 }
 
 TEST(ShardSampler, TakesUnequalAndEmptyShards) {

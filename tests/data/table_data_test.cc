@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -15,6 +17,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::HasSubstr;
 using testing::message_of;
 using testing::TempDir;
 
@@ -111,6 +114,127 @@ TEST(TableData, TextOfTheCheckpointIsTextInFilesWhereItLooksLikeNumbers) {
   other.load_state(trained.state());
   EXPECT_TRUE(only_batch(other.test_dataloader(), "category").equal(torch::tensor({{2}, {1}, {2}, {2}})));
   EXPECT_TRUE(only_batch(other.val_dataloader(), "category").gt(0).all().item<bool>());
+}
+
+std::set<float> rows_of(Loader& loader) {
+  std::set<float> rows;
+  loader.begin_epoch(0);
+  while (const auto batch = loader.next()) {
+    const at::Tensor x = (*batch)["x"];
+    rows.insert(x.data_ptr<float>(), x.data_ptr<float>() + x.numel());
+  }
+  return rows;
+}
+
+class SplitOfACheckpoint : public ::testing::Test {
+ protected:
+  TableDataOptions options() const {
+    return {.path = path_, .test_fraction = 0.2, .schema = {.tensors = {"x"}, .target = "y"}};
+  }
+
+  TableData trained(uint64_t seed) const {
+    TableData data(options(), seed);
+    data.setup(EntryPoint::fit);
+    return data;
+  }
+
+  // What load_state() logs.
+  static std::string load(TableData& data, const State& state) {
+    ::testing::internal::CaptureStderr();
+    data.load_state(state);
+    return ::testing::internal::GetCapturedStderr();
+  }
+
+  TempDir folder_{};
+  std::filesystem::path path_ = write_rows(folder_.path() / "a.csv", 0, 100);
+};
+
+TEST_F(SplitOfACheckpoint, NoRowOfTrainingIsTestedWhateverTheSeedIs) {
+  TableData first = trained(7);
+  TableData second(options(), 1);
+  second.setup(EntryPoint::test);
+  EXPECT_EQ(load(second, first.state()), "'" + path_.string() +
+                                             "' is split as in the checkpoint's training, by seed 7 with 0.1 of the "
+                                             "rows for validation and 0.2 for test; the options say seed 1, 0.1 and "
+                                             "0.2\n");
+  const auto of_training = rows_of(*first.train_dataloader()), of_test = rows_of(*second.test_dataloader()[0]);
+  EXPECT_EQ(of_training.size(), 70U);
+  EXPECT_EQ(of_test, rows_of(*first.test_dataloader()[0]));
+  EXPECT_TRUE(std::ranges::none_of(of_test, [&](float row) { return of_training.contains(row); }));
+  EXPECT_EQ(second.state().values().size(), first.state().values().size());
+  EXPECT_EQ(second.state().get<int64_t>("split/seed"), 7);
+}
+
+TEST_F(SplitOfACheckpoint, HoldsForPartsWhoseFractionsTheOptionsChange) {
+  TableData first = trained(7);
+  TableDataOptions changed = options();
+  changed.val_fraction = 0.5;
+  TableData second(changed, 7);
+  second.setup(EntryPoint::validate);
+  EXPECT_THAT(load(second, first.state()), HasSubstr("the options say seed 7, 0.5 and 0.2"));
+  EXPECT_EQ(rows_of(*second.val_dataloader()[0]), rows_of(*first.val_dataloader()[0]));
+}
+
+TEST_F(SplitOfACheckpoint, IsNoOtherIfTheOptionsAreTheSameOrAFileIsNew) {
+  TableData first = trained(7);
+  TableData second = trained(7);
+  EXPECT_EQ(load(second, first.state()), "");
+  TableDataOptions with_file = options();
+  with_file.test_path = write_rows(folder_.path() / "new.csv", 200, 230);
+  TableData third(with_file, 7);
+  third.setup(EntryPoint::test);
+  EXPECT_EQ(load(third, first.state()), "");
+  EXPECT_EQ(rows_of(*third.test_dataloader()[0]).size(), 30U);
+  EXPECT_EQ(rows_of(*third.val_dataloader()[0]), rows_of(*first.val_dataloader()[0]));
+}
+
+TEST_F(SplitOfACheckpoint, DoesNotHoldForATableOfAnotherNumberOfRows) {
+  TableData first = trained(7);
+  TableDataOptions other = options();
+  other.path = write_rows(folder_.path() / "b.csv", 0, 200);
+  other.test_fraction = 0.5;
+  TableData second(other, 7);
+  second.setup(EntryPoint::test);
+  EXPECT_EQ(load(second, first.state()),
+            "warning: '" + other.path.string() +
+                "' has 200 rows, but the table that the checkpoint was trained on had 100: it is split by the options, "
+                "so that rows of training, if it has them, may be in the parts for validation and test\n");
+  EXPECT_EQ(rows_of(*second.test_dataloader()[0]).size(), 100U);
+}
+
+TEST_F(SplitOfACheckpoint, OfAnEarlierVersionIsThatOfTheOptions) {
+  TableData first = trained(7);
+  State state = first.state();
+  for (const char* name : {"seed", "val_fraction", "test_fraction", "num_rows"}) {
+    state.erase(std::string("split/") + name);
+  }
+  TableData second = trained(1);
+  const auto expected = rows_of(*second.test_dataloader()[0]);
+  EXPECT_EQ(load(second, state), "");
+  EXPECT_EQ(rows_of(*second.test_dataloader()[0]), expected);
+}
+
+TEST_F(SplitOfACheckpoint, ThatIsDamagedIsRefused) {
+  TableData data = trained(7);
+  State state = data.state();
+  state.set("split/test_fraction", 1.5);
+  EXPECT_EQ(message_of<CheckpointError>([&] { data.load_state(state); }),
+            "the checkpoint's val_fraction (0.1) and test_fraction (1.5) are no parts of a table");
+}
+
+TEST_F(SplitOfACheckpoint, APositionAmongOtherRowsIsRefused) {
+  TableData first = trained(7), second = trained(1);
+  const auto loader = first.train_dataloader(), other = second.train_dataloader();
+  for (const auto& each : {loader, other}) each->begin_epoch(0);
+  loader->next();
+  EXPECT_THAT(message_of<CheckpointError>([&] { other->go_to(loader->position()); }),
+              HasSubstr("its digest is another one"));
+  load(second, first.state());
+  const auto same = second.train_dataloader();
+  same->load_state(loader->state());
+  same->begin_epoch(0);
+  same->go_to(loader->position());
+  EXPECT_TRUE(same->next()->operator[]("x").equal(loader->next()->operator[]("x")));
 }
 
 TEST(TableData, ErrorsNameTheFile) {

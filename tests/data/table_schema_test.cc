@@ -25,6 +25,7 @@ namespace fulgur {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using testing::message_of;
 using testing::TempDir;
 
@@ -125,6 +126,17 @@ TEST(TableSchema, PointsInTimeAreSecondsIfTheyAreNamedAsFeatures) {
   EXPECT_EQ(TableSchema::fit(*table, {}).num_features(), 1);
   const TableSchema schema = TableSchema::fit(*table, {.features = {"when", "day"}, .standardize = false});
   EXPECT_TRUE(schema.encode(*table)["features"].equal(torch::tensor({{60.F, 172800.F}})));
+}
+
+TEST(TableSchema, ColumnsThatTheirTypesLeaveOutAreLogged) {
+  const auto table = table_of("when,day,x,kind\n1970-01-01 00:01:00,1970-01-03,1,a\n");
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(TableSchema::fit(*table, {}).num_features(), 1);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("neither numbers, booleans nor text: when (timestamp[s]), day (date32[day]); name"));
+  ::testing::internal::CaptureStderr();
+  TableSchema::fit(*table, {.features = {"x"}});
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "the columns were named";
 }
 
 TEST(TableSchema, ClassesOfTextAreSorted) {

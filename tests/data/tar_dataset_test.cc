@@ -128,6 +128,19 @@ TEST(TarIndex, RefusesWhatIsNoWholeArchive) {
   }
 }
 
+TEST(TarIndex, RefusesBytesAfterTheEnd) {
+  const std::string file = entry("a", "x"), hole(512, '\0');
+  EXPECT_THAT(paths(file + kEnd + std::string(9000, '\0')), ElementsAre("a"));
+  const auto expected = [](int64_t next, int64_t end) {
+    return fmt::format(
+        "it has bytes at {} after the block of zeros at {}, which ends an archive: a part was overwritten by zeros, or "
+        "several archives are in one file; copy it anew, or give each archive a file of its own",
+        next, end);
+  };
+  EXPECT_EQ(refusal(file + kEnd + entry("b", "y") + kEnd), expected(2048, 1024));
+  EXPECT_EQ(refusal(file + hole + entry("b", "y").substr(512) + entry("c", "z") + kEnd), expected(1536, 1024));
+}
+
 TEST(TarIndex, RefusesPathsAndTypesThatAreNoFilesOfTheArchive) {
   EXPECT_EQ(refusal(entry("../a", "x") + kEnd), "its entry '../a' has a path that leaves the archive");
   EXPECT_EQ(refusal(entry("b/../../a", "x") + kEnd), "its entry 'b/../../a' has a path that leaves the archive");
@@ -157,9 +170,10 @@ class TarDatasetTest : public ::testing::Test {
     return file;
   }
 
-  std::filesystem::path write_gz(const std::string& name, const std::string& bytes) const {
+  // `mode` is one of gzopen(): "wb0" does not compress, "ab" appends a member.
+  std::filesystem::path write_gz(const std::string& name, const std::string& bytes, const char* mode = "wb") const {
     const auto file = folder_.path() / name;
-    gzFile gz = ::gzopen(file.c_str(), "wb");
+    gzFile gz = ::gzopen(file.c_str(), mode);
     ::gzwrite(gz, bytes.data(), static_cast<unsigned>(bytes.size()));
     ::gzclose(gz);
     return file;
@@ -221,6 +235,38 @@ TEST_F(TarDatasetTest, ACompressedShardIsUnpackedOnce) {
             "'" + file.string() +
                 "' is not named .tar, so it must be a compressed archive; give `cache`, a folder into which it is "
                 "unpacked once, or unpack it yourself");
+}
+
+TEST_F(TarDatasetTest, AChangedByteOfAGzipIsNoticed) {
+  const auto cache = folder_.path() / "cache";
+  const auto refusal = [&](const std::string& name, const std::string& bytes) {
+    const auto file = write(name, bytes);
+    const std::string message =
+        testing::message_of<std::runtime_error>([&] { TarDataset::make({file}, undecoded, {.cache = cache}); });
+    EXPECT_TRUE(std::filesystem::is_empty(cache)) << "nothing damaged is kept";
+    return message.substr(std::min(message.size(), file.string().size()));
+  };
+  const std::string whole = testing::read_file(write_gz("a.tar.gz", shard(3), "wb0"));
+  std::string changed = whole;
+  changed[changed.find("pic")] ^= 1;
+  EXPECT_EQ(refusal("b.tar.gz", changed),
+            ": it cannot be unpacked: it is damaged (incorrect data check); copy or pack it anew");
+  changed = whole;
+  changed.back() ^= 1;  // in the length
+  EXPECT_EQ(refusal("c.tar.gz", changed),
+            ": it cannot be unpacked: it is damaged (incorrect length check); copy or pack it anew");
+  EXPECT_EQ(refusal("d.tar.gz", whole.substr(0, whole.size() - 3)), ": it cannot be unpacked: truncated gzip input");
+  EXPECT_EQ(refusal("e.tar.gz", whole + "xyz"),
+            ": it cannot be unpacked: it is damaged (incorrect header check); copy or pack it anew");
+}
+
+TEST_F(TarDatasetTest, SeveralMembersOfAGzipAreOneFile) {
+  const std::string bytes = shard(3) + std::string(3 << 20, '\0');  // larger than the buffers
+  write_gz("a.tar.gz", bytes.substr(0, 700));
+  const auto file = write_gz("a.tar.gz", bytes.substr(700), "ab"), cache = folder_.path() / "cache";
+  std::ofstream(file, std::ios::binary | std::ios::app) << std::string(2 << 20, '\0');  // fills up a block of a tape
+  EXPECT_EQ(TarDataset::make({file}, undecoded, {.cache = cache})->get(1, random_)["cls"].item<int64_t>(), -7);
+  EXPECT_EQ(testing::read_file(std::filesystem::directory_iterator(cache)->path()), bytes);
 }
 
 TEST_F(TarDatasetTest, SeveralMayUnpackAShardAtOnce) {

@@ -1,5 +1,6 @@
 // A fit of several ranks in which one rank misbehaves as the flags say; see faults.py.
 #include <fmt/format.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -47,7 +48,7 @@ struct FaultOptions {
     visit({.name = "fault",
            .help = "what the victim does",
            .choices = {"none", "throw", "throw_usage_error", "throw_int", "exit", "_exit", "kill", "terminate", "abort",
-                       "stop", "spin", "skip", "print", "throw_in_a_thread", "exit_in_a_thread"}},
+                       "stop", "spin", "skip", "print", "throw_in_a_thread", "exit_in_a_thread", "fork_and_exit"}},
           &fault);
     visit({.name = "at", .help = "hook or other place where the victim misbehaves"}, &at);
     visit({.name = "victim", .help = "rank that misbehaves"}, &victim);
@@ -81,6 +82,16 @@ int64_t this_rank(const FaultOptions& options) {
   if (std::getenv("RANK") == nullptr && std::getenv("NODE_RANK") != nullptr)
     return number_in_environment({"NODE_RANK"}) * std::stoll(options.trainer.devices.to_string());
   return number_in_environment({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"});
+}
+
+// A child that cannot become another program ends by exit(), which runs the handlers that it has inherited.
+void fork_and_exit() {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execlp("no-such-program", "no-such-program", nullptr);
+    std::exit(1);
+  }
+  ::waitpid(child, nullptr, 0);
 }
 
 class Saboteur {
@@ -119,6 +130,7 @@ class Saboteur {
     if (options_.fault == "terminate") ::raise(SIGTERM);
     if (options_.fault == "abort") std::abort();
     if (options_.fault == "stop") ::raise(SIGSTOP);
+    if (options_.fault == "fork_and_exit") fork_and_exit();
     if (options_.fault == "throw_in_a_thread") std::thread([] { throw std::runtime_error("boom in a thread"); }).join();
     if (options_.fault == "exit_in_a_thread")
       std::thread([this] { std::exit(static_cast<int>(options_.exit_code)); }).join();

@@ -287,6 +287,14 @@ def exits(rng):
     return Plan(flags(devices, fault, place, victim, draw_after(rng, place), exit_code=code), [run_code], [says])
 
 
+def a_forked_child_exits(rng):
+    """The exit of a process that is no rank ends no rank."""
+    devices, victim = draw_ranks(rng)
+    place = rng.choice(BY_BATCH + ["after_fit"])
+    return Plan(flags(devices, "fork_and_exit", place, victim, draw_after(rng, place)), [0],
+                [[r"\A(?![\s\S]*error: )"]], fault="none")
+
+
 def throws_between_runs(rng):
     devices, victim = draw_ranks(rng)
     place = rng.choice(["before_fit", "between_fits", "after_fit"])
@@ -306,6 +314,15 @@ def leaves_between_runs(rng):
                     [[rf"rank {victim} ended with exit code 0 before the ranks had met"]])
     return Plan(flags(devices, "skip", "between_fits", victim, fits=2), [1],
                 [[rf"rank {victim} is at the end of the program"]])
+
+
+def stops_before_it_leaves(rng):
+    """The others have finished, and wait for a rank that hangs: they find out long before the timeout of collectives."""
+    devices = rng.choice([2, 3])
+    victim = rng.randrange(1, devices)
+    return Plan(flags(devices, "stop", "after_fit", victim,
+                      **{"strategy.timeout_s": 600, "strategy.heartbeat_timeout_s": 3}), [1],
+                [[rf"rank {victim} gives no sign of life \(its host has gone, or it hangs\)"]], limit_s=15)
 
 
 def one_rank_does_not_save(rng):
@@ -438,7 +455,9 @@ CASES = {
     "another fit afterwards": another_fit_after_a_failure,
     "a program's own main": program_of_its_own,
     "exits early": exits,
+    "a forked child exits": a_forked_child_exits,
     "leaves between runs": leaves_between_runs,
+    "stops before it leaves": stops_before_it_leaves,
     "one does not save": one_rank_does_not_save,
     "unequal loaders": unequal_loaders,
     "pauses": pauses,
@@ -452,7 +471,7 @@ CASES = {
     "a host hangs": a_host_hangs,
 }
 WAITS = {"prints without end", "a host hangs", "a child hangs", "rank 0 hangs", "one does not save",
-         "leaves between runs"}
+         "leaves between runs", "stops before it leaves"}
 PATIENCE = {"strategy.timeout_s": 60, "strategy.connect_timeout_s": 280}
 MANY_RANKS = {"killed among 64 ranks": killed_among(64, PATIENCE, start_s=300, limit_s=60)}  # for two cores, most of a minute
 COMPUTES = {"computes for ever", "killed among 16 ranks"}

@@ -4,12 +4,18 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 
+#include <future>
 #include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <vector>
 
+#include "fulgur/base/describe.h"
 #include "fulgur/base/error.h"
 #include "fulgur/launch/launcher.h"
+#include "fulgur/launch/rendezvous.h"
 #include "fulgur/launch/session.h"
+#include "fulgur/strategies/presets/ddp.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "tests/testing/errors.h"
 
@@ -63,11 +69,11 @@ TEST(ClusterEnvironment, ReadsTorchrun) {
   EXPECT_FALSE(environment.launcher_keeps_store);
 }
 
-TEST(ClusterEnvironment, UsesTheStoreOfTorchrunsAgentOncePerRestart) {
+TEST(ClusterEnvironment, UsesTheStoreOfTorchrunsAgent) {
   const EnvironmentVariables agent{{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}};
   const ClusterEnvironment environment = *detect_cluster_environment(with(kTorchrun, agent));
   EXPECT_TRUE(environment.launcher_keeps_store);
-  EXPECT_EQ(environment.store_prefix, "fulgur/2/");
+  EXPECT_EQ(environment.store_prefix, "fulgur/");
 }
 
 TEST(ClusterEnvironment, ReadsSlurm) {
@@ -158,6 +164,85 @@ TEST(ClusterEnvironment, MustHaveTheSizeAskedFor) {
   check_world_size(environment, 2, 2);
   EXPECT_THAT(message_of<UsageError>([&] { check_world_size(environment, 2, 1); }),
               HasSubstr("torchrun started 4 ranks, but devices=2 and num_nodes=1 need 2"));
+}
+
+TEST(ClusterEnvironment, MustHaveAsManyRanksOnEachHostAsAskedFor) {
+  ClusterEnvironment environment{.name = "torchrun", .world_size = 4, .local_rank = 1, .local_world_size = 4};
+  EXPECT_EQ(
+      message_of<UsageError>([&] { check_world_size(environment, 2, 2); }),
+      "torchrun started 4 of the 4 ranks on this host, but devices=2 and num_nodes=2 need 2 on each host; start 2 "
+      "ranks on each of 2 hosts, or write devices=4 and num_nodes=1");
+  environment.local_world_size = 3;
+  EXPECT_EQ(
+      message_of<UsageError>([&] { check_world_size(environment, 2, 2); }),
+      "torchrun started 3 of the 4 ranks on this host, but devices=2 and num_nodes=2 need 2 on each host; start 2 "
+      "ranks on each of 2 hosts");
+}
+
+TEST(ClusterEnvironment, MustHaveADeviceForTheLocalRankWhereTheHostsRanksAreNotKnown) {
+  EnvironmentVariables variables = kTorchrun;
+  variables.erase("LOCAL_WORLD_SIZE");
+  check_world_size(*detect_cluster_environment(variables), 2, 2);
+  EXPECT_THAT(message_of<UsageError>(
+                  [&] { check_world_size(*detect_cluster_environment(with(variables, {{"LOCAL_RANK", "3"}})), 2, 2); }),
+              HasSubstr("local rank 3, but devices=2 needs 2 ranks on each host, whose local ranks are 0 to 1"));
+}
+
+TEST(Rendezvous, OfTorchrunsRanksMeetsWhateverTheirRestartCountsAndWhatFailedAttemptsLeft) {
+  c10d::TCPStoreOptions server;
+  server.isServer = true;
+  server.port = 0;
+  server.waitWorkers = false;
+  const c10d::TCPStore agents("127.0.0.1", server);
+  const auto connect = [&](const std::string& rank, const std::string& restarts, double timeout_s) {
+    const EnvironmentVariables variables{{"RANK", rank},
+                                         {"WORLD_SIZE", "2"},
+                                         {"LOCAL_RANK", rank},
+                                         {"LOCAL_WORLD_SIZE", "2"},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", std::to_string(agents.getPort())},
+                                         {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                         {"TORCHELASTIC_RESTART_COUNT", restarts}};
+    WorldOptions options{.connect_timeout_s = timeout_s, .heartbeat_interval_s = 0.1};
+    options.collectives.shared_memory = false;
+    return connect_world(*detect_cluster_environment(variables), options, [] {});
+  };
+  const auto failure_of = [&](const std::string& rank) {
+    return message_of<DistributedError>([&] { connect(rank, "0", 0.3); });
+  };
+  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, 0 has not come within 0.3 s");
+  EXPECT_EQ(failure_of("0"), "rank 0: of 2 ranks, 1 has not come within 0.3 s");
+  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, 0 has not come within 0.3 s");
+  for (int run = 0; run < 2; ++run) {
+    auto other = std::async(std::launch::async, [&] {
+      World world = connect("1", "1", 20);
+      world.leave();
+      return world.rank();
+    });
+    World world = connect("0", "0", 20);
+    world.leave();
+    EXPECT_EQ(other.get(), 1);
+  }
+}
+
+TEST(RankOptions, RefuseTimesThatHaveNoEnd) {
+  for (const std::string name : {"timeout_s", "connect_timeout_s", "heartbeat_timeout_s"}) {
+    struct Setter final : FieldVisitor {
+      void operator()(const Field& field, FieldValue value) override {
+        if (field.name == name) set_field(field, value, text);
+      }
+      std::string name, text;
+    } setter;
+    setter.name = name;
+    Ddp options;
+    for (const char* text : {"inf", "1e10"}) {
+      setter.text = text;
+      EXPECT_THAT(message_of<UsageError>([&] { options.describe(setter); }),
+                  HasSubstr(name + " must be at most 1000000000; got "));
+    }
+    setter.text = "1e9";
+    options.describe(setter);
+  }
 }
 
 // Each rank sees one GPU under srun --gpus-per-task=1, or a wrapper that sets CUDA_VISIBLE_DEVICES for each rank.

@@ -75,6 +75,12 @@ class LauncherTest(unittest.TestCase):
         _, out, _ = Run("ok", env={**CLEAN, "OMP_NUM_THREADS": "2"}).end()
         self.assertEqual(out, "rank 0 of 2, sum 3, 2 threads\n")
 
+    def test_an_empty_omp_num_threads_is_as_good_as_none(self):
+        code, out, err = Run("ok", env={**CLEAN, "OMP_NUM_THREADS": "", "FULGUR_RANK_OUTPUT": "all"}).end()
+        threads = max(1, len(os.sched_getaffinity(0)) // 2)
+        self.assertEqual((code, out), (0, f"rank 0 of 2, sum 3, {threads} threads\n"))
+        self.assertIn(f"[rank 1] rank 1 of 2, sum 3, {threads} threads\n", err)  # libgomp of rank 0 complains, too
+
     @unittest.skipUnless(len(os.sched_getaffinity(0)) >= 4, "with fewer than 4 cores there is one to a rank anyway")
     def test_threads_are_for_the_cores_that_the_process_may_use(self):
         cores = sorted(os.sched_getaffinity(0))[:2]
@@ -255,7 +261,7 @@ class StartedByOthers(unittest.TestCase):
 
     def test_a_master_whose_name_is_not_known_yet(self):
         started = time.monotonic()
-        code, _, err = Run("ok", "connect=2", env={
+        code, _, err = Run("ok", "devices=1", "nodes=2", "connect=2", env={
             **CLEAN, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": "no-such-host.invalid", "MASTER_PORT": "29500"}).end()
         self.assertEqual(code, 1)

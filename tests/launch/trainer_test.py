@@ -82,6 +82,24 @@ class TrainerTest(unittest.TestCase):
     def test_mpirun_and_tensors_that_mpi_moves(self):
         self.expect(self.train(({}, MPIRUN), flags=["--strategy.transport=mpi"]))
 
+    def run_under_mpi(self, *arguments):
+        """The exit code and stderr of two ranks whose tensors MPI moves."""
+        done = subprocess.run([*MPIRUN, PROGRAM, *arguments, "--strategy=ddp", "--strategy.transport=mpi",
+                               "--strategy.timeout_s=90"], env=CLEAN, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=60)
+        return done.returncode, done.stderr
+
+    def test_mpi_ends_after_the_ranks_of_a_main_that_just_returns(self):
+        code, err = self.run_under_mpi("plain")
+        self.assertEqual(code, 0, err)
+        self.assertNotIn("MPI_", err)
+
+    def test_mpi_does_not_keep_a_rank_that_exits(self):
+        code, err = self.run_under_mpi("--fault=exit", "--victim=1", "--after=3")
+        self.assertEqual(code, 7, err)
+        code, err = self.run_under_mpi("--fault=exit", "--victim=1", "--at=after_fit")
+        self.assertIn(code, (1, 7), err)  # mpirun returns the code of the rank that ends first; rank 0 may, with 1
+
     def on_two_hosts_of_two_ranks(self, *environments):
         port = free_port()
         return self.train(*(({"NODE_RANK": str(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}, [])

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <sstream>
@@ -25,6 +26,7 @@
 #include "fulgur/core/step_recording.h"
 #include "fulgur/distributed/local_collective.h"
 #include "fulgur/nn/activation_checkpoint.h"
+#include "fulgur/nn/batch_norm_owner.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/ranks.h"
 
@@ -559,6 +561,18 @@ TEST(PlainBatchNormNames, AreThoseOfTorchsOwnOnly) {
   EXPECT_THAT(plain_batch_norm_names(*layers), ElementsAre("1", "3.0", "3.2"));
   EXPECT_THAT(plain_batch_norm_names(*torch::nn::BatchNorm1d(4)), ElementsAre(""));
   EXPECT_THAT(plain_batch_norm_names(*SyncBatchNorm1d(4)), ElementsAre());
+}
+
+struct OwnerOfTwo : torch::nn::Module, BatchNormOwner {
+  std::vector<std::string> batch_norm_paths() const override { return {"", "encoder.norm"}; }
+};
+
+TEST(PlainBatchNormNames, AreThoseOfAnOwnerToo) {
+  const auto owner = std::make_shared<OwnerOfTwo>();
+  EXPECT_THAT(plain_batch_norm_names(*owner), ElementsAre("", "encoder.norm"));
+  torch::nn::ModuleList layers(torch::nn::Linear(3, 4));
+  layers->push_back(owner);
+  EXPECT_THAT(plain_batch_norm_names(*layers), ElementsAre("1", "1.encoder.norm"));
 }
 
 }  // namespace

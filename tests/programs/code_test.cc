@@ -185,6 +185,26 @@ TEST(Code, NamesTheNodeAlsoWithinARegionThatIsComputedAgain) {
               HasSubstr("node 'linear' ('torch.ops.aten.lineal.default') in module 'hidden': there is no operator"));
 }
 
+TEST(Code, ANormFollowsTheModeOnlyIfItHasRunningStatistics) {
+  const auto follows = [](const std::string& name, const Argument& mean) {
+    const Node node{.name = "norm",
+                    .target = "torch.ops.aten." + name,
+                    .arguments = {{.name = "running_mean", .argument = mean}},
+                    .outputs = {}};
+    return follows_mode(node, "training");
+  };
+  for (const std::string name : {"batch_norm.default", "native_batch_norm.default", "_native_batch_norm_legit.default",
+                                 "_native_batch_norm_legit_functional.default"}) {
+    EXPECT_TRUE(follows(name, {ValueRef{0}})) << name;
+    EXPECT_FALSE(follows(name, {})) << name;
+  }
+  const Node no_stats{.name = "norm",
+                      .target = "torch.ops.aten._native_batch_norm_legit.no_stats",
+                      .arguments = {{.name = "training", .argument = {IValue(true)}}},
+                      .outputs = {}};
+  EXPECT_FALSE(follows_mode(no_stats, "training"));
+}
+
 TEST(Code, RefusesResultsThatAreNoValues) {
   EXPECT_EQ(refusal("tiny", [](Json& p) { p["graph_module"]["graph"]["outputs"][0] = {{"as_strings", {"a"}}}; }),
             "the results of the graph: 'a' (String) is given where Tensor is needed");

@@ -15,6 +15,7 @@ import zipfile
 import safetensors.torch
 import sympy
 import torch
+from torch.export.graph_signature import InputKind
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import architectures
@@ -29,6 +30,7 @@ COMPILE = pathlib.Path("tools/compile_step").absolute()
 ARGUMENTS = [pathlib.Path(path).absolute() for path in ("external/python_env/python", "tools/compile_step.py")]
 PREDICT = pathlib.Path("tools/predict").absolute()
 PROGRAM = pathlib.Path("tests/programs/strategies_program").absolute()
+ARCHIVES = pathlib.Path("tests/programs/archives").absolute()
 NUM_STEPS, BATCH_SIZE = 50, 6
 NOT_WEIGHTS = ("losses", "compiled")
 
@@ -490,6 +492,36 @@ class CompiledStepTest(unittest.TestCase):
         result, _ = self.predict("cnn.step.pt2", target)
         self.assertNotEqual(result.returncode, 0)
         self.assertIn("needs the inputs", result.stderr)
+
+    def test_only_parameters_are_trained(self):
+        """torch's converter of TorchScript, for one, makes buffers of parameters, which keep requires_grad."""
+        program = torch.export.load(ARCHIVES / "batch_size.pt2")
+        for spec in program.graph_signature.input_specs:
+            if spec.target == "linear.bias":
+                spec.kind, spec.persistent = InputKind.BUFFER, True
+        batch = {name: value.requires_grad_() for name, value in program.example_inputs[1].items()}
+        tensors = compile_step.graph_inputs(program, batch)
+        self.assertEqual([tensor.requires_grad for tensor in tensors], [True, False, False, False])
+
+    def test_a_part_of_the_example_that_python_would_refuse_is_no_example(self):
+        program = torch.export.load(ARCHIVES / "batch_size.pt2")
+        for batch, guard, num_examples in ((8, "(L['x'].size()[0] % 4) == 0", 2), (12, "(L['x'].size()[0] % 4) == 0", 1),
+                                           (12, "(L['x'].size()[0] % (L['x'].size()[0] // 7)) == 0", 1),
+                                           (12, "L['y'].size()[0] == 12", 2), (12, "L['x'].stride()[0] == 3", 2)):
+            with self.subTest(batch=batch, guard=guard):
+                program._guards_code = [guard]
+                program._example_inputs = ((), {name: torch.zeros(batch, 4) for name in ("x", "target")})
+                self.assertEqual(len(examples(program)), num_examples)
+
+    def test_inputs_that_only_the_loss_needs(self):
+        for name, expected in (("teacher", []), ("batch_size", ["target"])):
+            with self.subTest(name=name):
+                program = torch.export.load(ARCHIVES / f"{name}.pt2")
+                whole, (args, kwargs) = program.module(), program.example_inputs
+                self.assertEqual(compile_step.leave_out_loss(program), expected)
+                if expected:
+                    part = program.graph_module(*program.parameters(), kwargs["x"])
+                    self.assertTrue(part[0].equal(whole(*args, **kwargs)["logits"]))
 
     def test_forward_is_compiled_in_eval_mode(self):
         """Its outputs are renamed to see that it runs, and compared with those of the operators."""

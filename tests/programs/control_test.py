@@ -51,6 +51,24 @@ class BranchesInBranches(nn.Module):
         return torch.cond(x.sum() > 0, outer, lambda a: self.linear(a) - 1, (x,))
 
 
+class BranchesOfTwoOutputs(nn.Module):
+    """Only one of the outputs takes part in the loss, and one operand is used without gradients alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        def first(a):
+            return self.first(a), a * 2
+
+        def second(a):
+            with torch.no_grad():
+                offset = self.third(a)
+            return a - 1, self.second(a).relu() + offset
+        return torch.cond(x.sum() > 0, first, second, (x,))[1]
+
+
 class GradModes(nn.Module):
 
     def __init__(self):
@@ -215,6 +233,9 @@ class ControlTest(training.TrainingTest):
 
     def test_branches_in_branches(self):
         self.check(BranchesInBranches)
+
+    def test_branches_of_two_outputs(self):
+        self.check(BranchesOfTwoOutputs)
 
     def test_parameters_of_every_kind(self):
         self.check(Parameters)

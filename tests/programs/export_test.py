@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 
 import round_trip
+import training
 
 sys.path.append(str(pathlib.Path("tools").absolute()))
 import export as export_tool
@@ -24,6 +25,7 @@ PREDICT = ARGUMENTS[-1]
 COMPILE, COMPILE_SCRIPT = (pathlib.Path("tools", name).absolute() for name in ("compile_step", "compile_step.py"))
 PREDICTOR = pathlib.Path("tests/programs/predictor_program").absolute()
 TORCHSCRIPT = pathlib.Path("tests/programs/torchscript_program").absolute()
+ZOO = pathlib.Path(training.PROGRAM).absolute()
 
 
 class ExportTest(unittest.TestCase):
@@ -179,6 +181,22 @@ class ExportTest(unittest.TestCase):
         outputs = program.module()(tensors["x"][:4], tensors["scale"][:4])
         for name in ("logits", "features"):
             self.check(outputs[name], tensors[name][:4], 1e-6)
+        self.train_one_step(program, {name: tensors[name] for name in ("x", "scale")})
+
+    def train_one_step(self, program, batch):
+        """Every parameter of a C++ module is one of the program, too, and gets a gradient in training."""
+        names = sorted(["hidden.weight", "hidden.bias", "norm.weight", "norm.bias", "out.weight", "out.bias"])
+        self.assertEqual(sorted(name for name, _ in program.named_parameters()), names)
+        self.assertTrue(all(parameter.requires_grad for parameter in program.parameters()))
+        safetensors.torch.save_file({f"0/{name}": tensor for name, tensor in batch.items()}, self.folder / "step")
+        settings = training.Settings([batch], loss="squares").for_program
+        result = subprocess.run([ZOO, self.folder / "module.pt2", self.folder / "step", json.dumps(settings)],
+                                capture_output=True, text=True, check=False)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        step, last = map(json.loads, result.stdout.splitlines())
+        self.assertEqual(sorted(last["parameters"]), names)
+        self.assertEqual(sorted(step["gradients"]), names)
+        self.assertNotIn("none", step["gradients"].values())
 
     def test_a_result_that_differs_is_not_written(self):
         result = self.export(self.folder / "trained.pt2", self.folder / "differs.onnx", "--tolerance=-1")

@@ -73,6 +73,23 @@ TEST(Graph, InputsAndOutputsHaveTheNamesOfPython) {
   EXPECT_THAT(names_of(read(ArchiveFile("tiny")).outputs), ElementsAre("output"));
 }
 
+TEST(Graph, KeysOfADictThatAreNoTextAreNamesAsInPython) {
+  const CallNames names = parse_call_names(
+      R"([1, {"type": "builtins.tuple", "context": "null", "children_spec": [
+          {"type": "builtins.tuple", "context": "null", "children_spec": []},
+          {"type": "builtins.dict", "context": "[\"x\", \"more\"]", "children_spec": [
+            {"type": null, "context": null, "children_spec": []},
+            {"type": "builtins.dict", "context": "[7, true]", "children_spec": [
+              {"type": null, "context": null, "children_spec": []},
+              {"type": null, "context": null, "children_spec": []}]}]}]}])",
+      R"([1, {"type": "builtins.dict", "context": "[2, 1]", "children_spec": [
+          {"type": null, "context": null, "children_spec": []},
+          {"type": null, "context": null, "children_spec": []}]}])",
+      "file");
+  EXPECT_THAT(names.inputs, ElementsAre("x", "more.7", "more.True"));
+  EXPECT_THAT(names.outputs, ElementsAre("2", "1"));
+}
+
 TEST(Graph, ANumberMayBeAnInput) {
   const auto change = [](Json& program) {
     graph_of(program)["inputs"].push_back({{"as_sym_int", {{"as_name", "n"}}}});

@@ -28,6 +28,7 @@ LAYERS = {  # by name: the layer, and the shape of its input without the batch
     "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2, output_padding=1), (3, 5, 5)),
     "group_norm": (lambda: nn.GroupNorm(2, 6), (6, 5, 5)),
     "instance_norm with statistics": (lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True), (3, 5, 5)),
+    "instance_norm, decomposed": (lambda: nn.InstanceNorm2d(3, affine=True), (3, 5, 5)),
     "rms_norm": (lambda: nn.RMSNorm(8), (3, 8)),
     "prelu and avg_pool": (lambda: nn.Sequential(nn.PReLU(4), nn.AvgPool2d(2)), (4, 6, 6)),
     "bilinear": (lambda: Function(lambda x: functional.bilinear(x, x, torch.ones(2, 6, 6)), 6), (6,)),
@@ -79,8 +80,10 @@ class LayersTest(training.TrainingTest):
                 generator = torch.Generator().manual_seed(0)
                 key = next(iter(inspect.signature(model.forward).parameters))
                 batches = [{key: torch.randn(size, *shape, generator=generator)} for size in (3, 4, 3)]
-                self.export(model, batches[0])
-                self.expect_same_training(model, training.Settings(batches, loss="squares", evaluate_every=3))
+                is_decomposed = name.endswith(", decomposed")
+                self.export(model, batches[0], decomposed=is_decomposed)
+                self.expect_same_training(model, training.Settings(batches, loss="squares",
+                                                                   evaluate_every=1 if is_decomposed else 3))
 
 
 if __name__ == "__main__":

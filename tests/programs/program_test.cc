@@ -317,6 +317,15 @@ TEST(Program, ANoneAmongTheInputsOfARegionThatIsComputedAgain) {
   EXPECT_TRUE(net->named_parameters()["second.weight"].grad().defined());
 }
 
+TEST(Program, SizesOfAnInputThatOnlyTheLossNeedsAreReadElsewhere) {
+  nn::Program net = load("batch_size");
+  const at::Tensor x = torch::randn({5, 4});
+  const Batch with = net->forward({{"x", x}, {"target", torch::randn({5, 4})}}), without = net->forward({{"x", x}});
+  EXPECT_THAT(names_of(with), ElementsAre("loss", "logits"));
+  EXPECT_THAT(names_of(without), ElementsAre("logits"));
+  EXPECT_TRUE(without["logits"].equal(with["logits"]));
+}
+
 // ---- Inputs that do not fit ----
 
 std::string refusal(nn::Program net, const Batch& batch) {
@@ -333,6 +342,13 @@ TEST(Program, RefusesABatchWithoutAnInput) {
   const std::string message = testing::message_of<c10::ValueError>([] { load("mlp")->forward(torch::ones({3, 4})); });
   EXPECT_THAT(message, StartsWith(file + " has the inputs x, scale and the outputs features, logits: call forward() "
                                          "with a Batch"));
+}
+
+TEST(Program, AnInputThatIsWrittenToAViewOfWhatAnOutputReadsIsNeeded) {
+  nn::Program net = load("teacher");
+  const at::Tensor x = torch::ones({3, 4});
+  EXPECT_THAT(refusal(net, {{"x", x}}), HasSubstr(" needs the inputs x, target: unknown tensor of the batch 'target'"));
+  EXPECT_THAT(names_of(net->forward({{"x", x}, {"target", x}})), ElementsAre("loss", "logits"));
 }
 
 TEST(Program, RefusesAnInputOfAnotherTypeOrNumberOfDimensions) {
@@ -373,6 +389,7 @@ TEST(Program, ChecksASizeThatIsAMultipleOfAnother) {
     Json& values = program["graph_module"]["graph"]["tensor_values"];
     const std::string symbol = values["left"]["sizes"][0]["as_expr"]["expr_str"];
     values["right"]["sizes"][0]["as_expr"]["expr_str"] = "Add(Mul(Integer(2), " + symbol + "), Integer(3))";
+    program["guards_code"] = Json::array();
   });
   nn::Program net(file.write(folder.path() / "sizes.pt2"));
   const std::string name = (folder.path() / "sizes.pt2").string();
@@ -386,6 +403,49 @@ TEST(Program, ChecksASizeThatIsAMultipleOfAnother) {
               StartsWith("dimension 0 of 'right' of " + name + " is 1, but the program was exported for 2 * s"));
   EXPECT_EQ(refusal(net, of(4, 13)),
             "dimension 0 of 'right' of " + name + " is 13, but it must be 11 to go with dimension 0 of 'left'");
+}
+
+TEST(Program, RefusesSizesThatPythonsGuardsRefuse) {
+  const testing::TempDir folder;
+  ArchiveFile file("batch_size");
+  file.change_program([](Json& program) {
+    program["guards_code"] = {"(L['x'].size()[0] % 4) == 0", "L['target'].size()[0]*L['x'].size()[1] <= 32",
+                              "L['x'].stride()[0] == 4"};  // the last is not read
+  });
+  nn::Program net(file.write(folder.path() / "guards.pt2"));
+  const auto batch = [](int64_t size) {
+    return Batch{{"x", torch::ones({size, 4})}, {"target", torch::ones({size, 4})}};
+  };
+  const std::string start = (folder.path() / "guards.pt2").string() + " was exported for sizes with ";
+  net->forward(batch(8));
+  EXPECT_EQ(
+      refusal(net, batch(7)),
+      start + "(L['x'].size()[0] % 4) == 0, but dimension 0 of 'x' is 7; export it with an example of such sizes");
+  EXPECT_EQ(refusal(net, batch(12)),
+            start +
+                "L['target'].size()[0]*L['x'].size()[1] <= 32, but dimension 0 of 'target' is 12, dimension 1 of 'x' "
+                "is 4; export it with an example of such sizes");
+  net->forward({{"x", torch::ones({12, 4})}});  // nothing is said about 'target'
+}
+
+TEST(Program, RefusesAnotherNumberThanWasFixedAtExport) {
+  const testing::TempDir folder;
+  ArchiveFile file("tiny");
+  file.change_program([](Json& program) {
+    program["graph_module"]["graph"]["inputs"].push_back({{"as_float", 0.1}});
+    program["graph_module"]["signature"]["input_specs"].push_back(
+        {{"constant_input", {{"name", "scale"}, {"value", {{"as_float", 0.1}}}}}});
+  });
+  nn::Program net(file.write(folder.path() / "fixed.pt2"));
+  const auto with = [](const at::Tensor& scale) { return Batch{{"x", torch::ones({2, 4})}, {"scale", scale}}; };
+  net->forward({{"x", torch::ones({2, 4})}});
+  net->forward(with(torch::tensor(0.1F)));
+  net->forward(with(torch::tensor({0.1}, torch::kDouble)));
+  EXPECT_EQ(
+      refusal(net, with(torch::tensor(2.0F))),
+      "input 'scale' of " + (folder.path() / "fixed.pt2").string() +
+          " is fixed: the program was exported for 0.1 alone; take it out of the batch, or export the program with "
+          "it as a tensor");
 }
 
 TEST(Program, ChecksANumber) {

@@ -1,6 +1,7 @@
 // An exported program under each strategy: the weights must be, bit for bit, those of the module written by hand in
 // C++ that has the same operators. archives/tiny.pt2 is TinyModule in Python.
 #include <ATen/ops/linear.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -12,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/programs/program.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/tiny.h"
@@ -88,6 +91,23 @@ std::vector<Setting> settings() {
 
 INSTANTIATE_TEST_SUITE_P(, ImportedProgram, ::testing::ValuesIn(settings()),
                          [](const ::testing::TestParamInfo<Setting>& test) { return test.param.name; });
+
+struct Normed : Module {
+  nn::Program net{nullptr};
+  Normed() { net = register_module("net", nn::Program("tests/programs/archives/mlp.pt2")); }
+  at::Tensor training_step(const Batch& batch, int64_t) override {
+    return net->forward({{"x", batch["x"]}, {"scale", torch::ones({1})}})["logits"].sum();
+  }
+  Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-2}); }
+};
+
+TEST(SyncBatchNormOfAProgram, IsAnErrorThatNamesItsBatchNorms) {
+  EXPECT_THAT(
+      testing::message_of<UsageError>([] {
+        Trainer(testing::quiet({.sync_batchnorm = true})).fit(make_module<Normed>(), {.train = testing::tiny_loader()});
+      }),
+      ::testing::HasSubstr("sync_batchnorm is true, but net.block.0, net.frozen.0 of "));
+}
 
 // The model of archives/mlp.pt2 as someone would write it here: a tied weight, a frozen bias, batch norms of which one
 // is in eval mode.

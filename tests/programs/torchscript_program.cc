@@ -1,11 +1,14 @@
 // TorchScript in and out, for torchscript_test.py:
 // - torchscript_program train <file.pt> <batch.safetensors> prints the losses of 5 steps of SGD on the batch, the
 //   parameters' names, and the types of the buffers after to(bf16);
+// - torchscript_program modes <file.pt> prints the paths of its batch norms, and after each of some steps in train and
+//   eval mode how many batches the buffers "norm.num_batches_tracked" and "frozen.num_batches_tracked" count;
 // - torchscript_program export <file.pt> writes a module of C++ and, beside it, a batch and the answer to it;
 // - torchscript_program refuse prints why modules are refused that cannot be traced.
 #include <ATen/ops/mse_loss.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
@@ -20,6 +23,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/core/make_module.h"
+#include "fulgur/core/scoped_modes.h"
 #include "fulgur/programs/export_torchscript.h"
 #include "fulgur/programs/scripted_program.h"
 
@@ -46,6 +50,28 @@ void train(const std::string& program, const std::string& batch) {
   for (const auto& buffer : net->named_buffers()) {
     fmt::print("{} is {}\n", buffer.key(), c10::toString(buffer.value().scalar_type()));
   }
+}
+
+void show_modes(const std::string& program) {
+  nn::ScriptedProgram net(program);
+  fmt::print("{}\n", fmt::join(net->batch_norm_paths(), " "));
+  const auto step = [&] {
+    net->forward({{"x", torch::randn({6, 4})}});
+    const auto buffers = net->named_buffers();
+    fmt::print("{} {}\n", buffers["norm.num_batches_tracked"].item<int64_t>(),
+               buffers["frozen.num_batches_tracked"].item<int64_t>());
+  };
+  step();
+  {
+    const ScopedModes modes(*net);
+    net->eval();
+    step();
+  }
+  step();
+  net->named_children()["norm"]->eval();
+  step();
+  net->train();
+  step();
 }
 
 struct Net : Module {
@@ -111,6 +137,8 @@ int main(int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "";
   if (command == "train" && argc == 4) {
     train(argv[2], argv[3]);
+  } else if (command == "modes" && argc == 3) {
+    show_modes(argv[2]);
   } else if (command == "export" && argc == 3) {
     write(argv[2]);
   } else if (command == "refuse") {

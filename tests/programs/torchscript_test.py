@@ -25,6 +25,17 @@ class Net(torch.nn.Module):
         return {"first": self.out(features) * scale, "features": features}
 
 
+class Frozen(torch.nn.Module):
+    """A norm that trains, and one that is in eval mode when the rest trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.frozen, self.dropout = torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval(), torch.nn.Dropout()
+
+    def forward(self, x):
+        return self.dropout(self.frozen(self.norm(x)))
+
+
 class TorchScriptTest(unittest.TestCase):
 
     def setUp(self):
@@ -58,6 +69,13 @@ class TorchScriptTest(unittest.TestCase):
         self.assertEqual(printed[5:11], [name for name, _ in net.named_parameters()])
         self.assertEqual(printed[11:], ["norm.running_mean is BFloat16", "norm.running_var is BFloat16",
                                         "norm.num_batches_tracked is Long"])
+
+    def test_each_submodule_has_a_mode(self):
+        """Numbers of counted batches: in training, validation, training, with the first norm in eval mode, and by train()."""
+        torch.jit.script(Frozen()).save(str(self.folder / "frozen.pt"))
+        self.assertEqual(self.run_program("modes", "frozen.pt"), ["norm frozen", "1 0", "1 0", "2 0", "2 0", "3 1"])
+        torch.jit.script(Frozen().eval()).save(str(self.folder / "eval.pt"))
+        self.assertEqual(self.run_program("modes", "eval.pt"), ["norm frozen", "1 1", "1 1", "2 2", "2 3", "3 4"])
 
     def test_python_runs_what_was_written(self):
         self.run_program("export", "net.pt")

@@ -136,14 +136,15 @@ class TrainingTest(unittest.TestCase):
         torch.set_num_threads(1)
         self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
-    def export(self, model, batch, dims=1, strict=False):
-        """Exports for the batch's inputs, whose first `dims` dimensions may vary."""
+    def export(self, model, batch, dims=1, strict=False, decomposed=False):
+        """Exports for the batch's inputs, whose first `dims` dimensions may vary; `decomposed`: in operators of ATen's core."""
         shapes = {name: dict(enumerate(DIMS[:dims])) if isinstance(tensor, torch.Tensor) else None
                   for name, tensor in batch.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, (), nested_inputs(batch), dynamic_shapes=nested_inputs(shapes),
                                            strict=strict)
+            exported = exported.run_decompositions() if decomposed else exported
             torch.export.save(exported, self.folder / "model.pt2")
 
     def expect_same_training(self, model, settings, ignored=(), in_order=True):

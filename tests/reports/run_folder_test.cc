@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -42,6 +43,11 @@ class RunFolderTest : public ::testing::Test {
           R"({"name": "model.safetensors", "num_bytes": 1000, "xxh3": "0000000000000000"},)"
           R"({"name": "state.json", "num_bytes": 24, "xxh3": "0000000000000000"}], "parameters": [], "ranges": []})");
     write(folder / "state.json", "{\"loops/global_step\": " + std::to_string(step) + saved + "}");
+  }
+
+  // As if the file had been written after all others: the clock of a file system is coarse.
+  void make_newer(const fs::path& file) const {
+    fs::last_write_time(runs() / file, fs::file_time_type::clock::now() + std::chrono::hours(1));
   }
 
   std::string refusal(const fs::path& run) const {
@@ -125,6 +131,48 @@ TEST_F(RunFolderTest, TheNewestFilesOfAFolderAreRead) {
   EXPECT_EQ(run.config.at("name"), "run-v2");
   EXPECT_EQ(*run.find_environment("host"), "host-v2");
   EXPECT_THAT(run.notes, ElementsAre(HasSubstr("metrics-v2.csv is shown")));
+}
+
+// A run that resumes continues the file of its first part, whichever runs have begun in the folder meanwhile.
+TEST_F(RunFolderTest, TheMetricsThatWereWrittenLastAreRead) {
+  write("a/metrics.csv", "epoch,step,loss\n0,1,2\n");
+  write("a/metrics-v1.csv", "epoch,step,loss-v1\n0,1,2\n");
+  write("a/metrics-v2.csv", "epoch,step,loss-v2\n0,1,2\n");
+  make_newer("a/metrics.csv");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_NE(run.metrics.find("loss"), nullptr);
+  EXPECT_THAT(run.notes, ElementsAre("metrics.csv is shown, which the newest run in this folder has written"));
+  fs::remove(runs() / "a/metrics.csv");
+  EXPECT_NE(read_run_folder(runs() / "a").metrics.find("loss-v2"), nullptr);
+}
+
+// A Trainer that only tests a checkpoint counts neither steps nor epochs.
+TEST_F(RunFolderTest, AnEvaluationHidesNoTraining) {
+  write("a/metrics.csv", "epoch,step,loss\n0,1,2\n");
+  write("a/metrics-v1.csv", "epoch,step,test_acc,test_loss\n0,0,0.5,\n0,50,0.5,\n0,0,0.75,0.25\n");
+  make_newer("a/metrics-v1.csv");
+  ProgressReader reader(runs() / "a");
+  const auto expect_training = [&](const RunFolder& run, int64_t num_rows) {
+    EXPECT_EQ(run.metrics_file, runs() / "a/metrics.csv");
+    EXPECT_EQ(run.metrics.num_rows, num_rows);
+    EXPECT_THAT(run.notes, ElementsAre("metrics.csv is shown; metrics-v1.csv was written later and ends at step 0, as "
+                                       "an evaluation does: test_acc 0.75, test_loss 0.25"));
+  };
+  expect_training(read_run_folder(runs() / "a"), 1);
+  expect_training(reader.read(), 1);
+  write("a/metrics.csv", "epoch,step,loss\n0,1,2\n0,2,1\n");
+  make_newer("a/metrics-v1.csv");
+  expect_training(reader.read(), 2);
+}
+
+TEST_F(RunFolderTest, AnEvaluationIsReadWhereNothingWasTrained) {
+  write("a/metrics.csv", "epoch,step,test_acc\n0,0,0.5\n");
+  write("a/metrics-v1.csv", "epoch,step,test_acc\n0,0,0.75\n");
+  write("a/metrics-v2.csv", "epoch,st");
+  make_newer("a/metrics-v1.csv");
+  const RunFolder run = read_run_folder(runs() / "a");
+  EXPECT_EQ(run.metrics_file, runs() / "a/metrics-v1.csv");
+  EXPECT_EQ(run.metrics.num_rows, 1);
 }
 
 TEST_F(RunFolderTest, WhatIsIncompleteIsNoted) {
@@ -227,6 +275,16 @@ TEST_F(RunFolderTest, TablesOfProfilersAreRead) {
   write("a/log.txt", "loss 0.5\n");
   EXPECT_THAT(read_run_folder(runs() / "a").profiles,
               ElementsAre(std::pair("profile-fit.txt", "spans\n"), std::pair("trace-rank0.txt", "operators\n")));
+}
+
+TEST_F(RunFolderTest, TheNewestTableOfEachProfilerIsRead) {
+  for (const char* name : {"profile-fit", "profile-fit-v2", "profile-fit-v10", "profile-validate", "trace-rank0-v1"}) {
+    write(fs::path("a") / (std::string(name) + ".txt"), name);
+  }
+  write("a/metrics.csv", "epoch,step,loss\n0,9,0.5\n");
+  EXPECT_THAT(read_run_folder(runs() / "a").profiles, ElementsAre(std::pair("profile-fit-v10.txt", "profile-fit-v10"),
+                                                                  std::pair("profile-validate.txt", "profile-validate"),
+                                                                  std::pair("trace-rank0-v1.txt", "trace-rank0-v1")));
 }
 
 TEST_F(RunFolderTest, OnlyWhatARunWritesMakesAFolderARuns) {

@@ -26,8 +26,12 @@ epochs, trained = int(flags.get("max_epochs", 1)), folder / "trained"
 if trained.exists() and int(trained.read_text()) > epochs:
     sys.exit("error: the checkpoint has more epochs behind it")
 trained.write_text(str(epochs))
-if flags.get("killed") and not (folder / "was_killed").exists():
+metrics = folder / "metrics.csv"
+if flags.get("killed") and (folder / "was_killed").exists():
+    metrics = folder / "metrics-v1.csv"  # as a program that finds a file and no checkpoint
+elif flags.get("killed"):
     (folder / "was_killed").touch()
+    metrics.write_text("epoch,step,val_loss\\n0,1,-5\\n1,2")
     os.kill(os.getpid(), signal.SIGKILL)
 if flags.get("lr") == "0.5":
     sys.exit("error: bad luck")
@@ -35,7 +39,7 @@ if flags.get("lr") == "0.25":
     print("error: --lr must be at most 0.2; got 0.25", file=sys.stderr)
     sys.exit(2)
 loss = abs(float(flags.get("lr", 1)) - 0.1) + 1 / float(flags.get("width", 1)) + 1 / float(flags.get("max_epochs", 1))
-(folder / "metrics.csv").write_text(f"epoch,step,val_loss,train_loss\\n0,1,{loss + 1},\\n1,2,{loss},3\\n2,3,nan,\\n")
+metrics.write_text(f"epoch,step,val_loss,train_loss\\n0,1,{loss + 1},\\n1,2,{loss},3\\n2,3,nan,\\n")
 """
 
 
@@ -143,7 +147,15 @@ class SweepTest(unittest.TestCase):
         done = self.sweep('metric = "val_loss"\n[options]\nwidth = [1, 2]\n', "./program", "--killed=1")
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(len(self.calls()), 4)
-        self.assertEqual(len(self.rows()), 2)
+        self.assertEqual([(row["width"], row["val_loss"]) for row in self.rows()], [("2", "2.4"), ("1", "2.9")])
+
+    def test_an_evaluation_is_no_score_of_a_run(self):
+        self.assertEqual(self.sweep('metric = "val_loss"\n[options]\nwidth = [1]\n').returncode, 0)
+        (self.folder / "sweep/records/run-000.json").unlink()
+        program = PROGRAM + '(folder / "metrics-v2.csv").write_text("epoch,step,val_loss\\n0,0,-5\\n")\n'
+        (self.folder / "program").write_text(program)
+        done = self.sweep('metric = "val_loss"\n[options]\nwidth = [1]\n')
+        self.assertEqual([row["val_loss"] for row in self.rows()], ["2.9"], done.stderr)
 
     def test_an_interrupted_sweep_goes_on(self):
         (self.folder / "sweep.toml").write_text('metric = "val_loss"\nprocesses = 2\n[options]\n"model.lr" = [1e-3, 2e-3, 3e-3]\n')

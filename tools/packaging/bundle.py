@@ -33,9 +33,21 @@ def output(*command):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def bazel():
+    """Returns what builds in the current workspace: its bazelw, which is not in every one, or an installed Bazel."""
+    if pathlib.Path("bazelw").is_file():
+        return "./bazelw"
+    # Debian's `bazel` looks for the program of the version in .bazelversion; the one that it has itself is bazel-4.
+    installed = shutil.which("bazel-4") or shutil.which("bazel")
+    if not installed:
+        raise BundleError(f"there is no bazelw in '{pathlib.Path.cwd()}' and no bazel in PATH; add one, or name the file of a "
+                          "program that is built already")
+    return installed
+
+
 def build(target):
     """Returns the program of a target."""
-    if subprocess.run(["./bazelw", "build", target]).returncode != 0:
+    if subprocess.run([bazel(), "build", target]).returncode != 0:
         raise BundleError(f"{target} does not build")
     folder, _, name = target.removeprefix("//").partition(":")
     program = pathlib.Path("bazel-bin", folder, name or pathlib.Path(folder).name)
@@ -100,14 +112,17 @@ def main():
     parser.add_argument("target", help="label of a cc_binary, such as //examples/digits, or the file of a program")
     parser.add_argument("folder", help="folder that does not exist yet")
     options = parser.parse_args()
-    folder = pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", "."), os.path.expanduser(options.folder)).absolute()
+    here = pathlib.Path(os.environ.get("BUILD_WORKING_DIRECTORY", ".")).absolute()  # where the command was typed
+    folder = here / os.path.expanduser(options.folder)
     if folder.exists():
         raise BundleError(f"'{folder}' exists already; choose a folder that does not")
     if options.target.startswith("//"):
-        os.chdir(os.environ["BUILD_WORKSPACE_DIRECTORY"])
+        os.chdir(os.environ.get("BUILD_WORKSPACE_DIRECTORY", "."))
         program = build(options.target)
     else:
-        program = pathlib.Path(options.target).absolute()
+        program = here / os.path.expanduser(options.target)
+        if not program.is_file():
+            raise BundleError(f"there is no program '{program}'; name the file of one, or a label that begins with //")
     num_bytes = pack(program, folder)
     files = [folder / "bin" / program.name, *(folder / "lib").iterdir()]
     print(f"{folder}/{program.name}: {num_bytes / 1e6:.0f} MB, needs glibc {newest_glibc(files)}")

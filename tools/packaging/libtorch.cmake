@@ -152,8 +152,10 @@ Set FULGUR_LIBTORCH, as a CMake variable or in the environment, to the folder th
     set_target_properties(fulgur::${library} PROPERTIES IMPORTED_LOCATION "${torch}/lib/lib${library}.so")
     target_link_libraries(fulgur::libtorch INTERFACE fulgur::${library})
   endforeach()
-  # All of them are needed when the program runs, even those that it does not call: they register kernels.
-  target_link_options(fulgur::libtorch INTERFACE "LINKER:--no-as-needed" "LINKER:-rpath,${torch}/lib")
+  # All of them are needed when the program runs, even those that it does not call: they register kernels. A libfulgur.so that
+  # is installed gets no run path, so that another torch may be used with it.
+  target_link_options(fulgur::libtorch INTERFACE "LINKER:--no-as-needed"
+    "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:fulgur_IS_INSTALLED>>>:LINKER:-rpath,${torch}/lib>")
   target_include_directories(fulgur::libtorch SYSTEM INTERFACE "${torch}/include" "${torch}/include/torch/csrc/api/include")
   target_compile_definitions(fulgur::libtorch INTERFACE ${fulgur_TORCH_DEFINITIONS})
   target_compile_features(fulgur::libtorch INTERFACE cxx_std_20)

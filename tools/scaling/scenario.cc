@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 
 #include "fulgur/base/error.h"
 #include "fulgur/strategies/precision.h"
@@ -17,6 +19,22 @@ constexpr int64_t kRecordedWidth = 16;
 
 void check_at_least_one(std::string_view name, double value) {
   if (value < 1) throw UsageError(fmt::format("--{} is {}; write 1 or more", name, value));
+}
+
+// So that hosts are full, or cut in halves: 8, 16, ... ranks are neither on hosts of 6.
+std::vector<int64_t> ranks_of_tables(const ScenarioOptions& options) {
+  const bool is_power_of_two = std::has_single_bit(static_cast<uint64_t>(options.ranks_per_host));
+  const int64_t first = is_power_of_two ? 8 : options.ranks_per_host;
+  std::vector<int64_t> numbers;
+  for (int64_t ranks = first; ranks <= options.max_ranks; ranks *= 2) {
+    numbers.push_back(ranks);
+    if (ranks > options.max_ranks / 2) break;  // twice as many may overflow
+  }
+  if (numbers.empty()) {
+    throw UsageError(fmt::format("--max_ranks is {}, but the tables begin with {} ranks; write --max_ranks={} or more",
+                                 options.max_ranks, first, first));
+  }
+  return numbers;
 }
 
 // The links that such devices are usually bought with.
@@ -73,6 +91,7 @@ Scenario::Scenario(ScenarioOptions options) : options_(std::move(options)) {
   check_at_least_one("global_batch", static_cast<double>(options_.global_batch));
   check_at_least_one("hosts", static_cast<double>(options_.hosts));
   check_at_least_one("gpus", static_cast<double>(options_.ranks_per_host));
+  ranks_ = ranks_of_tables(options_);
   if (const Precision precision(options_.precision); precision.name() != "bf16-true" && !precision.is_mixed()) {
     throw UsageError(
         fmt::format("--precision is {}, but the devices' speeds are those in 16 bits; write bf16-true or bf16-mixed",

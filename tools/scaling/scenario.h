@@ -53,12 +53,17 @@ struct Outcome {
 // A model on a machine.
 class Scenario {
  public:
-  // Throws UsageError for unknown names, and for numbers that make no model.
+  // Throws UsageError for unknown names, for numbers that make no model, and for a max_ranks below the first of
+  // ranks().
   explicit Scenario(ScenarioOptions options);
 
   const ScenarioOptions& options() const { return options_; }
   const Machine& machine() const { return machine_; }
   const ModelShape& shape() const { return shape_; }
+
+  // The numbers of ranks of the tables: 8, 16, ..., or, if the ranks of a host are no power of two, those of one host,
+  // of two, of four, ...
+  const std::vector<int64_t>& ranks() const { return ranks_; }
 
   // The step with options().batch samples a rank, or as many as fit; nullopt if none fits.
   std::optional<Outcome> weak(Compared strategy, int64_t ranks);
@@ -77,6 +82,7 @@ class Scenario {
   const ScenarioOptions options_;
   Machine machine_;
   ModelShape shape_;
+  std::vector<int64_t> ranks_;
   // By strategy, whether a rank is alone, and whether a step has several micro-batches.
   std::map<std::tuple<Compared, bool, bool>, RecordedStep> recorded_;
 };

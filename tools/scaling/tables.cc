@@ -14,8 +14,7 @@ namespace {
 template <class Make>
 std::vector<TableRow> rows_of(const Scenario& scenario, const Make& make) {
   std::vector<TableRow> rows;
-  for (int64_t ranks = 8; ranks <= scenario.options().max_ranks; ranks *= 2) {
-    if (ranks > scenario.options().ranks_per_host && ranks % scenario.options().ranks_per_host != 0) continue;
+  for (const int64_t ranks : scenario.ranks()) {
     TableRow& row = rows.emplace_back(TableRow{.ranks = ranks});
     for (size_t s = 0; s < row.outcomes.size(); ++s) row.outcomes[s] = make(kCompared[s], ranks);
   }
@@ -129,7 +128,7 @@ std::string picture(const Scenario& scenario, const std::vector<TableRow>& rows)
     for (const auto& outcome : row.outcomes) highest = std::max(highest, outcome ? outcome->flops_per_s / 1e12 : 0.0);
   }
   const double tick = std::pow(10.0, std::floor(std::log10(std::max(highest, 1.0)))) / 2;
-  const double top = std::ceil(highest / tick) * tick;
+  const double top = std::max(tick, std::ceil(highest / tick) * tick);  // highest is 0 where nothing fits
   const auto x = [&](size_t row) {
     return kLeft + (kWidth - kLeft - kRight) * static_cast<double>(row) /
                        static_cast<double>(std::max<size_t>(1, rows.size() - 1));

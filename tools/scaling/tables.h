@@ -17,7 +17,7 @@ struct TableRow {
   std::array<std::optional<Outcome>, std::size(kCompared)> outcomes{};  // by Compared; nullopt: does not fit
 };
 
-// Rows for 8, 16, ... ranks, or from the ranks of one host on.
+// Rows for scenario.ranks().
 std::vector<TableRow> weak_scaling(Scenario& scenario);
 std::vector<TableRow> strong_scaling(Scenario& scenario);
 

@@ -14,10 +14,17 @@ using fulgur::testing::require;
 
 enum class Shape { round, square };
 
+struct Place {
+  int64_t row = 0;
+  void describe(FieldVisitor& visit) { visit({.name = "row", .help = "row of the item"}, &row); }
+};
+
 struct Item {
+  Place place{};
   std::string name = "a";
   int64_t size = 1;
   void describe(FieldVisitor& visit) {
+    visit({.name = "place", .help = "a section in an element of a list"}, &place);
     visit({.name = "name", .help = "name of the item"}, &name);
     visit({.name = "size", .help = "size of the item", .min = 1, .max = 9}, &size);
   }

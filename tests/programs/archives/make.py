@@ -106,6 +106,35 @@ class Attention(nn.Module):
         return self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
 
 
+class TeacherForcing(nn.Module):
+    """What it is given is the target, later by one, which only a write to a view of zeros says."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, target):
+        given = torch.zeros_like(x)
+        given[:, 1:] = target[:, :-1]
+        logits = self.linear(given) + x
+        return {"loss": (logits - target).square().mean(), "logits": logits}
+
+
+class SizeOfTarget(nn.Module):
+    """torch.export reads the size of the batch from its last input, which only the loss needs. What the loss writes to is its
+    own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x, target):
+        logits = self.linear(x).view(x.shape[0], -1)
+        error = logits - target
+        error.mul_(target)
+        return {"loss": error.square().mean(), "logits": logits}
+
+
 def without_stack_traces(value):
     if isinstance(value, list):
         return [without_stack_traces(item) for item in value]
@@ -145,6 +174,8 @@ def main():
          {"left": {0: rows}, "right": {0: rows, 1: sides}})
     make("control", Control(), {"x": x}, {"x": {0: BATCH}})
     make("attention", Attention().eval(), {"tokens": torch.zeros(3, 5, dtype=torch.long)}, {"tokens": {0: BATCH}})
+    for name, model in (("teacher", TeacherForcing()), ("batch_size", SizeOfTarget())):
+        make(name, model, {"x": x, "target": torch.randn(3, 4)}, {"x": {0: BATCH}, "target": {0: BATCH}})
     make("history", History(), {"x": x}, {"x": {0: BATCH}})
 
 

@@ -13,12 +13,15 @@
 #include "tests/testing/errors.h"
 #include "tools/scaling/calibration.h"
 #include "tools/scaling/scenario.h"
+#include "tools/scaling/tables.h"
 
 namespace fulgur::scaling {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
+using ::testing::Not;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -219,6 +222,54 @@ TEST(ScenarioTest, UnknownNamesGetTheNearest) {
   EXPECT_THAT(message({.between = "40g"}), HasSubstr("unknown link '40g'; did you mean '400g'? known: nvlink"));
   EXPECT_THAT(message({.precision = "32"}), HasSubstr("write bf16-true or bf16-mixed"));
   EXPECT_THAT(message({.num_params = 0}), HasSubstr("--params is 0; write 1 or more"));
+}
+
+std::vector<int64_t> ranks_of(const std::vector<TableRow>& rows) {
+  std::vector<int64_t> ranks;
+  for (const TableRow& row : rows) ranks.push_back(row.ranks);
+  return ranks;
+}
+
+TEST(TablesTest, RowsAreOfFullHosts) {
+  ScenarioOptions options = small_scenario();
+  options.max_ranks = 64;
+  EXPECT_THAT(Scenario(options).ranks(), ElementsAre(8, 16, 32, 64));
+  options.ranks_per_host = 16;
+  EXPECT_THAT(Scenario(options).ranks(), ElementsAre(8, 16, 32, 64));
+  options.ranks_per_host = 12;
+  EXPECT_THAT(Scenario(options).ranks(), ElementsAre(12, 24, 48));
+  options.max_ranks = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(Scenario(options).ranks().size(), 60u);
+  options.ranks_per_host = 6;
+  options.max_ranks = 64;
+  Scenario scenario(options);
+  const std::vector<TableRow> weak = weak_scaling(scenario);
+  EXPECT_THAT(ranks_of(weak), ElementsAre(6, 12, 24, 48));
+  EXPECT_THAT(ranks_of(strong_scaling(scenario)), ElementsAre(6, 12, 24, 48));
+  EXPECT_THAT(crossings(weak), HasSubstr("shard_group=host is ahead of ddp_sharded on 12, 24, 48 ranks"));
+  EXPECT_THAT(picture(scenario, weak), Not(HasSubstr("nan")));
+}
+
+TEST(TablesTest, FewerRanksThanTheFirstRowHasAreRefused) {
+  const auto message = [](int64_t ranks_per_host, int64_t max_ranks) {
+    ScenarioOptions options = small_scenario();
+    options.ranks_per_host = ranks_per_host;
+    options.max_ranks = max_ranks;
+    return message_of<UsageError>([&] { Scenario scenario(options); });
+  };
+  EXPECT_EQ(message(8, 4), "--max_ranks is 4, but the tables begin with 8 ranks; write --max_ranks=8 or more");
+  EXPECT_THAT(message(12, 8), HasSubstr("write --max_ranks=12 or more"));
+}
+
+TEST(TablesTest, AModelThatFitsNowhereHasAPicture) {
+  ScenarioOptions options{.num_params = 1e13, .width = 65536};
+  options.max_ranks = 16;
+  Scenario scenario(options);
+  const std::vector<TableRow> rows = weak_scaling(scenario);
+  for (const TableRow& row : rows) {
+    for (const auto& outcome : row.outcomes) EXPECT_FALSE(outcome);
+  }
+  EXPECT_THAT(picture(scenario, rows), Not(HasSubstr("nan")));
 }
 
 // Steps by the formula of ranks that share cores and memory: with the constants found from one rank and two, those of
