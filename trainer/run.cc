@@ -50,7 +50,8 @@ void check_sync_batch_norm(const Module& module) {
   if (plain.empty()) return;
   throw UsageError(fmt::format(
       "sync_batchnorm is true, but {} of {} {} not synchronise ranks; write fulgur::nn::SyncBatchNorm1d, 2d "
-      "or 3d instead of torch::nn::BatchNorm1d, 2d or 3d",
+      "or 3d instead of torch::nn::BatchNorm1d, 2d or 3d, or set sync_batchnorm to false for those of a program of "
+      "Python",
       fmt::join(plain, ", "), module.name(), plain.size() == 1 ? "does" : "do"));
 }
 
