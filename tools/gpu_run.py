@@ -26,6 +26,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "bench"))  # for the steps that import from there
 SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--context=128", "--vocab_size=1024", "--batch_size=4", "--steps=4",
          "--repeats=3", "--warm_up=2"]
 REPEATABLE = ["--deterministic=true"]
@@ -88,7 +89,6 @@ class Runner:
         return None
 
     def device_bytes(self):
-        sys.path.insert(0, str(ROOT / "bench"))
         import largest_model
         found = largest_model.device_bytes()
         if found is None:
@@ -327,7 +327,6 @@ def bytes_of_a_parameter(runner):
 
 def hidden_copies(runner):
     """Which part of the copies of zero_offload lies under kernels (down) and under updates (up), by torch's profiler."""
-    sys.path.insert(0, str(ROOT / "bench"))
     import trace_overlap
     folder = runner.folder / "copies"
     # With few tokens: the gradient of the tokens' weights, which nothing runs beside, is a third of all bytes in GPT-2.
@@ -345,7 +344,6 @@ def largest(kind, cap_gib):
     leaves the result of the one before."""
 
     def run(runner):
-        sys.path.insert(0, str(ROOT / "bench"))
         import largest_model
         bytes_of_parameter, flags = largest_model.KINDS[kind]
         fraction = cap_gib * GIB / runner.device_bytes()
@@ -448,8 +446,8 @@ class DryRunner(Runner):
         return 80 * GIB
 
 
-class RefusedOptions(BaseException):
-    pass
+class RefusedOptions(Exception):
+    """A program does not have an option of a step."""
 
 
 def dry_run(folder, steps):
