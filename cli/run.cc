@@ -59,20 +59,18 @@ void print(fmt::format_string<Args...> format, Args&&... args) {
   std::cout << fmt::format(format, std::forward<Args>(args)...) << std::flush;
 }
 
-// A command line as a shell would take it.
-std::string in_shell(int argc, char** argv) {
+// A word of a command line as a shell would take it.
+std::string in_shell(std::string_view word) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_=+:,./@%^";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos) return std::string(word);
+  std::string quoted = "'";
+  for (const char c : word) c == '\'' ? quoted += "'\\''" : quoted += c;
+  return quoted + "'";
+}
+
+std::string in_shell(int argc, char** argv) {
   std::string line;
-  for (int i = 0; i < argc; ++i) {
-    const std::string_view word = argv[i];
-    const bool is_plain = !word.empty() && word.find_first_not_of(kPlain) == std::string_view::npos;
-    if (i > 0) line += ' ';
-    if (is_plain) line += word;
-    if (is_plain) continue;
-    line += '\'';
-    for (const char c : word) c == '\'' ? line += "'\\''" : line += c;
-    line += '\'';
-  }
+  for (int i = 0; i < argc; ++i) line += (i > 0 ? " " : "") + in_shell(std::string_view(argv[i]));
   return line;
 }
 
@@ -82,7 +80,7 @@ std::string how_to_call(const std::string& program_path) {
   const auto variables = process_environment_variables();
   const auto workspace = variables.find("BUILD_WORKSPACE_DIRECTORY");
   const size_t begin = program_path.rfind(kOutputs);
-  if (workspace == variables.end() || begin == std::string::npos) return program_path;
+  if (workspace == variables.end() || begin == std::string::npos) return in_shell(program_path);
   const std::filesystem::path target = program_path.substr(begin + kOutputs.size());
   const std::string folder = target.parent_path().string(), name = target.filename().string();
   const bool is_default = target.parent_path().filename() == name;
@@ -257,7 +255,8 @@ class Command {
       print("checkpoint: {}\n", path.string());
       const std::string_view command = hooks.test_step ? "test" : hooks.validation_step ? "validate" : "";
       if (command.empty()) return;
-      return print("next: {} {} --ckpt_path={}\n", how_to_call(program_path_), command, short_path(path).string());
+      const std::string option = "--ckpt_path=" + short_path(path).string();
+      return print("next: {} {} {}\n", how_to_call(program_path_), command, in_shell(option));
     }
   }
 

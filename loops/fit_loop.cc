@@ -190,7 +190,7 @@ void FitLoop::run_epoch(OptimizerSteps& steps, FitBounds& bounds) {
     progress_.epoch = state.epoch;
     progress_.batches_done = 0;
     progress_.position = {};
-    progress_.is_recut = false;
+    progress_.is_recut = progress_.had_last = false;
   }
   context_.saver.at_boundary();
 }
@@ -203,6 +203,7 @@ State FitLoop::state() const {
   state.set("batches_of_epoch", progress_.batches_done);
   state.set("batch_size", train_->batch_size());
   state.set("epoch_is_recut", progress_.is_recut);
+  state.set("epoch_had_last_batch", progress_.had_last);
   state.set_child("position", progress_.position);
   state.set("total_batches", progress_.total_batches);
   state.set("global_step", run.global_step);
@@ -252,7 +253,9 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   progress_.batches_done = consumed.batches;
   progress_.position = consumed.position;
   progress_.is_recut = consumed.is_recut;
-  resume_ = Resume{.epoch = {.consumed = consumed, .restore = {}},
+  const bool* had_last = state.find<bool>("epoch_had_last_batch");  // null: written by an earlier version
+  progress_.had_last = had_last == nullptr || *had_last;
+  resume_ = Resume{.epoch = {.consumed = consumed, .had_last = progress_.had_last, .restore = {}},
                    .metrics = metrics,
                    .of_rank = of_rank,
                    .is_in_middle = consumed.batches > 0 || !consumed.position.empty()};

@@ -65,8 +65,10 @@ auto reading(LoopContext& context, const Read& read) {
 void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
   const auto consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
   begin(consumed);
-  if (resumed != nullptr) go_on(*resumed);
+  progress_.had_last = resumed != nullptr && resumed->had_last;
+  const bool validated = resumed != nullptr && go_on(*resumed);
   LimitedBatches batches = open(loader, limit, lockstep, consumed, /*resumes=*/resumed != nullptr);
+  if (batches.empty() && !progress_.had_last) end_without_batch(/*validates=*/!validated);
   const bool skips = run_batches(batches) == BatchAction::skip_epoch;
   const bool reached_last = context_.state.is_last_batch && !skips;
   if (skips) complete_window();
@@ -143,11 +145,25 @@ void TrainEpochLoop::complete_window() {
   }
 }
 
-// Resumes an epoch that another process began, with the validation that it may have left incomplete.
-void TrainEpochLoop::go_on(const ResumePoint& resumed) {
+// Ends an epoch that was begun with batches of another size, of which a whole one is not left, as its last batch would.
+void TrainEpochLoop::end_without_batch(bool validates) {
+  RunState& state = context_.state;
+  progress_.had_last = true;
+  stepped_ = false;
+  if (context_.hooks.module().automatic_optimization) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
+  context_.strategy.drain();
+  state.batch_idx = std::max<int64_t>(progress_.batches_done - 1, 0);
+  validate_after_batch(validates && validation_is_due());
+  state.batch_idx = progress_.batches_done;
+  at_boundary();
+}
+
+// Resumes an epoch that another process began, with the validation that it may have left incomplete. Returns whether there
+// was one.
+bool TrainEpochLoop::go_on(const ResumePoint& resumed) {
   resumed.restore();
   const auto due = std::exchange(progress_.interrupted_validation, std::nullopt);
-  if (!due) return;
+  if (!due) return false;
   RunState& state = context_.state;
   stepped_ = due->after_step;
   state.is_last_batch = due->is_last_batch;
@@ -155,6 +171,7 @@ void TrainEpochLoop::go_on(const ResumePoint& resumed) {
   validate_after_batch(/*is_due=*/true);
   state.batch_idx = resumed.consumed.batches;
   at_boundary();
+  return true;
 }
 
 void TrainEpochLoop::at_boundary() {
@@ -178,6 +195,7 @@ void TrainEpochLoop::run_batch(const Batch& batch, const LimitedBatches& batches
   if (window_batches_ == 0) {
     progress_.batches_done = context_.state.batch_idx + 1;
     progress_.position = batches.position();
+    progress_.had_last = context_.state.is_last_batch;
   }
   if (automatic && context_.state.is_last_batch) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.hooks(hooks::on_train_batch_end, loss, batch, context_.state.batch_idx);

@@ -28,6 +28,7 @@ class TrainEpochLoop {
     int64_t batches_done = 0;   // batches of the epoch on this rank, up to the last step boundary
     State position{};           // the loader's position after batches_done
     bool is_recut = false;      // the epoch was resumed with other ranks or batches
+    bool had_last = false;      // the last batch of the epoch is among batches_done
     int64_t total_batches = 0;  // micro-batches of all epochs
     struct Validation {
       bool after_step;     // the batch before the validation ended in an optimizer step
@@ -38,6 +39,7 @@ class TrainEpochLoop {
   // An epoch that another process began.
   struct ResumePoint {
     LimitedBatches::Consumed consumed;
+    bool had_last;                  // the last batch of the epoch is among the consumed
     std::function<void()> restore;  // restores what every batch changes: metrics, random generators
   };
 
@@ -64,6 +66,7 @@ class TrainEpochLoop {
                       const LimitedBatches::Consumed& consumed, bool resumes);
   BatchAction run_batches(LimitedBatches& batches);
   void complete_window();
+  void end_without_batch(bool validates);
   bool ends_here();
   void at_boundary();
   void run_batch(const Batch& batch, const LimitedBatches& batches);
@@ -77,7 +80,7 @@ class TrainEpochLoop {
   void log_step_metrics();
   bool validation_is_due();
   void validate_after_batch(bool is_due);
-  void go_on(const ResumePoint& resumed);
+  bool go_on(const ResumePoint& resumed);
   bool validate();
 
   LoopContext& context_;

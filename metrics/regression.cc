@@ -13,7 +13,7 @@ MetricStates sum_and_total(const char* sum_name) {
 
 at::Tensor difference(std::string_view metric, const at::Tensor& preds, const at::Tensor& target) {
   internal::check_same_shape(metric, preds, target);
-  return preds.detach().to(at::kDouble).sub(target.detach());
+  return preds.detach().to(at::kDouble).sub(target.detach().to(at::kDouble));
 }
 
 }  // namespace

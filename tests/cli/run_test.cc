@@ -28,6 +28,7 @@ namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -197,7 +198,9 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
 }
 
 TEST_F(RunTest, TheCommandLineIsWrittenAsAShellTakesIt) {
-  ASSERT_EQ(run({"--name=it's a run"}).exit_code, 0);
+  const Outcome outcome = run({"--name=it's a run"});
+  ASSERT_EQ(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.out, ContainsRegex("next: program test '--ckpt_path=[^ ]*it'\\\\''s a run/"));
   const auto environment = nlohmann::json::parse(read(run_dir("it's a run") / "env.json"));
   EXPECT_THAT(environment.at("command_line").get<std::string>(), StartsWith("program '--name=it'\\''s a run' --"));
 }

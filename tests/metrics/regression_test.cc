@@ -36,6 +36,7 @@ TEST(Regression, FunctionsGiveTheValueOfOneBatchOfAnyDtype) {
   EXPECT_EQ(mean_squared_error(preds, target).item<double>(), 4.0);
   EXPECT_EQ(mean_squared_error(preds, target, {.squared = false}).item<double>(), 2.0);
   EXPECT_EQ(mean_absolute_error(preds, target).item<double>(), 1.0);
+  EXPECT_EQ(mean_absolute_error(preds, torch::tensor({true, true, false, true})).item<double>(), 1.75);
 }
 
 TEST(Regression, ANaNThatIsNotValidDoesNotCount) {

@@ -519,6 +519,28 @@ TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
   EXPECT_TRUE(ends_with(whole.losses, resumed.losses));
 }
 
+// 36 of 40 samples are seen, in batches of 4; of the rest no batch of 8 can be made. The epoch ends as if by its last batch.
+TEST(Resume, EndsAnEpochOfWhichNoWholeBatchIsLeft) {
+  const TempDir dir;
+  const auto fit_in_batches = [&](int64_t batch_size, const std::string& ckpt_path, const CallbackList& callbacks) {
+    Trainer trainer(testing::quiet({.callbacks = callbacks, .ckpt_path = ckpt_path}));
+    const auto module = make_module<NetWithEpochs>();
+    trainer.fit(module, {.train = DataLoader::make(tiny_dataset(), {.batch_size = batch_size, .drop_last = true}),
+                         .val = {testing::tiny_loader()}});
+    EXPECT_EQ(trainer.optimizers()[0].lr(), 0.5e-2);
+    return module->train_losses.size();
+  };
+  const auto saves = testing::at_batch_end([&](TrainerControl& control) {
+    control.save_checkpoint(dir.path() / std::to_string(control.state().batch_idx));
+  });
+  EXPECT_EQ(fit_in_batches(4, "", {saves}), 10U);
+  for (const auto& [last_batch, num_validations] : {std::pair("8", 1), std::pair("9", 0)}) {
+    const auto watches = std::make_shared<WatchesValidations>(-1);
+    EXPECT_EQ(fit_in_batches(8, dir.path() / last_batch, {watches}), 0U);
+    EXPECT_EQ(watches->passes, num_validations);
+  }
+}
+
 // Saves after the last step, when the epoch's metrics are reduced.
 class SavesAtEnd final : public Callback {
  public:
