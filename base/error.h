@@ -7,9 +7,9 @@
 
 namespace fulgur {
 
-// A setting that cannot be used: an unknown name, a value out of range, options that contradict each other. The
-// message says what was requested, what was found and what to write instead. Thrown before training starts; a program
-// that runs through cli/ prints it and exits with code 2 (with 1 for every other error).
+// A setting that cannot be used: an unknown name, a value out of range, options that contradict each other. The message
+// says what was requested, what was found and what to write instead. Settings are checked before training starts; a
+// call that the running fit cannot serve throws it, too. A program that runs through cli/ prints it and exits with 2.
 struct UsageError : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };

@@ -230,7 +230,7 @@ def adam():
             f"\n\n`{shown(command)}`")
 
 
-# Late updates.
+# Delayed updates.
 
 def late():
     speed = [FOLDER / "offload_step", "3"]

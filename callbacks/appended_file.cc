@@ -91,7 +91,7 @@ void AppendedFile::cut(int64_t num_bytes) {
 
 void AppendedFile::warn(int error) {
   if (std::exchange(has_warned_, true)) return;
-  log_warning("{}: cannot write '{}': {}; training goes on, but what cannot be written is not logged", owner_,
+  log_warning("{}: cannot write '{}': {}; training continues without the entries that cannot be written", owner_,
               path_.string(), std::generic_category().message(error));
 }
 

@@ -10,8 +10,8 @@
 
 namespace fulgur {
 
-// A file to whose end a logger writes. The file always ends with a whole piece: what cannot be written, because the
-// disk is full, is cut off again. The first failure is a warning; training goes on, and later pieces are tried again.
+// A file to which a logger appends pieces, each whole or not at all: if the disk is full, the part of a piece that was
+// written is cut off again. The first failure is a warning; training continues, and later pieces are tried again.
 class AppendedFile {
  public:
   explicit AppendedFile(std::string_view owner) : owner_(owner) {}  // the name for messages

@@ -216,7 +216,7 @@ void CSVLogger::on_metrics(TrainerControl& trainer, const Metrics& metrics, int6
     write(row, same_row);
   } catch (const std::exception& error) {
     if (num_rows_ == 0) throw;  // not a disk that is full by now, but a path that cannot be used
-    warn_full_("CSVLogger: {}; training goes on, but what cannot be written is not logged", error.what());
+    warn_full_("CSVLogger: {}; training continues without the rows that cannot be written", error.what());
   }
 }
 

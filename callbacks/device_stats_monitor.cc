@@ -41,9 +41,11 @@ double available_mib() {
 }  // namespace
 
 void DeviceStatsMonitorOptions::describe(FieldVisitor& visit) {
-  visit(
-      {.name = "refresh_s", .help = "at most this often the system is asked; 0: at every step", .unit = "s", .min = 0},
-      &refresh_s);
+  visit({.name = "refresh_s",
+         .help = "shortest time between two queries of the system; 0: query at every step",
+         .unit = "s",
+         .min = 0},
+        &refresh_s);
 }
 
 DeviceStatsMonitor::DeviceStatsMonitor(Options options) : options_(options) {

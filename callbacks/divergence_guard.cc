@@ -16,14 +16,14 @@ namespace fulgur {
 
 void DivergenceGuardOptions::describe(FieldVisitor& visit) {
   visit({.name = "action",
-         .help = "what is done about an update that lies far off: warn, skip it, skip it and go back to the last "
-                 "checkpoint, or skip it and stop",
+         .help = "what to do about an update whose loss or gradient norm is an outlier: log it, leave it out, leave it "
+                 "out and go back to the last checkpoint, or leave it out and end fit",
          .choices = {"warn", "skip", "rollback", "stop"}},
         &action);
-  visit({.name = "max_loss_z", .help = "standard deviations by which a loss may exceed the mean of the last", .min = 0},
+  visit({.name = "max_loss_z", .help = "standard deviations by which a loss may exceed the window's mean", .min = 0},
         &max_loss_z);
   visit({.name = "max_norm_z",
-         .help = "standard deviations by which a gradient norm may exceed the mean of the last",
+         .help = "standard deviations by which a gradient norm may exceed the window's mean",
          .min = 0},
         &max_norm_z);
   visit({.name = "window_size", .help = "updates that mean and deviation are taken over", .min = 2}, &window_size);
@@ -77,7 +77,7 @@ bool DivergenceGuard::accepts_update(TrainerControl& trainer, double loss, doubl
                 skips ? "; the update is left out" : "", done);
   }
   if (options_.action == "stop") {
-    trainer.request_stop("DivergenceGuard has found " + *reason);
+    trainer.request_stop("DivergenceGuard: " + *reason);
   } else if (gives_up) {
     const std::string apart = options_.action == "rollback"
                                   ? fmt::format(" with fewer than {} in between", options_.window_size)

@@ -13,15 +13,15 @@
 namespace fulgur {
 
 struct DivergenceGuardOptions {
-  // warn; skip: leave the update out; rollback: leave it out and go back to the last checkpoint, with smaller learning
-  // rates; stop: leave it out, and end fit
+  // What to do if the loss or gradient norm of an update is an outlier. warn: log it; skip: leave the update out;
+  // rollback: skip it and go back to the last checkpoint, with smaller learning rates; stop: skip it and end fit.
   std::string action = "skip";
   double max_loss_z = 6.0;     // standard deviations of a loss above the mean; infinity: it only has to be finite
   double max_norm_z = 6.0;     // standard deviations of a gradient norm above the mean; infinity: as above
-  int64_t window_size = 128;   // updates over which mean and deviation are taken; no update is judged by fewer
-  double lr_factor = 0.5;      // what learning rates are multiplied by for each "rollback"; above 0, at most 1
-  int64_t most_in_a_row = 20;  // updates that "skip" leaves out one after another before fit ends; of "rollback" those
-                               // with fewer than window_size updates in between
+  int64_t window_size = 128;   // updates in the window; until it is full, only values that are not finite are outliers
+  double lr_factor = 0.5;      // factor of all learning rates at each rollback; above 0, at most 1
+  int64_t most_in_a_row = 20;  // consecutive updates that are left out before fit ends; with "rollback", updates with
+                               // fewer than window_size others in between count as consecutive
 
   void describe(FieldVisitor& visit);
 };

@@ -4,17 +4,18 @@
 
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
+#include "fulgur/callbacks/monitored.h"
 
 namespace fulgur {
 
 void EarlyStoppingOptions::describe(FieldVisitor& visit) {
   visit({.name = "monitor", .help = "metric that is to improve"}, &monitor);
   visit({.name = "mode", .help = "which value of the monitor is better", .choices = {"min", "max"}}, &mode);
-  visit({.name = "patience", .help = "how many checks in a row may bring no improvement", .min = 1}, &patience);
+  visit({.name = "patience", .help = "stop after this number of checks in a row without improvement", .min = 1},
+        &patience);
   visit({.name = "min_delta", .help = "an improvement is larger than this", .min = 0}, &min_delta);
   visit({.name = "check_finite", .help = "stop when the monitor is NaN or infinite"}, &check_finite);
   visit({.name = "stopping_threshold", .help = "stop once the monitor is better than this"}, &stopping_threshold);
@@ -42,6 +43,10 @@ void EarlyStopping::on_fit_start(TrainerControl& trainer) {
   if (const auto reason = reason_to_stop()) trainer.request_stop(*reason);  // the run that resumes was about to stop
 }
 
+void EarlyStopping::on_train_start(TrainerControl& trainer) {
+  warn_if_never_validated(trainer, "EarlyStopping", options_.monitor);
+}
+
 void EarlyStopping::on_validation_end(TrainerControl& trainer) {
   if (trainer.state().sanity_checking || trainer.state().entry_point != EntryPoint::fit) return;
   counts_.has_validated = true;
@@ -58,9 +63,7 @@ void EarlyStopping::on_train_epoch_end(TrainerControl& trainer) {
     return;
   }
   if (trainer.state().has_validation && !counts_.has_validated) return;  // a validation may log it yet
-  std::vector<std::string> names;
-  for (const auto& [name, value] : metrics) names.push_back(name);
-  throw SetupError("EarlyStopping: " + unknown_name_message("monitor", options_.monitor, names));
+  throw_unknown_monitor(trainer, "EarlyStopping", options_.monitor, metrics);
 }
 
 // Rank 0 decides: with sync_dist = false ranks may log different names.
@@ -102,8 +105,8 @@ std::optional<std::string> EarlyStopping::reason_to_stop() const {
   }
   if (counts_.wait < options_.patience) return std::nullopt;
   const std::string margin = options_.min_delta > 0 ? fmt::format(" by more than {:.6g}", options_.min_delta) : "";
-  return fmt::format("'{}' has not improved on {:.6g}{} in {} {}{}", options_.monitor, counts_.best, margin,
-                     counts_.wait, unit, counts_.wait == 1 ? "" : "s");
+  return fmt::format("'{}' has not improved on {:.6g}{} in {} {}{} (mode = {})", options_.monitor, counts_.best, margin,
+                     counts_.wait, unit, counts_.wait == 1 ? "" : "s", options_.mode);
 }
 
 State EarlyStopping::state() const {

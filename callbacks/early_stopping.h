@@ -14,7 +14,7 @@ namespace fulgur {
 struct EarlyStoppingOptions {
   std::string monitor{};                         // name of a logged metric, such as val_loss
   std::string mode = "min";                      // min or max: which value of the monitor is better
-  int64_t patience = 3;                          // how many checks in a row may bring no improvement
+  int64_t patience = 3;                          // fit stops after this number of checks in a row without improvement
   double min_delta = 0.0;                        // an improvement is larger than this, in the monitor's unit
   bool check_finite = true;                      // stop when the monitor is NaN or infinite
   std::optional<double> stopping_threshold{};    // stop once the monitor is better than this
@@ -39,6 +39,7 @@ class EarlyStopping final : public Callback {
   bool runs_in_fast_dev_run() const override { return false; }
   void setup(TrainerControl& trainer, EntryPoint entry_point) override;
   void on_fit_start(TrainerControl& trainer) override;
+  void on_train_start(TrainerControl& trainer) override;
   void on_validation_end(TrainerControl& trainer) override;
   void on_train_epoch_end(TrainerControl& trainer) override;
   std::string state_key() const override { return changed_fields(options_); }

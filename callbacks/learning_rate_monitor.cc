@@ -24,12 +24,14 @@ std::vector<std::string> names_of_groups(const std::string& optimizer, const std
 }
 
 std::vector<std::vector<std::string>> names_of(const Optimizers& optimizers) {
-  std::map<std::string_view, int> seen;
+  std::vector<std::string> chosen(optimizers.size());
+  for (const auto& [optimizer, config] : optimizers.schedulers()) chosen[optimizer] = config.name;
+  std::map<std::string, int> seen;
   std::vector<std::vector<std::string>> names;
-  for (const auto& optimizer : optimizers) {
-    const int number = seen[optimizer->name()]++;
-    const std::string suffix = number == 0 ? "" : fmt::format("-{}", number);
-    names.push_back(names_of_groups(fmt::format("lr-{}{}", optimizer->name(), suffix), optimizer->groups()));
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::string name = chosen[i].empty() ? fmt::format("lr-{}", optimizers[i].name()) : chosen[i];
+    if (const int number = seen[name]++; number > 0) name += fmt::format("-{}", number);
+    names.push_back(names_of_groups(name, optimizers[i].groups()));
   }
   return names;
 }

@@ -16,9 +16,12 @@ struct LearningRateMonitorOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Logs the learning rate of every parameter group, as the step or the epoch uses it: lr-AdamW; for the second optimizer
-// of that name lr-AdamW-1; with several groups lr-AdamW/<name of the group>, or /pg1, /pg2, ... where it has none. The
-// weight decay has the same name with -weight_decay. Lightning's names. Throws UsageError for an unknown interval.
+// Logs the learning rate of every parameter group, as the step or the epoch uses it, by the names that Lightning gives:
+//   lr-AdamW               by the optimizer, or the name of its schedule (LRSchedulerConfig::name), if it has one
+//   lr-AdamW-1             the second optimizer of that name
+//   lr-AdamW/backbone      one of several groups, by its name, or by its number: lr-AdamW/pg1, lr-AdamW/pg2, ...
+//   lr-AdamW-weight_decay  the weight decay
+// Throws UsageError for an unknown interval.
 class LearningRateMonitor final : public Callback {
  public:
   using Options = LearningRateMonitorOptions;

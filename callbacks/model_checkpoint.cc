@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <iterator>
 #include <limits>
@@ -13,6 +15,8 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/names.h"
+#include "fulgur/callbacks/monitored.h"
+#include "fulgur/checkpoint/file_system.h"
 
 namespace fulgur {
 namespace {
@@ -91,6 +95,18 @@ void check_filename(const std::string& pattern) {
                   pattern));
 }
 
+// Throws UsageError before training starts instead of CheckpointError at the first save.
+void make_writable(const fs::path& dirpath) {
+  try {
+    make_folders(dirpath);
+  } catch (const CheckpointError& error) {
+    throw UsageError(fmt::format("ModelCheckpoint: dirpath: {}", error.what()));
+  }
+  if (::access(dirpath.c_str(), W_OK) == 0) return;
+  throw UsageError(fmt::format("ModelCheckpoint: dirpath: no file can be written into '{}': {}", dirpath.string(),
+                               std::generic_category().message(errno)));
+}
+
 }  // namespace
 
 void ModelCheckpointOptions::describe(FieldVisitor& visit) {
@@ -139,13 +155,17 @@ std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(Options options) {
 void ModelCheckpoint::setup(TrainerControl& trainer, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) return;
   folder_ = folder(trainer);
+  if (!options_.dirpath.empty() && trainer.is_global_zero()) make_writable(folder_);
   saved_.clear();
   validated_ = just_validated_ = due_ = is_over_ = has_warned_of_nan_ = false;
   last_step_ = scored_step_ = validated_step_ = epoch_ = -1;
   validated_metrics_.clear();
 }
 
-void ModelCheckpoint::on_train_start(TrainerControl& trainer) { batch_ended_at_ = trainer.state().global_step; }
+void ModelCheckpoint::on_train_start(TrainerControl& trainer) {
+  batch_ended_at_ = trainer.state().global_step;
+  if (options_.save_top_k != 0) warn_if_never_validated(trainer, "ModelCheckpoint", options_.monitor);
+}
 
 void ModelCheckpoint::on_train_epoch_start(TrainerControl& trainer) { epoch_ = trainer.state().epoch; }
 
@@ -343,7 +363,7 @@ double ModelCheckpoint::score_of(TrainerControl& trainer, const Metrics& metrics
   if (options_.monitor.empty()) return kNan;
   const auto metric = metrics.find(options_.monitor);
   if (metric == metrics.end()) {
-    throw SetupError("ModelCheckpoint: " + unknown_name_message("monitor", options_.monitor, names_of(metrics)));
+    throw_unknown_monitor(trainer, "ModelCheckpoint", options_.monitor, metrics);
   }
   const double score = trainer.from_rank_zero(metric->second);
   const bool is_logged = scored_step_ < 0 && trainer.metrics().callback_metrics().contains(options_.monitor);

@@ -33,11 +33,11 @@ struct ModelCheckpointOptions {
 // checkpoints, and also the newest. A checkpoint is a folder (checkpoint/checkpoint_writer.h); the link `last` points
 // to the newest one and, with a monitor, `best` to the best. Where several callbacks share a folder, the first one
 // with a monitor sets `best`, and those that save whole states set `last`.
-//   A score belongs to the weights that it was measured on: name and score are determined once the validation that is
-// due after the same step has run. At a step without a validation the metrics of validations are NaN, as score and in
-// names. A checkpoint whose score is NaN is kept only while it is the newest. (A validation within an accumulation
-// window scores the step at the end of the window.) A monitor that is measured as NaN makes no checkpoint the best; the
-// warning is given once. Of equal checkpoints the older one is the better.
+//   A score belongs to the weights that it was measured on: name and score are determined after the validation, if any,
+// that follows the same step. At a step without a validation the metrics of validations are NaN, both as the score and
+// in names. A checkpoint whose score is NaN is kept only while it is the newest. (A validation within an accumulation
+// window scores the step at the end of the window.) If the monitor is NaN, no checkpoint becomes the best by it, and
+// one warning is logged. Of two checkpoints with equal scores the older one counts as better.
 //   An older checkpoint is removed once a newer one is complete, but never the one that TrainerOptions::ckpt_path
 // names, nor one outside folder().
 // Errors: the constructor throws UsageError for options that cannot be used. The names of metrics are known only once

@@ -21,12 +21,13 @@ struct ThroughputMonitorOptions {
   void describe(FieldVisitor& visit);
 };
 
-// Logs how fast training is, over all ranks. Each rank multiplies its own counts by the number of ranks:
+// Logs how fast training is, from the second batch of a fit on, with the metrics of each step. Counts are those of this
+// rank times the number of ranks; nothing is exchanged.
 //   train/batches_per_sec, train/samples_per_sec, train/items_per_sec, train/flops_per_sec
 //   train/mfu        the part of the ranks' peak_flops that the model uses (PaLM, arXiv:2204.02311, appendix B)
 //   train/data_wait  the part of the time in which the step waits for its batch
-// with every step from the second one on. The time of validations is left out. An accelerator runs behind the host: the
-// rates are right as means over a window, not for a single step.
+// Rates are means over the last window_size batches, without the time of validations. An accelerator runs
+// asynchronously, so that a rate is right as a mean over a window, but not for a single step.
 // Errors: the constructor throws UsageError for numbers out of range. A num_samples that is unset needs batches whose
 // size is known (Batch::batch_size).
 class ThroughputMonitor final : public Callback {

@@ -80,9 +80,9 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
   if (!unused.empty()) {
     std::vector<std::string> unexpected;
     for (const auto& [name, tensor] : unused) unexpected.push_back(name);
-    what += fmt::format("; it has {}, which {} has not", listed(std::move(unexpected)), type);
+    what += fmt::format("; it has {}, which {} lacks", listed(std::move(unexpected)), type);
   }
-  const std::string message = fmt::format("{} is not of this {}{}", source, type, what);
+  const std::string message = fmt::format("{} does not match {}{}", source, type, what);
   if (!what.empty() && strict)
     throw CheckpointError(message + "; to load what there is, set ckpt_strict (of load_weights: strict) to false");
   if (!what.empty()) log_warning("{}", message);

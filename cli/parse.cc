@@ -198,6 +198,9 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   config.check(asked.problems);
   throw_if_any(asked.problems);
   parsed.config = config.to_toml();
+  for (const Config::Option& option : config.options()) {
+    if (!option.is_default()) parsed.set.push_back(option.path);
+  }
   if (!asked.prints_config) return parsed;
   std::fputs(parsed.config.c_str(), stdout);
   return std::nullopt;

@@ -25,6 +25,7 @@ struct ProgramDescription {
 struct ParsedCommandLine {
   std::string subcommand{};  // the first one if none was given; empty if there are none
   std::string config{};      // all options as a TOML file
+  std::vector<std::string> set{};  // paths of the options that are not left at their defaults: "data.batch_size", "seed"
 };
 
 // Sets a program's options as parse_flags says. nullopt: what was asked for, such as help, is printed, and nothing is

@@ -133,7 +133,7 @@ class Command {
     const bool prints = trainer.is_global_zero() && !options_.barebones && !is_quiet_;
     if (prints) print_result(trainer, trainer.state().global_step - files->first_step(), time.count());
     program_.after_fit(trainer);
-    if (prints) print_next(trainer, module.hooks());
+    if (prints) print_next(trainer, module.hooks(), files->config_file());
   }
 
   void validate() {
@@ -247,7 +247,8 @@ class Command {
           static_cast<double>(samples) / seconds, static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
   }
 
-  void print_next(const Trainer& trainer, const OverriddenHooks& hooks) const {
+  // The weights come from the checkpoint, with the options of the model; data and seed from the run's config.
+  void print_next(const Trainer& trainer, const OverriddenHooks& hooks, const std::filesystem::path& config) const {
     for (const auto& callback : trainer.options().callbacks) {
       const auto* checkpoint = dynamic_cast<const ModelCheckpoint*>(callback.get());
       if (checkpoint == nullptr || checkpoint->best_model_path().empty()) continue;
@@ -255,8 +256,14 @@ class Command {
       print("checkpoint: {}\n", path.string());
       const std::string_view command = hooks.test_step ? "test" : hooks.validation_step ? "validate" : "";
       if (command.empty()) return;
-      const std::string option = "--ckpt_path=" + short_path(path).string();
-      return print("next: {} {} {}\n", how_to_call(program_path_), command, in_shell(option));
+      const auto chooses_data = [](const std::string& name) { return name == "seed" || name.starts_with("data."); };
+      std::string next = fmt::format("next: {} {}", how_to_call(program_path_), command);
+      const auto add = [&](const char* option, const std::filesystem::path& value) {
+        next += " " + in_shell(option + short_path(value).string());
+      };
+      if (std::ranges::any_of(parsed_.set, chooses_data) && !config.empty()) add("--config=", config);
+      add("--ckpt_path=", path);
+      return print("{}\n", next);
     }
   }
 
@@ -282,8 +289,8 @@ std::filesystem::path checkpoint_for(std::string_view command, const TrainerOpti
     if (saving != nullptr && !saving->dirpath().empty()) folders.push_back(saving->dirpath());
   }
   if (options.name.empty()) {
-    folders.push_back(named_run_dir(options.default_root_dir, std::string(kLatestRun)) / "checkpoints");
-    for (const auto& run : run_dirs(options.default_root_dir)) folders.push_back(run / "checkpoints");
+    for (auto& folder : checkpoint_folders_of_runs(options.default_root_dir)) folders.push_back(std::move(folder));
+    folders.push_back(named_run_dir(options.default_root_dir, std::string(kLatestRun)).parent_path());
   } else {
     folders.push_back(named_run_dir(options.default_root_dir, options.name) / "checkpoints");
   }

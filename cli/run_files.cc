@@ -47,18 +47,20 @@ std::vector<std::string> changes(const std::map<std::string, std::string>& befor
   return found;
 }
 
-void write_config(const fs::path& folder, const std::string& config) {
+// Returns the file that has the options.
+fs::path write_config(const fs::path& folder, const std::string& config) {
   const fs::path last = last_numbered(folder, "config", ".toml"), next = next_numbered(folder, "config", ".toml");
   write_new_file(next, config);
-  if (last.empty()) return;
+  if (last.empty()) return next;
   std::vector<std::string> problems;  // cannot occur: this class has written both files
   const auto changed = changes(read_toml_values(last, problems), read_toml_values(next, problems));
   if (changed.empty()) {
     fs::remove(next);
-    return;
+    return last;
   }
   log_info("this run has other options than the last one in its folder ({} has them all): {}", next.filename().string(),
            fmt::join(changed, ", "));
+  return next;
 }
 
 }  // namespace
@@ -70,7 +72,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
   copy_output_to((folder / log).string());
   if (!trainer.is_global_zero()) return;
   if (!is_quiet_) std::cout << fmt::format("{}\n", short_path(folder).string()) << std::flush;
-  write_config(folder, config_);
+  config_file_ = write_config(folder, config_);
 
   const std::string memory = trainer.memory_summary();
   const auto num_steps = trainer.state().estimated_stepping_batches;

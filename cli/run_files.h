@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -29,11 +30,13 @@ class RunFiles final : public Callback {
   void on_fit_start(TrainerControl& trainer) override;
 
   int64_t first_step() const { return first_step_; }  // optimizer steps before this fit; 0 before it starts
+  const std::filesystem::path& config_file() const { return config_file_; }  // empty before fit starts, and on other ranks
 
  private:
   std::string config_, command_line_;
   bool is_quiet_;
   int64_t first_step_ = 0;
+  std::filesystem::path config_file_;
 };
 
 }  // namespace fulgur

@@ -26,8 +26,8 @@ class Batch {
   Batch(std::initializer_list<Entry> entries);  // throws c10::ValueError for a duplicate name
   explicit Batch(std::vector<Entry> entries);   // throws c10::ValueError for a duplicate name
 
-  // The same tensors, but `name` is `tensor`: replaced in place, or appended if the name is new. Throws
-  // c10::ValueError if the tensor is undefined.
+  // Returns a copy of the batch in which the tensor called `name` is `tensor`: in its old place, or appended if the
+  // name is new. Throws c10::ValueError if the tensor is undefined.
   Batch with(std::string_view name, at::Tensor tensor) const;
 
   // Throws c10::IndexError that lists the names and the nearest one.

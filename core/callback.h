@@ -30,7 +30,7 @@ struct SaveOptions {
   std::vector<std::string> links{};  // links next to the folder, such as "last", that point to the complete checkpoint
 };
 
-// What a callback may read of a run and request from it, until its teardown returns.
+// What a callback can read from a run and request from it. Valid until the callback's teardown() returns.
 class TrainerControl {
  public:
   virtual ~TrainerControl() = default;
@@ -39,9 +39,9 @@ class TrainerControl {
   virtual MetricLog& metrics() = 0;  // read all metrics, log further ones
   virtual Module& module() = 0;
 
-  // Send a record to the loggers, on the global rank 0. In hooks of a training batch only at the steps whose metrics
-  // are logged (log_every_n_steps), as the step's metrics are, and once for each name; not in a sanity check, and never
-  // in barebones mode. Errors: core/record.h.
+  // Sends a histogram, a text or an image to the loggers of global rank 0. Within a training batch it is sent only if
+  // the metrics of that step are logged (log_every_n_steps); of several records with one name the last one is sent.
+  // Nothing is sent during the sanity check or in barebones mode. Errors: core/record.h.
   void log_histogram(std::string_view name, const at::Tensor& values);
   void log_text(std::string_view name, std::string text);
   void log_image(std::string_view name, const at::Tensor& pixels);
@@ -59,18 +59,19 @@ class TrainerControl {
   // optimizer or group, or if the factor is not above 0 and finite.
   virtual void scale_lr(size_t optimizer, size_t group, double factor) = 0;
 
-  // Lets training go back to the newest checkpoint of this run that a run can resume from, or to the one that this run
-  // has resumed from. Every rank calls it, in a hook of training, in accepts_update() or in on_validation_end; returns
-  // false if there is no such checkpoint. When the batch, the validation or the epoch has ended with its hooks,
-  // weights, buffers, optimizer state, loss scale and averaged weights are loaded, with the states of callbacks that
-  // average weights and what the Module keeps in checkpoints; pending gradients are dropped. Everything else continues:
-  // learning rates, weight decay, schedules, counters, data, requires_grad and other callbacks. It is as if the batches
-  // since the checkpoint had been left out. A run that was interrupted meanwhile may go back to the checkpoint that it
-  // was interrupted with. Throws UsageError outside of fit. Loading throws CheckpointError if the checkpoint does not
-  // fit, for example because a parameter group was added since.
+  // Requests that training go back to the newest checkpoint of this run that a run can resume from, or to the one that
+  // this run has resumed from. Every rank calls it, in a hook of training, in accepts_update() or in on_validation_end;
+  // returns false if there is no such checkpoint. The checkpoint is loaded after the batch, the validation or the epoch
+  // has ended with its hooks: weights, buffers, optimizer state, loss scale, averaged weights with the states of the
+  // callbacks that average them, and what the Module keeps in checkpoints. Pending gradients are dropped. Everything
+  // else continues as if the batches since the checkpoint had been skipped: learning rates, weight decay, schedules,
+  // counters, data, requires_grad and other callbacks. A run that was interrupted may go back less far than one that
+  // was not: to the checkpoint that was saved at the interruption. Throws UsageError outside of fit. Loading throws
+  // CheckpointError if the checkpoint does not fit, for example because a parameter group was added since.
   virtual bool roll_back() = 0;
 
-  // Strategy::average_weights, for a callback that averages_weights(). Every rank calls it, between steps.
+  // Adds the parameters to a running average: average += share * (parameters - average); the first call copies the
+  // parameters. For a callback with averages_weights(). Every rank calls it, between steps.
   virtual void average_weights(double share) = 0;
 
   // Calls `body` while the module's parameters are those that validations and checkpoints take. Hooks of validations
@@ -83,7 +84,9 @@ class TrainerControl {
   // gathers them twice. Training is not changed by it. If `body` throws, the parameters stay as `body` saw them.
   void with_evaluated_weights(const std::function<void()>& body);
 
-  // Strategy::show_evaluated: with_evaluated_weights() calls it before and after `body`.
+  // If `shown`, gives the parameters the values that validations and checkpoints take, otherwise the values that
+  // training reads. Returns whether the former were shown before. Prefer with_evaluated_weights(), which calls it
+  // twice.
   virtual bool show_evaluated(bool shown) = 0;
 
   virtual int64_t global_rank() const = 0;  // rank of this process over all machines
@@ -116,9 +119,9 @@ class TrainerControl {
   // CheckpointError.
   virtual void save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options = {}) = 0;
 
-  // `wanted`, or, if that path exists or is about to be written, `wanted` with -v1, -v2, ... appended. Every rank
-  // calls it, and gets the answer of rank 0. Throws CheckpointError where save_checkpoint would, because the ranks are
-  // ending.
+  // Returns `wanted`, or, if that path exists or is about to be written, `wanted` with -v1, -v2, ... appended. Every
+  // rank calls it and gets rank 0's answer. Throws CheckpointError, as save_checkpoint() does, after a run of several
+  // ranks has failed, because its ranks can no longer save together.
   virtual std::filesystem::path free_checkpoint_path(const std::filesystem::path& wanted) = 0;
 
   // Returns rank 0's `value` on every rank; every rank calls it. For a value that decides whether all ranks do
@@ -221,24 +224,26 @@ class Callback {
   virtual void on_predict_epoch_end(TrainerControl&) {}
   virtual void on_predict_end(TrainerControl&) {}
 
-  // For loggers: the values of one step (every log_every_n_steps) or of an epoch that ended. `step` counts from 0 the
-  // training batches that ended in an optimizer step.
+  // For loggers: the metrics of one step (every log_every_n_steps) or of an epoch that ended. `step` is the 0-based
+  // number of the last training batch that ended in an optimizer step; for a step of a validation or a test it is the
+  // number of the batch, counted over all passes. A metric named "step" replaces it.
   virtual void on_metrics(TrainerControl&, const Metrics&, int64_t /*step*/) {}
 
   // For loggers: values that are not numbers. A logger ignores the kinds that it cannot show. The hyper-parameters of
-  // the Module come after on_fit_start, if it has any, also in a run that resumes. `step` counts as in on_metrics().
+  // the Module come after on_fit_start, if it has any, also in a run that resumes. `step` is the 0-based number of the
+  // last training batch that ended in an optimizer step.
   virtual void on_record(TrainerControl&, const Record&, int64_t /*step*/) {}
 
-  // A checkpoint is complete and on disk. Of an async save, the ranks learn at different steps: make no collective
-  // call.
+  // Called when a checkpoint is complete and on disk. After an async save the ranks notice this at different steps, so
+  // that this hook must make no collective call.
   virtual void on_checkpoint_saved(TrainerControl&, const std::filesystem::path& /*folder*/) {}
 
-  // The state that a checkpoint keeps for a run that resumes; load_state is called after setup, before on_fit_start.
-  // Also, a validation that a signal cuts short is undone in the middle of fit by load_state, with what state()
-  // returned before it. For a callback that runs on every rank, the state of rank 0 is kept for all ranks.
-  //   A checkpoint finds the state of each callback by its type and its state_key(), which tells it from the others of
-  // its type: for example changed_fields(options_) (base/describe.h), "monitor=val_loss". Two callbacks of one type
-  // that both have state need different keys. If there is only one of a type, before and now, the key may change.
+  // The state that a checkpoint keeps of this callback; a run that resumes calls load_state() after setup, before
+  // on_fit_start. fit also calls state() before a validation, and load_state() with the result if a signal stops that
+  // validation or it throws. For a callback that runs on every rank, the state of rank 0 is kept for all ranks.
+  //   A checkpoint finds the state by the callback's type and its state_key(): for example changed_fields(options_)
+  // (base/describe.h), "monitor=val_loss". Callbacks of one type that have state need different keys. If the type
+  // occurs once, in the checkpoint and in the run that resumes, its key may change.
   virtual std::string state_key() const { return {}; }
   virtual State state() const { return {}; }
   virtual void load_state(const State&) {}

@@ -41,8 +41,8 @@ class Loader {
   virtual std::optional<int64_t> num_batches() const = 0;
 
   // Where in the epoch the next batch begins. A checkpoint keeps it for each rank, and a run that resumes calls go_to()
-  // just after begin_epoch(), so that next() yields what it would have yielded. A run on another number of ranks hands
-  // the position of rank 0 to all: a position counts what all ranks have consumed together, or go_to() throws.
+  // just after begin_epoch(), so that next() continues there. If the number of ranks has changed, every rank gets the
+  // position of rank 0: a position must therefore count what all ranks together have consumed, or go_to() must throw.
   // The default, an empty position, means that it is not known: a run that resumes then calls next() for each batch
   // that is already consumed, instead of go_to().
   virtual State position() const { return {}; }

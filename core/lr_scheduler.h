@@ -19,7 +19,8 @@ class LRScheduler {
   // The learning rate of a group that began with `initial_lr`, after `step` (>= 0) steps of the schedule.
   virtual double lr(double initial_lr, int64_t step) const = 0;
 
-  // Plateau only: takes the monitored metric, once before each step of the schedule.
+  // True for a schedule that follows a metric, such as ReduceLROnPlateau: observe() then gets the value of
+  // LRSchedulerConfig::monitor, once before each step of the schedule.
   virtual bool needs_metric() const { return false; }
   virtual void observe(double /*metric*/) {}
 
@@ -35,7 +36,7 @@ struct LRSchedulerConfig {
   int64_t frequency = 1;           // steps once every `frequency` intervals
   std::string monitor{};           // the logged metric for a scheduler that needs one
   bool strict = true;              // if the monitor was not logged: true: an error; false: a warning, and no step
-  std::string name{};              // for logs
+  std::string name{};              // name of the learning rate for LearningRateMonitor; empty: lr-<optimizer>
 };
 
 // Throws UsageError: no scheduler, an unknown interval, a frequency below 1, or no monitor for a scheduler that needs

@@ -436,7 +436,7 @@ LogOptions MetricLog::resolve(std::string_view name, LogOptions options) const {
                     "', {.on_step = true}) was called in ", hook_->name,
                     ", where there is no step; leave on_step out, or set it to false");
   TORCH_CHECK_VALUE(*options.on_step || *options.on_epoch, "log('", name,
-                    "') has on_step and on_epoch false, so that nobody would see it; set one of them");
+                    "') has on_step and on_epoch false, so that the value would go nowhere; set one of them");
   return options;
 }
 

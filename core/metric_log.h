@@ -74,11 +74,11 @@ class MetricLog {
   // the next run must not count their samples.
   void reset_metrics();
 
-  // For replicas of a module, each of which runs a part of the batch in a thread of its own and logs into a MetricLog
-  // of its own. begin_part clears that log and gives it the hook of `whole`; add_parts adds the logs to this one, in
-  // the given order, as if the whole batch had been logged: means, also of on_step, weighted by batch_size, sums
-  // summed, and a Metric over the states of all replicas that ever logged that name. `part` of the batch is borrowed
-  // until then.
+  // For the replicas of strategy dp, each of which runs a part of the batch in its own thread and logs into its own
+  // MetricLog. begin_part() clears such a log, gives it the hook of `whole`, and borrows `part`, the replica's part of
+  // the batch, until add_parts(). add_parts() adds the logs to this one, in the given order, as if the whole batch had
+  // been logged here: means, also of on_step, weighted by batch_size, sums added up, and a Metric computed over the
+  // states of all replicas that have logged it.
   void begin_part(const MetricLog& whole, const Batch& part);
   void add_parts(std::span<const MetricLog* const> parts);
 
@@ -93,8 +93,8 @@ class MetricLog {
   const Metrics& logged_metrics() const { return logged_metrics_; }  // the last value of each name that loggers got
   const Metrics& epoch_metrics() const { return epoch_metrics_; }    // reduced since begin_epoch() of any stage
 
-  // Whether callback_metrics() has a value of `name` that is in epoch_metrics(): under this name, or, if it is logged
-  // with on_step too, with the suffix _epoch.
+  // Whether the value that callback_metrics() has for `name` was reduced over an epoch, not only logged at a step:
+  // epoch_metrics() then has it under this name or, if it is logged with on_step too, with the suffix _epoch.
   bool was_reduced(std::string_view name) const;
 
  private:

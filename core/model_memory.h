@@ -11,7 +11,7 @@ namespace fulgur {
 // Bytes that a rank keeps from step to step, without activations.
 struct ModelMemory {
   int64_t parameters = 0;                      // with frozen parameters
-  int64_t gradients = 0;                       // at the end of an accumulation window, or between its micro-batches
+  int64_t gradients = 0;                       // waiting for the update, plus sums waiting for further micro-batches
   std::optional<int64_t> optimizer_state = 0;  // with fp32 masters of 16-bit parameters; unset: not known
   int64_t copies = 0;                          // copies of parameters for updates, and their average
   int64_t buckets = 0;                         // for gradients in transit; 0 if gradients stay in the buckets

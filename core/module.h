@@ -23,7 +23,7 @@
 
 namespace fulgur {
 
-// Which hooks a Module type overrides, of those that the course of a run depends on. overridden_hooks<T>()
+// Tells, for each hook that changes the course of a run, whether a Module type overrides it. overridden_hooks<T>()
 // (core/overridden_hooks.h) finds out at compile time.
 struct OverriddenHooks {
   bool training_step = false;
@@ -61,8 +61,8 @@ struct RunAccess {
 // Threading: strategies call the steps, one thread per replica; all other hooks run on the training thread.
 class Module : public torch::nn::Module {
  public:
-  virtual void prepare_data() {}  // download, unpack: once per machine
-  virtual void setup(EntryPoint) {}
+  virtual void prepare_data() {}     // download, unpack: once per machine
+  virtual void setup(EntryPoint) {}  // runs on every rank, after prepare_data() and before configure_model()
   virtual void configure_model() {}  // builds what is too big for the constructor; every entry point calls it
   virtual Optimizers configure_optimizers();
 
@@ -138,6 +138,8 @@ class Module : public torch::nn::Module {
   virtual void on_predict_start() {}
   virtual void on_predict_epoch_start() {}
   virtual void on_predict_batch_start(const Batch&, int64_t /*batch_idx*/) {}
+  // Returns the predictions, tensors by name, whose dim 0 counts samples. Trainer::predict copies them to the CPU and
+  // returns them.
   virtual Batch predict_step(const Batch& batch, int64_t batch_idx);
   virtual void on_predict_batch_end(const Batch& /*prediction*/, const Batch&, int64_t /*batch_idx*/) {}
   virtual void on_predict_epoch_end() {}

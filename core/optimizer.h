@@ -27,6 +27,7 @@ struct ParamGroup {
   std::string name{};  // what logs and messages call the group, such as "biases"; may be empty
 };
 
+// Returns one group with these parameters and the optimizer's default learning rate and weight decay.
 std::vector<ParamGroup> one_group(std::vector<at::Tensor> params);
 
 // Changes to the gradients that are made within the update, which saves a separate pass.
@@ -82,11 +83,11 @@ class Optimizer {
   // True for optimizers that derive from optim::ElementWiseOptimizer, and for no others: the update of an element
   // depends only on its own gradient and state, so that it may run on any slice of a parameter. An optimizer that needs
   // whole tensors, for example for norms, is refused where parameters are sharded.
-  virtual bool element_wise() const { return false; }
+  virtual bool is_element_wise() const { return false; }
 
   // How many numbers of state the optimizer keeps for each element of a parameter, in fp32 (fp64 for fp64 parameters);
   // nullopt: not known.
-  virtual std::optional<int64_t> state_numbers() const { return std::nullopt; }
+  virtual std::optional<int64_t> num_state_values() const { return std::nullopt; }
 
   // The state of one parameter: the memory itself, in tensors of the parameter's shape and strides.
   // load_parameter_state copies such a state; throws CheckpointError if it belongs to another optimizer.
@@ -153,7 +154,8 @@ class Optimizers {
     size_t optimizer;
     LRSchedulerConfig config;
   };
-  std::vector<Scheduled> take_schedulers() { return std::exchange(schedulers_, {}); }
+  std::vector<Scheduled>& schedulers() { return schedulers_; }
+  const std::vector<Scheduled>& schedulers() const { return schedulers_; }
 
  private:
   std::vector<std::unique_ptr<Optimizer>> list_;

@@ -17,8 +17,8 @@ inline constexpr std::string_view kReadyGradients = "ReadyGradients";
 void set_ready_gradients(const at::Tensor& loss, const std::vector<at::Tensor>& parameters,
                          std::vector<at::Tensor> gradients);
 
-// The gradient itself if it can be the parameter's, with its layout and memory of its own, to which there is no other
-// handle than this one; otherwise such a copy.
+// Returns `gradient` itself if autograd may keep it as the parameter's gradient: it has the parameter's sizes and
+// strides, fills its storage, and no other handle or tensor shares it. Otherwise returns a copy in that layout.
 at::Tensor fit_for_parameter(const at::Tensor& gradient, const at::Tensor& parameter);
 
 // Calls loss.backward(). For a loss with ready gradients and no hooks, bypasses autograd's engine, which costs more

@@ -29,11 +29,13 @@ struct RunState {
   int64_t global_step = 0;           // optimizer steps completed
   int64_t batch_idx = 0;             // within the epoch of the running stage
   int64_t dataloader_idx = 0;        // 0-based, of the evaluation loaders
-  int64_t batches_that_stepped = 0;  // training batches that ended in an optimizer step: the x axis of metrics
+  int64_t batches_that_stepped = 0;  // training batches that ended in an optimizer step (in manual optimisation: all
+                                     // training batches): the x axis of metrics
   bool is_last_batch = false;        // the running batch is the last of the training epoch
 
-  // In on_train_epoch_end: a run that resumes begins the next epoch. False where a bound of fit, or a request to stop,
-  // has cut the epoch, and the run resumes within it.
+  // For on_train_epoch_end: true if the epoch has run to its end, or its rest was skipped, so that a run that resumes
+  // begins with the next epoch; false if a bound of fit, or a requested stop, has cut it short, so that such a run
+  // resumes within it.
   bool epoch_is_complete = false;
 
   std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown

@@ -13,17 +13,18 @@
 
 namespace fulgur {
 
-// Thrown by what the host would have to do again in each step, such as updating a metric; what() says it.
+// Thrown while a step is being recorded, by a function that the host would have to repeat at each replay, such as the
+// update of a metric. what() says which one.
 struct NotRecordable : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// While it exists, a training step of this thread is being recorded as a CUDA graph, whose replays run the kernels of
-// the step but no code of the host. What the host may as well do after each replay is noted here, such as logging a
-// tensor that the replay has written. Functions of Module and Metric that it would have to call within the step throw
-// NotRecordable; what else a step does on the host nobody notices. In a rehearsal nothing is recorded: the step runs as
-// usual, and the first such function is noted. Threading: threads of backward may call while the one that has made it
-// waits for them.
+// While an object exists, the training step of its thread is being recorded as a CUDA graph. A replay launches the
+// kernels of the step and runs no code of the host. Host work that can follow each replay, such as logging a tensor
+// that the replay has written, is registered by after_each_replay(). Functions of Module and Metric that would have to
+// run within the step throw NotRecordable; any other host code is silently left out of replays. A rehearsal records
+// nothing: the step runs as usual, and refusal() is the first reason for which a recording would throw. Threading: the
+// threads of the step's backward may call members, too.
 class StepRecording {
  public:
   enum class Kind { recording, rehearsal };

@@ -17,8 +17,8 @@ namespace fulgur {
 // Datasets derived from other datasets. They read samples on demand, except where a comment says otherwise.
 using DatasetPtr = std::shared_ptr<const Dataset>;
 
-// Passes each sample through `change`: for augmentation, for example. Several threads may call `change` at once. No
-// digest can know what a function does, so that neither a position nor cache_on_disk notices another `change`.
+// Passes each sample through `change`, for augmentation, for example. Several threads may call `change` at once. The
+// digest cannot cover a function: a run that resumes, or cache_on_disk(), does not notice that `change` is another one.
 //   auto flipped = map_samples(photos, [](const Batch& sample, Random& random) {
 //     return random.chance(0.5) ? sample.with("image", sample["image"].flip(-1)) : sample;
 //   });

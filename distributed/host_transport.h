@@ -12,8 +12,8 @@
 
 namespace fulgur {
 
-// An all_reduce that was started; nothing runs until finish(), which sums, on the calling thread, what the other ranks
-// have sent: for few bytes, waking threads is what costs time.
+// An all_reduce of few bytes that was started. The start may already send this rank's tensor. finish() waits for the
+// tensors of the other ranks and sums on the calling thread: waking another thread would take longer than the sum.
 class SmallAllReduce {
  public:
   virtual ~SmallAllReduce() = default;

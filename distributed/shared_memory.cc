@@ -274,7 +274,7 @@ bool SharedMemory::map(int descriptor, size_t num_bytes, const std::vector<Chann
 void SharedMemory::abort() { std::atomic_ref(reinterpret_cast<Header*>(memory_)->aborted).store(1); }
 
 std::optional<std::string> SharedMemory::trouble(Clock::time_point deadline) const {
-  if (load(reinterpret_cast<Header*>(memory_)->aborted) != 0) return "a rank has given up";
+  if (load(reinterpret_cast<Header*>(memory_)->aborted) != 0) return "a rank has aborted";
   std::vector<pollfd> processes = processes_;  // a copy, as several threads may wait
   if (::poll(processes.data(), processes.size(), 0) > 0) {
     const auto ended = std::ranges::find_if(processes, [](const pollfd& process) { return process.revents != 0; });

@@ -35,7 +35,7 @@ using ConnectTransport = std::function<Connection(const GroupConfig& group)>;
 // Every transport, in the order in which they are tried: fulgur's own, and those that were added. To add a transport,
 // write a pair of files and either add a line in transports.cc, or call add_transport() in an optional target.
 std::vector<ConnectTransport> transports();
-void add_transport(ConnectTransport transport);  // call it before main()
+void add_transport(ConnectTransport transport);  // call it from the initializer of a static object, before main()
 
 // Connects by the first transport that applies. Throws UsageError if none does.
 Connection connect(const GroupConfig& group, const std::vector<ConnectTransport>& transports);

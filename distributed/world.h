@@ -49,11 +49,11 @@ class World {
   Collective& data();
   Collective& control();
 
-  // The ranks in groups of consecutive ones, with a group of their own for each exchange between them.
+  // The ranks, divided into groups of consecutive ranks, as this rank sees them.
   struct Groups {
-    // The ranks of this rank's group.
+    // This rank's group.
     std::shared_ptr<Collective> within;
-    // The ranks that have this rank's place in their groups, in the order of groups.
+    // The ranks that have the same position in their groups as this rank, in the order of the groups.
     std::shared_ptr<Collective> across;
   };
 

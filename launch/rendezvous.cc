@@ -73,7 +73,7 @@ class Meeting {
       return environment_.store_prefix.empty() ? join(store, [] {}) : join_this_run(store);
     } catch (const c10::Error&) {
       throw DistributedError(
-          fmt::format("rank {}: rank 0 ended, or gave up, while the ranks met at {}", environment_.rank, place_), 0);
+          fmt::format("rank {}: rank 0 ended or aborted while the ranks joined at {}", environment_.rank, place_), 0);
     }
   }
 
@@ -149,7 +149,7 @@ class Meeting {
     questions.set(question_key(environment_.rank), question);
     questions.add(kNumAsked, 1);
     if (wait_until([&] { return questions.check({key}); })) return questions.get_to_str(key);
-    throw DistributedError(fmt::format("rank {}: of {} ranks, 0 has not come within {:g} s", environment_.rank,
+    throw DistributedError(fmt::format("rank {}: of {} ranks, 0 has not joined within {:g} s", environment_.rank,
                                        environment_.world_size, seconds(timeout_)),
                            0);
   }
@@ -196,7 +196,7 @@ class Meeting {
     }
     if (missing.empty()) return;  // the last one has come since
     throw DistributedError(
-        fmt::format("rank {}: of {} ranks, {} {} not come within {:g} s", environment_.rank, environment_.world_size,
+        fmt::format("rank {}: of {} ranks, {} {} not joined within {:g} s", environment_.rank, environment_.world_size,
                     fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds(timeout_)),
         static_cast<int64_t>(missing.front()));
   }

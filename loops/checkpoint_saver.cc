@@ -90,14 +90,14 @@ void CheckpointSaver::write_requests(FirstError& error) {
 
 void CheckpointSaver::write(const Request& request) {
   const trace::Span span("save checkpoint");
-  if (request.options.async) return write_beside(request);
+  if (request.options.async) return write_in_background(request);
   with_content_(request.options.weights_only, [&](const CheckpointContent& content) {
     write_checkpoint(request.folder, content, group_, request.options.links);
   });
   saved_(request.folder, request.options);
 }
 
-void CheckpointSaver::write_beside(const Request& request) {
+void CheckpointSaver::write_in_background(const Request& request) {
   if (thread_ == nullptr) {
     own_group_ = group_.duplicate();
     thread_ = std::make_unique<JobQueue>();

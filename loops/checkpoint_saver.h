@@ -60,7 +60,7 @@ class CheckpointSaver {
   };
   void write_requests(FirstError& error);
   void write(const Request& request);
-  void write_beside(const Request& request);
+  void write_in_background(const Request& request);
 
   Collective& group_;
   WithContent with_content_;

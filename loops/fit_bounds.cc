@@ -20,7 +20,7 @@ bool FitBounds::should_stop() {
   const bool minimum_reached = state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;
   if (!minimum_reached && !has_logged_minimum_) {
     has_logged_minimum_ = true;
-    log_info("a stop was asked for, but min_epochs = {} and min_steps = {} come first; training goes on",
+    log_info("a stop was requested, but min_epochs = {} and min_steps = {} come first; training continues",
              plan_.min_epochs, plan_.min_steps);
   }
   return minimum_reached;

@@ -22,7 +22,7 @@ void warn_of_frozen_modes(const Module& module) {
   const auto num_eval = std::ranges::count_if(modules, [](const auto& part) { return !part->is_training(); });
   if (num_eval > 0) {
     log_warning(
-        "{} of the {} parts of {} are in eval mode and are trained so; call train() before fit if that is not meant",
+        "{} of the {} modules in {} stay in eval mode during training; call train() before fit if that is not intended",
         num_eval, modules.size(), module.name());
   }
 }
@@ -114,16 +114,27 @@ std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_bat
 
 // Fills in what RunState says about the whole run.
 void FitLoop::write_plan() {
-  const LoopPlan& plan = context_.plan;
+  context_.state.stage = Stage::train;
+  context_.state.max_epochs = context_.plan.max_epochs;
+  estimate_steps(0);
+}
+
+// Estimates the steps of the run from those that are taken, and what is left of this epoch and of the later ones.
+void FitLoop::estimate_steps(int64_t batches_done) {
   RunState& state = context_.state;
-  state.stage = Stage::train;
-  state.max_epochs = plan.max_epochs;
-  if (plan.max_steps >= 0) state.estimated_stepping_batches = plan.max_steps;
-  if (num_train_batches_ && state.max_epochs >= 0) {
-    const int64_t accumulation = context_.accumulate_grad_batches;
-    const int64_t steps = (*num_train_batches_ + accumulation - 1) / accumulation * state.max_epochs;
-    state.estimated_stepping_batches = std::min(steps, state.estimated_stepping_batches.value_or(steps));
+  const int64_t max_steps = context_.plan.max_steps;
+  if (max_steps >= 0) state.estimated_stepping_batches = max_steps;
+  if (!num_train_batches_ || state.max_epochs < 0) return;
+  const auto steps_in = [&](int64_t batches) {
+    return (batches + context_.accumulate_grad_batches - 1) / context_.accumulate_grad_batches;
+  };
+  const int64_t epochs = state.max_epochs - state.epoch;
+  int64_t steps = state.global_step;
+  if (epochs > 0) {
+    steps += steps_in(std::max<int64_t>(*num_train_batches_ - batches_done, 0));
+    steps += (epochs - 1) * steps_in(*num_train_batches_);
   }
+  state.estimated_stepping_batches = max_steps >= 0 ? std::min(steps, max_steps) : steps;
 }
 
 void FitLoop::run(OptimizerSteps& steps) {
@@ -133,6 +144,15 @@ void FitLoop::run(OptimizerSteps& steps) {
   const bool nothing_to_do = num_train_batches_ == 0 || context_.state.max_epochs == 0 || context_.plan.max_steps == 0;
   if (!nothing_to_do) train(steps);
   hooks(hooks::on_fit_end);
+}
+
+void FitLoop::warn_of_nothing_left() const {
+  if (context_.ranks.rank() > 0) return;
+  const RunState& state = context_.state;
+  log_warning(
+      "nothing is left to train: the checkpoint has completed {} epochs and {} steps; raise max_epochs or max_steps to "
+      "train on",
+      state.epoch, state.global_step);
 }
 
 void FitLoop::send_hyper_parameters() {
@@ -162,7 +182,10 @@ void FitLoop::train(OptimizerSteps& steps) {
     run_epoch(steps, bounds);
   }
   context_.saver.set_in_training(false);
-  if (resume_) restore();  // there was nothing left to train
+  if (resume_) {
+    restore();
+    if (bounds.max_epochs_reached() || bounds.max_steps_reached()) warn_of_nothing_left();
+  }
   context_.strategy.drain();
   hooks(hooks::on_train_end);
 }
@@ -226,8 +249,8 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   RunState& run = context_.state;
   run.epoch = progress_.epoch = count_of(state, "epoch");
   if (run.max_epochs >= 0 && run.epoch > run.max_epochs) {
-    throw CheckpointError(c10::str("the checkpoint has ", run.epoch, " epochs behind it, but max_epochs = ",
-                                   run.max_epochs, "; set it to the number of epochs in all"));
+    throw CheckpointError(c10::str("the checkpoint has completed ", run.epoch, " epochs, but max_epochs = ",
+                                   run.max_epochs, "; set max_epochs to the total number of epochs"));
   }
   run.global_step = count_of(state, "global_step");
   run.batches_that_stepped = count_of(state, "batches_that_stepped");
@@ -248,7 +271,9 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
   const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
   const int64_t batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size;
-  LimitedBatches::Consumed consumed = consumed_in(state, {world_size, batch_size}, now);
+  const EpochGrid before{.world_size = world_size, .batch_size = batch_size};
+  LimitedBatches::Consumed consumed = consumed_in(state, before, now);
+  if (before != now) estimate_steps(consumed.batches);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
   progress_.batches_done = consumed.batches;
   progress_.position = consumed.position;

@@ -55,6 +55,8 @@ class FitLoop {
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
+  void estimate_steps(int64_t batches_done);
+  void warn_of_nothing_left() const;
   void send_hyper_parameters();
   void train(OptimizerSteps& steps);
   void run_epoch(OptimizerSteps& steps, FitBounds& bounds);

@@ -13,11 +13,11 @@
 
 namespace fulgur {
 
-// The first batches of one epoch of a loader, at most `limit`; empty() tells, after a batch was taken, whether it was
-// the last. A batch is fetched when it is taken, so that random generators of the loader are in the same state as in a
-// run that resumes from a checkpoint. One batch is fetched ahead if the loader does not know its length, or if a
-// resumed epoch is cut into other batches than at its start. With `lockstep` all ranks have the same number of batches:
-// all end when the first rank ends.
+// The first batches of one epoch of a loader, at most `limit`. After each take(), empty() says whether that batch was
+// the last. A batch is fetched when it is taken, so that the loader's random generators are in the same state as in a
+// run that resumes from a checkpoint. One batch is prefetched if the loader does not know its length, or if the epoch
+// was begun with another batch size or number of ranks than the run that resumes it. With `lockstep` all ranks get the
+// same number of batches: all end when the first one ends.
 class LimitedBatches {
  public:
   // The part of a resumed epoch that is already consumed.

@@ -82,12 +82,10 @@ OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : co
   judges_updates_ = std::ranges::any_of(context.hooks.callbacks(), [](const auto& c) { return c->judges_updates(); });
   if (judges_updates_) check_can_be_judged(module, optimizers);
   if (wants_grad_norm_) check_has_norm(optimizers);
-  std::vector<Optimizers::Scheduled> scheduled = optimizers.take_schedulers();
   context.strategy.setup_optimizers(std::move(optimizers));
   check_accumulation(context.accumulate_grad_batches);
-  for (Optimizers::Scheduled& s : scheduled) {
-    schedules_.emplace_back(std::move(s.config), context.strategy.optimizers()[s.optimizer]);
-  }
+  const Optimizers& all = context.strategy.optimizers();
+  for (const auto& [optimizer, config] : all.schedulers()) schedules_.emplace_back(config, all[optimizer]);
 }
 
 void OptimizerSteps::zero_grad(size_t optimizer) {
@@ -192,8 +190,8 @@ bool OptimizerSteps::update(size_t index, StepRequest request) {
   if (!report) context_.strategy.drain();  // as in every step that is left out: forward reads the weights as they are
   if (report && report->skipped && !is_refused) {
     warn_skipped_(
-        "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: that step was skipped and the "
-        "scale is lowered; now and then that is as it should be, and not told again",
+        "the gradients of epoch {}, batch {} were not finite at a loss scale of {}: the step was skipped and the loss "
+        "scale is reduced; this is normal now and then, and is not logged again",
         context_.state.epoch, context_.state.batch_idx, report->loss_scale);
   }
   context_.state.step_report = std::move(report).value_or(StepReport{.skipped = true});

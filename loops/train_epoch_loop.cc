@@ -145,7 +145,8 @@ void TrainEpochLoop::complete_window() {
   }
 }
 
-// Ends an epoch that was begun with batches of another size, of which a whole one is not left, as its last batch would.
+// Ends an epoch that was begun with another batch size or number of ranks, if what is left of it does not fill a batch:
+// does what follows the last batch of any other epoch.
 void TrainEpochLoop::end_without_batch(bool validates) {
   RunState& state = context_.state;
   progress_.had_last = true;

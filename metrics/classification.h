@@ -22,11 +22,11 @@ struct ClassificationOptions {
   double threshold = 0.5;                 // binary: a score above it is label 1
 };
 
-// How often each class was found (tp), wrongly found (fp) and missed (fn). Memory: 3 * num_classes counts.
-// update(): preds and target as Task says; the extra dimensions are samples too, but valid is over dim 0.
-//   Binary scores of a batch with any outside [0, 1] are logits, and go through a sigmoid first.
-// compute(): 0-dim, or [num_classes] for Average::none. 0/0 is 0. Macro leaves out classes that are neither in target
-// nor found; with top_k > 1, except for F1Score, it leaves out all classes that are not in target.
+// Counts, for each class, true positives (tp), false positives (fp) and false negatives (fn): 3 * num_classes numbers.
+// update(): preds and target as Task says; the extra dimensions are samples too, but `valid` masks dim 0. If a binary
+// score of a batch is outside [0, 1], the scores of the batch are logits, and go through a sigmoid first.
+// compute(): 0-dim, or [num_classes] for Average::none. 0/0 is 0. Macro leaves out classes that occur neither in target
+// nor in preds; with top_k > 1, except for F1Score, it leaves out all classes that do not occur in target.
 namespace internal {
 
 enum class Score { accuracy, precision, recall, f1_score };

@@ -37,8 +37,8 @@ class Perplexity final : public Metric {
 
 namespace internal {
 
-// Insertions, deletions and substitutions that turn preds into target, per part of target; above 1 if preds is much
-// longer. The state lives on the CPU. NaN before the first update().
+// The edit distance (Levenshtein) between preds and target, summed over the texts, divided by the number of words or
+// characters in target; above 1 if preds is much longer. The state lives on the CPU. NaN before the first update().
 class ErrorRate : public Metric {
  public:
   // Each text is one sample. `valid` is read on the CPU.

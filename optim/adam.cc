@@ -14,7 +14,7 @@ void describe_options(Options& options, FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &options.lr);
   visit({.name = "betas", .help = "decay of the means of the gradient and of its square", .min = 0, .max = kBelowOne},
         &options.betas);
-  visit({.name = "eps", .help = "number added to the root of the second mean", .min = 0}, &options.eps);
+  visit({.name = "eps", .help = "number added to the root of the second moment", .min = 0}, &options.eps);
   visit({.name = "weight_decay", .help = "weight decay", .min = 0}, &options.weight_decay);
 }
 

@@ -15,7 +15,7 @@ namespace fulgur::optim {
 struct AdamOptions {
   double lr = 1e-3;
   std::pair<double, double> betas{0.9, 0.999};  // decay of the running means of the gradient and of its square
-  double eps = 1e-8;                            // added to the root of the second mean
+  double eps = 1e-8;                            // added to the root of the second moment
   double weight_decay = 0.0;                    // L2: added to the gradient
   void describe(FieldVisitor& visit);
 };

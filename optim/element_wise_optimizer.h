@@ -79,8 +79,8 @@ class ElementWiseOptimizer : public Optimizer {
   ParameterState parameter_state(size_t group, size_t index) override;
   void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 
-  bool element_wise() const final { return true; }
-  std::optional<int64_t> state_numbers() const final { return static_cast<int64_t>(state_fields_.size()); }
+  bool is_element_wise() const final { return true; }
+  std::optional<int64_t> num_state_values() const final { return static_cast<int64_t>(state_fields_.size()); }
 
   // The numbers that are kept for each element of a parameter.
   const std::vector<StateField>& state_fields() const { return state_fields_; }

@@ -23,7 +23,7 @@ void LAMBOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
   visit({.name = "betas", .help = "decay of the means of the gradient and of its square", .min = 0, .max = kBelowOne},
         &betas);
-  visit({.name = "eps", .help = "number added to the root of the second mean", .min = 0}, &eps);
+  visit({.name = "eps", .help = "number added to the root of the second moment", .min = 0}, &eps);
   visit({.name = "weight_decay", .help = "weight decay", .min = 0}, &weight_decay);
 }
 

@@ -13,7 +13,7 @@ namespace fulgur::optim {
 struct LAMBOptions {
   double lr = 1e-3;
   std::pair<double, double> betas{0.9, 0.999};  // decay of the running means of the gradient and of its square
-  double eps = 1e-6;                            // added to the root of the second mean
+  double eps = 1e-6;                            // added to the root of the second moment
   double weight_decay = 0.0;                    // added to Adam's direction, times the parameter
   void describe(FieldVisitor& visit);
 };
@@ -31,7 +31,7 @@ class LAMB final : public Optimizer {
   explicit LAMB(std::vector<ParamGroup> groups, LAMBOptions options = {});
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
-  std::optional<int64_t> state_numbers() const override { return 2; }
+  std::optional<int64_t> num_state_values() const override { return 2; }
   ParameterState parameter_state(size_t group, size_t index) override;
   void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 

@@ -22,9 +22,9 @@ void LARSOptions::describe(FieldVisitor& visit) {
   visit({.name = "lr", .help = "learning rate", .min = 0}, &lr);
   visit({.name = "momentum", .help = "decay of the running sum of scaled gradients", .min = 0}, &momentum);
   visit({.name = "weight_decay", .help = "L2 penalty, added to the gradient", .min = 0}, &weight_decay);
-  visit({.name = "trust_coefficient", .help = "norm of a step, as a fraction of the tensor's norm", .min = 0},
+  visit({.name = "trust_coefficient", .help = "norm of a step at lr = 1, as a fraction of the tensor's norm", .min = 0},
         &trust_coefficient);
-  visit({.name = "eps", .help = "number added to the norm that is divided by", .min = 0}, &eps);
+  visit({.name = "eps", .help = "number added to the denominator of a gradient's scale", .min = 0}, &eps);
 }
 
 LARS::LARS(std::vector<at::Tensor> params, LARSOptions options) : LARS(one_group(std::move(params)), options) {}

@@ -13,8 +13,8 @@ struct LARSOptions {
   double lr = 0.1;
   double momentum = 0.9;            // decay of the running sum of scaled gradients
   double weight_decay = 0.0;        // L2: added to the gradient
-  double trust_coefficient = 1e-3;  // a tensor's step is about lr times this times its norm
-  double eps = 1e-8;                // added to the norm that is divided by
+  double trust_coefficient = 1e-3;  // a step has about the norm lr * trust_coefficient * the tensor's norm
+  double eps = 1e-8;                // added to the denominator of a gradient's scale
   void describe(FieldVisitor& visit);
 };
 
@@ -30,7 +30,7 @@ class LARS final : public Optimizer {
   explicit LARS(std::vector<ParamGroup> groups, LARSOptions options = {});
   using Optimizer::step;
   void step(const GradientTransform& transform) override;
-  std::optional<int64_t> state_numbers() const override { return 1; }
+  std::optional<int64_t> num_state_values() const override { return 1; }
   ParameterState parameter_state(size_t group, size_t index) override;
   void load_parameter_state(size_t group, size_t index, const ParameterState& state) override;
 

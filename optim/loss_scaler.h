@@ -52,8 +52,9 @@ class LossScaler {
   int64_t growth_tracker_ = 0;
 };
 
-// Whether a gradient contains an infinity or a NaN, by which its norm is one, too; so are fp64 gradients above 1e154.
-// Undefined gradients are left out. Waits for their device.
+// Returns whether an element of a gradient is infinite or NaN. Judges by the joint norm, so that fp64 gradients above
+// about 1e154, whose squares overflow, count as infinite. Undefined gradients are left out. Waits for the gradients'
+// device.
 bool any_non_finite(const std::vector<at::Tensor>& gradients);
 
 }  // namespace fulgur::optim

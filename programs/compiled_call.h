@@ -34,7 +34,7 @@ namespace fulgur::program {
 //   "step"     in train mode, forward and backward of the output "loss" in one call
 //   "forward"  in eval mode, all outputs
 //   "predict"  in eval mode, all outputs but "loss", without the inputs that only the loss needs
-// The results are those of the program's operators but for rounding, and random numbers are others.
+// Results equal those of the program's operators up to rounding; random numbers are drawn differently.
 // Threading: run() of "step" by one thread at a time, of the other calls by any number of threads.
 class CompiledCall {
  public:
@@ -48,8 +48,8 @@ class CompiledCall {
 
   static bool is_in(const std::filesystem::path& file, const ProgramArchive& archive, const std::string& name);
 
-  // Says why the code cannot run on `device` of this machine, for another version of torch, for example, or because
-  // compiled code is not allowed; empty if it can run. The archive must have the code.
+  // Returns the reason why the code cannot run on `device` of this machine, such as another version of torch or
+  // compiled code that is not allowed (base/compiled_code.h); empty if it can run. The archive must have the code.
   static std::string why_not_here(const std::filesystem::path& file, const ProgramArchive& archive,
                                   const std::string& name, c10::Device device);
 

@@ -14,9 +14,10 @@ struct GraphPart {
   std::vector<size_t> outputs;  // the places that the outputs have in the whole graph
 };
 
-// An operator depends on an input also by what is written: if one that depends on it writes to a tensor, so does
-// whatever reads that tensor, or a view of it, later. A size of a left-out input is no dependency if another input has
-// the same symbol as a size; the part reads it there. tools/compile_step.py decides as this function does.
+// Leaves out the operators and the outputs that depend on an input at one of `places`. An operator depends on an input
+// if it reads the input, the result of a dependent operator, or a tensor (or a view of one) to which a dependent
+// operator has written. A size of such an input is no dependency if another input has the same symbol as a size; the
+// part reads it there. tools/compile_step.py decides as this function does.
 GraphPart without_inputs(const ExportedProgram& program, const std::vector<size_t>& places);
 
 }  // namespace fulgur::program

@@ -24,9 +24,10 @@ struct PredictorOptions {
 // (a cache) is for one thread at a time.
 class Predictor {
  public:
-  // A program of torch.export.save(), or a package of AOTInductor, which is native code that loading it runs. Inputs
-  // and outputs are named as by nn::Program. Throws CheckpointError for any other file, or for a package that was
-  // compiled for another kind of machine, and UsageError if the checkpoint does not have the program's weights.
+  // Loads a program of torch.export.save(), or an AOTInductor package. Loading a package runs its native code, so load
+  // it only if you trust its source. Inputs and outputs are named as by nn::Program. Throws CheckpointError for any
+  // other file, or for a package that was compiled for another kind of machine, and UsageError if the checkpoint does
+  // not have the program's weights.
   explicit Predictor(const std::filesystem::path& file, PredictorOptions options = {});
 
   // Runs predict_step of a Module that make_module has made, on a copy of the module with the weights of a checkpoint.

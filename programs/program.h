@@ -79,7 +79,8 @@ class ProgramImpl : public torch::nn::Module, public BatchNormOwner {
   // exported or that one of Python's guards refuses, or another value for a number that was fixed at export.
   Batch forward(const Batch& inputs);
 
-  // The same for a program of one input and one output.
+  // Runs a program of one input and one output, both tensors. Throws as the other forward() does, and c10::ValueError
+  // if the program has more inputs or outputs.
   at::Tensor forward(const at::Tensor& input);
 
   // The names of the inputs that forward() needs, and of its outputs.

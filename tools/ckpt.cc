@@ -49,7 +49,7 @@ void inspect(const fs::path& folder) {
   fmt::print("strategy {} on {} rank{}, precision {}, optimizer {}\n", value_of<std::string>(run, "strategy/name"),
              manifest.world_size, manifest.world_size == 1 ? "" : "s", value_of<std::string>(run, "strategy/precision"),
              value_of<std::string>(run, "strategy/state/optimizers/0/name"));
-  if (!checkpoint.has_optimizer_state()) fmt::print("weights only: no run can go on from it\n");
+  if (!checkpoint.has_optimizer_state()) fmt::print("weights only: no run can resume from it\n");
   fmt::print("\n{:<44} {:>12}  xxh3\n", "file", "size");
   for (const auto& file : manifest.files) {
     fmt::print("{:<44} {:>12}  {:016x}\n", file.name, readable_bytes(file.num_bytes), file.xxh3);

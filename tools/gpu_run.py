@@ -31,7 +31,7 @@ SMALL = ["--n_layer=4", "--n_head=4", "--n_embd=256", "--context=128", "--vocab_
          "--repeats=3", "--warm_up=2"]
 REPEATABLE = ["--deterministic=true"]
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # what its kernels need for the same bits in each run
-STRATEGIES = {  # one process; late updates from the first step on
+STRATEGIES = {  # one process; updates are delayed from the first step on
     "single_device": ["--strategy=single_device"],
     "ddp_sharded": ["--strategy=ddp_sharded"],
     "zero_offload": ["--strategy=zero_offload"],

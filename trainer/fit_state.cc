@@ -98,7 +98,7 @@ void FitState::add_to(CheckpointContent& content) const {
 }
 
 // Learning rates continue as in the checkpoint. Logs so if configure_optimizers has requested others now.
-void FitState::tell_of_learning_rates(const std::vector<double>& asked) const {
+void FitState::log_kept_learning_rates(const std::vector<double>& asked) const {
   size_t next = 0;
   for (const auto& optimizer : context.strategy.optimizers()) {
     const auto follows = [&](const LRSchedule& schedule) { return &schedule.optimizer() == optimizer.get(); };
@@ -122,7 +122,7 @@ void FitState::load(const CheckpointReader& checkpoint) const {
   name_folder_in_errors(checkpoint, [&] {
     const State& run = checkpoint.run();
     load_training(checkpoint);
-    tell_of_learning_rates(asked);
+    log_kept_learning_rates(asked);
     check_num_schedules(run, steps.lr_schedules().size());
     for (size_t i = 0; i < steps.lr_schedules().size(); ++i) {
       steps.lr_schedules()[i].load_state(run.child(fmt::format("lr_schedules/{}", i)));

@@ -35,7 +35,7 @@ struct FitState {
 
  private:
   void load_training(const CheckpointReader& checkpoint) const;
-  void tell_of_learning_rates(const std::vector<double>& asked) const;
+  void log_kept_learning_rates(const std::vector<double>& asked) const;
 };
 
 }  // namespace fulgur

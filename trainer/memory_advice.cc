@@ -25,9 +25,9 @@ std::string memory_advice(const std::exception_ptr& failure, const Module& modul
                           int64_t accumulate_grad_batches) {
   if (!is_out_of_memory(failure) || optimizers.empty()) return "";
   return fmt::format(
-      "the device has no memory left. With {} device{}, precision {}, a strategy keeps these MB from step to step, of "
-      "which those on the host are not on the device; activations come on top:\n{}A smaller batch with "
-      "accumulate_grad_batches, checkpoint() around layers and precision bf16-true need less, too",
+      "the device is out of memory. This table has the MB that each strategy keeps from step to step with {} device{} "
+      "and precision {}; the part on the host takes no device memory, and activations are extra:\n{}A smaller batch "
+      "with accumulate_grad_batches, checkpoint() around layers and precision bf16-true need less, too",
       num_devices, num_devices == 1 ? "" : "s", options.precision,
       estimate_memory_table(module, num_devices, options.precision, optimizers, device_type, accumulate_grad_batches));
 }

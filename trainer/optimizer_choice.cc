@@ -37,6 +37,7 @@ void describe_config(FieldVisitor& visit, LRSchedulerConfig& config) {
         &config.frequency);
   visit({.name = "monitor", .help = "metric that the schedule follows"}, &config.monitor);
   visit({.name = "strict", .help = "end the run if the monitor was not logged"}, &config.strict);
+  visit({.name = "name", .help = "name of the learning rate in logs; empty: lr-<optimizer>"}, &config.name);
 }
 
 struct Scheduler {

@@ -135,7 +135,8 @@ void add_default_callbacks(TrainerOptions& options) {
   options.enable_report = options.enable_report.value_or(contains<CSVLogger>(options));
   if (*options.enable_report) options.callbacks.push_back(std::make_shared<RunReport>());
   options.enable_post_mortem = options.enable_post_mortem.value_or(true);
-  if (canonical_name(options.profiler) == "kineto" && !contains<KinetoProfiler>(options)) {
+  const bool wants_kineto = canonical_name(options.profiler) == "kineto" && options.fast_dev_run == 0;
+  if (wants_kineto && !contains<KinetoProfiler>(options)) {
     options.callbacks.push_back(KinetoProfiler::make());
   }
   std::ranges::stable_partition(options.callbacks, [](const auto& callback) { return !callback->runs_last(); });

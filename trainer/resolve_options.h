@@ -6,8 +6,8 @@
 namespace fulgur {
 
 // The options as they will be used: defaults that depend on other options are filled in, default callbacks added,
-// callbacks that fast_dev_run turns off removed, and ModelCheckpoint moved to the end. Throws UsageError for settings
-// that are out of range or contradict each other.
+// callbacks that fast_dev_run turns off removed, and callbacks with runs_last() moved to the end. Throws UsageError for
+// settings that are out of range or contradict each other.
 TrainerOptions resolve(TrainerOptions options);
 
 // What resolved options mean for the loops.

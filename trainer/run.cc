@@ -226,7 +226,7 @@ void Run::fit() {
       return makes_its_own ? module().configure_optimizers() : resources_.options.optimizer.make(module());
     });
     require_optimizer(module(), !optimizers.empty());
-    if (request_.is_trial) optimizers.take_schedulers();
+    if (request_.is_trial) optimizers.schedulers().clear();
     OptimizerSteps steps(context_, std::move(optimizers));
     const ScopedOptimizers in_reach(module(), link_, steps);
     const FitState fit_state{.context = context_, .steps = steps, .loop = loop, .callbacks = callbacks_};
@@ -436,14 +436,14 @@ std::shared_ptr<Loader> Run::shard(std::shared_ptr<Loader> loader, std::string_v
   const bool is_shared = loader->set_shard(part);
   if (share && !is_shared) {
     resources_.warn_no_shard(
-        "the {} loader does not know how to share its data out (Loader::set_shard), so that each of the {} ranks reads "
-        "all of it; write set_shard, or set use_distributed_sampler to false if it reads a part already",
+        "the {} loader cannot be sharded (Loader::set_shard returned false), so that each of the {} ranks reads all of "
+        "it; implement set_shard, or set use_distributed_sampler to false if each rank reads its own part already",
         name, world_.world_size());
   }
   if (world_.world_size() > 1 && any_rank(context_.ranks, loader->num_batches() == 0)) {
     throw SetupError(
-        fmt::format("the {} loader has too few samples: of {} ranks, not each gets a batch; use fewer "
-                    "devices, or a smaller batch_size without drop_last",
+        fmt::format("the {} loader has too few samples for each of the {} ranks to get a batch; use fewer devices, or "
+                    "a smaller batch_size without drop_last",
                     name, world_.world_size()));
   }
   return loader;

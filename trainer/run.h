@@ -24,9 +24,9 @@
 #include "fulgur/loops/stop_request.h"
 #include "fulgur/strategies/precision.h"
 #include "fulgur/strategies/strategy.h"
-#include "fulgur/trainer/module_restored.h"
 #include "fulgur/trainer/run_checkpoints.h"
 #include "fulgur/trainer/run_world.h"
+#include "fulgur/trainer/scoped_module_state.h"
 #include "fulgur/trainer/trainer_options.h"
 
 namespace fulgur {
@@ -137,7 +137,7 @@ class Run final : public TrainerControl {
   LoopContext context_;
   const RunAccess link_;            // what the module can access of the run
   std::string post_mortem_name_{};  // a folder in the run's folder, the same on every rank; empty: not chosen yet
-  std::optional<ModuleRestored> restored_;  // restores the module after a trial
+  std::optional<ScopedModuleState> restored_;  // restores the module after a trial
 };
 
 }  // namespace fulgur

@@ -51,7 +51,7 @@ RunCheckpoints::RunCheckpoints(LoopContext& context, TrainerControl& control, co
 
 // Teardown may still save weights when the saver is closed: rank 0 writes them by itself.
 void RunCheckpoints::save(const std::filesystem::path& folder, const SaveOptions& options) {
-  check_ranks_go_on(folder);
+  check_ranks_can_save(folder);
   if (!context_.saver.is_closed()) return context_.saver.save(folder, options);
   LocalCollective alone;
   if (context_.ranks.rank() > 0) return;
@@ -59,14 +59,14 @@ void RunCheckpoints::save(const std::filesystem::path& folder, const SaveOptions
   write_checkpoint(folder, weights, alone, options.links);
 }
 
-void RunCheckpoints::check_ranks_go_on(const std::filesystem::path& folder) const {
+void RunCheckpoints::check_ranks_can_save(const std::filesystem::path& folder) const {
   if (!has_failed_ || context_.saver.is_closed() || context_.ranks.world_size() == 1) return;
   throw CheckpointError(
       fmt::format("'{}' cannot be written: the ranks, which write it together, are ending", folder.string()));
 }
 
 std::filesystem::path RunCheckpoints::free_path(const std::filesystem::path& wanted) const {
-  check_ranks_go_on(wanted);
+  check_ranks_can_save(wanted);
   context_.world.control().barrier();  // earlier saves are complete; write_checkpoint waits, too
   const auto is_taken = [&](const std::filesystem::path& path) {
     return std::filesystem::symlink_status(path).type() != std::filesystem::file_type::not_found ||
@@ -122,7 +122,7 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
   context_.hooks.callbacks_only(hooks::on_checkpoint_saved, &Callback::on_checkpoint_saved, folder);
   const bool has_all = fit_ != nullptr && !options.weights_only;
   const bool is_last = has_all && std::ranges::count(options.links, "last") > 0;
-  if (has_all) whole_.push_back(folder);
+  if (has_all) resumable_.push_back(folder);
   std::error_code error;
   if (!is_last || !origin_was_left_) return;
   if (!std::filesystem::equivalent(folder.parent_path(), resumed_from_.parent_path(), error)) return;
@@ -134,9 +134,10 @@ void RunCheckpoints::on_saved(const std::filesystem::path& folder, const SaveOpt
 bool RunCheckpoints::roll_back() {
   context_.saver.end_writing();
   const bool is_first = context_.ranks.rank() == 0;
-  while (is_first && !whole_.empty() && !is_checkpoint(whole_.back())) whole_.pop_back();  // it was removed
+  while (is_first && !resumable_.empty() && !is_checkpoint(resumable_.back())) resumable_.pop_back();  // it was removed
   goes_back_to_ =
-      all_gather_bytes(context_.world.control(), is_first && !whole_.empty() ? whole_.back().string() : "").front();
+      all_gather_bytes(context_.world.control(), is_first && !resumable_.empty() ? resumable_.back().string() : "")
+          .front();
   return !goes_back_to_.empty();
 }
 
@@ -205,7 +206,7 @@ std::vector<std::filesystem::path> RunCheckpoints::folders_to_search() const {
   if (!options_.name.empty()) {
     folders.push_back(named_run_dir(options_.default_root_dir, options_.name) / "checkpoints");
   } else if (is_fit()) {
-    for (const auto& run : run_dirs(options_.default_root_dir)) folders.push_back(run / "checkpoints");
+    for (auto& folder : checkpoint_folders_of_runs(options_.default_root_dir)) folders.push_back(std::move(folder));
   } else if (!run_dir_.empty()) {
     folders.push_back(run_dir_ / "checkpoints");
   }
@@ -225,21 +226,19 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   if (ckpt_path.empty()) return;
   found = all_gather_bytes(context_.world.control(), found).front();
   if (found.empty()) {
-    log_info("there is no checkpoint yet: ckpt_path = '{}' starts from the beginning", ckpt_path);
+    log_warning("no checkpoint found for ckpt_path = '{}'; starting from scratch", ckpt_path);
     return;
   }
   opened_.emplace(found, VerifyOptions{.digests = options_.ckpt_verify});
   if (!is_fit()) load_data_state();
-  if (!is_fit() || options_.ckpt_weights_only) {
-    if (is_first) log_info("loaded the weights of '{}'", found);
-    return;
-  }
+  if (!is_fit() || options_.ckpt_weights_only) return;
   if (!opened_->has_optimizer_state()) {
     throw UsageError(fmt::format(
-        "'{}' has weights only, from which no run can go on; set ckpt_weights_only to begin one with them", found));
+        "'{}' has weights only, so that no run can resume from it; set ckpt_weights_only to start a run with them",
+        found));
   }
   resumed_from_ = found;
-  whole_ = {resumed_from_};
+  resumable_ = {resumed_from_};
   names_origin_ = names_itself(ckpt_path);
   origin_was_left_ = opened_->run().find<bool>("ended_early") != nullptr;
   load_requires_grad(context_.hooks.module(), *opened_);
@@ -266,6 +265,9 @@ void RunCheckpoints::load_weights() const {
   if (!opened_) return;
   const NamedTensors weights = resumed_from_.empty() ? opened_->finished_weights() : weights_to_train(*opened_);
   fulgur::load_weights(context_.hooks.module(), weights, opened_->folder().string(), options_.ckpt_strict);
+  if (resumed_from_.empty() && context_.ranks.rank() == 0) {
+    log_info("loaded the weights of '{}'", opened_->folder().string());
+  }
 }
 
 void RunCheckpoints::resume(const FitState& fit) {
@@ -305,7 +307,7 @@ void RunCheckpoints::interrupt(int signal) {
         free_path(saving->folder(control_) / fmt::format("epoch={}-step={}-{}", state.epoch, state.global_step, name));
     context_.saver.save(path, {.links = {"last"}});
     context_.saver.finish();
-    message += fmt::format("; ckpt_path = '{}' goes on from there", path.string());
+    message += fmt::format("; to resume, set ckpt_path = '{}'", path.string());
   }
   context_.strategy.drain();
   if (signal == SIGUSR1 && context_.ranks.rank() == 0) requeue();

@@ -64,7 +64,7 @@ class RunCheckpoints final : public LoopEvents {
   NamedTensors weights_to_train(const CheckpointReader& checkpoint) const;
   void log_resume() const;
   void load_data_state() const;
-  void check_ranks_go_on(const std::filesystem::path& folder) const;
+  void check_ranks_can_save(const std::filesystem::path& folder) const;
   ModelCheckpoint* model_checkpoint() const;
   std::vector<std::filesystem::path> folders_to_search() const;
   void requeue() const;
@@ -75,12 +75,12 @@ class RunCheckpoints final : public LoopEvents {
   const TrainerOptions& options_;
   const std::filesystem::path& run_dir_;
   const FitState* fit_ = nullptr;
-  std::optional<CheckpointReader> opened_;    // the checkpoint that this run begins with
-  std::filesystem::path resumed_from_;        // empty: fit starts from scratch, or with weights only
-  std::vector<std::filesystem::path> whole_;  // checkpoints that a run can resume from, the newest last
-  std::filesystem::path goes_back_to_;        // the checkpoint that roll_back() has requested; empty: none
-  bool names_origin_ = false;                 // ckpt_path is the path of resumed_from_, not "last" or a link
-  bool origin_was_left_ = false;              // resumed_from_ was saved because a signal or an exception ended its run
+  std::optional<CheckpointReader> opened_;        // the checkpoint that this run begins with
+  std::filesystem::path resumed_from_;            // empty: fit starts from scratch, or with weights only
+  std::vector<std::filesystem::path> resumable_;  // checkpoints that a run can resume from, the newest last
+  std::filesystem::path goes_back_to_;            // the checkpoint that roll_back() has requested; empty: none
+  bool names_origin_ = false;                     // ckpt_path is the path of resumed_from_, not "last" or a link
+  bool origin_was_left_ = false;  // resumed_from_ was saved because a signal or an exception ended its run
   bool weights_in_strategy_ = false;
   bool has_failed_ = false, is_interrupted_ = false;
 };

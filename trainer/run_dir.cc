@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fulgur/base/error.h"
@@ -41,12 +42,18 @@ std::vector<int64_t> versions_in(const fs::path& runs) {
 
 }  // namespace
 
-std::vector<fs::path> run_dirs(const fs::path& root) {
-  std::vector<fs::path> folders;
-  for (const int64_t version : versions_in(runs_in(root))) {
-    folders.push_back(runs_in(root) / fmt::format("{}{}", kPrefix, version));
+std::vector<fs::path> checkpoint_folders_of_runs(const fs::path& root) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> folders;
+  std::error_code error;
+  for (const auto& run : fs::directory_iterator(runs_in(root), error)) {
+    const fs::path folder = run.path() / "checkpoints";
+    const auto time = fs::last_write_time(folder, error);
+    if (!error && !run.is_symlink()) folders.emplace_back(time, folder);
   }
-  return folders;
+  std::ranges::sort(folders, std::greater());
+  std::vector<fs::path> paths;
+  for (auto& [time, folder] : folders) paths.push_back(std::move(folder));
+  return paths;
 }
 
 fs::path named_run_dir(const fs::path& root, const std::string& name) {

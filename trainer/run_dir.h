@@ -16,7 +16,7 @@ std::filesystem::path make_run_dir(const std::filesystem::path& root);
 std::filesystem::path named_run_dir(const std::filesystem::path& root, const std::string& name);
 std::filesystem::path make_named_run_dir(const std::filesystem::path& root, const std::string& name);
 
-// The version_N folders in `root`/runs, the newest first.
-std::vector<std::filesystem::path> run_dirs(const std::filesystem::path& root);
+// The folders of checkpoints of all runs in `root`/runs, first the one to which a checkpoint was written last.
+std::vector<std::filesystem::path> checkpoint_folders_of_runs(const std::filesystem::path& root);
 
 }  // namespace fulgur

@@ -98,9 +98,9 @@ class Trainer final {
   // default_root_dir. Throws UsageError before the first entry point.
   const std::filesystem::path& run_dir();
 
-  Metrics callback_metrics() const;
-  Metrics progress_bar_metrics() const;
-  const Metrics& logged_metrics() const;
+  Metrics callback_metrics() const;       // all values that were logged, as callbacks see them (core/metric_log.h)
+  Metrics progress_bar_metrics() const;   // values logged with prog_bar
+  const Metrics& logged_metrics() const;  // the last value of each name that loggers got
   const TrainerOptions& options() const;  // defaults filled in; max_epochs: see state()
 
  private:

@@ -45,7 +45,10 @@ void TrainerOptions::describe(FieldVisitor& visit) {
         &max_steps);
   visit({.name = "min_steps", .help = "optimizer steps before a requested stop takes effect", .min = 0}, &min_steps);
   visit({.name = "max_time", .help = "time to train, DD:HH:MM:SS"}, text_field(max_time));
-  visit({.name = "fast_dev_run", .help = "batches of a trial run; 0: a whole run", .min = 0, .is_common = true},
+  visit({.name = "fast_dev_run",
+         .help = "run one epoch with this number of batches of every stage, and write no files; 0: a whole run",
+         .min = 0,
+         .is_common = true},
         &fast_dev_run);
   visit({.name = "overfit_batches", .help = "train on the same few batches in every epoch: 10 batches, or 10%"},
         text_field(overfit_batches));

@@ -20,7 +20,7 @@ namespace fulgur {
 // How to train. Names and meanings are Lightning's; docs/differences.md has what is not the same.
 struct TrainerOptions {
   // Where to train.
-  std::string accelerator = "auto";  // cpu, cuda, or auto: cuda where there is one
+  std::string accelerator = "auto";  // cpu, cuda, gpu (the same as cuda), or auto: cuda where there is one
   StrategyChoice strategy{};         // a name or options struct; auto: ddp for several devices, or single_device
   Devices devices{};                 // a count, a list of indices, or "auto"
   int64_t num_nodes = 1;             // number of machines
@@ -52,10 +52,10 @@ struct TrainerOptions {
   double gradient_clip_val = 0.0;                // 0: no clipping
   std::string gradient_clip_algorithm = "norm";  // norm or value
   bool detect_anomaly = false;                   // find the operation whose backward gave NaN; slow
-  bool sync_batchnorm = false;                   // refuses BatchNorm that is not nn::SyncBatchNorm
+  bool sync_batchnorm = false;                   // UsageError for BatchNorm other than nn::SyncBatchNorm; converts none
   bool deterministic = false;                    // only deterministic algorithms; an operation without one throws
-  std::optional<bool> benchmark{};  // cuDNN times its algorithms for each shape and takes the fastest; unset:
-                                    // libtorch's switch stays as it is
+  std::optional<bool> benchmark{};  // cuDNN times its algorithms for each shape and takes the fastest; unset: off if
+                                    // deterministic, otherwise libtorch's switch stays as it is
   std::string float32_matmul_precision = "unset";  // highest, high or medium, as in torch; unset: libtorch's stays
   bool cuda_graph = false;  // on a GPU, record training_step, forward and backward, once and replay it: docs/gpu.md
 
@@ -84,7 +84,8 @@ struct TrainerOptions {
   std::optional<bool> enable_post_mortem{};    // leaves post_mortem/ in the run's folder when an exception ends the run
   std::string profiler = "none";               // none; simple: a table of where the time went; kineto: KinetoProfiler
   bool barebones = false;                      // for measuring: turns every extra off; requesting one throws
-  std::vector<std::shared_ptr<Callback>> callbacks{};  // in firing order; ModelCheckpoint is moved to the end
+  // In firing order; callbacks with runs_last(), such as EarlyStopping and ModelCheckpoint, are moved to the end.
+  std::vector<std::shared_ptr<Callback>> callbacks{};
 
   void describe(FieldVisitor& visit);
 };

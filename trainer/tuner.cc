@@ -132,7 +132,7 @@ void LearningRateFinderOptions::describe(FieldVisitor& visit) {
   visit({.name = "num_steps", .help = "optimizer steps, each with a learning rate of its own", .min = 2}, &num_steps);
   visit({.name = "mode", .help = "how the rates are spaced", .choices = {"exponential", "linear"}}, &mode);
   visit({.name = "early_stop_threshold",
-         .help = "stop when the smoothed loss l exceeds its minimum b by (this - 1) * |b|",
+         .help = "stop when the smoothed loss exceeds its minimum b by (early_stop_threshold - 1) * |b|",
          .min = 1},
         &early_stop_threshold);
 }

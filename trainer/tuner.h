@@ -18,8 +18,8 @@ struct LearningRateFinderOptions {
   double max_lr = 1.0;
   int64_t num_steps = 100;            // optimizer steps, each with a learning rate of its own
   std::string mode = "exponential";   // how the rates are spaced: exponential or linear
-  double early_stop_threshold = 4.0;  // stop when the smoothed loss l exceeds its least so far, b, by more than
-                                      // (this - 1) * |b|: for b > 0 at this multiple of b; infinity: never
+  double early_stop_threshold = 4.0;  // stop when the smoothed loss exceeds its least so far, b, by more than
+                                      // (early_stop_threshold - 1) * |b|: for b > 0 at that multiple of b; inf: never
 
   void describe(FieldVisitor& visit);
 };

@@ -29,9 +29,9 @@ struct DecodeOptions {
   int64_t max_pixels = kDefaultMaxPixels;
 };
 
-// Decodes a picture and turns it upright (EXIF; JPEG only). Returns uint8 [C, H, W] with C = 3 or 1, whose memory has
-// the channels of a pixel beside each other, as the files do and ATen's fast resizing needs it (channels last). Alpha
-// is left out, 16 bits become 8. Throws as read_image_header does, and if the file is truncated or damaged.
+// Decodes a picture and turns it upright (EXIF; JPEG only). Returns uint8 [C, H, W] with C = 3 or 1 in channels-last
+// memory format, which the files have and ATen's fast resizing needs. Alpha is dropped, and 16-bit samples become
+// 8-bit. Throws as read_image_header does, and if the file is truncated or damaged.
 at::Tensor decode_image(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options = {});
 
 }  // namespace fulgur

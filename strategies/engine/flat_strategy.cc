@@ -184,7 +184,7 @@ std::unique_ptr<GradientStore> FlatStrategy::make_store() {
 void FlatStrategy::check_can_average() const {
   if (!setup_->averages_weights) return;
   for (const auto& optimizer : optimizers_) {
-    if (optimizer->element_wise()) continue;
+    if (optimizer->is_element_wise()) continue;
     throw UsageError(fmt::format(
         "weights are averaged in the ranges that a rank updates, but {} needs whole tensors; use an optimizer that "
         "derives from optim::ElementWiseOptimizer, such as AdamW or SGD, or no WeightAveraging",
@@ -208,11 +208,11 @@ void FlatStrategy::check_wire() const {
 void FlatStrategy::warn_of_missing_masters() const {
   for (const auto& bucket : flat_->buckets()) {
     const Optimizer& optimizer = optimizers_[bucket.optimizer];
-    if (!optim::is_16_bit(bucket.flat.scalar_type()) || optimizer.element_wise()) continue;
+    if (!optim::is_16_bit(bucket.flat.scalar_type()) || optimizer.is_element_wise()) continue;
     return log_warning(
-        "{} keeps no fp32 masters of 16-bit parameters, as element-wise optimizers such as AdamW or SGD do: of an "
-        "update what is smaller than half a unit of a weight is lost; use one of those, or a precision with fp32 "
-        "weights (bf16-mixed, 16-mixed, 32)",
+        "{} keeps no fp32 masters of 16-bit parameters, so that the part of an update that is smaller than half a unit "
+        "in the last place of a weight is lost; use an element-wise optimizer such as AdamW or SGD, which keeps "
+        "masters, or a precision with fp32 weights (bf16-mixed, 16-mixed, 32)",
         optimizer.name());
   }
 }
@@ -220,7 +220,7 @@ void FlatStrategy::warn_of_missing_masters() const {
 // The norms of whole tensors that LAMB, LARS and LBFGS take on each rank are the same to the last bit only if as many
 // threads add them up.
 void FlatStrategy::warn_of_unequal_threads() const {
-  const auto is_element_wise = [](const auto& optimizer) { return optimizer->element_wise(); };
+  const auto is_element_wise = [](const auto& optimizer) { return optimizer->is_element_wise(); };
   if (alone() || !device().is_cpu() || std::ranges::all_of(optimizers_, is_element_wise)) return;
   const auto numbers = all_gather_bytes(setup_->world.control(), std::to_string(at::get_num_threads()));
   const auto other =
@@ -538,15 +538,15 @@ void FlatStrategy::teardown() noexcept {
   setup_.reset();
 }
 
-// After an exception a late update may be in progress. It is completed if that takes no other rank.
+// After an exception a delayed update may be in progress. It is completed if that takes no other rank.
 void FlatStrategy::complete_after_error() noexcept {
   if (!store_ || !store_->is_late() || evaluated_are_shown_) return;
   if (engine_.shard && !alone()) {
     if (setup_->world.rank() > 0) return;
     return log_warning(
-        "{}: the run has failed while an update was in progress, of which every rank has a part: the module keeps the "
-        "weights that forward was to read, which lack that update and are not what a validation would see; load a "
-        "checkpoint before you use them",
+        "{}: the run failed during a delayed update that is sharded over the ranks and can no longer be completed; the "
+        "module has the weights that the next forward would have read, which lack that update: load a checkpoint "
+        "before you use them",
         name());
   }
   FirstError error;

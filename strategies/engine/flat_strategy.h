@@ -124,7 +124,7 @@ class FlatStrategy : public Strategy {
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;
   std::optional<WeightAverage> average_;
-  std::optional<double> share_of_late_;      // add to the average with this share once the late update is computed
+  std::optional<double> share_of_late_;      // add to the average with this share once the delayed update is computed
   bool evaluated_are_shown_ = false;         // parameters are those that are evaluated and saved
   std::optional<Replicas> replicas_;         // with several devices, during fit
   std::optional<LossScaling> loss_scaling_;  // set if the precision needs a loss scale

@@ -16,7 +16,7 @@ std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() con
   return named_state(*module_);
 }
 
-// A late update in progress is saved as computed, with what the next steps read (SeparateGradients::save).
+// A delayed update in progress is saved as computed, with what the next steps read (SeparateGradients::save).
 StrategyState FlatStrategy::state() {
   TORCH_CHECK(flat_, name(), ": there is no state before setup_optimizers");
   const c10::NoGradGuard no_grad;
@@ -40,8 +40,8 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
   TORCH_INTERNAL_ASSERT(!store_->is_late() && !evaluated_are_shown_);
   if (const bool* pending = shared.find<bool>("pending"); pending != nullptr && *pending) {
     throw CheckpointError(
-        "the checkpoint was written while a late update was in progress, by an earlier version of fulgur, which kept "
-        "it in another way; load the weights only, which lack that update");
+        "the checkpoint was written while a delayed update was in progress, by an earlier version of fulgur, which "
+        "kept it in another way; load the weights only, which lack that update");
   }
   load_optimizers(*module_, optimizers_, shared);
   if (has_made_steps) {  // gradients of other weights, and of another loss scale, are dropped

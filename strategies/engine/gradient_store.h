@@ -40,8 +40,8 @@ struct GradientContext {
   bool alone() const { return world().world_size() == 1; }
 };
 
-// Where the gradients of a step lie, and who updates parameters by them. There are three answers:
-//   GradientsAtParameters  one rank: where autograd puts them
+// Holds the gradients of a step and updates the parameters from them. There are three implementations:
+//   GradientsAtParameters  one rank: gradients stay where autograd puts them
 //   ReducedGradients       several ranks, each with all gradients: views of buckets that are summed during backward
 //   SeparateGradients      apart from the parameters, on the host or the device: sums of the ranges that a rank updates
 // A window's calls, on every rank: open_window(); for each micro-batch begin_backward(), the module's backward,
@@ -75,8 +75,8 @@ class GradientStore {
   // of a gradient is.
   virtual at::Tensor norm(size_t optimizer) = 0;
 
-  // Puts whole gradients of at least 32 bits at the parameters, for a hook; take_back() takes what the hook made of
-  // them.
+  // Gives the parameters their complete gradients, in at least fp32, as grad(), for a hook to read or change;
+  // take_back() takes over what the hook has left there.
   virtual void show(size_t optimizer) = 0;
   virtual void take_back(size_t /*optimizer*/) {}
 
@@ -85,10 +85,10 @@ class GradientStore {
   virtual void update(size_t optimizer, const GradientTransform& transform, const std::vector<double>& next_lr,
                       bool late) = 0;
   virtual void drain() {}
-  virtual void wait() {}                          // waits until a late update is computed; parameters do not change
-  virtual bool is_late() const { return false; }  // a late update is in progress
+  virtual void wait() {}                          // waits until a delayed update is computed; parameters do not change
+  virtual bool is_late() const { return false; }  // a delayed update is in progress
 
-  // While a late update is in progress, forward reads parameters without this update, or with a prediction of it.
+  // While a delayed update is in progress, forward reads parameters without this update, or with a prediction of it.
   // show_exact() waits until the update is computed and writes the exact parameters instead; hide_exact() restores the
   // values for forward, so that training is not changed. Every rank calls them.
   virtual void show_exact() {}
@@ -97,11 +97,11 @@ class GradientStore {
   virtual void parameters_were_written() {}  // called after other code wrote parameters: renews their copies
 
   // The more exact values that exist for a bucket's elements in `within`, in order: fp32 masters of 16-bit parameters,
-  // copies on the host of parameters on a device, and the results of a late update. Call wait() first.
+  // copies on the host of parameters on a device, and the results of a delayed update. Call wait() first.
   virtual std::vector<ExactValues> exact_values(size_t bucket, ElementRange within) const = 0;
 
-  // `late`: the checkpoint was written while a late update was in progress, which this run continues. save() requires
-  // show_exact(); load() requires that the parameters are those of the checkpoint.
+  // `late`: the checkpoint was written while a delayed update was in progress, which this run continues. save()
+  // requires show_exact(); load() requires that the parameters are those of the checkpoint.
   virtual void save(StrategyState& state) = 0;
   virtual void load(const State& shared, const ReadRange& read, bool late) = 0;
 };

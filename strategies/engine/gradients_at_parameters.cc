@@ -63,12 +63,12 @@ void GradientsAtParameters::update(size_t optimizer, const GradientTransform& tr
 
 bool GradientsAtParameters::look_for_lost_writes(size_t optimizer) {
   bool has_masters = false;
-  if (!context_.optimizers[optimizer].element_wise()) return has_masters;
+  if (!context_.optimizers[optimizer].is_element_wise()) return has_masters;
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     const FlatParameters::Bucket& bucket = context_.parameters.buckets()[b];
     if (bucket.optimizer != optimizer || !optim::is_16_bit(bucket.flat.scalar_type())) continue;
     has_masters = true;
-    if (const std::string* written = versions_.written(context_.parameters, b)) versions_.say_is_lost(*written);
+    if (const std::string* written = versions_.written(context_.parameters, b)) versions_.warn_of_lost_write(*written);
   }
   return has_masters;
 }

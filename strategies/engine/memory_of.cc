@@ -42,14 +42,14 @@ ModelMemory memory_of(const EngineOptions& engine, const Module& module, const O
     const auto wide_size = static_cast<int64_t>(c10::elementSize(optim::widened(dtype)));
     const bool are_widened = request.accumulates && (sums_wait || world_size == 1);
     const int64_t gradients = (are_widened ? wide_size : element_size) * (engine.delayed ? 2 : 1);
-    const int64_t masters = optim::is_16_bit(dtype) && optimizer.element_wise() ? 1 : 0;
-    const int64_t state = (optimizer.state_numbers().value_or(0) + masters) * std::max<int64_t>(4, element_size);
+    const int64_t masters = optim::is_16_bit(dtype) && optimizer.is_element_wise() ? 1 : 0;
+    const int64_t state = (optimizer.num_state_values().value_or(0) + masters) * std::max<int64_t>(4, element_size);
     memory.parameters += bucket.num_bytes;
     memory.gradients += gradients * num_elements;
     if (request.accumulates && world_size > 1 && !sums_wait) {  // kept at the parameters until the last micro-batch
       memory.gradients += wide_size * bucket.num_bytes / element_size;
     }
-    memory.optimizer_state = optimizer.state_numbers() && memory.optimizer_state
+    memory.optimizer_state = optimizer.num_state_values() && memory.optimizer_state
                                  ? std::optional(*memory.optimizer_state + state * num_elements)
                                  : std::nullopt;
     memory.copies += element_size * (engine.delayed ? num_elements : on_host);

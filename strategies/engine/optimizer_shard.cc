@@ -300,7 +300,7 @@ void OptimizerShard::show_exact(size_t b) const {
   });
 }
 
-// After a late update.
+// Called after a delayed update.
 void OptimizerShard::write_exact(const Part& part, size_t i) const {
   const at::Tensor& param = part.params[i];
   const bool is_of_16_bits = optim::is_16_bit(param.scalar_type());

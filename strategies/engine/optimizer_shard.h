@@ -54,7 +54,7 @@ struct ShardOptions {
 //   A range has one section, or two if a part of it is on the host. A section with a copy of its parameters is
 // updated in the copy, and publish() writes the copy to the parameters; other sections are updated in place. Other
 // writes to parameters that have a copy are overwritten.
-//   A late update leaves two results. The exact parameters lie in the copy (16-bit parameters: in the masters). The
+//   A delayed update leaves two results. The exact parameters lie in the copy (16-bit parameters: in the masters). The
 // parameters for the next forward, which are ahead of the exact ones by the predicted next update, replace the gradient
 // (16-bit parameters: the copy). If a section is a whole bucket on a CPU, publishing takes no pass over memory: the
 // results exchange their memory with the parameters. Ownership: borrows parameters and optimizers, owns the state.
@@ -67,7 +67,7 @@ class OptimizerShard {
     ElementRange range;  // in the bucket
     bool on_host = false;
     at::Tensor copy{};      // copy of the section's parameters; undefined: updates are made in place
-    bool is_whole = false;  // `copy` is of the whole bucket, on a CPU: updates that are not late are made in place
+    bool is_whole = false;  // `copy` is of the whole bucket, on a CPU: updates without delay are made in place
     int64_t num_workers = 1;
   };
 
@@ -84,7 +84,7 @@ class OptimizerShard {
   // the bucket, or, with `accumulates`, fp32 for 16-bit.
   std::vector<at::Tensor> make_sums(size_t bucket);
 
-  // How a late update is made.
+  // How a delayed update is made.
   struct Late {
     optim::PredictBy predict = optim::PredictBy::none;
     double next_lr = 0.0;  // learning rate of the update that is predicted
@@ -92,13 +92,13 @@ class OptimizerShard {
 
   // Updates a worker's part of a section by the section's gradient, with the settings of `group`. Slots whose `used` is
   // 0 are left alone. With `late`, the next step reads the parameters while the update runs, and the gradient's memory
-  // receives the values that publish_for_forward() writes afterwards. Call begin_late() before the late updates of a
+  // receives the values that publish_for_forward() writes afterwards. Call begin_late() before the delayed updates of a
   // bucket.
   void update(size_t bucket, size_t section, int64_t worker, const Optimizer::Group& group, const at::Tensor& gradient,
               const std::vector<double>& used, const GradientTransform& transform, const Late* late);
   void begin_late(size_t bucket);
 
-  // These write an update to the parameters. publish() is for an update that is not late. After a late update,
+  // These write an update to the parameters. publish() is for an update without delay. After a delayed update,
   // publish_for_forward() writes the values that the next step reads, and publish_exact() the exact parameters.
   // show_exact() also writes the exact parameters, but keeps the values for forward. `gradients`: by section, the
   // update's gradients, whose memory may hold the values for forward. `used` belongs to the next update: a slot that
@@ -114,21 +114,21 @@ class OptimizerShard {
   bool publishes_at_once(size_t bucket) const { return buckets_[bucket].sections.front().is_whole; }
 
   // The more exact values that exist for a bucket's elements in `within`, in order: fp32 masters of 16-bit parameters,
-  // copies on the host of parameters on a device and, with `late`, the results of the late update in progress, which
+  // copies on the host of parameters on a device and, with `late`, the results of the delayed update in progress, which
   // must be computed.
   std::vector<ExactValues> exact_values(size_t bucket, ElementRange within, bool late) const;
 
   // For checkpoints: state_ranges() returns the state that this rank has of a bucket's elements in `within`,
-  // load_ranges() resumes from it. Slots without updates are left out. If a late update of the bucket is in progress,
-  // `late` are tensors of the range's elements that are saved and loaded as well, by name.
+  // load_ranges() resumes from it. Slots without updates are left out. If a delayed update of the bucket is in
+  // progress, `late` are tensors of the range's elements that are saved and loaded as well, by name.
   using LateTensors = std::vector<std::pair<std::string, at::Tensor>>;
   std::vector<StateRange> state_ranges(size_t bucket, ElementRange within, const LateTensors& late) const;
   std::vector<int64_t> num_updates(size_t bucket) const;  // by slot; 0 where this rank has no element
   void load_ranges(size_t bucket, const std::vector<int64_t>& num_updates, const ReadRange& read,
                    const LateTensors& late);
 
-  // for_forward() returns the parameters that a late update has left for forward: one tensor of the range's elements,
-  // on the CPU if a section is on the host. set_for_forward() writes them. `gradients` is that of
+  // for_forward() returns the parameters that a delayed update has left for forward: one tensor of the range's
+  // elements, on the CPU if a section is on the host. set_for_forward() writes them. `gradients` is that of
   // publish_for_forward().
   at::Tensor for_forward(size_t bucket, const std::vector<at::Tensor>& gradients) const;
   void set_for_forward(size_t bucket, const at::Tensor& values, const std::vector<at::Tensor>& gradients) const;

@@ -7,9 +7,10 @@
 
 namespace fulgur {
 
-// The marks of a rank, in numbers whose sums over ranks tell how many ranks have set each mark. A number has as many
-// bits for a mark as the count of all ranks takes, and room for several marks: 12 with 2 or 3 ranks, 3 with 64. It is
-// whole and stays below 2^24, also as a sum, so that fp32 holds it and any order of additions gives the same.
+// Packs one mark per parameter ("this rank has a gradient for it") into numbers that ranks add up by an all_reduce; the
+// sums tell how many ranks have set each mark. A mark takes as many bits as the count of all ranks needs, and a number
+// holds several marks: 12 with 2 or 3 ranks, 3 with 64. A number is whole and stays below 2^24, also as a sum, so that
+// fp32 holds it exactly and the order of additions does not matter.
 std::vector<double> pack_marks(const std::vector<bool>& marks, int64_t world_size);
 
 // How many ranks have set each of `num_marks` marks. `sums` are the numbers that pack_marks() has returned, added over

@@ -31,11 +31,11 @@ const std::string* ParameterVersions::written(const FlatParameters& parameters, 
   return nullptr;
 }
 
-void ParameterVersions::say_is_lost(const std::string& name) {
+void ParameterVersions::warn_of_lost_write(const std::string& name) {
   if (std::exchange(has_said_, true)) return;
   log_warning(
-      "parameter '{}' was written to between steps, which is lost: what is updated is a copy of it; write to "
-      "parameters before the first step, or use a strategy and a precision that update them in place",
+      "parameter '{}' was written to between steps; the new value is lost, because updates are made to a copy; write "
+      "to parameters before the first step, or use a strategy and a precision that update them in place",
       name);
 }
 

@@ -22,7 +22,7 @@ class ParameterVersions {
   const std::string* written(const FlatParameters& parameters, size_t bucket) const;
 
   // Warns, the first time, that what was written to this parameter is lost.
-  void say_is_lost(const std::string& name);
+  void warn_of_lost_write(const std::string& name);
 
  private:
   std::vector<std::vector<int64_t>> versions_{};  // by bucket and slot

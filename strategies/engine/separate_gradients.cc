@@ -99,15 +99,14 @@ SeparateGradients::SeparateGradients(const GradientContext& context)
 void SeparateGradients::say_what_is_late() const {
   const int64_t on_time = context_.engine.warmup_steps;
   const Optimizer& optimizer = context_.optimizers[0];
-  std::string predicted = "and forward is ahead by what is expected of them";
+  std::string predicted = "and forward reads weights with a prediction of the update in progress";
   if (context_.engine.predict == optim::PredictBy::none) {
-    predicted = "unpredicted";
+    predicted = "without a prediction";
   } else if (predict(/*optimizer=*/0) == optim::PredictBy::none) {
-    predicted =
-        fmt::format("unpredicted, because {} has no momentum from which to expect the next one", optimizer.name());
+    predicted = fmt::format("without a prediction, because {} has no momentum", optimizer.name());
   }
-  log_info("{}: {}updates are one step late, {}", context_.strategy,
-           on_time > 0 ? fmt::format("after {} steps on time ", on_time) : "", predicted);
+  log_info("{}: updates are delayed by one step{}, {}", context_.strategy,
+           on_time > 0 ? fmt::format(" after the first {} steps", on_time) : "", predicted);
 }
 
 void SeparateGradients::append() {
@@ -288,7 +287,7 @@ std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementR
   return shard_.exact_values(bucket, within, schedule_->updates(bucket));
 }
 
-// With a late update in progress the optimizer state is the one after the update, and the module has the parameters
+// With a delayed update in progress the optimizer state is the one after the update, and the module has the parameters
 // after it. Ranges also have "forward", the parameters that the forward of the next step reads, and "predicted", those
 // of the step after it.
 void SeparateGradients::save(StrategyState& state) {

@@ -19,8 +19,8 @@
 namespace fulgur {
 
 // Sums of gradients lie apart from the parameters, in the ranges of the buckets that this rank updates: its shard
-// (EngineOptions::shard), or the whole. A share of a range may be on the host, and updates may be late. For automatic
-// optimisation, with one optimizer.
+// (EngineOptions::shard), or the whole. A share of a range may be on the host, and updates may be delayed. For
+// automatic optimisation, with one optimizer.
 // Source: Rajbhandari et al. 2020, arXiv:1910.02054; Ren et al. 2021, arXiv:2101.06840.
 class SeparateGradients final : public GradientStore {
  public:

@@ -21,7 +21,7 @@ struct UpdateSchedule::Update {
   GradientTransform transform;       // for the device
   GradientTransform host_transform;  // the same for the host
   bool is_late;
-  std::vector<OptimizerShard::Late> late{};                   // by group, if it is late
+  std::vector<OptimizerShard::Late> late{};                   // by group, if the update is delayed
   std::vector<std::vector<at::Tensor>> sums{};                // by bucket and section; empty: the bucket is left alone
   std::vector<std::vector<double>> used{};                    // by bucket and slot
   std::vector<std::vector<std::shared_future<void>>> done{};  // by bucket
@@ -168,7 +168,7 @@ void UpdateSchedule::take_writes() {
     if (written == nullptr) continue;
     const bool is_late = updates(b);
     if (!is_late) shard_.copy_parameters(b);
-    if (is_late || shard_.has_masters(b)) versions_.say_is_lost(*written);
+    if (is_late || shard_.has_masters(b)) versions_.warn_of_lost_write(*written);
     versions_.remember(parameters_, b);
   }
 }

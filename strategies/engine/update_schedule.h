@@ -64,7 +64,7 @@ class UpdateSchedule {
   void remember_versions() { versions_.remember(parameters_); }
   void remember_new_versions() { versions_.remember_new(parameters_); }
 
-  // Resumes from a checkpoint with a late update in progress, which is already computed.
+  // Resumes from a checkpoint with a delayed update in progress, which is already computed.
   void resume_late();
 
   // The memory, by section, that held the gradients of a bucket which the update in progress changes. For 32- and

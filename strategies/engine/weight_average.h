@@ -26,8 +26,8 @@ class WeightAverage {
   WeightAverage(const FlatParameters& parameters, GradientStore& store, ShardGroups& groups, c10::Device device)
       : parameters_(parameters), store_(store), groups_(groups), device_(device) {}
 
-  // average += share * (parameters - average); the first call copies the parameters. A late update in progress must be
-  // computed, and counts.
+  // average += share * (parameters - average); the first call copies the parameters. A delayed update in progress must
+  // be computed, and counts.
   void add(double share);
   void append();  // after buckets were appended; not while the average is shown
 

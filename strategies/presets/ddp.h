@@ -21,7 +21,7 @@ struct Ddp {
   std::string transport = "auto";  // or shared_memory, gloo or mpi: what moves tensors in host memory
   bool broadcast_buffers = true;   // after each step rank 0 broadcasts buffers (running means)
   double timeout_s = 1800;         // limit for every collective
-  double connect_timeout_s = 300;  // limit until every rank has connected
+  double connect_timeout_s = 300;  // limit until every rank has joined, then again until all are connected
   double heartbeat_timeout_s = 60;  // limit for a rank that gives no sign of life
   void describe(FieldVisitor& visit);
   EngineOptions engine_options() const;

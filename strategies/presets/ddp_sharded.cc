@@ -36,15 +36,15 @@ int64_t shard_group_of(std::string_view text) {
 
 void describe_reduce(std::string& reduce, FieldVisitor& visit) {
   visit({.name = "reduce",
-         .help = "when gradients are reduced over ranks",
+         .help = "when gradients are reduced over ranks, at each micro-batch or once per optimizer step",
          .choices = {"each_micro_batch", "at_boundary"}},
         &reduce);
 }
 
 void describe_shard_group(std::string& shard_group, FieldVisitor& visit) {
   visit({.name = "shard_group",
-         .help = "the ranks that share the shards, of which every further group has a replica: all, host (the ranks of "
-                 "a host), or a number of ranks"},
+         .help = "ranks over which gradients and optimizer state are sharded; every such group has all of them: all, "
+                 "host (the ranks of a host), or a number of ranks"},
         &shard_group);
 }
 

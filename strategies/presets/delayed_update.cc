@@ -21,7 +21,7 @@ void check_base(std::string_view base) {
   if (name == Dp::kName) {
     throw UsageError(
         "strategy 'delayed_update' does not go over 'dp': its replicas read the weights while the next step computes, "
-        "which a late update would have to change; use base 'ddp'");
+        "which a delayed update would have to change; use base 'ddp'");
   }
   const std::vector<std::string> known{"ddp", "ddp_sharded", "single_device", "zero_offload"};
   if (std::ranges::find(known, name) == known.end())

@@ -15,7 +15,7 @@ struct EngineOptions;
 // `base` with each update delayed by one step, so that it runs concurrently with the next step: a gradient is applied
 // one update later than usual, to weights that have changed since it was computed. Forward therefore reads the weights
 // plus a prediction of that change, unless `predict` is none. Validations, checkpoints and the end of every epoch have
-// the exact weights, with all updates. docs/strategies.md has the formulas, and figures of what lateness costs.
+// the exact weights, with all updates. docs/strategies.md has the formulas, and measurements of what the delay costs.
 // Sources: Ren et al. 2021, arXiv:2101.06840, section 5.2 (the delayed update); Chen et al. 2018, arXiv:1809.02839 (the
 // prediction).
 struct DelayedUpdate {

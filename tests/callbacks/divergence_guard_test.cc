@@ -88,7 +88,7 @@ TEST(DivergenceGuard, FindsNormsWarnsOrStops) {
               HasSubstr("the gradient norm 100 is 197.0 standard deviations above the mean of the last 2"));
   EXPECT_TRUE(trainer.stop_reasons.empty());
   EXPECT_FALSE(accepts(stops, trainer, 1.0, kInfinity));
-  EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has found the gradient norm is inf"));
+  EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard: the gradient norm is inf"));
   trainer.stop_reasons.clear();
   for (int i = 0; i < 3; ++i) EXPECT_FALSE(accepts(gives_up, trainer, 1.0, 100.0));
   EXPECT_THAT(trainer.stop_reasons, ::testing::ElementsAre("DivergenceGuard has left out 3 updates in a row"));

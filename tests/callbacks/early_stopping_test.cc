@@ -51,16 +51,16 @@ class EarlyStoppingTest : public ::testing::Test {
 
 TEST_F(EarlyStoppingTest, StopsAfterAsManyChecksInARowWithoutImprovement) {
   EXPECT_EQ(validations({.patience = 2}, {5, 4, 4.5, 4.2, 3}), 4);
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 4 in 2 validations"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 4 in 2 validations (mode = min)"));
   EXPECT_EQ(validations({.patience = 2}, {5, 5.5, 4, 4.5, 3, 3.5}), 6);
   EXPECT_THAT(trainer.stop_reasons, IsEmpty());
   EXPECT_EQ(validations({.mode = "MAX", .patience = 1}, {0.5, 0.6, 0.6, 0.9}), 3);  // an equal value is none
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 0.6 in 1 validation"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 0.6 in 1 validation (mode = min)"));
 }
 
 TEST_F(EarlyStoppingTest, AnImprovementIsLargerThanMinDelta) {
   EXPECT_EQ(validations({.patience = 2, .min_delta = 0.5}, {4, 3.6, 3.5, 0}), 3);
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 4 by more than 0.5 in 2 validations"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 4 by more than 0.5 in 2 validations (mode = min)"));
   EXPECT_EQ(validations({.mode = "max", .patience = 1, .min_delta = 0.5}, {1, 1.75, 2, 9}), 3);
 }
 
@@ -79,7 +79,7 @@ TEST_F(EarlyStoppingTest, StopsAtWhatIsNotFinite) {
   EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' is nan in validation 1"));
   EXPECT_EQ(validations({.mode = "max"}, {1, kInf}), 2);
   EXPECT_EQ(validations({.patience = 2, .check_finite = false}, {kNan, 3, kNan, kNan}), 4);
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 3 in 2 validations"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 3 in 2 validations (mode = min)"));
   EXPECT_EQ(validations({.patience = 2, .check_finite = false}, {kNan, kNan}), 2);
 }
 
@@ -105,7 +105,7 @@ TEST_F(EarlyStoppingTest, GoesOnWithTheCountsOfACheckpoint) {
   EarlyStopping same(options);
   same.load_state(after.state());
   same.on_fit_start(trainer);
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 2 in 3 validations"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 2 in 3 validations (mode = min)"));
 
   EarlyStopping other({.monitor = "train"});
   other.load_state(after.state());

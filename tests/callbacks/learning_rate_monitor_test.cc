@@ -24,13 +24,13 @@ using ::testing::IsEmpty;
 using testing::message_of;
 using ::testing::Pair;
 
-// What loggers get of each metric whose name begins with lr-, in the order of steps.
+// Keeps the learning rates that loggers get, in the order of steps.
 class Recorder final : public Callback {
  public:
   std::map<std::string, std::vector<double>> rates;
   void on_metrics(TrainerControl&, const Metrics& metrics, int64_t) override {
     for (const auto& [name, value] : metrics) {
-      if (name.starts_with("lr-")) rates[name].push_back(value);
+      if (name.starts_with("lr-") || name.starts_with("rate")) rates[name].push_back(value);
     }
   }
 };
@@ -80,6 +80,23 @@ TEST(LearningRateMonitor, NamesOptimizersAndGroups) {
   const auto rates = rates_of<Groups>({.logging_interval = "epoch"});
   EXPECT_THAT(rates, ElementsAre(Pair("lr-SGD-1", ElementsAre(3.0)), Pair("lr-SGD/matrix", ElementsAre(1.0)),
                                  Pair("lr-SGD/pg2", ElementsAre(2.0))));
+}
+
+struct Named : Groups {
+  Optimizers configure_optimizers() override {
+    const LRSchedulerConfig constant{.scheduler = optim::StepLR::make({.step_size = 99}), .name = "rate"};
+    Optimizers all;
+    all.add(optim::SGD(hidden->parameters(), {.lr = 1.0}));
+    all.add(optim::SGD({{.params = {out->weight}, .lr = 2.0}}, {}), constant);
+    all.add(optim::SGD({{.params = {out->bias}, .lr = 3.0}}, {}), constant);
+    return all;
+  }
+};
+
+TEST(LearningRateMonitor, TakesTheNameOfASchedule) {
+  EXPECT_THAT(
+      rates_of<Named>({.logging_interval = "epoch"}),
+      ElementsAre(Pair("lr-SGD", ElementsAre(1.0)), Pair("rate", ElementsAre(2.0)), Pair("rate-1", ElementsAre(3.0))));
 }
 
 // Trains the second layer from the second epoch on.

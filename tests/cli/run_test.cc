@@ -197,6 +197,13 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_EQ(fs::read_symlink(run_dir("latest")), "version_0");
 }
 
+TEST_F(RunTest, TheNextCommandHasTheDataAndTheSeedOfTheRun) {
+  for (const char* option : {"--seed=3", "--data.batch_size=6"}) {
+    const Outcome outcome = run({option, "--name=run"});
+    EXPECT_THAT(outcome.out, ContainsRegex("next: program test --config=[^ ]*/run/config(-v1)?.toml --ckpt_path="));
+  }
+}
+
 TEST_F(RunTest, TheCommandLineIsWrittenAsAShellTakesIt) {
   const Outcome outcome = run({"--name=it's a run"});
   ASSERT_EQ(outcome.exit_code, 0);

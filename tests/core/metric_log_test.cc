@@ -151,7 +151,7 @@ TEST_F(MetricLogTest, RefusesToLogWhereThereIsNoStepOrEpoch) {
 TEST_F(MetricLogTest, RefusesContradictingOptions) {
   log.enter(Stage::train, kTrainingStep);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.on_step = false}); }),
-              HasSubstr("nobody would see it"));
+              HasSubstr("the value would go nowhere"));
   log.log("m", 1.0);
   EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", 1.0, {.prog_bar = true}); }),
               HasSubstr("different options"));

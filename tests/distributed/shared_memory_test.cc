@@ -113,7 +113,7 @@ TEST(SharedMemory, WaitsUntilAllAreDoneWithAnOutbox) {
 TEST(SharedMemory, ToldToGiveUpAllDo) {
   const std::vector<Memory> memories = connect({{}, {}});
   std::thread waits([&] {
-    EXPECT_EQ(message_of<std::runtime_error>([&] { take(memories[0]->channel(0), 1); }), "a rank has given up");
+    EXPECT_EQ(message_of<std::runtime_error>([&] { take(memories[0]->channel(0), 1); }), "a rank has aborted");
   });
   memories[1]->abort();
   waits.join();

@@ -78,7 +78,8 @@ class DigitsTest(unittest.TestCase):
                 done = run(f"--seed={seed}", folder=self.folder)
                 expect_quiet(self, done)
                 self.assertGreaterEqual(test_accuracy(done.stdout), 0.98)
-                self.assertRegex(done.stdout, r"(?m)^next: .*/digits test --ckpt_path=runs/version_\d+/checkpoints/epoch=")
+                self.assertRegex(done.stdout, r"(?m)^next: .*/digits test --config=runs/version_\d+/config.toml "
+                                              r"--ckpt_path=runs/version_\d+/checkpoints/epoch=")
 
     def test_repeats_to_the_last_digit_on_this_machine(self):
         first, second = (run("--max_epochs=3", folder=self.folder) for _ in range(2))

@@ -65,7 +65,8 @@ class TransformerLmTest(unittest.TestCase):
         other = run("--data.path=text", *TINY, "--seed=2", folder=self.folder)
         self.assertNotEqual(val_bpc(other.stdout), val_bpc(first.stdout))
         self.assertRegex(first.stdout, r"(?m)^training: [1-9]\d* tokens/s$")
-        self.assertRegex(first.stdout, r"(?m)^next: .*/transformer_lm validate --ckpt_path=runs/version_0/")
+        self.assertRegex(first.stdout, r"(?m)^next: .*/transformer_lm validate --config=runs/version_0/config.toml "
+                         "--ckpt_path=runs/version_0/")
         weights = pathlib.Path(self.folder, "runs/version_0/checkpoints/last/model.safetensors")
         self.assertNotIn("head.weight", safetensors.torch.load_file(weights))  # it is token_embedding.weight
         header = pathlib.Path(self.folder, "runs/version_0/metrics.csv").read_text().split("\n")[0]

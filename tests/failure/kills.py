@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Runs that save at every step. A random rank is killed at a random time (SIGKILL, or SIGTERM, on which the run saves),
-and the run resumes from its last checkpoint, until it completes: does it end as a run that was never killed, bit for
-bit?
+"""Runs that save at every step. A random rank is killed after a random number of steps (SIGKILL, or SIGTERM, on which the
+run saves), and the run resumes from its last checkpoint. Killed several times, does it end as a run that was never killed,
+bit for bit?
 
   ./bazelw build //tests/failure:resume_program
   tests/failure/kills.py                 ten runs: strategies, world sizes, with and without SaveOptions::async, in turn
@@ -23,7 +23,8 @@ import sys
 import tempfile
 import time
 
-MAX_KILLS = 4
+NUM_KILLS = 2  # per run, all of them before its 40th and last step
+MOST_STEPS = 12  # from a checkpoint to the next kill
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
 ENDED_BY_SIGNAL = [-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM]
 LIMIT_S = 120  # per start
@@ -89,23 +90,34 @@ def through(program, kind, folder):
     return last_line(out)
 
 
-def killed_and_resumed(program, kind, seconds, rng):
-    """Returns what the run prints in the end, how often it was killed in training, and leftovers of saves."""
+def newest_step(folder):
+    """The optimizer step of the newest checkpoint; 0 before the first."""
+    names = [path.name for path in pathlib.Path(folder).glob("runs/run/checkpoints/epoch=*-step=*")]
+    return max((int(name.rpartition("=")[2]) for name in names), default=0)
+
+
+def kill_at(step, process, folder, delay_s, rng):
+    """Kills a rank, some time after the checkpoint of that step has appeared."""
+    limit = time.monotonic() + LIMIT_S
+    while newest_step(folder) < step and process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.005)
+    time.sleep(delay_s)
+    subprocess.run(["kill", f"-{rng.choice(SIGNALS):d}", str(rng.choice(ranks_of(process)))], check=False,
+                   stderr=subprocess.DEVNULL)
+
+
+def killed_and_resumed(program, kind, rng):
+    """Returns what the run prints in the end, how often it was killed before that, and leftovers of saves."""
     with tempfile.TemporaryDirectory() as folder:
-        kills = 0
-        while kills < MAX_KILLS:
+        for kills in range(NUM_KILLS):
+            steps = rng.randint(0, MOST_STEPS)  # 0: the kill comes while the program starts
+            delay_s = rng.uniform(0, 0.02 if steps > 0 else 0.5)
+            first = newest_step(folder)
             process = start(program, kind, folder, workers=rng.choice([0, 1, 3]))
             try:
-                process.wait(timeout=rng.uniform(0.2 * seconds, seconds))
-            except subprocess.TimeoutExpired:
-                victim = rng.choice(ranks_of(process))
-                try:
-                    subprocess.run(["kill", f"-{rng.choice(SIGNALS):d}", str(victim)], check=False,
-                                   stderr=subprocess.DEVNULL)
-                finally:
-                    out, err = process.communicate(timeout=LIMIT_S)
-            else:
-                out, err = process.communicate()
+                kill_at(first + steps, process, folder, delay_s, rng)
+            finally:
+                out, err = process.communicate(timeout=LIMIT_S)
             if process.returncode == 0:
                 return last_line(out), kills, leftovers(folder)
             if process.returncode not in ENDED_BY_SIGNAL:
@@ -113,8 +125,7 @@ def killed_and_resumed(program, kind, seconds, rng):
             said = re.search(r"SIGTERM ended the run.*ckpt_path = '(.*)' goes on", err)
             if said and not pathlib.Path(said[1]).exists():
                 raise AssertionError(f"{kind}: did not save before it ended\n{err}")
-            kills += 1
-        return through(program, kind, folder), kills, leftovers(folder)
+        return through(program, kind, folder), NUM_KILLS, leftovers(folder)
 
 
 def leftovers(folder):
@@ -125,12 +136,10 @@ def check_kind(program, kind, runs, seed):
     """Returns what went wrong, and the kills of each run."""
     rng = random.Random(f"{seed} {kind}")
     with tempfile.TemporaryDirectory() as folder:
-        started = time.monotonic()
         expected = through(program, kind, folder)
-        seconds = time.monotonic() - started
     wrong, kills = [], []
     for _ in range(runs):
-        got, times, left = killed_and_resumed(program, kind, seconds, rng)
+        got, times, left = killed_and_resumed(program, kind, rng)
         kills.append(times)
         if not re.match(r"steps \d+ weights", expected) or got != expected:
             wrong.append(f"{kind}: after {times} kills it came to\n  {got}\nand without to\n  {expected}")

@@ -1,4 +1,5 @@
-"""Runs of several processes: exit codes, errors, deaths. No process is left afterwards."""
+"""Runs of several processes: exit codes and errors. No process is left afterwards. tests/failure/faults.py has ranks that are
+killed or hang."""
 import os
 import pathlib
 import signal
@@ -10,6 +11,7 @@ import unittest
 
 PROGRAM = pathlib.Path("tests/launch/rank_program").absolute()
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "OMP_NUM_THREADS")
+LIMIT_S = 120  # per run
 CLEAN = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
 
 
@@ -27,8 +29,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def wait_until(condition, limit_s):
-    end = time.monotonic() + limit_s
+def wait_until(condition):
+    end = time.monotonic() + LIMIT_S
     while not condition():
         if time.monotonic() > end:
             return False
@@ -48,13 +50,9 @@ class Run:
     def pids(self):
         return {int(file.name): int(file.read_text()) for file in pathlib.Path(self.folder.name).glob("?")}
 
-    def wait_for_ranks(self, count):
-        assert wait_until(lambda: len(self.pids()) == count, 60), "the ranks did not start"
-        return self.pids()
-
-    def end(self, limit_s=60):
+    def end(self):
         """Returns exit code, stdout, stderr."""
-        out, err = self.process.communicate(timeout=limit_s)
+        out, err = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out, err
 
 
@@ -62,7 +60,7 @@ class LauncherTest(unittest.TestCase):
 
     def assert_gone(self, run):
         pids = run.pids()
-        self.assertTrue(wait_until(lambda: not any(state_of(pid) for pid in pids.values()), 2),
+        self.assertTrue(wait_until(lambda: not any(state_of(pid) for pid in pids.values())),
                         {rank: state_of(pid) for rank, pid in pids.items()})
         run.folder.cleanup()
 
@@ -98,7 +96,7 @@ class LauncherTest(unittest.TestCase):
 
     def test_a_program_that_ignores_its_children(self):
         run = Run("ok-without-sigchld")
-        code, out, err = run.end(limit_s=15)
+        code, out, err = run.end()
         self.assertEqual((code, out[:19]), (0, "rank 0 of 2, sum 3,"))
         self.assertIn("warning: rank 1 has ended, but whether it failed is not known", err)
         self.assert_gone(run)
@@ -154,50 +152,6 @@ class LauncherTest(unittest.TestCase):
         self.assertEqual(code, 200)
         self.assertIn("rank 1 ended with exit code 200", err)
 
-    def test_killed_child(self):
-        run = Run("loop", "devices=3")
-        os.kill(run.wait_for_ranks(3)[1], signal.SIGKILL)
-        started = time.monotonic()
-        code, _, err = run.end()
-        self.assertLess(time.monotonic() - started, 8)
-        self.assertEqual(code, 128 + signal.SIGKILL)
-        self.assertIn("rank 1 was ended by signal 9 (Killed)", err)
-        self.assert_gone(run)
-
-    def test_killed_rank_0_takes_the_others_along(self):
-        run = Run("loop", "devices=3")
-        os.kill(run.wait_for_ranks(3)[0], signal.SIGKILL)
-        run.end()
-        self.assert_gone(run)
-
-    def test_hanging_child(self):
-        run = Run("loop", "devices=3", "timeout=2")
-        os.kill(run.wait_for_ranks(3)[2], signal.SIGSTOP)
-        started = time.monotonic()
-        code, _, err = run.end()
-        self.assertLess(time.monotonic() - started, 2 + 5)
-        self.assertEqual(code, 1)
-        self.assertIn("rank 2 gives no sign of life (killed, or hanging); last seen at step", err)
-        self.assert_gone(run)
-
-    def test_hanging_rank_0(self):
-        run = Run("loop", "devices=3", "timeout=2")
-        pids = run.wait_for_ranks(3)
-        os.kill(pids[0], signal.SIGSTOP)
-        self.assertTrue(wait_until(lambda: all(state_of(pids[rank]) in "Z" for rank in (1, 2)), 2 + 5))
-        os.kill(pids[0], signal.SIGCONT)
-        code, _, err = run.end()
-        self.assertEqual(code, 1)
-        self.assertIn("rank 0, which keeps the store, does not answer", err)
-        self.assert_gone(run)
-
-    def test_rank_that_leaves_early_is_named(self):
-        run = Run("leave", "devices=3", "timeout=2")
-        code, _, err = run.end()
-        self.assertEqual(code, 1)
-        self.assertIn("rank 1 is at the end of the program", err)
-        self.assert_gone(run)
-
 
 class StartedByOthers(unittest.TestCase):
 
@@ -250,7 +204,7 @@ class StartedByOthers(unittest.TestCase):
         env = {**CLEAN, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
         code, _, err = Run("ok", "connect=1", env={**env, "MASTER_PORT": str(free_port())}).end()
         self.assertEqual(code, 1)
-        self.assertEqual(err, "error: rank 0: of 2 ranks, 1 has not come within 1 s\n")
+        self.assertEqual(err, "error: rank 0: of 2 ranks, 1 has not joined within 1 s\n")
 
     def test_a_master_that_cannot_be_reached(self):
         env = {**CLEAN, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -276,16 +230,6 @@ class StartedByOthers(unittest.TestCase):
             code, _, err = Run("ok", "connect=1", env={**env, "MASTER_PORT": str(listener.getsockname()[1])}).end()
         self.assertEqual(code, 1)
         self.assertIn("something listens there, but does not answer", err)
-
-    def test_a_port_in_use(self):
-        with socket.socket() as listener:
-            listener.bind(("0.0.0.0", 0))
-            listener.listen()
-            port = str(listener.getsockname()[1])
-            code, _, err = Run("ok", env={**CLEAN, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
-                                          "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}).end()
-        self.assertEqual(code, 1)
-        self.assertIn("choose another MASTER_PORT", err)
 
     def test_contradicting_variables_are_a_usage_error(self):
         code, _, err = Run("ok", env={**CLEAN, "RANK": "0", "WORLD_SIZE": "2"}).end()

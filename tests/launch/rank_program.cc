@@ -24,8 +24,8 @@ using namespace fulgur;
 
 struct Settings {
   std::string mode;
-  std::map<std::string, std::string> values{{"devices", "2"}, {"nodes", "1"}, {"timeout", "20"},
-                                            {"victim", "1"},  {"folder", ""}, {"connect", "20"}};
+  std::map<std::string, std::string> values{
+      {"devices", "2"}, {"nodes", "1"}, {"victim", "1"}, {"folder", ""}, {"connect", "20"}};
 
   Settings(int argc, char** argv) : mode(argc > 1 ? argv[1] : "") {
     for (int i = 2; i < argc; ++i) {
@@ -36,7 +36,7 @@ struct Settings {
   int64_t number(const std::string& name) const { return std::stoll(values.at(name)); }
 };
 
-// Announces that this rank is at work: the test waits for these files.
+// Tells the test which process this rank is.
 void leave_pid(const Settings& settings, int64_t rank) {
   if (settings.values.at("folder").empty()) return;
   const std::filesystem::path file = settings.values.at("folder") + "/" + std::to_string(rank);
@@ -55,11 +55,10 @@ int64_t sum_over_ranks(World& world) {
   while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
 }
 
-void misbehave(const Settings& settings, World& world) {
+void misbehave(const Settings& settings) {
   if (settings.mode == "throw") throw std::runtime_error("boom");
   if (settings.mode == "throw-number") throw 7;
   if (settings.mode.starts_with("exit")) std::_Exit(settings.mode == "exit-200" ? 200 : 7);
-  if (settings.mode == "leave") world.leave();
 }
 
 void run(const Settings& settings, World& world) {
@@ -72,7 +71,7 @@ void run(const Settings& settings, World& world) {
     if (step == 3 && is_victim) {
       fmt::print("about to misbehave\nat step {}\n", step);
       std::cout.flush();
-      misbehave(settings, world);
+      misbehave(settings);
     }
     if (step == 3 && settings.mode == "exit-beside-a-busy-rank" && world.rank() == 0) compute_for_ever();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // a step's work
@@ -90,7 +89,7 @@ int main(int argc, char** argv) {
     const SessionOptions options{
         .devices = std::vector<c10::Device>(static_cast<size_t>(settings.number("devices")), c10::kCPU),
         .num_nodes = settings.number("nodes"),
-        .world = {.timeout_s = static_cast<double>(settings.number("timeout")),
+        .world = {.timeout_s = 20,
                   .connect_timeout_s = static_cast<double>(settings.number("connect")),
                   .heartbeat_interval_s = 0.2}};
     run_distributed(options, [&](World& world) { run(settings, world); });

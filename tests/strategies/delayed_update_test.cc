@@ -1,4 +1,4 @@
-// Updates one step late, compared with the recurrence written out.
+// Updates delayed by one step, compared with the recurrence written out.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -1252,7 +1252,7 @@ TEST(DelayedUpdateTest, WithoutMomentumNothingIsExpectedAndThatIsSaidOnce) {
   };
   const auto expect_said_once = [&](const auto& module, const std::string& name) {
     const std::string said = output_of(module, "gradient", /*warmup=*/1);
-    const std::string reason = "unpredicted, because " + name + " has no momentum";
+    const std::string reason = "without a prediction, because " + name + " has no momentum";
     ASSERT_THAT(said, HasSubstr(reason));
     EXPECT_EQ(said.find(reason), said.rfind(reason));
   };
@@ -1268,7 +1268,7 @@ TEST(DelayedUpdateTest, WithoutMomentumNothingIsExpectedAndThatIsSaidOnce) {
   expect_unpredicted_without_beta1(std::type_identity<optim::Lion>(), "Lion");
   EXPECT_THAT(output_of(make_module<Recorded<BySGD>>(), "none"), Not(HasSubstr("no momentum")));
   EXPECT_THAT(output_of(make_module<Recorded<ByMomentum>>(), "gradient"),
-              HasSubstr("after 300 steps on time updates are one step late, and forward is ahead"));
+              HasSubstr("updates are delayed by one step after the first 300 steps, and forward reads weights with"));
 }
 
 template <class M = TinyModule>

@@ -185,7 +185,7 @@ std::string said_with(const StrategyChoice& strategy, const Case& c, int64_t wor
 
 TEST(Masters, SayThatWhatOthersWriteToTheirRoundingsIsLost) {
   const Case c{.precision = "bf16-true"};
-  const std::string lost = "parameter 'hidden.weight' was written to between steps, which is lost";
+  const std::string lost = "parameter 'hidden.weight' was written to between steps; the new value is lost";
   const std::string said = said_with("single_device", c);
   EXPECT_THAT(said, HasSubstr(lost));
   EXPECT_EQ(said.find("written to"), said.rfind("written to"));  // warns once

@@ -24,7 +24,7 @@ with open("calls.txt", "a") as calls:
 folder.mkdir(parents=True, exist_ok=True)
 epochs, trained = int(flags.get("max_epochs", 1)), folder / "trained"
 if trained.exists() and int(trained.read_text()) > epochs:
-    sys.exit("error: the checkpoint has more epochs behind it")
+    sys.exit("error: the checkpoint has completed more epochs")
 trained.write_text(str(epochs))
 metrics = folder / "metrics.csv"
 if flags.get("killed") and (folder / "was_killed").exists():

@@ -298,6 +298,17 @@ TEST(SignalPoll, SeveralRanksExchangeLittleAndHearOfASignal) {
 
 TEST(FitBounds, MaxTimeEndsFit) { EXPECT_EQ(fit({.max_epochs = 9, .max_time = 0s}), (Ended{0, 0, 0})); }
 
+TEST(FitBounds, MaxTimeCountsFromTheStart) {
+  const LoopPlan plan{.max_time = 1h};
+  const RunState state;
+  const StopRequest stop;
+  TwoRanks ranks;
+  const SignalWatch signals(false);
+  const auto now = FitBounds::Clock::now();
+  EXPECT_TRUE(FitBounds(plan, state, stop, ranks, signals, now - 2h).wants_stop());
+  EXPECT_FALSE(FitBounds(plan, state, stop, ranks, signals, now).wants_stop());
+}
+
 TEST(FitBounds, MinimaWinOverMaxTimeWhichBoundsNoEpochs) {
   EXPECT_EQ(fit({.min_steps = 12, .max_time = 0s}), (Ended{3, 12, 12}));
   EXPECT_EQ(fit({.min_epochs = 3, .max_time = 0s}), (Ended{3, 15, 15}));

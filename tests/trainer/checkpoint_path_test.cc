@@ -98,7 +98,10 @@ std::vector<std::string> names_in(const fs::path& folder) {
 TEST_F(CheckpointPathTest, LastBeginsAnewWhereThereIsNoneAndElseGoesOn) {
   EXPECT_EQ(steps_of({.max_epochs = 1, .ckpt_path = "last"}), 5);
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 10);
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(steps_of({.max_epochs = 3, .ckpt_path = "last"}), 0);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("nothing is left to train: the checkpoint has completed 3 epochs and 15 steps"));
   EXPECT_THAT(names_in(dir.path() / "runs"), ElementsAre("version_0", "version_1"));  // the third run wrote nothing
 }
 

@@ -3,14 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fulgur/base/state.h"
+#include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/optim/lr_schedulers.h"
@@ -340,6 +343,52 @@ TEST(HookOrder, AnExceptionReachesEveryCallbackAndThenTeardown) {
       calls,
       ElementsAreArray(written(
           {kSetup, {"M.configure_optimizers", "X.on_fit_start", "C.on_train_start", "C.on_exception", "X.teardown"}})));
+}
+
+// Each function is called where a callback's hook of the same name is.
+TEST(LambdaCallback, HasAFunctionForEachHook) {
+  struct Overrides : testing::ReportingCallback {
+    explicit Overrides(Calls* given)
+        : ReportingCallback([given](const std::string& hook) { given->push_back(hook); }), calls(given) {}
+    void on_record(TrainerControl&, const Record&, int64_t) override { calls->push_back("on_record"); }
+    void on_checkpoint_saved(TrainerControl&, const std::filesystem::path&) override {
+      calls->push_back("on_checkpoint_saved");
+    }
+    Calls* calls;
+  };
+  struct Failing : testing::TinyModule {
+    void on_train_start() override { throw std::runtime_error("no"); }
+  };
+  Calls expected, calls;
+  const auto adds = [&calls](const char* hook) { return [&calls, hook](auto&&...) { calls.push_back(hook); }; };
+#define M_FIELD(hook) .hook = adds(#hook)
+  const auto lambda = LambdaCallback::make({
+      M_FIELD(setup), M_FIELD(on_fit_start), M_FIELD(on_sanity_check_start), M_FIELD(on_sanity_check_end), M_FIELD(on_train_start), M_FIELD(on_train_epoch_start), 
+       .on_train_batch_start = [&calls](TrainerControl&, const Batch&, int64_t batch_idx) {
+         calls.push_back("on_train_batch_start");
+         return batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+       },
+M_FIELD(on_before_zero_grad), M_FIELD(on_before_backward), M_FIELD(on_after_backward), M_FIELD(on_before_optimizer_step), M_FIELD(on_train_batch_end), M_FIELD(on_validation_start), M_FIELD(on_validation_epoch_start), M_FIELD(on_validation_batch_start), M_FIELD(on_validation_batch_end), M_FIELD(on_validation_epoch_end), M_FIELD(on_validation_end), M_FIELD(on_train_epoch_end), M_FIELD(on_train_end), M_FIELD(on_fit_end), M_FIELD(on_test_start), M_FIELD(on_test_epoch_start), M_FIELD(on_test_batch_start), M_FIELD(on_test_batch_end), M_FIELD(on_test_epoch_end), M_FIELD(on_test_end), M_FIELD(on_predict_start), M_FIELD(on_predict_epoch_start), M_FIELD(on_predict_batch_start), M_FIELD(on_predict_batch_end), M_FIELD(on_predict_epoch_end), M_FIELD(on_predict_end), M_FIELD(on_metrics), M_FIELD(on_record), M_FIELD(on_checkpoint_saved), M_FIELD(on_exception), M_FIELD(teardown)});
+#undef M_FIELD
+  const testing::TempDir dir;
+  const auto records = testing::at_batch_end([&](TrainerControl& trainer) {
+    trainer.log_text("text", "a");
+    trainer.save_checkpoint(dir.path() / std::to_string(trainer.state().batch_idx));
+  });
+  TrainerOptions options = testing::quiet({.callbacks = {records, std::make_shared<Overrides>(&expected), lambda}});
+  options.log_every_n_steps = 1;
+  Trainer trainer(options);
+  const auto module = make_module<testing::TinyModule>();
+  trainer.fit(module, {.train = tiny_loader(12, 4), .val = tiny_loader(4, 4)});
+  EXPECT_EQ(trainer.state().global_step, 1);  // the second of three batches skips the rest of the epoch
+  trainer.validate(module, {.val = tiny_loader(4, 4)});
+  trainer.test(module, {.test = tiny_loader(4, 4)});
+  trainer.predict(module, {.predict = tiny_loader(4, 4)});
+  EXPECT_THROW(trainer.fit(make_module<Failing>(), {.train = tiny_loader(4, 4)}), std::runtime_error);
+  EXPECT_THAT(calls, ElementsAreArray(expected));
+  EXPECT_EQ(std::set<std::string>(calls.begin(), calls.end()).size(), 38U);
+  EXPECT_TRUE(lambda->wants_gradients());
+  EXPECT_FALSE(LambdaCallback::make({})->wants_gradients());
 }
 
 }  // namespace

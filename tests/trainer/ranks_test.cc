@@ -257,6 +257,46 @@ TEST_P(Ranks, BuffersAreThoseOfRank0) {
   EXPECT_GT(means[0].norm().item<double>(), 0);
 }
 
+// The running means are those of a loop over the batches of the rank itself, or of rank 0.
+TEST(RanksWithBuffers, KeepTheirOwnWhereNoneAreBroadcast) {
+  for (const bool broadcasts : {false, true}) {
+    run_ranks(2, [&](World& world) {
+      const auto module = seeded<Normed>();
+      Trainer(ddp(world, {.strategy = Ddp{.broadcast_buffers = broadcasts}}))
+          .fit(module, {.train = testing::tiny_loader(16, 4)});
+      torch::nn::BatchNorm1d expected(4);
+      const auto loader = testing::tiny_loader(16, 4);
+      loader->set_shard({.rank = broadcasts ? 0 : world.rank(), .world_size = 2});
+      loader->begin_epoch(0);
+      while (const auto batch = loader->next()) expected->forward((*batch)["x"]);
+      EXPECT_TRUE(module->norm->running_mean.equal(expected->running_mean)) << broadcasts << ", rank " << world.rank();
+    });
+  }
+}
+
+TEST(RanksThatReadTheirData, SeeAllOfItWhereItIsNotSharded) {
+  struct Keeps : TinyModule {
+    std::set<double> seen;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      for (int64_t i = 0; i < batch.batch_size(); ++i) seen.insert(batch["x"][i][0].item<double>());
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  for (const bool shards : {false, true}) {
+    std::vector<std::set<double>> seen(2);
+    run_ranks(2, [&](World& world) {
+      const auto module = seeded<Keeps>();
+      TrainerOptions options = ddp(world);
+      options.use_distributed_sampler = shards;
+      Trainer(options).fit(module, {.train = testing::tiny_loader(16, 4)});
+      seen[static_cast<size_t>(world.rank())] = module->seen;
+    });
+    for (const auto& of_rank : seen) EXPECT_EQ(of_rank.size(), shards ? 8U : 16U);
+    seen[0].merge(seen[1]);
+    EXPECT_EQ(seen[0].size(), 16U);
+  }
+}
+
 struct SyncNormed : SgdModule {
   nn::SyncBatchNorm1d norm{nullptr};
   SyncNormed() { norm = register_module("norm", nn::SyncBatchNorm1d(4)); }
@@ -717,7 +757,7 @@ TEST(RanksThatFail, TooFewSamplesForEveryRank) {
   run_failing_ranks(3, [&](World& world) {
     EXPECT_THAT(message_of<SetupError>(
                     [&] { Trainer(ddp(world)).test(seeded<TinyModule>(), {.test = testing::tiny_loader(2, 1)}); }),
-                HasSubstr("the test loader has too few samples: of 3 ranks"));
+                HasSubstr("the test loader has too few samples for each of the 3 ranks"));
   });
 }
 

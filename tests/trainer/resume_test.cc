@@ -7,6 +7,7 @@
 #include <torch/optim/lbfgs.h>
 
 #include <array>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -47,6 +48,7 @@ using testing::run_ranks;
 using testing::TempDir;
 using testing::tiny_dataset;
 using testing::TinyModule;
+using namespace std::chrono_literals;
 
 constexpr int64_t kEpochs = 2;
 
@@ -105,7 +107,7 @@ struct NetWithLamb : Net {
   Optimizers configure_optimizers() override { return optim::LAMB(parameters(), {.lr = 0.05}); }
 };
 
-// By an optimizer with momentum, so that a late update is predicted, and a schedule by step.
+// By an optimizer with momentum, so that a delayed update is predicted, and a schedule by step.
 template <class O, auto kOptions>
 struct NetBy : Net {
   Optimizers configure_optimizers() override {
@@ -599,6 +601,17 @@ TEST(Resume, RefusesCountsAndTimesThatNoRunHas) {
     const TrainerOptions unchecked{.ckpt_verify = false};
     EXPECT_THAT(message_of<CheckpointError>([&] { fit({.options = unchecked}, 2, "", checkpoint); }),
                 AllOf(HasSubstr(name), HasSubstr(checkpoint.string())));
+  }
+}
+
+TEST(Resume, MaxTimeCountsTheTimeBeforeTheCheckpoint) {
+  const TempDir dir;
+  fit({.options = {.max_steps = 3}}, 1, dir.path(), "");
+  const fs::path checkpoint = dir.path() / "0-end";
+  overwrite(checkpoint, "loops/elapsed_s", "4e3");
+  for (const auto& [max_time, global_step] : {std::pair(1h, 3), {2h, 10}}) {
+    const TrainerOptions options{.max_time = max_time, .ckpt_verify = false};
+    EXPECT_EQ(fit({.options = options}, 2, "", checkpoint).state.global_step, global_step);
   }
 }
 

@@ -11,12 +11,12 @@ namespace fulgur {
 
 // Keeps a copy of a module's parameters, buffers and gradients, and restores them in its destructor. The module is
 // borrowed.
-class ModuleRestored {
+class ScopedModuleState {
  public:
-  explicit ModuleRestored(Module& module);
-  ~ModuleRestored();
-  ModuleRestored(const ModuleRestored&) = delete;
-  ModuleRestored& operator=(const ModuleRestored&) = delete;
+  explicit ScopedModuleState(Module& module);
+  ~ScopedModuleState();
+  ScopedModuleState(const ScopedModuleState&) = delete;
+  ScopedModuleState& operator=(const ScopedModuleState&) = delete;
 
  private:
   Module& module_;

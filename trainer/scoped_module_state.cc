@@ -1,4 +1,4 @@
-#include "fulgur/trainer/module_restored.h"
+#include "fulgur/trainer/scoped_module_state.h"
 
 #include <c10/core/GradMode.h>
 
@@ -10,14 +10,14 @@
 
 namespace fulgur {
 
-ModuleRestored::ModuleRestored(Module& module) : module_(module) {
+ScopedModuleState::ScopedModuleState(Module& module) : module_(module) {
   for (const auto& [name, tensor] : named_state(module)) {
     state_.emplace(name, tensor.detach().clone());
     if (tensor.grad().defined()) gradients_.emplace(name, tensor.grad().detach().clone());
   }
 }
 
-ModuleRestored::~ModuleRestored() {
+ScopedModuleState::~ScopedModuleState() {
   try {
     const c10::NoGradGuard no_grad;
     for (const auto& [name, now] : named_state(module_)) {
