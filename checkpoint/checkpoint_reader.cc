@@ -139,17 +139,11 @@ StateTensors CheckpointReader::read(const std::string& parameter, int64_t begin,
   return whole;
 }
 
-// All state tensors that a rank has written of the range, by name.
+// All state tensors that a rank has written of the range, by name. An optimizer may have none: SGD without momentum.
 StateTensors CheckpointReader::tensors_of(const std::string& parameter, const Part& part) const {
   file(part.file);
   const auto tensors = range_tensors_.find(range_key(parameter, part.begin, part.end));
-  if (tensors == range_tensors_.end()) {
-    throw CheckpointError(
-        fmt::format("{}: the manifest says that it has the optimizer state of elements {} to {} of "
-                    "'{}', but it has not",
-                    (folder_ / part.file).string(), part.begin, part.end, parameter));
-  }
-  return tensors->second;
+  return tensors == range_tensors_.end() ? StateTensors() : tensors->second;
 }
 
 const SafetensorsFile& CheckpointReader::file(const std::string& name) const {

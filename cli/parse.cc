@@ -199,7 +199,8 @@ std::optional<ParsedCommandLine> parse_command_line(std::vector<std::string> arg
   throw_if_any(asked.problems);
   parsed.config = config.to_toml();
   for (const Config::Option& option : config.options()) {
-    if (!option.is_default()) parsed.set.push_back(option.path);
+    const bool is_of_environment = option.name.starts_with("FULGUR_");
+    if (!option.is_default() && !is_of_environment) parsed.set.push_back(option.path);
   }
   if (!asked.prints_config) return parsed;
   std::fputs(parsed.config.c_str(), stdout);

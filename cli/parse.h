@@ -25,7 +25,9 @@ struct ProgramDescription {
 struct ParsedCommandLine {
   std::string subcommand{};  // the first one if none was given; empty if there are none
   std::string config{};      // all options as a TOML file
-  std::vector<std::string> set{};  // paths of the options that are not left at their defaults: "data.batch_size", "seed"
+  // Paths of the options that flags and config files have set, such as "data.batch_size". Those that environment
+  // variables have set are left out: the variables stay for the next command.
+  std::vector<std::string> set{};
 };
 
 // Sets a program's options as parse_flags says. nullopt: what was asked for, such as help, is printed, and nothing is

@@ -50,10 +50,21 @@ std::optional<std::vector<std::string>> take_header(std::string_view& text) {
   return std::nullopt;
 }
 
+// Whether a Module has logged the metric both by the batch and by the epoch, and this is the one by the batch of a
+// validation or test: "val_loss_step", "test_acc_step/dataloader_idx_1".
+bool counts_evaluated_batches(std::string_view name) {
+  if (!name.starts_with("val") && !name.starts_with("test")) return false;
+  return name.substr(0, name.find("/dataloader_idx_")).ends_with("_step");
+}
+
 // The rows of a file: numbers with commas in between.
 class RowReader {
  public:
-  explicit RowReader(MetricTable& table) : table_(table), values_(table.curves.size()) {}
+  explicit RowReader(MetricTable& table) : table_(table) {
+    for (const MetricCurve& curve : table.curves) {
+      values_.push_back({.counts_evaluated_batches = counts_evaluated_batches(curve.name)});
+    }
+  }
 
   // Returns what is wrong with the row, which is then left out; empty if nothing is.
   std::string add(std::string_view row) {
@@ -79,6 +90,7 @@ class RowReader {
   struct Cell {
     double number = 0.0;
     bool is_empty = true;
+    bool counts_evaluated_batches = false;
   };
 
   size_t num_columns() const { return values_.size() + kNumFirstColumns; }
@@ -102,12 +114,16 @@ class RowReader {
   }
 
   void keep(int64_t epoch, int64_t step) {
+    size_t num_values = 0, num_by_batch = 0;
     for (size_t i = 0; i < values_.size(); ++i) {
-      if (!values_[i].is_empty) table_.curves[i].points.push_back({.step = step, .value = values_[i].number});
+      if (values_[i].is_empty) continue;
+      table_.curves[i].points.push_back({.step = step, .value = values_[i].number});
+      ++num_values;
+      num_by_batch += values_[i].counts_evaluated_batches ? 1 : 0;
     }
     ++table_.num_rows;
     table_.last_epoch = epoch;
-    table_.last_step = step;
+    if (num_values == 0 || num_by_batch < num_values) table_.last_step = step;
   }
 
   MetricTable& table_;

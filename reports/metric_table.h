@@ -26,7 +26,10 @@ struct MetricCurve {
 struct MetricTable {
   std::vector<MetricCurve> curves{};  // in the order of the columns; a metric without a value has no points
   int64_t num_rows = 0;
-  int64_t last_epoch = 0, last_step = 0;  // 0 without rows
+  int64_t last_epoch = 0;  // 0 without rows
+  // The step of the last row that counts optimizer steps; 0 without such a row. A row that has only values logged by
+  // the batch in validation or test, such as "val_loss_step", counts their batches instead.
+  int64_t last_step = 0;
   bool has_torn_row = false;              // the last row was incomplete, and was left out
 
   const MetricCurve* find(std::string_view name) const;  // null if there is none

@@ -120,8 +120,19 @@ std::vector<MetricsFile> metrics_files_in(const fs::path& folder) {
   return files;
 }
 
-// False for the rows of a Trainer that has only validated or tested, which ends at step 0 of epoch 0.
-bool has_training_rows(const MetricTable& table) { return table.last_step > 0 || table.last_epoch > 0; }
+// Metrics that only training writes: those of LearningRateMonitor, GradientNormMonitor and ThroughputMonitor, and what a
+// Module calls train_loss.
+bool is_of_training(const MetricCurve& curve) {
+  const bool has_name_of_training =
+      curve.name.starts_with("train") || kind_of_metric(curve.name) == MetricKind::optimization;
+  return has_name_of_training && !curve.points.empty();
+}
+
+// False for the rows of a Trainer that has only validated or tested, which ends at step 0 of epoch 0. A fit of one step
+// ends there too, and is known by its metrics.
+bool has_training_rows(const MetricTable& table) {
+  return table.last_step > 0 || table.last_epoch > 0 || std::ranges::any_of(table.curves, is_of_training);
+}
 
 // What a metrics file without rows of training has, which is not shown: "metrics-v1.csv was written later and ...".
 std::string summary_of(const MetricsFile& file, const MetricTable& table) {

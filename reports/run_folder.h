@@ -45,9 +45,10 @@ bool is_run_folder(const std::filesystem::path& folder);
 // Reads a folder, in which a run may be in progress: what is incomplete is left out and noted. If several runs have
 // written into the folder, the files of the newest are read (config-v2.toml, env-v1.json). Among metrics.csv and
 // metrics-v1.csv, that is the file that was written last, for a run that resumes continues its old one. But a file
-// without rows of training, whose last row is at step 0 of epoch 0 as after a test of a checkpoint, never hides one
-// that has them: a note says what is in it. Throws UsageError if there is no such folder, with the nearest name that
-// exists; if nothing in the folder is of a run (see is_run_folder); if its metrics were not written by a CSVLogger.
+// without rows of training, whose last row is at step 0 of epoch 0 as after a test of a checkpoint, and which has no
+// metric of training such as train_loss, never hides one that has them: a note says what is in it. Throws UsageError if
+// there is no such folder, with the nearest name that exists; if nothing in the folder is of a run (see is_run_folder);
+// if its metrics were not written by a CSVLogger.
 RunFolder read_run_folder(const std::filesystem::path& folder);
 
 // Reads a folder again and again while the run is in progress: the same without checkpoints, config and profiles, and

@@ -1,21 +1,30 @@
 #include "fulgur/reports/run_picture.h"
 
 #include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <ctime>
+#include <fstream>
 #include <limits>
+#include <sstream>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "fulgur/checkpoint/numbered_files.h"
 #include "fulgur/reports/terminal_text.h"
 
 namespace fulgur {
 namespace {
+
+namespace fs = std::filesystem;
 
 using Clock = std::chrono::system_clock;
 using Lines = std::vector<std::string>;
@@ -23,6 +32,8 @@ using Lines = std::vector<std::string>;
 constexpr size_t kNarrow = 50;      // columns; below, a metric takes two lines
 constexpr size_t kValueWidth = 12;  // -1.23457e-05
 constexpr size_t kMostNameWidth = 30;
+constexpr double kSilent_s = 600;  // a run that may have ended on another host, and wrote nothing for as long, is silent
+constexpr double kClockError_s = 60;  // by which the time in env.json and the kernel's may differ
 constexpr std::array<std::string_view, 8> kBlocks{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
 // Joins parts with two spaces, in lines of at most `width` columns.
@@ -63,6 +74,67 @@ std::optional<double> start_of(const RunFolder& run) {
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : std::string();
+}
+
+// What /proc says of a process.
+struct ProcessStatus {
+  char state = '?';      // 'Z': it has ended, and its parent does not know yet
+  double start_s = 0.0;  // seconds since 1970
+};
+std::optional<ProcessStatus> status_of(pid_t process) {
+  double boot_s = 0.0;
+  std::ifstream system("/proc/stat");
+  for (std::string line; boot_s == 0.0 && std::getline(system, line);) {
+    if (line.starts_with("btime ")) boot_s = std::atof(line.c_str() + std::string_view("btime ").size());
+  }
+  std::string text;
+  std::getline(std::ifstream(fmt::format("/proc/{}/stat", process)), text);
+  const size_t name_end = text.rfind(')');  // the name before it may hold anything
+  if (boot_s == 0.0 || name_end == text.npos) return std::nullopt;
+  std::istringstream fields(text.substr(name_end + 1));
+  constexpr int kNumBetween = 18;  // fields from the state to the time of the start, see proc(5)
+  ProcessStatus status;
+  std::string field;
+  double start_ticks = 0.0;
+  fields >> status.state;
+  for (int i = 0; i < kNumBetween; ++i) fields >> field;
+  if (!(fields >> start_ticks)) return std::nullopt;
+  status.start_s = boot_s + start_ticks / double(sysconf(_SC_CLK_TCK));
+  return status;
+}
+
+// Whether the process of env.json runs on this host; nullopt if it ran on another one. A container may have the name of
+// its host, but neither its process ids nor its folders.
+std::optional<bool> is_running(const RunFolder& run) {
+  const auto process = number_in(run, "process");
+  const std::string *host = run.find_environment("host"), *folder = run.find_environment("folder");
+  std::error_code error;
+  if (!process || *process < 1 || *process > std::numeric_limits<pid_t>::max()) return std::nullopt;
+  if (host == nullptr || *host != host_name()) return std::nullopt;
+  if (folder != nullptr && !fs::exists(*folder, error)) return std::nullopt;
+  const auto id = static_cast<pid_t>(*process);
+  if (kill(id, 0) != 0 && errno == ESRCH) return false;
+  const auto status = status_of(id);
+  const auto start = start_of(run);
+  if (!status) return true;
+  const bool is_another = start && status->start_s > *start + kClockError_s;
+  return status->state != 'Z' && status->state != 'X' && !is_another;
+}
+
+// nullopt if there is no such file.
+std::optional<Clock::time_point> time_of(const fs::path& file) {
+  std::error_code error;
+  const auto time = fs::last_write_time(file, error);
+  return error ? std::nullopt : std::optional(std::chrono::file_clock::to_sys(time));
+}
+
+bool is_silent(const RunLife& life) {
+  return life.state == RunLife::State::unknown && life.silent_s.value_or(0.0) > kSilent_s;
+}
+
 void add_progress(Lines& lines, const RunFolder& run, const RunProgress& progress, size_t width) {
   if (progress.num_steps_in_all && *progress.num_steps_in_all > 0) {
     const double done = std::clamp(double(progress.num_steps) / double(*progress.num_steps_in_all), 0.0, 1.0);
@@ -77,9 +149,19 @@ void add_progress(Lines& lines, const RunFolder& run, const RunProgress& progres
   if (progress.idle_s) parts.push_back(fmt::format("step {}{}", progress.num_steps, in_all));
   if (progress.idle_s) parts.push_back(fmt::format("epoch {}", run.metrics.last_epoch));
   if (progress.steps_per_s) parts.push_back(fmt::format("{:.3g} steps/s", *progress.steps_per_s));
-  if (progress.left_s) parts.push_back(fmt::format("{} left", duration(*progress.left_s)));
+  const RunLife& life = progress.life;
+  if (life.state == RunLife::State::ended) {
+    parts.push_back("ended");
+  } else if (is_silent(life)) {
+    parts.push_back(fmt::format("no sign of life for {}", duration(*life.silent_s)));
+  } else if (progress.left_s) {
+    parts.push_back(fmt::format("{} left", duration(*progress.left_s)));
+  }
   if (progress.idle_s) parts.push_back(fmt::format("logged {} ago", duration(*progress.idle_s)));
   for (std::string& line : flow(parts, width)) lines.push_back(std::move(line));
+  if (life.state == RunLife::State::ended && !life.post_mortem.empty()) {
+    lines.push_back(terminal_text("an exception ended it; see " + life.post_mortem.string(), width));
+  }
 }
 
 std::vector<const MetricCurve*> curves_by_kind(const MetricTable& metrics) {
@@ -111,6 +193,26 @@ void add_metrics(Lines& lines, const MetricTable& metrics, size_t width) {
 }
 
 }  // namespace
+
+RunLife life_of(const RunFolder& run, Clock::time_point now) {
+  const fs::path folder(run.name);
+  const auto begin = time_of(last_numbered(folder, "env", ".json")), log = time_of(folder / "log.txt");
+  const auto logged = run.metrics_file.empty() ? std::nullopt : std::optional(run.metrics_time);
+  const auto last = std::max({begin, log, logged});
+  const auto is_later = [&](const fs::path& file) { return time_of(file) >= std::max(begin, logged); };
+  RunLife life;
+  if (last) life.silent_s = std::max(0.0, seconds(now - *last));
+  const fs::path post_mortem = last_numbered(folder, "post_mortem", "");
+  if (!post_mortem.empty() && is_later(post_mortem)) life.post_mortem = post_mortem;
+  const auto runs_here = is_running(run);
+  const auto num_steps = number_in(run, "estimated_stepping_batches");
+  const bool is_complete = num_steps && *num_steps > 0 && run.metrics.last_step >= *num_steps - 1;
+  const bool has_page = time_of(folder / "report.html") && is_later(folder / "report.html");
+  const bool has_ended =
+      runs_here ? !*runs_here : !life.post_mortem.empty() || (is_complete && has_page);
+  if (runs_here || has_ended) life.state = has_ended ? RunLife::State::ended : RunLife::State::in_progress;
+  return life;
+}
 
 RunProgress progress_of(const RunFolder& run, Clock::time_point now) {
   RunProgress progress;

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,23 @@
 
 namespace fulgur {
 
+// Whether a run is in progress, as far as can be told from this host.
+struct RunLife {
+  enum class State {
+    unknown,      // it runs or ran on another host, or env.json does not say where
+    in_progress,  // its process runs on this host
+    ended,        // its process, which ran on this host, is gone; on another host: the last files say that it ended
+  };
+  State state = State::unknown;
+  std::optional<double> silent_s{};     // seconds since it last wrote metrics, log.txt or env.json; nullopt: none is there
+  std::filesystem::path post_mortem{};  // what the exception that ended its last fit left; empty: there is none
+};
+
+// Looks at the process that env.json names if it is one of this host. A process that began after the run did is another
+// one with the same id. A run of another host has ended if an exception left a post_mortem/ after the last metrics, or
+// if all steps are taken and report.html was written after them.
+RunLife life_of(const RunFolder& run, std::chrono::system_clock::time_point now);
+
 // How far a run is, by what it has logged.
 struct RunProgress {
   int64_t num_steps = 0;                      // optimizer steps taken, those before the run resumed included
@@ -18,6 +36,7 @@ struct RunProgress {
   std::optional<double> steps_per_s{};        // mean since fit started; nullopt: unknown
   std::optional<double> left_s{};             // estimated seconds to the last step; nullopt: unknown
   std::optional<double> idle_s{};             // seconds since the last row was written; nullopt: there is none
+  RunLife life{};                             // progress_of() leaves it unknown
 };
 RunProgress progress_of(const RunFolder& run, std::chrono::system_clock::time_point now);
 
@@ -29,8 +48,9 @@ struct PictureOptions {
   size_t height = 0;  // most lines; 0: as many as it takes
 };
 
-// A run for a terminal: progress, speed, and for each metric its last value and a sparkline. Below 50 columns a metric
-// takes two lines.
+// A run for a terminal: progress, speed, whether it has ended, and for each metric its last value and a sparkline. Below
+// 50 columns a metric takes two lines. A run whose life is unknown, and which has written nothing for ten minutes, shows
+// no sign of life.
 std::string run_picture(const RunFolder& run, const RunProgress& progress, PictureOptions options = {});
 
 }  // namespace fulgur

@@ -10,15 +10,21 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
 #include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/exception_text.h"
+#include "fulgur/base/names.h"
 #include "fulgur/base/readable_bytes.h"
 #include "fulgur/base/tensor_difference.h"
 #include "fulgur/base/version.h"
+#include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/checkpoint/formats/safetensors.h"
 #include "fulgur/checkpoint/formats/torch_archive.h"
@@ -31,6 +37,79 @@ namespace fulgur {
 namespace {
 
 namespace fs = std::filesystem;
+
+std::vector<fs::path> folders_in(const fs::path& parent) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(parent.empty() ? "." : parent, error)) {
+    if (entry.is_directory(error) && !is_temporary_name(entry.path().filename().string())) {
+      found.push_back(parent / entry.path().filename());
+    }
+  }
+  std::ranges::sort(found);
+  return found;
+}
+
+// The checkpoint among the folders in `parent` that somebody who named `parent` may have meant: last, best, or any.
+std::optional<fs::path> checkpoint_in(const fs::path& parent) {
+  for (const char* name : {"last", "best"}) {
+    if (is_checkpoint(parent / name)) return parent / name;
+  }
+  const std::vector<fs::path> folders = folders_in(parent);
+  const auto found = std::ranges::find_if(folders, is_checkpoint);
+  return found == folders.end() ? std::nullopt : std::optional(*found);
+}
+
+[[noreturn]] void refuse_file(const fs::path& file) {
+  const std::string name = file.string(), extension = file.extension().string();
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+  if (is_checkpoint(folder)) {
+    throw UsageError(fmt::format("'{}' is a file of a checkpoint; did you mean its folder, '{}'?", name,
+                                 folder.string()));
+  }
+  const bool is_of_torch = extension == ".pt" || extension == ".pth" || extension == ".ckpt";
+  if (!is_of_torch && extension != ".safetensors") {
+    throw UsageError(fmt::format("'{}' is a file, and a checkpoint is a folder, such as runs/version_0/checkpoints/last",
+                                 name));
+  }
+  throw UsageError(
+      fmt::format("'{0}' is a file of weights, and a checkpoint is a folder; a program takes weights of Python by "
+                  "load_weights(*model, {1}(\"{0}\"), \"{0}\"), see docs/recipes.md",
+                  name, is_of_torch ? "read_torch_file" : "read_huggingface"));
+}
+
+[[noreturn]] void refuse_missing(const fs::path& path) {
+  const fs::path parent = path.parent_path();
+  std::vector<std::string> names;
+  for (const fs::path& folder : folders_in(parent)) names.push_back(folder.filename().string());
+  const auto nearest = nearest_name(path.filename().string(), names);
+  throw UsageError(fmt::format("there is no checkpoint '{}'{}", path.string(),
+                               nearest         ? fmt::format("; did you mean '{}'?", (parent / *nearest).string())
+                               : names.empty() ? ""
+                                               : fmt::format("; there is {}", fmt::join(names, ", "))));
+}
+
+// Throws, with what was probably meant, unless the path is a checkpoint, or cannot be looked at: reading it says why.
+void require_checkpoint(fs::path path) {
+  if (!path.has_filename()) path = path.parent_path();  // runs/a/
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (is_checkpoint(path)) return;
+  if (type == fs::file_type::not_found) refuse_missing(path);
+  if (type == fs::file_type::regular) refuse_file(path);
+  if (type != fs::file_type::directory) return;
+  const std::string name = path.string();
+  if (const auto found = checkpoint_in(path / "checkpoints")) {
+    throw UsageError(fmt::format("'{}' is the folder of a run; did you mean '{}'?", name, found->string()));
+  }
+  if (const auto found = checkpoint_in(path)) {
+    throw UsageError(fmt::format("'{}' is a folder of checkpoints; did you mean '{}'?", name, found->string()));
+  }
+  if (fs::exists(path / "checkpoints", error)) {
+    throw UsageError(fmt::format("'{}' is the folder of a run that has no checkpoint", name));
+  }
+  throw CheckpointError(fmt::format("'{}' is no checkpoint: it has no {}", name, kManifestName));
+}
 
 template <class T>
 std::string value_of(const State& state, std::string_view name) {
@@ -255,13 +334,22 @@ void convert(const fs::path& folder, const fs::path& file, const std::string& pr
   fmt::print("{}\n", file.string());
 }
 
+// Throws UsageError if the first argument is meant as a command, but is none: CLI11 says only that one is required.
+void require_command(int argc, char** argv, const std::vector<std::string>& known) {
+  const std::string_view asked = argc > 1 ? argv[1] : "";
+  if (asked.empty() || asked.starts_with('-') || std::ranges::find(known, asked) != known.end()) return;
+  throw UsageError(unknown_name_message("command", asked, known));
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Looks at checkpoints and makes files of them that others read.");
   app.set_version_flag("--version", "fulgur " FULGUR_VERSION);
   app.require_subcommand(1);
   std::string folder, other, program;
   bool optimizer = false;
+  std::vector<std::string> commands;
   const auto command = [&](const char* name, const char* help) {
+    commands.emplace_back(name);
     CLI::App* added = app.add_subcommand(name, help);
     added->add_option("folder", folder, "a checkpoint")->required();
     return added;
@@ -277,6 +365,7 @@ int run(int argc, char** argv) {
   CLI::App* const converting = command("convert", "its weights for others");
   converting->add_option("file", other, "a new file: .pt, .ckpt (Lightning), .safetensors or .pt2")->required();
   converting->add_option("--program", program, "for .pt2: the torch.export archive that the weights were trained from");
+  if (const int failure = exit_code_of([&] { require_command(argc, argv, commands); })) return failure;
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -285,6 +374,8 @@ int run(int argc, char** argv) {
   int exit_code = 0;
   const int failure = exit_code_of([&] {
     enter_working_directory();
+    require_checkpoint(folder);
+    if (*differing) require_checkpoint(other);
     if (*inspecting) inspect(folder);
     if (*verifying) check(folder);
     if (*differing) exit_code = differ(folder, other) ? 1 : 0;

@@ -36,15 +36,27 @@ void show(const std::string& picture) {
   std::cout << (is_terminal ? "\x1b[H\x1b[J" : "") << picture << (is_terminal ? "" : "\n") << std::flush;
 }
 
-std::string picture_of(fulgur::ProgressReader& reader, fulgur::PictureOptions options) {
-  const fulgur::RunFolder& run = reader.read();
-  return run_picture(run, progress_of(run, std::chrono::system_clock::now()), options);
+struct Frame {
+  std::string picture;
+  bool is_last = false;  // the run has ended
+};
+
+// A run that has ended is read once more: it may have written its last rows since.
+Frame frame_of(fulgur::ProgressReader& reader, fulgur::PictureOptions options) {
+  const auto now = std::chrono::system_clock::now();
+  const fulgur::RunFolder* run = &reader.read();
+  const fulgur::RunLife life = life_of(*run, now);
+  const bool has_ended = life.state == fulgur::RunLife::State::ended;
+  if (has_ended) run = &reader.read();
+  fulgur::RunProgress progress = progress_of(*run, now);
+  progress.life = life;
+  return {.picture = run_picture(*run, progress, options), .is_last = has_ended};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Shows how far a run is, its last metrics and how they went, until Ctrl-C.");
+  CLI::App app("Shows how far a run is, its last metrics and how they went, until it has ended, or until Ctrl-C.");
   std::string folder;
   bool once = false;
   double every_s = 2.0;
@@ -61,12 +73,13 @@ int main(int argc, char** argv) {
       fulgur::PictureOptions options = picture_options();
       if (width > 0) options.width = width;
       const std::clock_t begin = std::clock();
-      const std::string picture = picture_of(reader, options);
+      const Frame frame = frame_of(reader, options);
       if (once) {
-        std::cout << picture;
+        std::cout << frame.picture;
         return 0;
       }
-      show(picture);
+      show(frame.picture);
+      if (frame.is_last) return 0;
       const Seconds spent(is_first ? 0.0 : double(std::clock() - begin) / CLOCKS_PER_SEC);
       is_first = false;
       std::this_thread::sleep_for(std::max(Seconds(every_s), spent / kShareOfCore));

@@ -60,7 +60,8 @@ TEST_F(EarlyStoppingTest, StopsAfterAsManyChecksInARowWithoutImprovement) {
 
 TEST_F(EarlyStoppingTest, AnImprovementIsLargerThanMinDelta) {
   EXPECT_EQ(validations({.patience = 2, .min_delta = 0.5}, {4, 3.6, 3.5, 0}), 3);
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 4 by more than 0.5 in 2 validations (mode = min)"));
+  EXPECT_THAT(trainer.stop_reasons,
+              ElementsAre("'val' has not improved on 4 by more than 0.5 in 2 validations (mode = min)"));
   EXPECT_EQ(validations({.mode = "max", .patience = 1, .min_delta = 0.5}, {1, 1.75, 2, 9}), 3);
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -100,6 +101,16 @@ TEST(KinetoProfiler, ASkippedEpochDoesNotEndTheRecording) {
                        std::make_shared<EndsEpochs>()};
   Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(40, 4)});
   EXPECT_EQ(calls_in(dir.path() / "runs/run/trace-rank0.json")["training_step"], 2);
+}
+
+TEST(KinetoProfiler, ListsAsManyOperatorsAsAskedFor) {
+  const testing::TempDir dir;
+  TrainerOptions options = options_in(dir.path());
+  options.callbacks = {
+      KinetoProfiler::make({.wait_batches = 0, .warmup_batches = 0, .active_batches = 1, .table_rows = 3})};
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(8, 4)});
+  const std::string table = text_of(dir.path() / "runs/run/trace-rank0.txt");
+  EXPECT_EQ(std::ranges::count(table, '\n'), 1 + 3) << table;
 }
 
 // Ranks that are threads of one process, as only tests have them.

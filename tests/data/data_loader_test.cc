@@ -224,13 +224,17 @@ TEST(Workers, ADatasetThatDrawsFromTheGlobalGeneratorIsNamed) {
   EXPECT_TRUE(alone.next()) << "without workers the numbers can be repeated";
 }
 
-// Reads until the test lets it go on.
+// Reads its first sample until the test lets it go on.
 struct Hangs final : Dataset {
+  mutable std::promise<void> is_reading;
   std::shared_ptr<std::promise<void>> let_go = std::make_shared<std::promise<void>>();
   std::shared_future<void> may_go = let_go->get_future().share();
   int64_t size() const override { return 24; }
   Batch get(int64_t index, Random&) const override {
-    if (index == 8) may_go.wait();
+    if (index == 0) {
+      is_reading.set_value();
+      may_go.wait();
+    }
     return {{"x", torch::tensor(index)}};
   }
 };
@@ -240,8 +244,6 @@ TEST(Workers, AWorkerThatHangsEndsTheRun) {
   {
     DataLoader loader(hangs, {.batch_size = 4, .workers = 1, .timeout_s = 0.2});
     loader.begin_epoch(0);
-    loader.next();
-    loader.next();
     EXPECT_EQ(message_of<DataError>([&] { loader.next(); }),
               "a worker has read a batch of Hangs for more than 0.2 s (timeout_s)");
   }
@@ -253,7 +255,7 @@ TEST(Workers, AWorkerThatHangsIsNotWaitedForByTheDestructor) {
   {
     DataLoader loader(hangs, {.batch_size = 4, .workers = 2, .timeout_s = 0.2});
     loader.begin_epoch(0);
-    loader.next();  // the third batch, which hangs, is being read
+    hangs->is_reading.get_future().wait();
   }
   hangs->let_go->set_value();
 }

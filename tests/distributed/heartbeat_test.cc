@@ -142,7 +142,12 @@ TEST(Heartbeat, AFailureOfManyRanksTakesFewRequests) {
     heartbeats.emplace_back(store, rank, 0, std::chrono::milliseconds(200), kTimeout);
     heartbeats.back().progress("data").number = rank == kMissing ? 0 : 1;
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // all have written where they are
+  for (const int64_t rank : ranks) {  // each has written where it is
+    const std::string place = rank == kMissing ? " data=0:" : " data=1:";
+    while (store->get_to_str("heartbeat/" + std::to_string(rank)).find(place) == std::string::npos) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
   store->num_requests = 0;
   std::vector<std::string> texts(kNumRanks);
   std::vector<std::thread> threads;

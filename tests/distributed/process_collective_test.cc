@@ -1,27 +1,29 @@
 // What a group calls of c10d's backend of a device, here a backend that only counts calls, on the meta device.
 #include "fulgur/distributed/process_collective.h"
 
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "tests/testing/temp_dir.h"
+
 namespace fulgur {
 namespace {
-
-// Runs before the first query for a trace, which is decided once per process.
-[[maybe_unused]] const int is_traced =
-    ::setenv("FULGUR_TRACE", (::testing::TempDir() + "/process_collective_test").c_str(), /*overwrite=*/1);
 
 struct Calls {
   int shutdowns = 0, aborts = 0;
   bool shutdown_throws = false;
+  bool work_has_a_future = false;
 };
 
 class Backend final : public c10d::Backend {
@@ -34,14 +36,21 @@ class Backend final : public c10d::Backend {
     if (calls_.shutdown_throws) throw std::runtime_error("no");
   }
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>&, const c10d::AllreduceOptions&) override {
-    return c10::make_intrusive<Done>();
+    return c10::make_intrusive<Done>(calls_.work_has_a_future);
   }
 
  private:
-  // Has no future, like NCCL's work for tensors that do not divide evenly.
+  // May have no future, like NCCL's work for tensors that do not divide evenly.
   struct Done final : c10d::Work {
+    explicit Done(bool given) : has_future(given) {}
+    bool has_future;
     bool wait(std::chrono::milliseconds) override { return true; }
-    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return nullptr; }
+    c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+      if (!has_future) return nullptr;
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
+      future->markCompleted();
+      return future;
+    }
   };
 
   Calls& calls_;
@@ -83,10 +92,22 @@ TEST(ProcessCollective, AGroupThatDoesNotShutDownIsAborted) {
 }
 
 // With a trace, a span ends when the future completes.
-TEST(ProcessCollective, WorkWithoutAFutureHasNoSpan) {
-  Calls calls;
-  const auto group = group_of(calls);
-  EXPECT_NO_THROW(group->all_reduce(ones_nobody_reads()).wait());
+TEST(ProcessCollective, OnlyWorkWithAFutureHasASpan) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto folder = std::filesystem::path(::testing::TempDir()) / "process_collective_test";
+  ::setenv("FULGUR_TRACE", folder.c_str(), /*overwrite=*/1);
+  for (const bool has_future : {true, false}) {
+    EXPECT_EXIT(
+        {
+          Calls calls{.work_has_a_future = has_future};
+          group_of(calls)->all_reduce(ones_nobody_reads()).wait();
+          std::exit(0);  // writes the trace
+        },
+        ::testing::ExitedWithCode(0), "");
+    const std::string trace = testing::read_file(folder / "rank-0.json");
+    EXPECT_THAT(trace, ::testing::HasSubstr("process_name"));
+    EXPECT_EQ(trace.find("all_reduce") != std::string::npos, has_future) << trace;
+  }
 }
 
 }  // namespace

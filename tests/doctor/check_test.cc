@@ -3,8 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string>
+#include <vector>
 
 namespace fulgur::doctor {
 namespace {
@@ -33,10 +36,17 @@ TEST(Check, FitsInOneLine) {
             "problem: RANK is not set");
 }
 
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  return {std::istream_iterator<std::string>(words), {}};
+}
+
 TEST(Check, IsNoWiderThanTheTerminal) {
   for (const size_t width : {20, 30}) {
-    std::istringstream lines(to_text(kChecks, width));
+    const std::string text = to_text(kChecks, width);
+    std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), width) << line;
+    EXPECT_EQ(words_of(text), words_of(to_text(kChecks, 80)));
   }
 }
 

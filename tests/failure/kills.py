@@ -23,8 +23,7 @@ import sys
 import tempfile
 import time
 
-NUM_KILLS = 2  # per run, all of them before its 40th and last step
-MOST_STEPS = 12  # from a checkpoint to the next kill
+NUM_KILLS = 2  # per run, all of them in the first half of its steps
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
 ENDED_BY_SIGNAL = [-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM]
 LIMIT_S = 120  # per start
@@ -92,8 +91,8 @@ def through(program, kind, folder):
 
 def newest_step(folder):
     """The optimizer step of the newest checkpoint; 0 before the first."""
-    names = [path.name for path in pathlib.Path(folder).glob("runs/run/checkpoints/epoch=*-step=*")]
-    return max((int(name.rpartition("=")[2]) for name in names), default=0)
+    steps = [re.search(r"step=(\d+)", path.name) for path in pathlib.Path(folder).glob("runs/run/checkpoints/*")]
+    return max((int(step[1]) for step in steps if step), default=0)
 
 
 def kill_at(step, process, folder, delay_s, rng):
@@ -102,15 +101,16 @@ def kill_at(step, process, folder, delay_s, rng):
     while newest_step(folder) < step and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.005)
     time.sleep(delay_s)
-    subprocess.run(["kill", f"-{rng.choice(SIGNALS):d}", str(rng.choice(ranks_of(process)))], check=False,
-                   stderr=subprocess.DEVNULL)
+    if process.poll() is None:
+        subprocess.run(["kill", f"-{rng.choice(SIGNALS):d}", str(rng.choice(ranks_of(process)))], check=False,
+                       stderr=subprocess.DEVNULL)
 
 
-def killed_and_resumed(program, kind, rng):
-    """Returns what the run prints in the end, how often it was killed before that, and leftovers of saves."""
+def killed_and_resumed(program, kind, num_steps, rng):
+    """Returns what the run of so many steps prints in the end, how often it was killed before that, and leftovers of saves."""
     with tempfile.TemporaryDirectory() as folder:
         for kills in range(NUM_KILLS):
-            steps = rng.randint(0, MOST_STEPS)  # 0: the kill comes while the program starts
+            steps = rng.randint(0, num_steps // 2 // NUM_KILLS)  # 0: the kill comes while the program starts
             delay_s = rng.uniform(0, 0.02 if steps > 0 else 0.5)
             first = newest_step(folder)
             process = start(program, kind, folder, workers=rng.choice([0, 1, 3]))
@@ -122,7 +122,7 @@ def killed_and_resumed(program, kind, rng):
                 return last_line(out), kills, leftovers(folder)
             if process.returncode not in ENDED_BY_SIGNAL:
                 raise AssertionError(f"{kind}: ended with {process.returncode}\n{err}")
-            said = re.search(r"SIGTERM ended the run.*ckpt_path = '(.*)' goes on", err)
+            said = re.search(r"SIGTERM ended the run.*to resume, set ckpt_path = '(.*)'", err)
             if said and not pathlib.Path(said[1]).exists():
                 raise AssertionError(f"{kind}: did not save before it ended\n{err}")
         return through(program, kind, folder), NUM_KILLS, leftovers(folder)
@@ -137,11 +137,12 @@ def check_kind(program, kind, runs, seed):
     rng = random.Random(f"{seed} {kind}")
     with tempfile.TemporaryDirectory() as folder:
         expected = through(program, kind, folder)
+    num_steps = int(re.match(r"steps (\d+) weights", expected)[1])
     wrong, kills = [], []
     for _ in range(runs):
-        got, times, left = killed_and_resumed(program, kind, rng)
+        got, times, left = killed_and_resumed(program, kind, num_steps, rng)
         kills.append(times)
-        if not re.match(r"steps \d+ weights", expected) or got != expected:
+        if got != expected:
             wrong.append(f"{kind}: after {times} kills it came to\n  {got}\nand without to\n  {expected}")
         if left:
             wrong.append(f"{kind}: left {left}")

@@ -116,10 +116,15 @@ TEST(ClusterEnvironment, ReadsOpenMpi) {
   EXPECT_EQ(environment.name, "Open MPI");
   EXPECT_EQ(environment.rank, 1);
   EXPECT_EQ(environment.world_size, 2);
+  EXPECT_EQ(environment.local_rank, 1);
   EXPECT_EQ(environment.local_world_size, 2);
+  EXPECT_EQ(environment.node_rank, 0);
   EXPECT_EQ(environment.master_address, "127.0.0.1");
-  EXPECT_EQ(detect_cluster_environment(with(kOpenMpi, {{"OMPI_COMM_WORLD_RANK", "0"}}))->master_port,
-            environment.master_port);
+  const auto port_with = [](const EnvironmentVariables& changes) {
+    return detect_cluster_environment(with(kOpenMpi, changes))->master_port;
+  };
+  EXPECT_EQ(port_with({{"OMPI_COMM_WORLD_RANK", "0"}}), environment.master_port);
+  EXPECT_NE(port_with({{"PMIX_NAMESPACE", "prterun-host-1234@2"}}), environment.master_port);
 }
 
 struct Refusal {

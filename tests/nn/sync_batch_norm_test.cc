@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -484,7 +483,6 @@ TEST(SyncBatchNorm, RefusesASecondDerivative) {
 // Rank 1 of three calls `fail`, which throws; the others call `body`.
 void expect_all_fail(const std::function<void(SyncBatchNorm2d&, World&)>& fail,
                      const std::function<void(SyncBatchNorm2d&)>& body, const std::string& reason) {
-  const auto start = std::chrono::steady_clock::now();
   std::atomic<int> num_failed = 0;
   const auto run = [&](World& world) {
     SyncBatchNorm2d norm(2);
@@ -495,7 +493,6 @@ void expect_all_fail(const std::function<void(SyncBatchNorm2d&, World&)>& fail,
   };
   EXPECT_THAT(message_of<std::exception>([&] { run_ranks(3, run); }), HasSubstr(reason));
   EXPECT_EQ(num_failed, 2);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
 }
 
 at::Tensor images() { return torch::rand({2, 2, 3, 3}).set_requires_grad(true); }

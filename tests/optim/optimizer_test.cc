@@ -369,6 +369,7 @@ TEST_P(EveryOptimizer, AGroupThatIsAddedTrainsFromThenOnByItsOwnSettings) {
   EXPECT_THAT(message_of<UsageError>([&] { optimizer.add_param_group({}); }), HasSubstr("has no parameter"));
 }
 
+// An element-wise optimizer has a master of 32 bits, any other rounds the parameter in every step.
 TEST_P(EveryOptimizer, UpdatesA16BitParameterInSinglePrecision) {
   const at::Tensor single = torch::randn({100}).to(at::kBFloat16).to(at::kFloat).requires_grad_();
   const at::Tensor half = single.detach().to(at::kBFloat16).requires_grad_();
@@ -379,9 +380,9 @@ TEST_P(EveryOptimizer, UpdatesA16BitParameterInSinglePrecision) {
     singles[0].step();
     halves[0].step();
     const at::Tensor rounded = single.detach().to(at::kBFloat16);
-    EXPECT_TRUE(half.equal(rounded)) << step << ", " << half.ne(rounded).sum().item<int64_t>();
+    EXPECT_TRUE(half.equal(rounded)) << "step " << step;
     const c10::NoGradGuard no_grad;
-    single.copy_(rounded);
+    if (!halves[0].is_element_wise()) single.copy_(rounded);
   }
   EXPECT_EQ(half.scalar_type(), at::kBFloat16);
 }

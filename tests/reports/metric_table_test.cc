@@ -40,6 +40,18 @@ TEST(MetricTable, CellsBecomePointsOfTheirColumn) {
   EXPECT_FALSE(table.has_torn_row);
 }
 
+// Batches of validation have a count of their own, which is not how far the run is.
+TEST(MetricTable, RowsOfEvaluatedBatchesCountNoSteps) {
+  const std::string header = "epoch,step,train_loss_step,val_acc_step/dataloader_idx_1,val_loss_epoch,val_loss_step\n";
+  const std::string training = "0,9,0.5,,,\n";
+  const auto last_step = [&](const std::string& rows) { return parse_metric_table(header + rows, "m").last_step; };
+  EXPECT_EQ(last_step(training + "0,49,,0.5,,0.25\n0,99,,,,0.125\n"), 9);
+  EXPECT_EQ(last_step(training + "0,99,,,,0.125\n0,11,,,0.125,\n"), 11);
+  EXPECT_EQ(last_step(training + "0,19,0.25,,,0.125\n"), 19);  // one row of both
+  EXPECT_EQ(last_step("0,99,,,,0.125\n"), 0);
+  EXPECT_EQ(parse_metric_table(header + training + "0,99,,,,0.125\n", "m").find("val_loss_step")->points[0].step, 99);
+}
+
 TEST(MetricTable, ReadsWhatIsNotFinite) {
   const MetricTable table =
       parse_metric_table("epoch,step,loss\n0,0,nan\n0,1,inf\n0,2,-inf\n0,3,-nan\n", "metrics.csv");

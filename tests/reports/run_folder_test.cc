@@ -165,6 +165,16 @@ TEST_F(RunFolderTest, AnEvaluationHidesNoTraining) {
   expect_training(reader.read(), 2);
 }
 
+// Its rows are at step 0 too, and the evaluations that follow it hide it no more than they hide a longer one.
+TEST_F(RunFolderTest, AnEvaluationHidesNoFitOfOneStep) {
+  for (const std::string metric : {"train_loss", "train/samples_per_sec", "lr-AdamW", "grad_norm"}) {
+    write("a/metrics.csv", "epoch,step," + metric + ",val_loss\n0,0,2,0.5\n");
+    write("a/metrics-v1.csv", "epoch,step,test_loss\n0,0,0.25\n");
+    make_newer("a/metrics-v1.csv");
+    EXPECT_EQ(read_run_folder(runs() / "a").metrics_file, runs() / "a/metrics.csv") << metric;
+  }
+}
+
 TEST_F(RunFolderTest, AnEvaluationIsReadWhereNothingWasTrained) {
   write("a/metrics.csv", "epoch,step,test_acc\n0,0,0.5\n");
   write("a/metrics-v1.csv", "epoch,step,test_acc\n0,0,0.75\n");

@@ -52,6 +52,34 @@ TEST(RunPicture, ShowsProgressAndMetrics) {
             "device/host_rss_mib  376          ▁█\n");
 }
 
+TEST(RunPicture, ARunThatHasEndedHasNoTimeLeft) {
+  const RunFolder run = resumed_run();
+  RunProgress progress = progress_of(run, run.metrics_time + std::chrono::hours(1));
+  progress.life = {.state = RunLife::State::ended, .silent_s = 3600.0, .post_mortem = "runs/a/post_mortem"};
+  EXPECT_THAT(run_picture(run, progress, {.width = 79}),
+              HasSubstr("\nstep 150 of 200  epoch 3  2 steps/s  ended  logged 1:00:00 ago\n"
+                        "an exception ended it; see runs/a/post_mortem\n"));
+}
+
+TEST(RunPicture, ARunThatMayHaveEndedElsewhereShowsNoSignOfLife) {
+  const RunFolder run = resumed_run();
+  RunProgress progress = progress_of(run, run.metrics_time + std::chrono::hours(1));
+  const auto picture = [&](const RunLife& life) {
+    progress.life = life;
+    return run_picture(run, progress, {.width = 100});
+  };
+  EXPECT_THAT(picture({.silent_s = 3500.0}), HasSubstr("  no sign of life for 58:20  logged 1:00:00 ago\n"));
+  EXPECT_THAT(picture({.silent_s = 500.0}), HasSubstr("  0:25 left  logged 1:00:00 ago\n"));  // log.txt has grown
+  EXPECT_THAT(picture({.state = RunLife::State::in_progress, .silent_s = 3500.0}), HasSubstr("  0:25 left  logged"));
+}
+
+TEST(RunPicture, TheLifeOfARunThatNamesNoProcessIsUnknown) {
+  const RunFolder run = resumed_run();
+  const RunLife life = life_of(run, run.metrics_time);
+  EXPECT_EQ(life.state, RunLife::State::unknown);
+  EXPECT_EQ(life.silent_s, std::nullopt);
+}
+
 // The columns of a line in which only the texts of the next test are wide.
 size_t columns_on_terminal(std::string line) {
   size_t num_columns = 0;

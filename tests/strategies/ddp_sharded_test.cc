@@ -32,6 +32,8 @@ namespace fulgur {
 namespace {
 
 using testing::Case;
+using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::Net;
@@ -370,11 +372,9 @@ TEST(DdpShardedTest, MoreRanksThanElementsOfABucketWork) {
   });
 }
 
-TEST(DdpShardedTest, AHookSeesAndChangesTheMeanGradients) {
+TEST(DdpShardedTest, AHookChangesTheMeanGradients) {
   struct Halves : Net<optim::SGD> {
-    std::vector<double> norms;
     void on_before_optimizer_step(Optimizer& optimizer) override {
-      norms.push_back(gradient_norm(optimizer.params()).item<double>());
       scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
     }
   };
@@ -382,6 +382,36 @@ TEST(DdpShardedTest, AHookSeesAndChangesTheMeanGradients) {
     const Case c{.name = "halved", .accumulate = 2};
     EXPECT_TRUE(train<Halves>(world, c, DdpSharded{.reduce = "at_boundary"}).equal(train<Halves>(world, c, "ddp")));
   });
+}
+
+// The gradient is (rank + 1) * (batch_idx + 1) for each of 40 elements. Two ranks take two steps of two micro-batches,
+// in which its means are 1.5 * 1.5 and 1.5 * 3.5.
+TEST(StrategiesWithRanks, AHookSeesAndChangesTheMeanGradients) {
+  struct Halves : Module {
+    at::Tensor weight = register_parameter("weight", torch::zeros({40}));
+    std::vector<double> norms;
+    at::Tensor training_step(const Batch&, int64_t batch_idx) override {
+      return (weight * static_cast<double>((global_rank() + 1) * (batch_idx + 1))).sum();
+    }
+    void on_before_optimizer_step(Optimizer& optimizer) override {
+      norms.push_back(gradient_norm(optimizer.params()).item<double>());
+      scale_gradients(optimizer.params(), torch::tensor(0.5, torch::kDouble));
+    }
+    Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+  };
+  for (const StrategyChoice& strategy :
+       {StrategyChoice("ddp"), StrategyChoice(DdpSharded{.reduce = "at_boundary"}), StrategyChoice("ddp_sharded"),
+        StrategyChoice("zero_offload"), StrategyChoice(ZeroOffload{.host = {.ratio = 0.5}})}) {
+    SCOPED_TRACE(strategy.name());
+    run_ranks(2, [&](World&) {
+      const auto module = make_module<Halves>();
+      Trainer(testing::quiet({.strategy = strategy, .devices = 2, .accumulate_grad_batches = 2}))
+          .fit(module, {.train = testing::tiny_loader(4 * 2 * 4, 4)});
+      EXPECT_THAT(module->norms, ElementsAre(DoubleNear(1.5 * 1.5 * std::sqrt(40), 1e-5),
+                                             DoubleNear(1.5 * 3.5 * std::sqrt(40), 1e-5)));
+      EXPECT_TRUE(module->weight.equal(torch::full({40}, -0.5 * 1.5 * (1.5 + 3.5))));
+    });
+  }
 }
 
 TEST(DdpShardedTest, AnOptimizerThatNeedsWholeTensorsIsRefused) {

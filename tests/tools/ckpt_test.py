@@ -135,10 +135,42 @@ class CkptTest(unittest.TestCase):
         self.assertEqual(converted["hyper_parameters"], {"dropout": 0.2, "step_ms": 0})
         self.assertEqual((converted["epoch"], converted["global_step"]), (0, 20))
 
+    def test_a_command_that_is_not_there_is_told_from_those_that_are(self):
+        result = ckpt("inspekt", self.last)
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        self.assertEqual(result.stderr, "error: unknown command 'inspekt'; did you mean 'inspect'? known: inspect, verify, diff, "
+                                        "consolidate, convert\n")
+        self.assertIn("required", ckpt().stderr)
+        self.assertEqual(ckpt("--version").returncode, 0)
+
+    def test_what_was_probably_meant_is_named(self):
+        run = self.last.parent.parent
+        unfinished, copied = self.root / "runs/unfinished/checkpoints", self.root / "copied/checkpoints"
+        unfinished.mkdir(parents=True)
+        shutil.copytree(self.first, copied / "epoch=0-step=10")
+        weights = [self.root / f"weights.{ending}" for ending in ("ckpt", "safetensors", "txt")]
+        for file in weights:
+            file.write_bytes(b"weights")
+        read = "is a file of weights, and a checkpoint is a folder; a program takes weights of Python by load_weights(*model, "
+        for asked, message in ((run, f"'{run}' is the folder of a run; did you mean '{self.last}'?"),
+                               (f"{run}/", f"'{run}' is the folder of a run; did you mean '{self.last}'?"),
+                               (run / "checkpoints", f"'{run}/checkpoints' is a folder of checkpoints; did you mean '{self.last}'?"),
+                               (copied.parent, f"'{copied.parent}' is the folder of a run; did you mean '{copied}/epoch=0-step=10'?"),
+                               (unfinished.parent, f"'{unfinished.parent}' is the folder of a run that has no checkpoint"),
+                               (self.last / "model.safetensors",
+                                f"'{self.last}/model.safetensors' is a file of a checkpoint; did you mean its folder, '{self.last}'?"),
+                               (weights[0], f"'{weights[0]}' {read}read_torch_file(\"{weights[0]}\"), \"{weights[0]}\"), see docs/recipes.md"),
+                               (weights[1], f"'{weights[1]}' {read}read_huggingface(\"{weights[1]}\"), \"{weights[1]}\"), see docs/recipes.md"),
+                               (weights[2], f"'{weights[2]}' is a file, and a checkpoint is a folder, such as runs/version_0/checkpoints/last"),
+                               (self.last.parent / "lasst", f"there is no checkpoint '{self.last.parent}/lasst'; did you mean '{self.last}'?")):
+            for arguments in (("inspect", asked), ("diff", self.last, asked)):
+                result = ckpt(*arguments)
+                self.assertEqual((result.returncode, result.stdout, result.stderr), (2, "", f"error: {message}\n"))
+
     def test_what_is_no_checkpoint_is_refused(self):
-        result = ckpt("inspect", self.root)
-        self.assertEqual(result.returncode, 1)
-        self.assertIn("manifest.json", result.stderr)
+        (self.root / "other").mkdir()
+        result = ckpt("inspect", self.root / "other")
+        self.assertEqual((result.returncode, result.stderr), (1, f"error: '{self.root}/other' is no checkpoint: it has no manifest.json\n"))
         self.assertEqual(ckpt("convert", self.last, self.root / "model.bin").returncode, 2)
         self.assertEqual(ckpt("explode", self.last).returncode, 2)
         result = ckpt("convert", self.last, self.root / "plain.pt", "--program=net.pt2")

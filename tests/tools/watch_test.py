@@ -6,6 +6,7 @@ import pathlib
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import tempfile
@@ -29,12 +30,18 @@ class WatchTest(unittest.TestCase):
         self.run_folder.mkdir(parents=True)
         self.environment = {**os.environ, "BUILD_WORKING_DIRECTORY": str(self.folder)}
 
-    def write_run(self, num_rows):
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 10))
+    def write_run(self, num_rows, age_s=10, **environment):
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - age_s))
         (self.run_folder / "env.json").write_text(
-            json.dumps({"started": started, "first_step": 0, "estimated_stepping_batches": 200}))
+            json.dumps({"started": started, "first_step": 0, "estimated_stepping_batches": 200, **environment}))
         (self.run_folder / "log.txt").write_text("single_device on cpu\n")
         self.write_rows(num_rows)
+
+    def make_older(self, seconds):
+        """As if the run had written its files so long ago."""
+        then = time.time() - seconds
+        for file in self.run_folder.iterdir():
+            os.utime(file, (then, then))
 
     def write_rows(self, num_rows):
         rows = "".join(f"0,{i},{1 / (i + 1):.9g}\n" for i in range(num_rows))
@@ -75,6 +82,60 @@ class WatchTest(unittest.TestCase):
         for line in shown.decode(errors="ignore").replace("\x1b[H\x1b[J", "").splitlines():
             self.assertLessEqual(len(line), 20)
 
+    def test_it_ends_with_the_process_of_the_run(self):
+        with subprocess.Popen(["sleep", "1000"]) as training:
+            self.write_run(50, host=socket.gethostname(), process=training.pid, folder=str(self.folder))
+            with subprocess.Popen([WATCH, "runs/a", "--every_s=0.1", "--width=120"], stdout=subprocess.PIPE, text=True,
+                                  env=self.environment) as running:
+                for _ in range(2):  # pictures
+                    self.assertRegex(self.line_of_progress(running), r"^step 50 of 200  epoch 0  \S+ steps/s  0:\d\d left  logged 0:\d\d ago$")
+                self.write_rows(60)
+                training.kill()  # nobody has waited for it, so that its process id is still there
+                while "left" in (line := self.line_of_progress(running)):
+                    pass
+                self.assertRegex(line, r"^step 60 of 200  epoch 0  \S+ steps/s  ended  logged 0:\d\d ago$")
+                self.assertEqual(running.wait(timeout=100), 0)
+        done = self.watch("runs/a", "--width=120")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("  ended  logged", done.stdout)
+
+    def line_of_progress(self, running):
+        while not (line := running.stdout.readline()).startswith("step "):
+            self.assertNotEqual(line, "")
+        return line.rstrip()
+
+    def test_a_process_that_began_after_the_run_is_another_one(self):
+        self.write_run(50, age_s=100_000_000, host=socket.gethostname(), process=os.getpid())
+        done = self.watch("runs/a")
+        self.assertIn("  ended  ", done.stdout)
+
+    def test_a_run_of_another_host(self):
+        there = {"host": "elsewhere", "process": 1}
+        self.write_run(50, **there)
+        self.assertRegex(self.watch("runs/a", "--once").stdout, r"left  logged 0:0\d ago\n")
+        self.make_older(1200)
+        with subprocess.Popen([WATCH, "runs/a", "--every_s=0.1"], stdout=subprocess.PIPE, text=True, env=self.environment) as running:
+            for _ in range(3):  # pictures: it goes on
+                self.assertRegex(self.line_of_progress(running), r"^step 50 of 200  epoch 0  no sign of life for 20:0\d  logged 20:0\d ago$")
+            running.send_signal(signal.SIGINT)
+        (self.run_folder / "post_mortem").mkdir()
+        done = self.watch("runs/a")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("ended  logged 20:0", done.stdout)
+        self.assertIn("\nan exception ended it; see runs/a/post_mortem\n", done.stdout)
+
+    def test_a_run_of_another_host_that_has_taken_all_steps(self):
+        self.write_run(200, host="elsewhere", process=1)
+        self.assertNotIn("ended", self.watch("runs/a", "--once").stdout)  # it may validate
+        (self.run_folder / "report.html").write_text("")
+        self.assertIn("ended", self.watch("runs/a").stdout)
+
+    def test_a_container_of_the_same_host_name_has_other_process_ids(self):
+        with subprocess.Popen(["true"]) as gone:
+            gone.wait()
+        self.write_run(50, host=socket.gethostname(), process=gone.pid, folder=str(self.folder / "in the container"))
+        self.assertNotIn("ended", self.watch("runs/a", "--once").stdout)
+
     def read_until(self, screen, text):
         shown = b""
         while text not in shown:
@@ -94,6 +155,7 @@ class WatchTest(unittest.TestCase):
                 running.kill()
         self.assertRegex(picture, r"(?m)^step \d+ of \d{6}  epoch \d+  [\d.e+]+ steps/s  [\d:]+ left  logged 0:\d\d ago$")
         self.assertRegex(picture, r"(?m)^train_loss ")
+        self.assertRegex(self.watch("runs/a", "--width=120").stdout, r"(?m)^step \d+ of \d{6} .* steps/s  ended  logged ")
         subprocess.run([REPORT, "runs/a"], check=True, capture_output=True, timeout=100, env=self.environment)
         page = (self.run_folder / "report.html").read_text()
         self.assertRegex(page, r"<h2>Memory by strategy</h2>\n<h3>.*</h3>\n<pre>MB on each rank .*\n-+\nddp ")

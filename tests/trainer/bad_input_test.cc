@@ -320,6 +320,7 @@ std::vector<Row> rows_of_amounts() {
       {9, "MaxEpochs", made({.max_epochs = -2}), "max_epochs must be at least -1; got -2"},
       {9, "MaxSteps", made({.max_steps = -2}), "max_steps must be at least -1; got -2"},
       {10, "FastDevRun", made({.fast_dev_run = -1}), "fast_dev_run must be at least 0; got -1"},
+      {10, "LogEveryNoStep", made({.log_every_n_steps = 0}), "log_every_n_steps must be at least 1; got 0"},
       {10, "Reload", made({.reload_dataloaders_every_n_epochs = -1}),
        "reload_dataloaders_every_n_epochs must be at least 0; got -1"},
       {11, "ClipOfText", parsed("--gradient_clip_val=norm"), "--gradient_clip_val: 'norm' is not a number"},
@@ -354,6 +355,8 @@ std::vector<Row> rows_of_devices() {
       {16, "DeviceThatDoesNotExist", made({.accelerator = "cpu", .devices = {5000}}),
        "there is no cpu:5000; indices go from 0 to"},
       {17, "NoNode", made({.num_nodes = 0}), "num_nodes must be at least 1; got 0"},
+      {17, "MoreDevicesThanTheStrategyCanUse", made({.accelerator = "cpu", .strategy = "single_device", .devices = 2}),
+       "trains on one device, but devices = 2"},
       {17, "MoreNodesThanTheStrategyCanUse", made({.accelerator = "cpu", .strategy = "single_device", .num_nodes = 2}),
        "devices = 1 and num_nodes = 2; set both to 1 or write strategy = 'ddp'"},
       {12, "UnknownProfiler", made({.profiler = "kinetto"}), "did you mean 'kineto'?"},
@@ -409,6 +412,7 @@ std::vector<Row> rows_of_modules_and_loaders() {
        "one of the val loaders is a null pointer; leave it out"},
       no_meaning(29, "the number of the loader is asked for, by dataloader_idx(); no signature has it"),
       {30, "NoBatch", fitted({}, of_no_batch()), "the train loader is empty: it yields no batch"},
+      {30, "NoValBatch", fitted({}, {.train = tiny_loader(), .val = of_no_batch().train}), "the val loader is empty"},
       {30, "FewerBatchesThanPromised", refused_during_fit<TinyModule>(with_fewer_batches_than_promised()),
        "the loader promised 3 batches (num_batches()) and gave 2; can it be read only once?"},
       {30, "NoBatchAfterAll", fitted({}, {.train = UnsizedLoader::make(of_no_batch().train)}),
@@ -559,7 +563,8 @@ std::vector<Row> rows_of_callbacks() {
   const auto checkpoint = [](ModelCheckpointOptions options) { return constructed<ModelCheckpoint>(options); };
   return {
       {51, "FewerThanNoCheckpoints", checkpoint({.save_top_k = -2}), "save_top_k must be at least -1; got -2"},
-      {51, "BestWithoutAMonitor", checkpoint({.save_top_k = 2}), "monitor"},
+      {51, "BestWithoutAMonitor", checkpoint({.save_top_k = 2}),
+       "save_top_k = 2 needs a monitor that tells which are best"},
       {51, "ModeOfTheMonitor", checkpoint({.monitor = "val_loss", .mode = "mni"}),
        "unknown mode 'mni'; did you mean 'min'? known: min, max"},
       {51, "NegativeEpochs", checkpoint({.every_n_epochs = -1}), "every_n_epochs must be at least 1; got -1"},
@@ -595,7 +600,7 @@ std::vector<Row> rows_of_callbacks() {
 
 std::vector<Row> rows_of_runs() {
   return {
-      {57, "BestWithoutACheckpoint", tested_with("best"), "'best'"},
+      {57, "BestWithoutACheckpoint", tested_with("best"), "ckpt_path = 'best', but there is no run in "},
       {57, "CheckpointThatIsNotThere", tested_with("missing"), "there is no checkpoint 'missing'"},
       {58, "FewerEpochsThanTheCheckpointHas", fewer_epochs_than_were_run,
        "the checkpoint has completed 2 epochs, but max_epochs = 1; set max_epochs to the total number of epochs"},

@@ -60,7 +60,15 @@ TEST(FitBounds, MaxStepsCountsStepsOfTheOptimizer) {
   EXPECT_EQ(fit({.max_steps = 2, .accumulate_grad_batches = 2}), (Ended{1, 2, 4}));
 }
 
-TEST(FitBounds, NoStepsIsNoTraining) { EXPECT_EQ(fit({.max_steps = 0}), (Ended{0, 0, 0})); }
+TEST(FitBounds, NoStepsOrEpochsAreNoTraining) {
+  EXPECT_EQ(fit({.max_steps = 0}), (Ended{0, 0, 0}));
+  EXPECT_EQ(fit({.max_epochs = 0}), (Ended{0, 0, 0}));
+}
+
+TEST(FitBounds, TheFirstThatIsReachedEndsFit) {
+  EXPECT_EQ(fit({.max_epochs = 1, .max_steps = 7}), (Ended{1, 5, 5}));
+  EXPECT_EQ(fit({.max_epochs = 9, .max_steps = 7}), (Ended{2, 7, 7}));
+}
 
 TEST(FitBounds, MinEpochsWinsOverAStop) {
   EXPECT_EQ(fit({.max_epochs = 9, .min_epochs = 2, .callbacks = {stop_at_batch(1)}}), (Ended{2, 10, 10}));

@@ -362,13 +362,48 @@ TEST(LambdaCallback, HasAFunctionForEachHook) {
   Calls expected, calls;
   const auto adds = [&calls](const char* hook) { return [&calls, hook](auto&&...) { calls.push_back(hook); }; };
 #define M_FIELD(hook) .hook = adds(#hook)
-  const auto lambda = LambdaCallback::make({
-      M_FIELD(setup), M_FIELD(on_fit_start), M_FIELD(on_sanity_check_start), M_FIELD(on_sanity_check_end), M_FIELD(on_train_start), M_FIELD(on_train_epoch_start), 
-       .on_train_batch_start = [&calls](TrainerControl&, const Batch&, int64_t batch_idx) {
-         calls.push_back("on_train_batch_start");
-         return batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
-       },
-M_FIELD(on_before_zero_grad), M_FIELD(on_before_backward), M_FIELD(on_after_backward), M_FIELD(on_before_optimizer_step), M_FIELD(on_train_batch_end), M_FIELD(on_validation_start), M_FIELD(on_validation_epoch_start), M_FIELD(on_validation_batch_start), M_FIELD(on_validation_batch_end), M_FIELD(on_validation_epoch_end), M_FIELD(on_validation_end), M_FIELD(on_train_epoch_end), M_FIELD(on_train_end), M_FIELD(on_fit_end), M_FIELD(on_test_start), M_FIELD(on_test_epoch_start), M_FIELD(on_test_batch_start), M_FIELD(on_test_batch_end), M_FIELD(on_test_epoch_end), M_FIELD(on_test_end), M_FIELD(on_predict_start), M_FIELD(on_predict_epoch_start), M_FIELD(on_predict_batch_start), M_FIELD(on_predict_batch_end), M_FIELD(on_predict_epoch_end), M_FIELD(on_predict_end), M_FIELD(on_metrics), M_FIELD(on_record), M_FIELD(on_checkpoint_saved), M_FIELD(on_exception), M_FIELD(teardown)});
+  const auto lambda = LambdaCallback::make({M_FIELD(setup),
+                                            M_FIELD(on_fit_start),
+                                            M_FIELD(on_sanity_check_start),
+                                            M_FIELD(on_sanity_check_end),
+                                            M_FIELD(on_train_start),
+                                            M_FIELD(on_train_epoch_start),
+                                            .on_train_batch_start =
+                                                [&calls](TrainerControl&, const Batch&, int64_t batch_idx) {
+                                                  calls.push_back("on_train_batch_start");
+                                                  return batch_idx == 1 ? BatchAction::skip_epoch : BatchAction::run;
+                                                },
+                                            M_FIELD(on_before_zero_grad),
+                                            M_FIELD(on_before_backward),
+                                            M_FIELD(on_after_backward),
+                                            M_FIELD(on_before_optimizer_step),
+                                            M_FIELD(on_train_batch_end),
+                                            M_FIELD(on_validation_start),
+                                            M_FIELD(on_validation_epoch_start),
+                                            M_FIELD(on_validation_batch_start),
+                                            M_FIELD(on_validation_batch_end),
+                                            M_FIELD(on_validation_epoch_end),
+                                            M_FIELD(on_validation_end),
+                                            M_FIELD(on_train_epoch_end),
+                                            M_FIELD(on_train_end),
+                                            M_FIELD(on_fit_end),
+                                            M_FIELD(on_test_start),
+                                            M_FIELD(on_test_epoch_start),
+                                            M_FIELD(on_test_batch_start),
+                                            M_FIELD(on_test_batch_end),
+                                            M_FIELD(on_test_epoch_end),
+                                            M_FIELD(on_test_end),
+                                            M_FIELD(on_predict_start),
+                                            M_FIELD(on_predict_epoch_start),
+                                            M_FIELD(on_predict_batch_start),
+                                            M_FIELD(on_predict_batch_end),
+                                            M_FIELD(on_predict_epoch_end),
+                                            M_FIELD(on_predict_end),
+                                            M_FIELD(on_metrics),
+                                            M_FIELD(on_record),
+                                            M_FIELD(on_checkpoint_saved),
+                                            M_FIELD(on_exception),
+                                            M_FIELD(teardown)});
 #undef M_FIELD
   const testing::TempDir dir;
   const auto records = testing::at_batch_end([&](TrainerControl& trainer) {

@@ -179,19 +179,6 @@ TEST(ManualOptimization, WhatTheStepReturnsMayBeAVector) {
   EXPECT_THAT(message_of<c10::Error>([&] { fit(0.0); }), HasSubstr("inf for batch 0"));
 }
 
-TEST(ManualOptimization, SeveralOptimizersNeedIt) {
-  struct Two : TinyModule {
-    Optimizers configure_optimizers() override {
-      Optimizers two;
-      two.add(optim::AdamW(hidden->parameters(), {}));
-      two.add(optim::AdamW(out->parameters(), {}));
-      return two;
-    }
-  };
-  EXPECT_THAT(message_of<SetupError>([] { Trainer(quiet()).fit(make_module<Two>(), {.train = tiny_loader()}); }),
-              HasSubstr("returned 2 optimizers, but automatic optimisation steps one"));
-}
-
 // An optimizer that evaluates the loss several times in a step.
 TEST(ClosureOptimizer, LBFGSFitsALeastSquaresProblem) {
   struct Linear : Module {

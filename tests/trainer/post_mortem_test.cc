@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <future>
+#include <latch>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -288,6 +289,7 @@ std::string fit_on_ranks(const TrainerOptions& given, double timeout_s,
                          const std::function<void(int64_t rank, int64_t batch_idx)>& in_step,
                          const std::shared_ptr<Callback>& callback = std::make_shared<Callback>()) {
   ::testing::internal::CaptureStderr();
+  std::latch both_are_there(2);  // the timeout need not cover the start of a thread
   EXPECT_ANY_THROW(run_ranks(2, {.timeout_s = timeout_s, .heartbeat_interval_s = 0.1}, [&](World& world) {
     TrainerOptions options = given;
     options.strategy = "ddp";
@@ -295,6 +297,7 @@ std::string fit_on_ranks(const TrainerOptions& given, double timeout_s,
     options.callbacks = {callback};
     const auto step = [&](FailingModule&, const Batch&, int64_t batch_idx) { in_step(world.rank(), batch_idx); };
     Trainer trainer(options);
+    both_are_there.arrive_and_wait();
     trainer.fit(make_module<FailingModule>(step), {.train = tiny_loader(64, 4)});
   }));
   return ::testing::internal::GetCapturedStderr();

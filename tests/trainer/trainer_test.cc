@@ -8,19 +8,16 @@
 
 #include <filesystem>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/callbacks/lambda_callback.h"
-#include "fulgur/callbacks/model_checkpoint.h"
-#include "fulgur/callbacks/progress_bar.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
-#include "fulgur/strategies/presets.h"
+#include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
@@ -28,6 +25,7 @@
 namespace fulgur {
 namespace {
 
+using testing::at_batch_end;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
@@ -40,24 +38,6 @@ TEST(Trainer, CountsEpochsAndSteps) {
   trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
   EXPECT_EQ(trainer.state().epoch, 3);
   EXPECT_EQ(trainer.state().global_step, 15);
-}
-
-TEST(Trainer, MaxStepsEndsInTheMiddleOfAnEpoch) {
-  Trainer trainer(quiet({.max_steps = 7}));
-  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
-  EXPECT_EQ(trainer.state().global_step, 7);
-}
-
-TEST(Trainer, TheFirstBoundThatIsReachedEndsFit) {
-  Trainer trainer(quiet({.max_epochs = 1, .max_steps = 7}));
-  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(40, 8)});
-  EXPECT_EQ(trainer.state().global_step, 5);
-}
-
-TEST(Trainer, ZeroEpochsTrainsNothing) {
-  Trainer trainer(quiet({.max_epochs = 0}));
-  trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()});
-  EXPECT_EQ(trainer.state().global_step, 0);
 }
 
 TEST(Trainer, FitStartsAnewEachTime) {
@@ -136,22 +116,9 @@ TEST(Trainer, CallbackMetricsHoldTrainingAndValidation) {
   EXPECT_TRUE(trainer.callback_metrics().contains("val_loss"));
 }
 
-// A callback that does one thing at the end of each training batch.
-struct AtBatchEnd : Callback {
-  explicit AtBatchEnd(std::function<void(TrainerControl&)> given) : action(std::move(given)) {}
-  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override {
-    action(trainer);
-  }
-  void on_exception(TrainerControl&, const std::exception& error) override { exceptions.emplace_back(error.what()); }
-  void teardown(TrainerControl&, EntryPoint) override { ++teardowns; }
-  std::function<void(TrainerControl&)> action;
-  std::vector<std::string> exceptions;
-  int teardowns = 0;
-};
-
 TEST(Trainer, ARequestedStopEndsFitAfterTheBatch) {
   TrainerOptions options = quiet({.max_epochs = 5});
-  options.callbacks = {std::make_shared<AtBatchEnd>([](TrainerControl& trainer) { trainer.request_stop("enough"); })};
+  options.callbacks = {at_batch_end([](TrainerControl& trainer) { trainer.request_stop("enough"); })};
   Trainer trainer(options);
   trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()});
   EXPECT_EQ(trainer.state().global_step, 1);
@@ -166,41 +133,6 @@ TEST(Trainer, AModuleMayAskForAStop) {
   Trainer trainer(quiet({.max_epochs = 5}));
   trainer.fit(make_module<Stops>(), {.train = tiny_loader()});
   EXPECT_EQ(trainer.state().global_step, 2);
-}
-
-TEST(Trainer, AnExceptionReachesCallbacksAndCallerAfterTeardown) {
-  const auto callback = std::make_shared<AtBatchEnd>([](TrainerControl&) { throw std::out_of_range("mine"); });
-  TrainerOptions options = quiet();
-  options.callbacks = {callback};
-  Trainer trainer(options);
-  EXPECT_EQ(message_of<std::out_of_range>([&] { trainer.fit(make_module<TinyModule>(), {.train = tiny_loader()}); }),
-            "mine");
-  EXPECT_THAT(callback->exceptions, ElementsAre("mine"));
-  EXPECT_EQ(callback->teardowns, 1);
-}
-
-TEST(Trainer, AFailingTeardownDoesNotHideTheFirstException) {
-  struct BadTeardown : TinyModule {
-    at::Tensor training_step(const Batch&, int64_t) override { throw std::runtime_error("first"); }
-    void teardown(EntryPoint) override { throw std::runtime_error("second"); }
-  };
-  EXPECT_EQ(message_of<std::runtime_error>(
-                [] { Trainer(quiet()).fit(make_module<BadTeardown>(), {.train = tiny_loader()}); }),
-            "first");
-}
-
-TEST(Trainer, WorksAgainAfterAFailedRun) {
-  bool fail = true;
-  TrainerOptions options = quiet();
-  options.callbacks = {std::make_shared<AtBatchEnd>([&](TrainerControl&) {
-    if (fail) throw std::runtime_error("once");
-  })};
-  Trainer trainer(options);
-  const auto module = make_module<TinyModule>();
-  EXPECT_THROW(trainer.fit(module, {.train = tiny_loader()}), std::runtime_error);
-  fail = false;
-  trainer.fit(module, {.train = tiny_loader(40, 8)});
-  EXPECT_EQ(trainer.state().global_step, 5);
 }
 
 TEST(Trainer, TakesADataModule) {
@@ -255,118 +187,22 @@ TEST(Trainer, WritesNothingThatIsTurnedOff) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-// Returns the message of a fit that is refused before its first step.
-std::string fit_refusal(ModuleHandle module, Loaders loaders) {
-  Trainer trainer(quiet());
-  const std::string message = message_of<SetupError>([&] { trainer.fit(std::move(module), std::move(loaders)); });
-  EXPECT_EQ(trainer.state().global_step, 0);
-  return message;
-}
-
-TEST(TrainerRefuses, UnknownStrategy) {
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.strategy = "single-devise", .max_epochs = 1}); }),
-              HasSubstr("unknown strategy 'single-devise'; did you mean 'single_device'? known: auto, "));
-}
-
-TEST(TrainerRefuses, DevicesThatTheStrategyCannotUse) {
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.accelerator = "cpu", .devices = 0, .max_epochs = 1}); }),
-              HasSubstr("at least 1 is needed; got 0"));
-  EXPECT_THAT(message_of<UsageError>([] {
-                Trainer trainer({.accelerator = "cpu", .strategy = "single_device", .devices = 2, .max_epochs = 1});
-              }),
-              HasSubstr("trains on one device, but devices = 2"));
-}
-
-TEST(TrainerRefuses, OptionsOutOfRange) {
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = -2}); }),
-              HasSubstr("max_epochs must be at least -1"));
-  EXPECT_THAT(message_of<UsageError>([] { Trainer trainer({.max_epochs = 1, .log_every_n_steps = 0}); }),
-              HasSubstr("log_every_n_steps must be at least 1"));
-}
-
-TEST(TrainerRefuses, ACallbackThatAnOptionTurnsOff) {
-  TrainerOptions options = quiet();
-  options.callbacks = {ModelCheckpoint::make()};
-  EXPECT_THAT(message_of<UsageError>([&] { Trainer trainer(options); }), HasSubstr("enable_checkpointing is false"));
-}
-
 TEST(TrainerRefuses, ANullCallback) {
   TrainerOptions options = quiet();
   options.callbacks = {nullptr};
   EXPECT_THAT(message_of<UsageError>([&] { Trainer trainer(options); }), HasSubstr("null"));
 }
 
-TEST(TrainerRefuses, AModuleWithoutTrainingStep) {
-  struct NoStep : Module {};
-  EXPECT_THAT(fit_refusal(make_module<NoStep>(), {.train = tiny_loader()}),
-              HasSubstr("does not override at::Tensor training_step"));
-}
-
-TEST(TrainerRefuses, AModuleWithoutOptimizer) {
-  struct NoOptimizer : Module {
-    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
-  };
-  struct EmptyOptimizers : NoOptimizer {
-    Optimizers configure_optimizers() override { return {}; }
-  };
-  EXPECT_THAT(fit_refusal(make_module<NoOptimizer>(), {.train = tiny_loader()}), HasSubstr("has no optimizer"));
-  EXPECT_THAT(fit_refusal(make_module<EmptyOptimizers>(), {.train = tiny_loader()}), HasSubstr("has no optimizer"));
-}
-
-TEST(TrainerRefuses, ValidationDataWithoutValidationStep) {
-  struct NoValidation : Module {
-    at::Tensor training_step(const Batch&, int64_t) override { return {}; }
-    Optimizers configure_optimizers() override { return {}; }
-  };
-  EXPECT_THAT(fit_refusal(make_module<NoValidation>(), {.train = tiny_loader(), .val = tiny_loader()}),
-              HasSubstr("there is validation data, but"));
-}
-
-TEST(TrainerRefuses, MissingAndEmptyLoaders) {
-  const auto module = make_module<TinyModule>();
-  const auto empty = DataLoader::make(testing::tiny_dataset(4), {.batch_size = 8, .drop_last = true});
-  EXPECT_THAT(fit_refusal(module, {}), HasSubstr("there is no train loader"));
-  EXPECT_THAT(fit_refusal(module, {.train = empty}), HasSubstr("the train loader is empty"));
-  EXPECT_THAT(fit_refusal(module, {.train = tiny_loader(), .val = empty}), HasSubstr("the val loader is empty"));
-}
-
-TEST(TrainerRefuses, ALossThatIsNotAScalar) {
-  struct VectorLoss : TinyModule {
-    at::Tensor training_step(const Batch& batch, int64_t) override { return forward(batch["x"]).squeeze(1); }
-  };
-  EXPECT_THAT(fit_refusal(make_module<VectorLoss>(), {.train = tiny_loader(40, 8)}),
-              HasSubstr("got a tensor of shape [8]"));
-}
-
-TEST(TrainerRefuses, ALossWithoutGraph) {
-  struct DetachedLoss : TinyModule {
-    at::Tensor training_step(const Batch& batch, int64_t) override { return loss(batch).detach(); }
-  };
-  EXPECT_THAT(fit_refusal(make_module<DetachedLoss>(), {.train = tiny_loader()}), HasSubstr("does not require grad"));
-}
-
-TEST(TrainerRefuses, EvaluationWithoutItsStep) {
-  struct OnlyTrains : Module {};
-  const auto module = make_module<OnlyTrains>();
-  Trainer trainer(quiet());
-  EXPECT_THAT(message_of<SetupError>([&] { trainer.validate(module, {.val = tiny_loader()}); }),
-              HasSubstr("validation_step"));
-  EXPECT_THAT(message_of<SetupError>([&] { trainer.test(module, {.test = tiny_loader()}); }), HasSubstr("test_step"));
-  EXPECT_THAT(message_of<SetupError>([&] { trainer.predict(module, {.predict = tiny_loader()}); }),
-              HasSubstr("predict_step"));
-}
-
 TEST(Trainer, CallbacksOfTheModuleTakeThePlaceOfThoseOfTheirType) {
   struct Own : TinyModule {
-    std::shared_ptr<AtBatchEnd> callback;
     int calls = 0;
     std::vector<std::shared_ptr<Callback>> configure_callbacks() override {
-      return {std::make_shared<AtBatchEnd>([this](TrainerControl&) { ++calls; })};
+      return {at_batch_end([this](TrainerControl&) { ++calls; })};
     }
   };
   int replaced = 0;
   TrainerOptions options = quiet();
-  options.callbacks = {std::make_shared<AtBatchEnd>([&](TrainerControl&) { ++replaced; })};
+  options.callbacks = {at_batch_end([&](TrainerControl&) { ++replaced; })};
   const auto module = make_module<Own>();
   Trainer(options).fit(module, {.train = tiny_loader(40, 8)});
   EXPECT_EQ(module->calls, 5);
@@ -401,6 +237,21 @@ TEST(Trainer, DebugModesHoldInTheRunAndEndWithIt) {
   module->ask();
   EXPECT_THAT(module->deterministic, ::testing::ElementsAre(true, true, false));
   EXPECT_THAT(module->anomaly, ::testing::ElementsAre(true, false, false));
+}
+
+TEST(Trainer, ADeterministicRunRefusesAnOperationThatIsNot) {
+  struct Alerts : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      at::globalContext().alertNotDeterministic("an_operation");
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/true);
+  Trainer trainer(quiet({.deterministic = true}));
+  EXPECT_THAT(message_of<c10::Error>([&] { trainer.fit(make_module<Alerts>(), {.train = tiny_loader()}); }),
+              HasSubstr("an_operation does not have a deterministic implementation"));
+  EXPECT_TRUE(at::globalContext().deterministicAlgorithmsWarnOnly());  // as before
+  at::globalContext().setDeterministicAlgorithms(false, /*warn_only=*/false);
 }
 
 TEST(Trainer, SwitchesOfLibtorchHoldInTheRunAndAreRestored) {

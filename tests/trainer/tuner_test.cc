@@ -21,6 +21,7 @@
 namespace fulgur {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::message_of;
@@ -68,6 +69,14 @@ TEST(FindLearningRate, TriesRatesAndLeavesEverythingAsItWas) {
     average = 0.98 * average + 0.02 * module->train_losses[i];
     EXPECT_NEAR(curve.losses[i], average / (1.0 - std::pow(0.98, i + 1)), 1e-9);
   }
+}
+
+TEST(FindLearningRate, SpacesTheRatesLinearlyIfAsked) {
+  const LearningRateCurve curve = Trainer(quiet()).find_learning_rate(
+      make_module<TinyModule>(), {.train = tiny_loader()},
+      {.min_lr = 1e-3, .max_lr = 5e-3, .num_steps = 5, .mode = "linear", .early_stop_threshold = 1e9});
+  const std::vector<double> expected{1e-3, 2e-3, 3e-3, 4e-3, 5e-3};
+  EXPECT_THAT(curve.lrs, ::testing::Pointwise(::testing::DoubleNear(1e-12), expected));
 }
 
 TEST(FindLearningRate, ALossBelowZeroDoesNotCountAsDivergence) {
@@ -241,6 +250,27 @@ TEST(FindBatchSize, DoublesUntilMemoryRunsOut) {
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 32);
   EXPECT_THAT(module->sizes, ElementsAre(2, 4, 8, 16, 32, 64));
   expect_same(copy_of(*module), before);
+}
+
+TEST(FindBatchSize, BeginsWithTheSizeAndTakesTheStepsThatAreAskedFor) {
+  const auto module = make_module<Limited>(40);
+  EXPECT_EQ(
+      Trainer(quiet()).find_batch_size(module, loaders_of, {.init_size = 10, .max_size = 20, .steps_per_trial = 5}),
+      20);
+  EXPECT_THAT(module->sizes, ElementsAre(10, 20));
+  EXPECT_EQ(module->train_losses.size(), 10U);
+}
+
+TEST(Tuner, DoesNothingInFastDevRun) {
+  const auto module = make_module<Limited>(40);
+  Trainer trainer(quiet({.fast_dev_run = 1}));
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(trainer.find_learning_rate(module, {.train = tiny_loader()}).lrs.empty());
+  EXPECT_EQ(trainer.find_batch_size(module, loaders_of, {.init_size = 6}), 6);
+  EXPECT_TRUE(module->sizes.empty());
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("find_learning_rate does nothing in fast_dev_run"),
+                    HasSubstr("find_batch_size does nothing in fast_dev_run")));
 }
 
 TEST(FindBatchSize, SearchesBetweenTheLastTwo) {

@@ -266,7 +266,9 @@ TEST(TablesTest, AModelThatFitsNowhereHasAPicture) {
   options.max_ranks = 16;
   Scenario scenario(options);
   const std::vector<TableRow> rows = weak_scaling(scenario);
+  EXPECT_THAT(ranks_of(rows), ElementsAre(8, 16));
   for (const TableRow& row : rows) {
+    ASSERT_FALSE(row.outcomes.empty());
     for (const auto& outcome : row.outcomes) EXPECT_FALSE(outcome);
   }
   EXPECT_THAT(picture(scenario, rows), Not(HasSubstr("nan")));
