@@ -25,9 +25,27 @@ class Visitor final : public FieldVisitor {
 
 // A setting of one or more candidates.
 struct Setting {
-  std::string name, help, unit, default_text;
+  std::string name, help, unit, default_text;  // of the first candidate that has it
   std::vector<std::string> candidates{};
+  std::vector<std::pair<std::string, std::vector<std::string>>> other_defaults{};  // with the candidates that have each
 };
+
+void note_default(Setting& setting, const std::string& candidate, const std::string& text) {
+  if (text == setting.default_text) return;
+  auto same = std::ranges::find(setting.other_defaults, text, [](const auto& entry) { return entry.first; });
+  if (same == setting.other_defaults.end()) same = setting.other_defaults.insert(same, {text, {}});
+  same->second.push_back(candidate);
+}
+
+// "; by default 0.001, Adagrad, RMSprop: 0.01, LARS: 0.1"; empty if all candidates have the same.
+std::string defaults_of(const Setting& setting) {
+  if (setting.other_defaults.empty()) return "";
+  std::string text = fmt::format("; by default {}", setting.default_text.empty() ? "empty" : setting.default_text);
+  for (const auto& [value, candidates] : setting.other_defaults) {
+    text += fmt::format(", {}: {}", fmt::join(candidates, ", "), value.empty() ? "empty" : value);
+  }
+  return text;
+}
 
 std::vector<Setting> all_settings(const Choice::Candidates& candidates) {
   std::vector<Setting> settings;
@@ -44,6 +62,7 @@ std::vector<Setting> all_settings(const Choice::Candidates& candidates) {
                                             .default_text = field_text(value)});
       }
       setting->candidates.push_back(candidate);
+      note_default(*setting, candidate, field_text(value));
     });
     candidates.describe(candidate, collect);
     num_with_settings += has_settings ? 1 : 0;
@@ -51,6 +70,7 @@ std::vector<Setting> all_settings(const Choice::Candidates& candidates) {
   for (Setting& setting : settings) {
     const bool is_of_all = setting.candidates.size() == num_with_settings;
     if (!is_of_all) setting.help += fmt::format(" ({})", fmt::join(setting.candidates, ", "));
+    setting.help += defaults_of(setting);
   }
   return settings;
 }

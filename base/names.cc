@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace fulgur {
@@ -27,6 +29,35 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+// Names by which Lightning, DeepSpeed or torch call what has another name here, both canonical.
+constexpr std::pair<std::string_view, std::string_view> kElsewhere[] = {
+    {"fsdp", "ddp_sharded"},
+    {"deepspeed", "ddp_sharded"},
+    {"deepspeed_stage_1", "ddp_sharded"},
+    {"deepspeed_stage_2", "ddp_sharded"},
+    {"deepspeed_stage_2_offload", "zero_offload"},
+    {"deepspeed_stage_3", "ddp_sharded"},
+    {"deepspeed_stage_3_offload", "zero_offload"},
+    {"ddp_find_unused_parameters_true", "ddp"},
+    {"ddp_spawn", "ddp"},
+    {"fp16", "16_mixed"},
+    {"float16", "16_mixed"},
+    {"bfloat16", "bf16_mixed"},
+    {"fp32", "32"},
+    {"float32", "32"},
+    {"fp64", "64"},
+    {"gpus", "devices"},
+    {"resume_from_checkpoint", "ckpt_path"},
+    {"seed_everything", "seed"},
+};
+
+std::optional<std::string> name_here(std::string_view canonical, std::span<const std::string> known) {
+  const auto other = std::ranges::find(kElsewhere, canonical, [](const auto& names) { return names.first; });
+  if (other == std::end(kElsewhere)) return std::nullopt;
+  const auto found = std::ranges::find(known, other->second, canonical_name);
+  return found == known.end() ? std::nullopt : std::optional(*found);
+}
+
 }  // namespace
 
 std::string canonical_name(std::string_view name) {
@@ -37,6 +68,7 @@ std::string canonical_name(std::string_view name) {
 
 std::optional<std::string> nearest_name(std::string_view asked, std::span<const std::string> known) {
   const std::string canonical = canonical_name(asked);
+  if (auto here = name_here(canonical, known)) return here;
   std::optional<std::string> nearest;
   size_t smallest = std::max<size_t>(1, canonical.size() / 3) + 1;
   for (const std::string& name : known) {

@@ -41,6 +41,16 @@ void GradientAccumulationScheduler::on_fit_start(TrainerControl& trainer) {
                     "accumulate in training_step, or leave the callback out",
                     trainer.module().name()));
   }
+  for (const auto& optimizer : trainer.optimizers()) {
+    if (!optimizer->needs_closure()) continue;
+    for (const auto& [epoch, factor] : schedule_) {
+      if (factor == 1) continue;
+      throw SetupError(fmt::format(
+          "{} computes the gradients itself, of one batch, but the GradientAccumulationScheduler has the factor {} from "
+          "epoch {} on; leave the callback out",
+          optimizer->name(), factor, epoch));
+    }
+  }
 }
 
 void GradientAccumulationScheduler::on_train_epoch_start(TrainerControl& trainer) {

@@ -75,7 +75,9 @@ std::string steps_line(TrainerControl& trainer) {
     const int64_t steps = (*state.num_batches + trainer.accumulation() - 1) / trainer.accumulation();
     line = fmt::format("{} step{} in an epoch, ", steps, steps == 1 ? "" : "s");
   }
-  if (state.estimated_stepping_batches) line += fmt::format("{} in all, ", *state.estimated_stepping_batches);
+  if (state.estimated_stepping_batches && !state.is_dry_run) {
+    line += fmt::format("{} in all, ", *state.estimated_stepping_batches);
+  }
   line += "each of ";
   int64_t samples = state.batch_size;
   for (const int64_t factor : {trainer.accumulation(), trainer.world_size()}) {

@@ -101,7 +101,9 @@ std::string help_text(const Config& config, std::string_view program, std::span<
   if (asked.empty() || asked == "all") {
     text = fmt::format("usage: {}{} [--option=value ...]\n", program, subcommands.empty() ? "" : " [command]");
     std::string rows;
-    for (const Subcommand& command : subcommands) rows += row(std::string(command.name), command.help);
+    for (const Subcommand& command : subcommands) {
+      if (command.is_offered) rows += row(std::string(command.name), command.help);
+    }
     if (!rows.empty()) text += fmt::format("\ncommands ({} if none is given)\n{}", subcommands[0].name, rows);
     text += "\n" + rows_of_programs_own();
   }
@@ -138,7 +140,9 @@ std::string help_text(const Config& config, std::string_view program, std::span<
 std::string bash_completion(const Config& config, std::string_view program, std::span<const Subcommand> subcommands) {
   std::vector<std::string> words;
   std::string cases;
-  for (const Subcommand& command : subcommands) words.emplace_back(command.name);
+  for (const Subcommand& command : subcommands) {
+    if (command.is_offered) words.emplace_back(command.name);
+  }
   for (const char* flag : {"--help", "--print_config", "--doctor", "--version"}) words.emplace_back(flag);
   words.emplace_back("--config=");
   for (const Config::Option& option : config.options()) {

@@ -11,6 +11,7 @@ namespace fulgur {
 // A part of a program, which its first argument names: fit.
 struct Subcommand {
   std::string_view name, help;
+  bool is_offered = true;  // false: neither help nor completion show it, because it would end with an error
 };
 
 // The help of a program: its subcommands and options with their present values, those of the same section together.

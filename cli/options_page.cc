@@ -101,7 +101,8 @@ std::string options_page() {
   text +=
       section("Schedules",
               "`--scheduler=StepLR --scheduler.step_size=10`, or `[scheduler]` with a `type`, for the optimizer of the "
-              "options. All have `interval` (`epoch` or `step`), `frequency`, `monitor` and `strict`, too.",
+              "options. All have `interval` (`epoch` or `step`), `frequency`, `monitor`, `strict` and `name` (of the "
+              "learning rate in logs), too.",
               optim::lr_scheduler_registry());
   text +=
       section("Callbacks", "`[[callbacks]]` or `[[loggers]]` in a file, each with its `type`.", callback_registry());

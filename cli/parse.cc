@@ -55,6 +55,9 @@ std::string take_subcommand(std::vector<std::string>& arguments, std::span<const
   std::vector<std::string> names;
   for (const Subcommand& subcommand : subcommands) names.emplace_back(subcommand.name);
   const auto found = std::ranges::find(names, wanted, [](const std::string& name) { return canonical_name(name); });
+  if (found == names.end() && given.find('=') != std::string::npos) {
+    throw UsageError(fmt::format("'{0}' is no command; options begin with two dashes: --{0}", given));
+  }
   if (found == names.end()) throw UsageError(unknown_name_message("command", given, names));
   arguments.erase(arguments.begin());
   return *found;

@@ -43,15 +43,17 @@ namespace {
 
 constexpr int64_t kWorldSizes[] = {1, 2, 4, 8};  // numbers of devices for which estimate_memory has a table
 
-const std::vector<Subcommand> kCommands{
-    {"fit", "train"},
-    {"validate", "run the validation on the weights of --ckpt_path"},
-    {"test", "run the test on the weights of --ckpt_path"},
-    {"predict", "write the predictions for the data to files"},
-    {"find_lr", "try learning rates, and suggest one"},
-    {"find_batch_size", "find the largest data.batch_size that fits in memory"},
-    {"estimate_memory", "show what each strategy would keep in memory for this model"},
-};
+std::vector<Subcommand> commands_of(const OverriddenHooks& hooks) {
+  return {
+      {"fit", "train"},
+      {"validate", "run the validation on the weights of --ckpt_path", hooks.validation_step},
+      {"test", "run the test on the weights of --ckpt_path", hooks.test_step},
+      {"predict", "write the predictions for the data to files", hooks.predict_step},
+      {"find_lr", "try learning rates, and suggest one"},
+      {"find_batch_size", "find the largest data.batch_size that fits in memory"},
+      {"estimate_memory", "show what each strategy would keep in memory for this model"},
+  };
+}
 
 // Prints to std::cout, which log.txt copies.
 template <class... Args>
@@ -122,7 +124,7 @@ class Command {
           fmt::format("name = '{}', but runs/{} is a link to the newest run; write the name of that run, or another",
                       kLatestRun, kLatestRun));
     }
-    const auto files = std::make_shared<RunFiles>(parsed_.config, command_line_, is_quiet_);
+    const auto files = std::make_shared<RunFiles>(parsed_, command_line_, is_quiet_);
     if (!options_.barebones) options_.callbacks.push_back(files);
     Trainer trainer(options_);
     const auto data = program_.make_data();
@@ -367,9 +369,9 @@ int run(int argc, char** argv, const AnyProgram& program) {
       program.trainer->ckpt_path = checkpoint.string();
       return model_options_of(checkpoint, program);
     };
-    const auto parsed =
-        parse_command_line(arguments, {.path = argv[0], .describe = describe, .subcommands = kCommands, .fill = fill},
-                           process_environment_variables());
+    const auto parsed = parse_command_line(
+        arguments, {.path = argv[0], .describe = describe, .subcommands = commands_of(program.hooks), .fill = fill},
+        process_environment_variables());
     if (!parsed) return;
     if (program.trainer->barebones) callbacks.erase(callbacks.begin(), callbacks.begin() + num_defaults);
     verbosity.apply(*program.trainer);

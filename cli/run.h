@@ -7,6 +7,8 @@
 
 #include "fulgur/base/describe.h"
 #include "fulgur/core/make_module.h"
+#include "fulgur/core/module.h"
+#include "fulgur/core/overridden_hooks.h"
 #include "fulgur/data/data_module.h"
 #include "fulgur/trainer/trainer.h"
 
@@ -51,6 +53,7 @@ struct AnyProgram {
   std::function<ModuleHandle()> make_module;
   std::function<std::unique_ptr<DataModule>()> make_data;
   std::function<void(Trainer&)> after_fit;
+  OverriddenHooks hooks;  // of the module, which tell the commands that --help lists
 };
 
 int run(int argc, char** argv, const AnyProgram& program);
@@ -80,9 +83,10 @@ struct Program {
 // Both are made from their Options, a struct that describes itself; a constructor may also take the seed, or nothing.
 //   program [command] [--max_epochs=5] [--model.lr=1e-3] [--data.batch_size=32] [--seed=1] [--config=run.toml]
 // commands: fit (if none is given), validate, test, predict, find_lr, find_batch_size, estimate_memory; --help lists
-// them with all options. fit writes config.toml, all its options, and env.json, where it ran, into the run's folder,
-// and lets runs/latest point there. Checkpoints have the model's options as hyper-parameters, unless the Module saves
-// others; validate, test and predict take the model's options from their checkpoint, except those that are given.
+// those that M has a step for, with all options. fit writes config.toml, all its options, and env.json, where it ran,
+// into the run's folder, and lets runs/latest point there. Checkpoints have the model's options as hyper-parameters,
+// unless the Module saves others; validate, test and predict take the model's options from their checkpoint, except
+// those that are given.
 // --ckpt_path=best or last looks in the run called --name, or in the latest one. Returns the exit code, as exit_code_of
 // does.
 template <std::derived_from<Module> M, std::derived_from<DataModule> D>
@@ -116,7 +120,8 @@ int run(int argc, char** argv, Program<M, D> program = {}) {
                         .after_fit =
                             [&](Trainer& trainer) {
                               if (program.after_fit) program.after_fit(trainer, model, *data);
-                            }});
+                            },
+                        .hooks = overridden_hooks<M>()});
 }
 
 }  // namespace fulgur::cli

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <iostream>
@@ -30,36 +31,33 @@ void write_new_file(const fs::path& path, const std::string& text) {
   file.commit();
 }
 
-// "trainer.max_epochs: 5 -> 10" for each value that is not the same.
-std::vector<std::string> changes(const std::map<std::string, std::string>& before,
-                                 const std::map<std::string, std::string>& after) {
+using Values = std::map<std::string, std::string>;
+
+// "trainer.max_epochs: 5 -> 10" for each value that is not the same. Settings of what was not chosen before, such as
+// those of another strategy, are told only if they are among `set`.
+std::vector<std::string> changes(const Values& before, const Values& after, const std::vector<std::string>& set) {
   std::vector<std::string> found;
-  const auto value_in = [](const auto& values, const std::string& name) {
-    const auto entry = values.find(name);
-    return entry == values.end() ? std::string("not there") : entry->second;
-  };
-  auto names = before;
-  names.insert(after.begin(), after.end());
-  for (const auto& [name, value] : names) {
-    const std::string was = value_in(before, name), is = value_in(after, name);
-    if (was != is) found.push_back(fmt::format("{}: {} -> {}", name, was, is));
+  for (const auto& [name, is] : after) {
+    const auto was = before.find(name);
+    if (was != before.end() && was->second != is) found.push_back(fmt::format("{}: {} -> {}", name, was->second, is));
+    if (was == before.end() && std::ranges::find(set, name) != set.end()) found.push_back(name + ": " + is);
   }
   return found;
 }
 
 // Returns the file that has the options.
-fs::path write_config(const fs::path& folder, const std::string& config) {
+fs::path write_config(const fs::path& folder, const ParsedCommandLine& parsed) {
   const fs::path last = last_numbered(folder, "config", ".toml"), next = next_numbered(folder, "config", ".toml");
-  write_new_file(next, config);
+  write_new_file(next, parsed.config);
   if (last.empty()) return next;
   std::vector<std::string> problems;  // cannot occur: this class has written both files
-  const auto changed = changes(read_toml_values(last, problems), read_toml_values(next, problems));
-  if (changed.empty()) {
+  const Values before = read_toml_values(last, problems), after = read_toml_values(next, problems);
+  if (before == after) {
     fs::remove(next);
     return last;
   }
   log_info("this run has other options than the last one in its folder ({} has them all): {}", next.filename().string(),
-           fmt::join(changed, ", "));
+           fmt::join(changes(before, after, parsed.set), ", "));
   return next;
 }
 
@@ -72,7 +70,7 @@ void RunFiles::on_fit_start(TrainerControl& trainer) {
   copy_output_to((folder / log).string());
   if (!trainer.is_global_zero()) return;
   if (!is_quiet_) std::cout << fmt::format("{}\n", short_path(folder).string()) << std::flush;
-  config_file_ = write_config(folder, config_);
+  config_file_ = write_config(folder, parsed_);
 
   const std::string memory = trainer.memory_summary();
   const auto num_steps = trainer.state().estimated_stepping_batches;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "fulgur/cli/parse.h"
 #include "fulgur/core/callback.h"
 
 namespace fulgur {
@@ -22,18 +23,21 @@ inline constexpr std::string_view kLatestRun = "latest";  // the link to the new
 // and lets the link `latest` beside the folder point to it. Nothing is overwritten. Throws CheckpointError.
 class RunFiles final : public Callback {
  public:
-  // `config`: all options as a TOML file; `command_line`: as a shell takes it. Unless `is_quiet` it prints the folder.
-  RunFiles(std::string config, std::string command_line, bool is_quiet)
-      : config_(std::move(config)), command_line_(std::move(command_line)), is_quiet_(is_quiet) {}
+  // `command_line`: as a shell takes it. Unless `is_quiet` it prints the folder.
+  RunFiles(ParsedCommandLine parsed, std::string command_line, bool is_quiet)
+      : parsed_(std::move(parsed)), command_line_(std::move(command_line)), is_quiet_(is_quiet) {}
 
   bool runs_in_fast_dev_run() const override { return false; }
   void on_fit_start(TrainerControl& trainer) override;
 
   int64_t first_step() const { return first_step_; }  // optimizer steps before this fit; 0 before it starts
-  const std::filesystem::path& config_file() const { return config_file_; }  // empty before fit starts, and on other ranks
+  const std::filesystem::path& config_file() const {
+    return config_file_;
+  }  // empty before fit starts, and on other ranks
 
  private:
-  std::string config_, command_line_;
+  ParsedCommandLine parsed_;
+  std::string command_line_;
   bool is_quiet_;
   int64_t first_step_ = 0;
   std::filesystem::path config_file_;

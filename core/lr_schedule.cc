@@ -52,8 +52,8 @@ void LRSchedule::scale(size_t group, double factor) {
 }
 
 void LRSchedule::step(std::optional<double> metric) {
-  TORCH_CHECK_VALUE(metric || !config_.scheduler->needs_metric(), config_.scheduler->name(),
-                    " looks at a metric; give its value to step()");
+  TORCH_CHECK_VALUE(metric || !config_.scheduler->needs_metric() || config_.scheduler->steps_without_metric(),
+                    config_.scheduler->name(), " looks at a metric; give its value to step()");
   if (metric) config_.scheduler->observe(*metric);
   ++num_steps_;
   write_learning_rates();

@@ -24,6 +24,10 @@ class LRScheduler {
   virtual bool needs_metric() const { return false; }
   virtual void observe(double /*metric*/) {}
 
+  // True if the schedule steps, without observe(), as long as the metric may not be known yet: up to the end of the first
+  // validation. A warm-up in front of a plateau does.
+  virtual bool steps_without_metric() const { return false; }
+
   // State that is not a function of the step; empty for most schedulers.
   virtual State state() const;
   virtual void load_state(const State& state);
@@ -36,6 +40,7 @@ struct LRSchedulerConfig {
   int64_t frequency = 1;           // steps once every `frequency` intervals
   std::string monitor{};           // the logged metric for a scheduler that needs one
   bool strict = true;              // if the monitor was not logged: true: an error; false: a warning, and no step
+                                   // (unless steps_without_metric())
   std::string name{};              // name of the learning rate for LearningRateMonitor; empty: lr-<optimizer>
 };
 

@@ -135,6 +135,7 @@ State MetricLog::Entry::state() const {
   state.set("weight", weight);
   if (metrics.empty()) {
     state.set_child("metric", resumed);
+    if (resumed_value) state.set("metric_value", *resumed_value);
     return state;
   }
   std::vector<MetricStates> by_replica;
@@ -165,6 +166,26 @@ void MetricLog::Entry::load_state(const State& state) {
   reduced = Scalar::saved(state, "reduced");
   weight = state.get<double>("weight");
   resumed = state.child("metric");
+  if (const auto* value = state.find<double>("metric_value")) resumed_value = *value;
+  is_resumed = true;
+}
+
+// What was collected with the options before stays if it means the same.
+void MetricLog::Entry::take_options(const LogOptions& now, bool is_metric) {
+  is_resumed = false;
+  const bool has_same_meaning =
+      now.reduce_fx == options.reduce_fx && now.on_epoch == options.on_epoch && is_metric == !resumed.empty();
+  options = now;
+  if (!has_same_meaning) {
+    reduced = {.host = identity_of(now.reduce_fx)};
+    weight = 0.0;
+    resumed = {};
+    resumed_value.reset();
+  }
+  if (!*now.on_step) {
+    step_sum = {};
+    step_count = 0;
+  }
 }
 
 void MetricLog::Entry::add_resumed_to(Metric& metric) {
@@ -173,9 +194,10 @@ void MetricLog::Entry::add_resumed_to(Metric& metric) {
   for (MetricState& of_metric : before) of_metric.value = resumed.get<at::Tensor>(of_metric.name);
   metric.set_states(combined(std::array{before, since}));
   resumed = {};
+  resumed_value.reset();
 }
 
-State MetricLog::state() const {
+State MetricLog::state_of_ended_epochs() const {
   State state;
   const auto add = [&](const std::string& what, const Metrics& metrics) {
     for (const auto& [name, value] : metrics) state.set(fmt::format("{}/{}", what, name), value);
@@ -184,11 +206,27 @@ State MetricLog::state() const {
   add("progress_bar_metrics", progress_bar_metrics_);
   add("logged_metrics", logged_metrics_);
   add("epoch_metrics", epoch_metrics_);
+  return state;
+}
+
+State MetricLog::state() const {
+  State state = state_of_ended_epochs();
   const Table& training = table(Stage::train);
   state.set("step", training.step);
   state.set("num_entries", static_cast<int64_t>(training.entries.size()));
   for (size_t i = 0; i < training.entries.size(); ++i) {
     state.set_child(fmt::format("entries/{}", i), training.entries[i].state());
+  }
+  return state;
+}
+
+State MetricLog::state_after_last_batch(Ranks& ranks) const {
+  State state = this->state();
+  const std::vector<Entry>& entries = table(Stage::train).entries;
+  if (ranks.world_size() > 1) check_same_on_all(entries, ranks);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (entries[i].metrics.empty()) continue;
+    state.set(fmt::format("entries/{}/metric_value", i), entries[i].metric_value(&ranks));
   }
   return state;
 }
@@ -231,6 +269,12 @@ double MetricLog::Entry::metric_value(Ranks* ranks) const {
   return value.item<double>();
 }
 
+// nullopt: a Metric was not logged since load_state(), and the state was saved before it had all samples.
+std::optional<double> MetricLog::Entry::value_of_epoch(Ranks* ranks) const {
+  if (!metrics.empty()) return metric_value(ranks);
+  return resumed.empty() ? std::optional(epoch_value()) : resumed_value;
+}
+
 std::string MetricLog::Entry::full_name(std::string_view fork) const {
   if (!forked()) return name;
   return std::string(given_name()).append(fork).append(name, given_size);
@@ -267,13 +311,12 @@ Metrics MetricLog::end_epoch(Stage stage, Ranks* ranks) {
       callback_metrics_[entry.step_name()] = entry.step_value().read();
       if (entry.options.prog_bar) progress_bar_metrics_[entry.step_name()] = entry.step_value().read();
     }
-    if (!*entry.options.on_epoch) continue;
-    if (entry.metrics.empty() && !entry.resumed.empty()) continue;  // a Metric that was not logged since load_state()
-    const double value = entry.metrics.empty() ? entry.epoch_value() : entry.metric_value(ranks);
-    callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = value;
-    if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = value;
-    epoch_metrics_[entry.epoch_name()] = value;
-    if (entry.options.logger) for_loggers[entry.epoch_name()] = logged_metrics_[entry.epoch_name()] = value;
+    const std::optional<double> value = *entry.options.on_epoch ? entry.value_of_epoch(ranks) : std::nullopt;
+    if (!value) continue;
+    callback_metrics_[entry.name] = callback_metrics_[entry.epoch_name()] = *value;
+    if (entry.options.prog_bar) progress_bar_metrics_[entry.epoch_name()] = *value;
+    epoch_metrics_[entry.epoch_name()] = *value;
+    if (entry.options.logger) for_loggers[entry.epoch_name()] = logged_metrics_[entry.epoch_name()] = *value;
   }
   for (const Entry& entry : table(stage).entries) {  // only now: one metric may be logged under several names
     for (Metric* metric : entry.metrics) metric->reset();
@@ -319,7 +362,7 @@ void MetricLog::reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) con
       const bool is_sum = entry.options.reduce_fx == Reduction::mean || entry.options.reduce_fx == Reduction::sum;
       const Reduction kind = is_sum ? Reduction::sum : entry.options.reduce_fx;
       if (!*entry.options.on_epoch || !entry.options.sync_dist || kind != reduction) continue;
-      if (!entry.metrics.empty()) continue;
+      if (!entry.metrics.empty() || !entry.resumed.empty()) continue;  // a Metric, which is computed
       entry.reduced = {.host = entry.reduced.read()};
       owners.push_back(&entry);
       values.push_back(entry.reduced.host);
@@ -358,13 +401,13 @@ void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& opt
   LogOptions by_epoch = options;
   by_epoch.on_step = false;
   by_epoch.on_epoch = true;
-  Entry& entry = find_or_add(name, resolve(name, by_epoch));
+  Entry& entry = find_or_add(name, resolve(name, by_epoch), /*is_metric=*/true);
   entry.add_resumed_to(metric);
   entry.metrics = {&metric};
 }
 
 void MetricLog::record(std::string_view name, const Scalar& value, const LogOptions& options) {
-  Entry& entry = find_or_add(name, resolve(name, options));
+  Entry& entry = find_or_add(name, resolve(name, options), /*is_metric=*/false);
   if (*entry.options.on_epoch) {
     const bool is_mean = options.reduce_fx == Reduction::mean;
     const double weight = is_mean ? weight_of(name, options) : 1.0;
@@ -384,7 +427,7 @@ void MetricLog::begin_part(const MetricLog& whole, const Batch& part) {
 void MetricLog::add_parts(std::span<const MetricLog* const> parts) {
   for (const MetricLog* part : parts) {
     for (const Entry& logged : part->table(stage_).entries) {
-      Entry& entry = find_or_add(logged.given_name(), logged.options);
+      Entry& entry = find_or_add(logged.given_name(), logged.options, !logged.metrics.empty());
       entry.weight += logged.weight;
       entry.reduced.combine(entry.options.reduce_fx, logged.reduced);
       for (Metric* metric : logged.metrics) {
@@ -440,7 +483,7 @@ LogOptions MetricLog::resolve(std::string_view name, LogOptions options) const {
   return options;
 }
 
-MetricLog::Entry& MetricLog::find_or_add(std::string_view name, const LogOptions& options) {
+MetricLog::Entry& MetricLog::find_or_add(std::string_view name, const LogOptions& options, bool is_metric) {
   const bool of_a_loader = hook_->scope == LogScope::evaluation_step && dataloader_idx_.has_value();
   const std::optional<int64_t> idx = of_a_loader ? dataloader_idx_ : std::nullopt;
   std::vector<Entry>& entries = table(stage_).entries;
@@ -465,6 +508,7 @@ MetricLog::Entry& MetricLog::find_or_add(std::string_view name, const LogOptions
     added.given_size = name.size();
     return added;
   }
+  if (entry->is_resumed) entry->take_options(options, is_metric);
   LogOptions seen = entry->options;
   seen.batch_size = options.batch_size;  // may differ from batch to batch
   TORCH_CHECK_VALUE(seen == options, "log('", name, "') was called twice in ", hook_->name,

@@ -67,7 +67,9 @@ class MetricLog {
   void log(std::string_view name, double value, const LogOptions& options = {});
 
   // A stateful metric of a single value: logs compute() over all ranks at the end of the epoch, then calls reset().
-  // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply.
+  // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply. Log it in the step
+  // that updates it: a checkpoint within the epoch keeps the samples of metrics that were logged. A metric that is only
+  // logged in on_train_epoch_end has, after a resume, only the samples since.
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
 
   // Resets the metrics that were logged by reference and not computed since, because a run has failed or was stopped:
@@ -83,9 +85,19 @@ class MetricLog {
   void add_parts(std::span<const MetricLog* const> parts);
 
   // The values that this rank has collected. load_state() acts as if they had been logged; the saved state of a Metric
-  // is added when the Metric is logged next.
+  // is added when the Metric is logged next. If the options of a log() have changed since the state was saved, those of
+  // its next call hold; with another reduce_fx or on_epoch the value of the epoch starts over.
   State state() const;
   void load_state(const State& state);
+
+  // state(), and the values of the Metrics over all ranks: for a checkpoint after the last batch of a training epoch,
+  // since nobody may log a Metric between load_state() and the end of that epoch. A collective call of all ranks. Throws
+  // c10::ValueError if the ranks did not log the same names.
+  State state_after_last_batch(Ranks& ranks) const;
+
+  // The part of state() that an epoch in progress does not change. load_state() of this part keeps what that epoch has
+  // logged.
+  State state_of_ended_epochs() const;
 
   // Reading copies values to the host, and so waits for the device.
   Metrics callback_metrics() const;      // all values: of the last epochs, and while training of this step
@@ -114,17 +126,20 @@ class MetricLog {
     std::string name{};     // as in log(), with the loader's suffix
     size_t given_size = 0;  // length of the name without the suffix
     std::optional<int64_t> dataloader_idx{};
-    LogOptions options{};            // on_step and on_epoch filled in
-    int64_t step = -1;               // the step of the last log(); -1: none
-    Scalar step_sum{};               // sum over the micro-batches of `step`
-    int64_t step_count = 0;          // number of values in step_sum
-    Scalar reduced{};                // sum of weighted values, or sum, min, max
-    double weight = 0.0;             // sum of weights, for the mean
-    std::vector<Metric*> metrics{};  // by replica; unless empty, `reduced` is unused
-    State resumed{};                 // loaded state of a Metric that was not logged since
+    LogOptions options{};                   // on_step and on_epoch filled in
+    int64_t step = -1;                      // the step of the last log(); -1: none
+    Scalar step_sum{};                      // sum over the micro-batches of `step`
+    int64_t step_count = 0;                 // number of values in step_sum
+    Scalar reduced{};                       // sum of weighted values, or sum, min, max
+    double weight = 0.0;                    // sum of weights, for the mean
+    std::vector<Metric*> metrics{};         // by replica; unless empty, `reduced` is unused
+    bool is_resumed = false;                // loaded, and not logged since
+    State resumed{};                        // loaded state of a Metric that was not logged since
+    std::optional<double> resumed_value{};  // the value of that Metric over all ranks, if it had all samples
     std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
     Scalar step_value() const;
     double epoch_value() const;
+    std::optional<double> value_of_epoch(Ranks* ranks) const;
     void add_step_value(const Scalar& value, int64_t in_step);
     double metric_value(Ranks* ranks) const;
     bool forked() const { return *options.on_step && *options.on_epoch; }
@@ -133,6 +148,7 @@ class MetricLog {
     std::string epoch_name() const { return full_name("_epoch"); }
     State state() const;
     void load_state(const State& state);
+    void take_options(const LogOptions& now, bool is_metric);  // called by the first log() after load_state()
     void add_resumed_to(Metric& metric);
   };
   struct Table {
@@ -142,7 +158,7 @@ class MetricLog {
 
   void record(std::string_view name, const Scalar& value, const LogOptions& options);
   LogOptions resolve(std::string_view name, LogOptions options) const;
-  Entry& find_or_add(std::string_view name, const LogOptions& options);
+  Entry& find_or_add(std::string_view name, const LogOptions& options, bool is_metric);
   double weight_of(std::string_view name, const LogOptions& options) const;
   const Entry* find(const Entry& like) const;  // by name, hook and loader; null: none
   std::optional<Scalar> step_value_of_parts(const Entry& entry, std::span<const MetricLog* const> parts) const;

@@ -25,6 +25,7 @@ struct RunState {
   EntryPoint entry_point = EntryPoint::fit;
   Stage stage = Stage::train;
   bool sanity_checking = false;      // the few validation batches before training
+  bool is_dry_run = false;           // a few steps of a longer training: fast_dev_run, or a trial of the tuner
   int64_t epoch = 0;                 // 0-based; the running epoch, or between epochs the number completed
   int64_t global_step = 0;           // optimizer steps completed
   int64_t batch_idx = 0;             // within the epoch of the running stage
@@ -42,12 +43,14 @@ struct RunState {
   int64_t max_epochs = -1;               // as set; -1: unbounded
   int64_t batch_size = 1;                // samples in a training batch of one rank, as its loader counts them
   bool has_validation = false;           // fit has validation batches
+  bool has_validated = false;            // a validation of fit is complete, in this process or before the checkpoint
   double data_wait_s = 0.0;              // seconds that training has waited for its loader, in this process
   StepReport step_report{};              // the outcome of the last optimizer step
 
   // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
   // if nothing bounds the steps, or if the loader's length is not known and max_steps is unset. Uses the Trainer's
-  // accumulate_grad_batches; a GradientAccumulationScheduler makes the steps fewer.
+  // accumulate_grad_batches; a GradientAccumulationScheduler makes the steps fewer. A dry run has the steps of the whole
+  // training. A run that resumes with another batch size or number of ranks has the steps so far and those left.
   std::optional<int64_t> estimated_stepping_batches{};
 
   // The x axis of an epoch's metrics: the last training batch that ended in an optimizer step.

@@ -113,7 +113,7 @@ std::vector<int64_t> choose_indices(const Devices& devices, int64_t available, s
     return *devices.indices();
   }
   const int64_t count = devices.count().value_or(type == "cpu" ? 1 : available);
-  if (count < 1) throw UsageError(fmt::format("devices: at least 1 is needed; got {}", count));
+  check_devices(devices);
   const std::string of_visible = of_visible_ones(type);
   if (count > available) {
     throw UsageError(fmt::format("devices: {} were asked for, but there are only {} of type {}{}", count, available,
@@ -125,6 +125,13 @@ std::vector<int64_t> choose_indices(const Devices& devices, int64_t available, s
 }
 
 }  // namespace
+
+void check_devices(const Devices& devices) {
+  const int64_t count = devices.count().value_or(1);
+  if (count >= 1) return;
+  throw UsageError(
+      fmt::format("devices: at least 1 is needed; got {}{}", count, count == -1 ? "; write auto for all" : ""));
+}
 
 Devices::Devices(std::string_view text) {
   if (canonical_name(text) == "auto") return;

@@ -37,6 +37,9 @@ class Devices {
   std::optional<std::vector<int64_t>> indices_{};
 };
 
+// Throws UsageError for a count below 1.
+void check_devices(const Devices& devices);
+
 // The devices of a run. `accelerator` is "cpu", "cuda", "gpu" (the same) or "auto" (cuda where there is one). Auto
 // takes one CPU device, or every CUDA device. CPU devices are ranks or replicas on the same processor, so any number
 // exists. Throws UsageError: 0 devices, more than exist, an index twice, no such accelerator here.

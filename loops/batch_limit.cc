@@ -123,6 +123,14 @@ std::optional<int64_t> BatchLimit::of(std::optional<int64_t> num_batches, std::s
   return count;
 }
 
+std::optional<int64_t> BatchLimit::estimate_of(std::optional<int64_t> num_batches) const {
+  const auto* fraction = std::get_if<Fraction>(&limit_);
+  const bool is_part = fraction != nullptr && fraction->value > 0.0 && fraction->value < 1.0;
+  if (!is_part) return of(num_batches, "");
+  if (!num_batches) return std::nullopt;
+  return std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(*num_batches) * fraction->value));
+}
+
 bool BatchLimit::is_zero() const {
   if (const auto* batches = std::get_if<Batches>(&limit_)) return batches->count == 0;
   return std::get<Fraction>(limit_).value == 0.0;

@@ -55,6 +55,9 @@ class BatchLimit {
   // left.
   std::optional<int64_t> of(std::optional<int64_t> num_batches, std::string_view option) const;
 
+  // Like of(), for an estimate that must not fail: nullopt for a fraction of an unknown number, and at least one batch.
+  std::optional<int64_t> estimate_of(std::optional<int64_t> num_batches) const;
+
   bool is_zero() const;  // no batch is run
   std::string to_string() const;
 

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <utility>
 
@@ -14,6 +15,22 @@
 
 namespace fulgur {
 namespace {
+
+// Keeps the state of the run for the report of a failure if an exception ends the lifetime of the object.
+class ScopedFailedState {
+ public:
+  explicit ScopedFailedState(LoopContext& context) : context_(context), num_exceptions_(std::uncaught_exceptions()) {}
+  ~ScopedFailedState() {
+    const bool has_failed = std::uncaught_exceptions() > num_exceptions_;
+    if (has_failed && !context_.failed_state) context_.failed_state = context_.state;
+  }
+  ScopedFailedState(const ScopedFailedState&) = delete;
+  ScopedFailedState& operator=(const ScopedFailedState&) = delete;
+
+ private:
+  LoopContext& context_;
+  const int num_exceptions_;
+};
 
 // Restores the stage of the run, with its batch and loader indices.
 class ScopedStage {
@@ -53,7 +70,7 @@ class BeforePass {
   BeforePass(LoopContext& context, int64_t& num_batches_run)
       : context_(context),
         num_batches_run_(num_batches_run),
-        metrics_(context.metrics.state()),
+        metrics_(context.metrics.state_of_ended_epochs()),
         num_batches_(num_batches_run) {}
   void bring_back() const {
     random_.restore();
@@ -121,6 +138,7 @@ void in_eval_mode(LoopContext& context, Stage stage, const ModeHook& model_eval,
   Module& module = context.hooks.module();
   const ScopedStage stage_restored(context);
   context.state.stage = stage;
+  const ScopedFailedState keeps_state(context);
   const auto call = [&](const ModeHook& hook) {
     context.hooks.located(hook.name, HookCaller::WhatRuns::epoch, [&] { (module.*hook.member)(); });
   };
@@ -287,6 +305,7 @@ void EvaluationLoop::run_sanity_check(int64_t num_steps) {
   const BeforePass before(context_, num_batches_run_);
   {
     const ScopedSanityCheck sanity_checking(context_.state);
+    const ScopedFailedState keeps_state(context_);
     hooks.callbacks_only(hooks::on_sanity_check_start, &Callback::on_sanity_check_start);
     run(loaders, nullptr);
     hooks.callbacks_only(hooks::on_sanity_check_end, &Callback::on_sanity_check_end);

@@ -15,22 +15,31 @@ bool FitBounds::max_steps_reached() const { return plan_.max_steps >= 0 && state
 
 bool FitBounds::max_epochs_reached() const { return state_.max_epochs >= 0 && state_.epoch >= state_.max_epochs; }
 
+bool FitBounds::minima_reached() const {
+  return state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;
+}
+
 bool FitBounds::should_stop() {
   if (signal_ != 0 || !agreed_) return false;
-  const bool minimum_reached = state_.epoch >= plan_.min_epochs && state_.global_step >= plan_.min_steps;
-  if (!minimum_reached && !has_logged_minimum_) {
+  const bool reached = minima_reached();
+  if (!reached && !has_logged_minimum_) {
     has_logged_minimum_ = true;
     log_info("a stop was requested, but min_epochs = {} and min_steps = {} come first; training continues",
              plan_.min_epochs, plan_.min_steps);
   }
-  return minimum_reached;
+  return reached;
 }
 
-bool FitBounds::wants_stop() { return stop_.is_requested() || signals_.pending() != 0 || time_is_over(); }
+bool FitBounds::wants_stop() {
+  return is_restored_ || stop_.is_requested() || signals_.pending() != 0 || time_is_over();
+}
 
+// A signal is no request to stop: a run that resumes trains on.
 void FitBounds::agree(bool any_wants_stop) {
   agreed_ = agreed_ || any_wants_stop;
   find_signal();
+  const bool is_requested = agreed_ && (signal_ == 0 || stop_.is_requested());
+  stop_has_waited_ = stop_has_waited_ || (is_requested && !minima_reached());
 }
 
 void FitBounds::agree() { agree(ranks_.world_size() > 1 ? any_rank(ranks_, wants_stop()) : wants_stop()); }

@@ -13,6 +13,10 @@
 namespace fulgur {
 
 // When fit ends: at the first bound that is reached, or at a requested stop once the minimum bounds are reached.
+//   A stop that has waited for min_epochs or min_steps is kept in checkpoints (stop_has_waited()), so that a run that
+//   resumes ends where the whole run ends. It is forgotten if min_epochs, min_steps or max_time are others by then, or
+//   if a callback that the checkpoint has the state of is gone or has other options, such as a larger patience of
+//   EarlyStopping: then the stop may have lost its reason, and whoever still has one requests it again.
 class FitBounds {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,6 +28,8 @@ class FitBounds {
   bool max_steps_reached() const;
   bool max_epochs_reached() const;
   bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
+  bool stop_has_waited() const { return stop_has_waited_; }  // a stop was requested before they were reached
+  void restore_stop() { is_restored_ = stop_has_waited_ = true; }  // requests the stop of the run that saved again
 
   // With several ranks, all ranks stop at the same step: the one at which they last agreed to.
   bool wants_stop();  // whether this rank wants to stop: by request, by a signal, or by max_time
@@ -39,6 +45,7 @@ class FitBounds {
 
  private:
   bool time_is_over();
+  bool minima_reached() const;
   void find_signal();
 
   const LoopPlan& plan_;
@@ -47,6 +54,7 @@ class FitBounds {
   Ranks& ranks_;
   const SignalWatch& signals_;
   bool agreed_ = false;
+  bool is_restored_ = false, stop_has_waited_ = false;
   int signal_ = 0;
   const Clock::time_point start_;
   bool has_logged_time_ = false, has_logged_minimum_ = false;

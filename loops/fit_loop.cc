@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -27,11 +28,21 @@ void warn_of_frozen_modes(const Module& module) {
   }
 }
 
+constexpr int64_t kMostCounted = int64_t{1} << 53;
+
 int64_t count_of(const State& state, std::string_view name) {
-  constexpr int64_t kMost = int64_t{1} << 53;
   const auto count = state.get<int64_t>(name);
-  if (count < 0 || count > kMost) throw CheckpointError(c10::str("'", name, "' is ", count, ", which no run counts"));
+  if (count < 0 || count > kMostCounted) {
+    throw CheckpointError(c10::str("'", name, "' is ", count, ", which no run counts"));
+  }
   return count;
+}
+
+// a + b * c, or the largest number if the result is larger.
+int64_t saturated(int64_t a, int64_t b, int64_t c) {
+  int64_t product = 0, sum = 0;
+  const bool overflows = __builtin_mul_overflow(b, c, &product) || __builtin_add_overflow(a, product, &sum);
+  return overflows ? std::numeric_limits<int64_t>::max() : sum;
 }
 
 FitBounds::Clock::duration elapsed_of(const State& state) {
@@ -50,6 +61,13 @@ struct EpochGrid {
   bool operator==(const EpochGrid&) const = default;
   int64_t samples() const { return world_size * batch_size; }  // in a batch of every rank
 };
+
+EpochGrid saved_grid(const State& state, int64_t world_size, const EpochGrid& now) {
+  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
+  return {.world_size = world_size, .batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size};
+}
+
+double max_time_s(const LoopPlan& plan) { return plan.max_time ? plan.max_time->seconds().count() : -1.0; }
 
 // What a run on the grid `before` has consumed of the epoch, in batches of the grid `now`. If the batches do not divide
 // evenly, the loader's position is exact; for a loader without a position, the rest of a batch of all ranks is skipped.
@@ -116,25 +134,51 @@ std::optional<int64_t> FitLoop::shortest_of_ranks(std::optional<int64_t> num_bat
 void FitLoop::write_plan() {
   context_.state.stage = Stage::train;
   context_.state.max_epochs = context_.plan.max_epochs;
-  estimate_steps(0);
+  context_.state.is_dry_run = context_.plan.dry_run_of.has_value();
+  estimate_steps();
 }
 
-// Estimates the steps of the run from those that are taken, and what is left of this epoch and of the later ones.
-void FitLoop::estimate_steps(int64_t batches_done) {
-  RunState& state = context_.state;
-  const int64_t max_steps = context_.plan.max_steps;
-  if (max_steps >= 0) state.estimated_stepping_batches = max_steps;
-  if (!num_train_batches_ || state.max_epochs < 0) return;
+// The steps in the rest of an epoch and in all later ones; nullopt: nothing bounds the epochs, or their length is not
+// known.
+std::optional<int64_t> FitLoop::steps_left(const Position& from) {
+  const LoopPlan& plan = context_.plan;
+  const auto& whole = plan.dry_run_of;
+  const auto num_batches = whole ? shortest_of_ranks(whole->limit_train_batches.estimate_of(train_->num_batches()))
+                                 : num_train_batches_;
+  const int64_t max_epochs = whole ? whole->max_epochs : plan.max_epochs;
+  if (!num_batches || max_epochs < 0) return std::nullopt;
+  if (from.epoch >= max_epochs) return 0;
   const auto steps_in = [&](int64_t batches) {
-    return (batches + context_.accumulate_grad_batches - 1) / context_.accumulate_grad_batches;
+    return (batches + plan.accumulate_grad_batches - 1) / plan.accumulate_grad_batches;
   };
-  const int64_t epochs = state.max_epochs - state.epoch;
-  int64_t steps = state.global_step;
-  if (epochs > 0) {
-    steps += steps_in(std::max<int64_t>(*num_train_batches_ - batches_done, 0));
-    steps += (epochs - 1) * steps_in(*num_train_batches_);
+  const int64_t in_this_epoch = steps_in(std::max<int64_t>(*num_batches - from.batches_done, 0));
+  return saturated(in_this_epoch, max_epochs - from.epoch - 1, steps_in(*num_batches));
+}
+
+// Counts all epochs from the start, so that a run that resumes has the estimate of the whole run, although both may have
+// skipped steps.
+void FitLoop::estimate_steps() {
+  const LoopPlan& plan = context_.plan;
+  const int64_t max_steps = plan.dry_run_of ? plan.dry_run_of->max_steps : plan.max_steps;
+  std::optional<int64_t> steps = steps_left({});
+  if (steps) steps = std::max<int64_t>(saturated(*steps, extra_steps_, 1), 0);
+  if (max_steps >= 0) steps = std::min(steps.value_or(max_steps), max_steps);
+  context_.state.estimated_stepping_batches = steps;
+}
+
+void FitLoop::estimate_steps_from(const State& state, int64_t world_size) {
+  const auto* extra_steps = state.find<int64_t>("extra_steps");
+  extra_steps_ = extra_steps == nullptr ? 0 : std::clamp(*extra_steps, -kMostCounted, kMostCounted);
+  const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
+  const EpochGrid before = saved_grid(state, world_size, now);
+  if (before != now) {
+    const Position from{.epoch = count_of(state, "epoch"),
+                        .global_step = count_of(state, "global_step"),
+                        .batches_done = consumed_in(state, before, now).batches};
+    const auto whole = steps_left({}), left = steps_left(from);
+    if (whole && left) extra_steps_ = saturated(*left, from.global_step, 1) - *whole;
   }
-  state.estimated_stepping_batches = max_steps >= 0 ? std::min(steps, max_steps) : steps;
+  estimate_steps();
 }
 
 void FitLoop::run(OptimizerSteps& steps) {
@@ -172,7 +216,9 @@ void FitLoop::train(OptimizerSteps& steps) {
   context_.metrics.begin_epoch(Stage::train);
   hooks(hooks::on_train_start);
   schedule_.restart_clock();
-  FitBounds bounds(context_.plan, context_.state, context_.stop, context_.ranks, context_.signals, start_);
+  FitBounds& bounds =
+      bounds_.emplace(context_.plan, context_.state, context_.stop, context_.ranks, context_.signals, start_);
+  if (restores_stop_) bounds.restore_stop();
   bounds.agree();
   while (true) {
     if (bounds.signal() != 0) context_.events.interrupt(bounds.signal());
@@ -239,6 +285,13 @@ State FitLoop::state() const {
   }
   if (context_.accumulate_grad_batches != context_.plan.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
+    state.set("planned_accumulation", context_.plan.accumulate_grad_batches);
+  }
+  if (extra_steps_ != 0) state.set("extra_steps", extra_steps_);
+  if (bounds_ ? bounds_->stop_has_waited() : restores_stop_) {
+    state.set("stop/min_epochs", context_.plan.min_epochs);
+    state.set("stop/min_steps", context_.plan.min_steps);
+    state.set("stop/max_time_s", max_time_s(context_.plan));
   }
   state.set_child("train_loader", train_->state());
   return state;
@@ -257,23 +310,17 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   progress_.total_batches = count_of(state, "total_batches");
   if (state.find<int64_t>("validation_batches") != nullptr) {
     validation_.set_num_batches_run(count_of(state, "validation_batches"));
+    run.has_validated = validation_.num_batches_run() > 0;
   }
   if (const State due = state.child("validation_due"); !due.empty()) {
     progress_.interrupted_validation = {.after_step = due.get<bool>("after_step"),
                                         .is_last_batch = due.get<bool>("is_last_batch")};
   }
   start_ -= elapsed_of(state);
-  if (const auto* accumulation = state.find<int64_t>("accumulate_grad_batches")) {
-    if (*accumulation < 1) throw CheckpointError(c10::str("'accumulate_grad_batches' is ", *accumulation));
-    context_.accumulate_grad_batches = *accumulation;
-  }
+  load_accumulation(state);
   train_->load_state(state.child("train_loader"));
   const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
-  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
-  const int64_t batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size;
-  const EpochGrid before{.world_size = world_size, .batch_size = batch_size};
-  LimitedBatches::Consumed consumed = consumed_in(state, before, now);
-  if (before != now) estimate_steps(consumed.batches);
+  LimitedBatches::Consumed consumed = consumed_in(state, saved_grid(state, world_size, now), now);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
   progress_.batches_done = consumed.batches;
   progress_.position = consumed.position;
@@ -287,6 +334,32 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   resume_->epoch.restore = [this] { restore(); };
 }
 
+// What a callback has set lasts until a callback sets another value, unless the options have changed.
+void FitLoop::load_accumulation(const State& state) {
+  const auto* accumulation = state.find<int64_t>("accumulate_grad_batches");
+  if (accumulation == nullptr) return;
+  if (*accumulation < 1) throw CheckpointError(c10::str("'accumulate_grad_batches' is ", *accumulation));
+  const int64_t planned = context_.plan.accumulate_grad_batches;
+  const auto* planned_before = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
+  if (planned_before != nullptr && *planned_before != planned) return;
+  context_.accumulate_grad_batches = *accumulation;
+  if (context_.ranks.rank() > 0) return;
+  log_info("accumulate_grad_batches is {} in the checkpoint, as a callback has set it, and stays so, instead of {}",
+           *accumulation, planned);
+}
+
+void FitLoop::load_stop(const State& state) {
+  const auto* min_epochs = state.find<int64_t>("stop/min_epochs");  // null: no stop has waited
+  if (min_epochs == nullptr) return;
+  const LoopPlan& plan = context_.plan;
+  restores_stop_ = *min_epochs == plan.min_epochs && state.get<int64_t>("stop/min_steps") == plan.min_steps &&
+                   state.get<double>("stop/max_time_s") == max_time_s(plan);
+  if (!restores_stop_ || context_.ranks.rank() > 0) return;
+  log_info("a stop was requested before the checkpoint was saved: fit ends once min_epochs = {} and min_steps = {} are "
+           "reached",
+           plan.min_epochs, plan.min_steps);
+}
+
 State FitLoop::rank_state() const {
   const bool is_waiting = resume_ && !resume_->is_restored;
   if (is_waiting && !resume_->of_rank.empty()) return resume_->of_rank;
@@ -296,9 +369,16 @@ State FitLoop::rank_state() const {
   if (is_waiting) {
     state.set_child("metrics", resume_->metrics);
   } else {
-    state.set_child("metrics", metrics_of_cut_epoch_ ? *metrics_of_cut_epoch_ : context_.metrics.state());
+    state.set_child("metrics", metrics_to_save());
   }
   return state;
+}
+
+// After the last batch of an epoch a run that resumes cannot compute the values of Metrics, which nobody logs again.
+State FitLoop::metrics_to_save() const {
+  if (metrics_of_cut_epoch_) return *metrics_of_cut_epoch_;
+  const bool has_last = any_rank(context_.ranks, progress_.had_last);
+  return has_last ? context_.metrics.state_after_last_batch(context_.ranks) : context_.metrics.state();
 }
 
 void FitLoop::restore() {

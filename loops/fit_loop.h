@@ -28,6 +28,10 @@ class FitLoop {
   // Throws SetupError if the options do not fit the loaders.
   FitLoop(LoopContext& context, LoaderSources sources);
 
+  // Estimates the steps of a run that will resume from `state`; called before the optimizers are made, since their
+  // schedules may need the number. The arguments and errors are those of load_state().
+  void estimate_steps_from(const State& state, int64_t world_size);
+
   void run(OptimizerSteps& steps);
 
   // The position of the loop, for a checkpoint at a step boundary; after load_state(), run() resumes from it.
@@ -37,9 +41,13 @@ class FitLoop {
   State state() const;
   void load_state(const State& state, int64_t world_size, const State& metrics, const State& of_rank);
 
-  // The random generators and metrics of this rank. From load_state() until run() restores them, these are the loaded
-  // ones. After an epoch that a bound or a stop cut short, the metrics are what the epoch had collected, and a run that
-  // resumes in that epoch completes them.
+  // Restores a stop that waits for a minimum bound (FitBounds); called after load_state(), if the callbacks are those of
+  // the run that saved, with their options.
+  void load_stop(const State& state);
+
+  // The random generators and metrics of this rank; a collective call of all ranks. From load_state() until run()
+  // restores them, these are the loaded ones. After an epoch that a bound or a stop cut short, the metrics are what the
+  // epoch had collected, and a run that resumes in that epoch completes them.
   State rank_state() const;
 
  private:
@@ -50,12 +58,19 @@ class FitLoop {
     bool is_in_middle = false;  // a part of the epoch is already consumed
     bool is_restored = false;
   };
+  struct Position {
+    int64_t epoch = 0, global_step = 0;
+    int64_t batches_done = 0;  // of the epoch
+  };
   void restore();
+  State metrics_to_save() const;
 
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
-  void estimate_steps(int64_t batches_done);
+  std::optional<int64_t> steps_left(const Position& from);
+  void estimate_steps();
+  void load_accumulation(const State& state);
   void warn_of_nothing_left() const;
   void send_hyper_parameters();
   void train(OptimizerSteps& steps);
@@ -67,12 +82,15 @@ class FitLoop {
   std::shared_ptr<Loader> train_;
   std::optional<int64_t> num_train_batches_;  // per epoch, limits applied; nullopt: unknown
   bool lockstep_ = false;                     // several ranks, and a train loader without a known length
+  int64_t extra_steps_ = 0;  // steps that the run has beyond those of its epochs, because batches were smaller before
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   TrainEpochLoop::Progress progress_;
   std::optional<Resume> resume_;               // set by load_state(), until the first epoch has run
   std::optional<State> metrics_of_cut_epoch_;  // nullopt: the last epoch was complete
   FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
+  bool restores_stop_ = false;       // load_stop() has found a stop
+  std::optional<FitBounds> bounds_;  // nullopt before training
   WarnOnce warn_idle_;  // an epoch without a step
 };
 

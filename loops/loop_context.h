@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include "fulgur/core/make_module.h"
@@ -52,6 +53,7 @@ struct LoopContext {
   NonFinite non_finite;
   int64_t accumulate_grad_batches;  // takes effect with the next epoch
   Batch failed_batch{};             // the batch in which an exception was thrown; empty: none
+  std::optional<RunState> failed_state{};  // the state within an evaluation that an exception has left; nullopt: none
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.
   ScopedPrecision precision_scope() const { return ScopedPrecision(precision, device_type); }

@@ -34,6 +34,16 @@ struct LoopPlan {
   bool detect_anomaly = false;
 
   int64_t log_every_n_steps = 0;  // how often loggers get the values of a step; 0: never
+
+  // What bounds a whole training. -1: no bound.
+  struct Bounds {
+    int64_t max_epochs = -1;
+    int64_t max_steps = -1;
+    BatchLimit limit_train_batches{};
+  };
+  // The training of which this run takes only a few steps, in fast_dev_run or for the tuner; nullopt: this run itself.
+  // RunState::estimated_stepping_batches is about that training, so that its schedules can be made.
+  std::optional<Bounds> dry_run_of{};
 };
 
 }  // namespace fulgur

@@ -244,19 +244,33 @@ void OptimizerSteps::move(LRSchedule& schedule) {
   if (!config.monitor.empty() && config.scheduler->needs_metric()) {
     const Metrics metrics = context_.metrics.callback_metrics();
     const auto found = metrics.find(config.monitor);
-    if (found == metrics.end()) {
-      const std::string message = fmt::format("{}: {}", config.scheduler->name(),
-                                              unknown_name_message("monitor", config.monitor, names_of(metrics)));
-      if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
-      if (warned_missing_.insert(&schedule).second) {
-        log_warning("{}; the learning rate stays until it is there", message);
-      }
-      return;
+    if (found != metrics.end()) {
+      metric = found->second;
+      context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // keeps learning rates the same on all ranks
+    } else {
+      const bool steps_without = config.scheduler->steps_without_metric();
+      if (!steps_without || !may_be_logged_yet(config)) tell_unknown_monitor(schedule, metrics);
+      if (!steps_without) return;
     }
-    metric = found->second;
-    context_.ranks.all_reduce({&*metric, 1}, Reduction::mean);  // keeps learning rates the same on all ranks
   }
   context_.hooks.within(hooks::lr_scheduler_step, [&] { context_.hooks.module().lr_scheduler_step(schedule, metric); });
+}
+
+// The first validation logs the monitor, or, without validations, the end of the first epoch.
+bool OptimizerSteps::may_be_logged_yet(const LRSchedulerConfig& config) const {
+  const RunState& state = context_.state;
+  if (state.has_validation) return !state.has_validated;
+  return config.interval == "step" && state.epoch == 0;
+}
+
+void OptimizerSteps::tell_unknown_monitor(const LRSchedule& schedule, const Metrics& metrics) {
+  const LRSchedulerConfig& config = schedule.config();
+  const std::string message = fmt::format("{}: {}", config.scheduler->name(),
+                                          unknown_name_message("monitor", config.monitor, names_of(metrics)));
+  if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
+  if (!warned_missing_.insert(&schedule).second) return;
+  const bool steps = config.scheduler->steps_without_metric();
+  log_warning("{}; {} until it is there", message, steps ? "the schedule steps without it" : "the learning rate stays");
 }
 
 }  // namespace fulgur

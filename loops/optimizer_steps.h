@@ -56,6 +56,8 @@ class OptimizerSteps final : public ManualOptimization {
   at::Tensor before_step(size_t optimizer, StepRequest& request);
   bool update(size_t optimizer, StepRequest request);
   void move(LRSchedule& schedule);
+  bool may_be_logged_yet(const LRSchedulerConfig& config) const;
+  void tell_unknown_monitor(const LRSchedule& schedule, const Metrics& metrics);
   std::vector<double> lr_after_step(size_t optimizer) const;
   AccumulationWindow end_evaluation(const AccumulationWindow& mine);
 

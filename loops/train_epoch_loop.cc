@@ -159,8 +159,8 @@ void TrainEpochLoop::end_without_batch(bool validates) {
   at_boundary();
 }
 
-// Resumes an epoch that another process began, with the validation that it may have left incomplete. Returns whether there
-// was one.
+// Resumes an epoch that another process began, with the validation that it may have left incomplete. Returns whether
+// there was one.
 bool TrainEpochLoop::go_on(const ResumePoint& resumed) {
   resumed.restore();
   const auto due = std::exchange(progress_.interrupted_validation, std::nullopt);
@@ -319,6 +319,7 @@ bool TrainEpochLoop::validate() {
     if (!validation_.run_unless(std::ref(signal_came))) return false;
     progress_.interrupted_validation.reset();
   }
+  context_.state.has_validated = true;
   schedule_.restart_clock();
   bounds_.agree();
   return true;

@@ -25,8 +25,11 @@ struct LabelPairs {
   at::Tensor preds;  // int64 [M]
 };
 
-at::Tensor is_above(const at::Tensor& scores, double threshold) {
-  const at::Tensor are_logits = scores.lt(0).logical_or_(scores.gt(1)).any();
+// Which scores of a batch say whether all of them are logits.
+enum class Judged { all, counted };
+
+at::Tensor is_above(const at::Tensor& scores, const at::Tensor& judged, double threshold) {
+  const at::Tensor are_logits = judged.lt(0).logical_or_(judged.gt(1)).any();
   return at::where(are_logits, scores.sigmoid(), scores).gt(threshold);
 }
 
@@ -37,9 +40,14 @@ at::Tensor best_of_top_k(const at::Tensor& scores, int64_t top_k, const at::Tens
   return at::where(highest.eq(target.unsqueeze(1)).any(1), target, highest.select(1, 0));
 }
 
-at::Tensor binary_labels(std::string_view metric, const at::Tensor& preds, const at::Tensor& target, double threshold) {
+at::Tensor binary_labels(std::string_view metric, const at::Tensor& preds, const at::Tensor& target,
+                         const Labels& flat_target, double threshold, Judged judged) {
   internal::check_same_shape(metric, preds, target);
-  return preds.is_floating_point() ? is_above(preds.detach(), threshold) : preds;
+  if (!preds.is_floating_point()) return preds;
+  const at::Tensor scores = preds.detach();
+  if (judged == Judged::all) return is_above(scores, scores, threshold);
+  const at::Tensor is_left_out = flat_target.counted.logical_not().reshape(scores.sizes()).to(scores.device());
+  return is_above(scores, scores.masked_fill(is_left_out, 0), threshold);
 }
 
 at::Tensor multiclass_labels(std::string_view metric, const at::Tensor& preds, const at::Tensor& target,
@@ -52,10 +60,10 @@ at::Tensor multiclass_labels(std::string_view metric, const at::Tensor& preds, c
 }
 
 LabelPairs label_pairs(std::string_view metric, const ClassificationOptions& options, const at::Tensor& preds,
-                       const at::Tensor& target, const Valid& valid) {
+                       const at::Tensor& target, const Valid& valid, Judged judged) {
   Labels truth = internal::checked_target(metric, target, options.num_classes, options.ignore_index, valid);
   const at::Tensor labels = options.task == Task::binary
-                                ? binary_labels(metric, preds, target, options.threshold)
+                                ? binary_labels(metric, preds, target, truth, options.threshold, judged)
                                 : multiclass_labels(metric, preds, target, truth, options.num_classes, options.top_k);
   const Labels found =
       internal::checked_labels(metric, "preds", labels.to(target.device()), truth.counted, options.num_classes);
@@ -148,7 +156,7 @@ StatScores::StatScores(std::string_view name, Score score, const ClassificationO
 
 void StatScores::update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid) {
   const c10::NoGradGuard no_grad;
-  const auto [truth, found] = label_pairs(name(), options_, preds, target, valid);
+  const auto [truth, found] = label_pairs(name(), options_, preds, target, valid, Judged::all);
   const at::Tensor right = truth.values.eq(found);
   const at::Tensor hits = truth.counted.logical_and(right);
   const at::Tensor misses = truth.counted.logical_and(right.logical_not());
@@ -174,7 +182,7 @@ ConfusionMatrix::ConfusionMatrix(const ConfusionMatrixOptions& options)
 
 void ConfusionMatrix::update(const at::Tensor& preds, const at::Tensor& target, const Valid& valid) {
   const c10::NoGradGuard no_grad;
-  const auto [truth, found] = label_pairs(name(), as_classification(options_), preds, target, valid);
+  const auto [truth, found] = label_pairs(name(), as_classification(options_), preds, target, valid, Judged::counted);
   const int64_t n = options_.num_classes;
   accumulate({histogram(truth.values * n + found, truth.counted, n * n).view({n, n}), truth.out_of_range});
 }

@@ -89,7 +89,8 @@ struct ConfusionMatrixOptions {
 };
 
 // compute(): [num_classes, num_classes]; row: target, column: prediction. 0/0 is 0. If a label on an accelerator was
-// out of range, all counts are -1. update(): as for Accuracy.
+// out of range, all counts are -1. update(): as for Accuracy, but binary scores of elements that do not count have no
+// part in whether the batch has logits; in Accuracy they have, as in torchmetrics.
 class ConfusionMatrix final : public Metric {
  public:
   explicit ConfusionMatrix(const ConfusionMatrixOptions& options);

@@ -269,13 +269,14 @@ struct ChainedSchedulerOptions {
 // multiply. A scheduler that ignores its initial learning rate, such as OneCycleLR with max_lr, must be first. An
 // eta_min or min_lr bounds what its own scheduler returns (in torch, its effect in a chain depends on the steps
 // before). Unlike torch's, this class accepts ReduceLROnPlateau, which makes a warm-up before a plateau possible:
-// {LinearLR, ReduceLROnPlateau}.
+// {LinearLR, ReduceLROnPlateau}. Until the metric is known the chain steps without it.
 class ChainedScheduler final : public internal::SchedulerWith<ChainedScheduler, ChainedSchedulerOptions> {
  public:
   static constexpr std::string_view kName = "ChainedScheduler";
   explicit ChainedScheduler(Options options);
   double lr(double initial_lr, int64_t step) const override;
   bool needs_metric() const override;
+  bool steps_without_metric() const override { return true; }
   void observe(double metric) override;
   State state() const override;
   void load_state(const State& state) override;

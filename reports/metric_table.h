@@ -30,7 +30,7 @@ struct MetricTable {
   // The step of the last row that counts optimizer steps; 0 without such a row. A row that has only values logged by
   // the batch in validation or test, such as "val_loss_step", counts their batches instead.
   int64_t last_step = 0;
-  bool has_torn_row = false;              // the last row was incomplete, and was left out
+  bool has_torn_row = false;  // the last row was incomplete, and was left out
 
   const MetricCurve* find(std::string_view name) const;  // null if there is none
 };

@@ -120,8 +120,8 @@ std::vector<MetricsFile> metrics_files_in(const fs::path& folder) {
   return files;
 }
 
-// Metrics that only training writes: those of LearningRateMonitor, GradientNormMonitor and ThroughputMonitor, and what a
-// Module calls train_loss.
+// Metrics that only training writes: those of LearningRateMonitor, GradientNormMonitor and ThroughputMonitor, and what
+// a Module calls train_loss.
 bool is_of_training(const MetricCurve& curve) {
   const bool has_name_of_training =
       curve.name.starts_with("train") || kind_of_metric(curve.name) == MetricKind::optimization;

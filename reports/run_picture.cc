@@ -32,7 +32,7 @@ using Lines = std::vector<std::string>;
 constexpr size_t kNarrow = 50;      // columns; below, a metric takes two lines
 constexpr size_t kValueWidth = 12;  // -1.23457e-05
 constexpr size_t kMostNameWidth = 30;
-constexpr double kSilent_s = 600;  // a run that may have ended on another host, and wrote nothing for as long, is silent
+constexpr double kSilent_s = 600;     // a run that wrote nothing for longer shows no sign of life
 constexpr double kClockError_s = 60;  // by which the time in env.json and the kernel's may differ
 constexpr std::array<std::string_view, 8> kBlocks{"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 
@@ -208,8 +208,7 @@ RunLife life_of(const RunFolder& run, Clock::time_point now) {
   const auto num_steps = number_in(run, "estimated_stepping_batches");
   const bool is_complete = num_steps && *num_steps > 0 && run.metrics.last_step >= *num_steps - 1;
   const bool has_page = time_of(folder / "report.html") && is_later(folder / "report.html");
-  const bool has_ended =
-      runs_here ? !*runs_here : !life.post_mortem.empty() || (is_complete && has_page);
+  const bool has_ended = runs_here ? !*runs_here : !life.post_mortem.empty() || (is_complete && has_page);
   if (runs_here || has_ended) life.state = has_ended ? RunLife::State::ended : RunLife::State::in_progress;
   return life;
 }

@@ -15,12 +15,12 @@ namespace fulgur {
 // Whether a run is in progress, as far as can be told from this host.
 struct RunLife {
   enum class State {
-    unknown,      // it runs or ran on another host, or env.json does not say where
-    in_progress,  // its process runs on this host
-    ended,        // its process, which ran on this host, is gone; on another host: the last files say that it ended
+    unknown,      // the process is one of another host, or env.json does not name it
+    in_progress,  // the process runs on this host
+    ended,        // the process ran on this host and is gone, or the last files of a run of another host say so
   };
   State state = State::unknown;
-  std::optional<double> silent_s{};     // seconds since it last wrote metrics, log.txt or env.json; nullopt: none is there
+  std::optional<double> silent_s{};  // seconds since it last wrote metrics, log.txt or env.json; nullopt: none is there
   std::filesystem::path post_mortem{};  // what the exception that ended its last fit left; empty: there is none
 };
 
@@ -48,9 +48,9 @@ struct PictureOptions {
   size_t height = 0;  // most lines; 0: as many as it takes
 };
 
-// A run for a terminal: progress, speed, whether it has ended, and for each metric its last value and a sparkline. Below
-// 50 columns a metric takes two lines. A run whose life is unknown, and which has written nothing for ten minutes, shows
-// no sign of life.
+// A run for a terminal: progress, speed, whether it has ended, and for each metric its last value and a sparkline.
+// Below 50 columns a metric takes two lines. A run whose life is unknown, and which has written nothing for ten
+// minutes, shows no sign of life.
 std::string run_picture(const RunFolder& run, const RunProgress& progress, PictureOptions options = {});
 
 }  // namespace fulgur

@@ -64,13 +64,13 @@ std::optional<fs::path> checkpoint_in(const fs::path& parent) {
   const std::string name = file.string(), extension = file.extension().string();
   const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
   if (is_checkpoint(folder)) {
-    throw UsageError(fmt::format("'{}' is a file of a checkpoint; did you mean its folder, '{}'?", name,
-                                 folder.string()));
+    throw UsageError(
+        fmt::format("'{}' is a file of a checkpoint; did you mean its folder, '{}'?", name, folder.string()));
   }
   const bool is_of_torch = extension == ".pt" || extension == ".pth" || extension == ".ckpt";
   if (!is_of_torch && extension != ".safetensors") {
-    throw UsageError(fmt::format("'{}' is a file, and a checkpoint is a folder, such as runs/version_0/checkpoints/last",
-                                 name));
+    throw UsageError(
+        fmt::format("'{}' is a file, and a checkpoint is a folder, such as runs/version_0/checkpoints/last", name));
   }
   throw UsageError(
       fmt::format("'{0}' is a file of weights, and a checkpoint is a folder; a program takes weights of Python by "
@@ -80,13 +80,18 @@ std::optional<fs::path> checkpoint_in(const fs::path& parent) {
 
 [[noreturn]] void refuse_missing(const fs::path& path) {
   const fs::path parent = path.parent_path();
-  std::vector<std::string> names;
-  for (const fs::path& folder : folders_in(parent)) names.push_back(folder.filename().string());
-  const auto nearest = nearest_name(path.filename().string(), names);
-  throw UsageError(fmt::format("there is no checkpoint '{}'{}", path.string(),
-                               nearest         ? fmt::format("; did you mean '{}'?", (parent / *nearest).string())
-                               : names.empty() ? ""
-                                               : fmt::format("; there is {}", fmt::join(names, ", "))));
+  std::vector<std::string> names, checkpoints;
+  for (const fs::path& folder : folders_in(parent)) {
+    names.push_back(folder.filename().string());
+    if (is_checkpoint(folder)) checkpoints.push_back(names.back());
+  }
+  std::string hint;
+  if (const auto nearest = nearest_name(path.filename().string(), names)) {
+    hint = fmt::format("; did you mean '{}'?", (parent / *nearest).string());
+  } else if (!checkpoints.empty()) {
+    hint = fmt::format("; '{}' has {}", parent.string(), fmt::join(checkpoints, ", "));
+  }
+  throw UsageError(fmt::format("there is no checkpoint '{}'{}", path.string(), hint));
 }
 
 // Throws, with what was probably meant, unless the path is a checkpoint, or cannot be looked at: reading it says why.

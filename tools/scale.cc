@@ -38,26 +38,34 @@ int main(int argc, char** argv) {
   ScenarioOptions options;
   std::string svg, program;
   std::vector<double> steps_ms, two_hosts_ms;
-  app.add_option("--params", options.num_params, "number of parameters of a transformer, such as 10e9");
-  app.add_option("--width", options.width, "width of the transformer's layers");
-  app.add_option("--tokens", options.tokens, "tokens of a sample");
-  app.add_option("--batch", options.batch, "samples of a rank and step, as far as memory allows");
-  app.add_option("--global_batch", options.global_batch, "samples of a step of all ranks, for strong scaling");
-  app.add_option("--hosts", options.hosts, "number of hosts that are looked at closely");
-  app.add_option("--gpus", options.ranks_per_host, "number of ranks on each host");
-  app.add_option("--max_ranks", options.max_ranks, "number of ranks at which the tables end");
-  app.add_option("--device", options.device,
-                 "what a rank computes on: " + fmt::format("{}", fmt::join(device_names(), ", ")));
+  const auto add = [&](const char* name, auto& value, const char* help) {
+    app.add_option(name, value, fmt::format("{}; default: {}", help, value));
+  };
+  const auto add_measured = [&](const char* name, double& value, const char* help) {
+    app.add_option(name, value, fmt::format("measured {}; default: as listed for the device or link", help));
+  };
+  const std::string links = fmt::format("{}", fmt::join(link_names(), ", "));
+  add("--params", options.num_params, "number of parameters of a transformer, such as 10e9");
+  add("--width", options.width, "width of the transformer's layers");
+  add("--tokens", options.tokens, "tokens of a sample");
+  add("--batch", options.batch, "samples of a rank and step, as far as memory allows");
+  add("--global_batch", options.global_batch, "samples of a step of all ranks, for strong scaling");
+  add("--hosts", options.hosts, "number of hosts that are looked at closely");
+  add("--gpus", options.ranks_per_host, "number of ranks on each host");
+  add("--max_ranks", options.max_ranks, "number of ranks at which the tables end");
+  app.add_option(
+      "--device", options.device,
+      fmt::format("what a rank computes on: {}; default: {}", fmt::join(device_names(), ", "), options.device));
   app.add_option("--within", options.within,
-                 "link between the ranks of a host: " + fmt::format("{}", fmt::join(link_names(), ", ")));
-  app.add_option("--between", options.between, "link between hosts, of the same names");
-  app.add_option("--precision", options.precision, "bf16-true or bf16-mixed");
-  app.add_option("--tflops", options.tflops,
-                 "measured TFLOPS that forward and backward reach, instead of the device's");
-  app.add_option("--within_gb_s", options.within_gb_s, "measured GB/s that a rank sends within its host");
-  app.add_option("--between_gb_s", options.between_gb_s, "measured GB/s that a host sends");
-  app.add_option("--to_host_gb_s", options.to_host_gb_s, "measured GB/s that a rank copies to its host, or back");
-  app.add_option("--host_memory_gb_s", options.host_memory_gb_s, "measured GB/s of a rank's update on its host");
+                 fmt::format("link between the ranks of a host: {}; default: the usual one of the device", links));
+  app.add_option("--between", options.between,
+                 "link between hosts, of the same names; default: the usual one of the device");
+  add("--precision", options.precision, "bf16-true or bf16-mixed");
+  add_measured("--tflops", options.tflops, "TFLOPS that forward and backward reach");
+  add_measured("--within_gb_s", options.within_gb_s, "GB/s that a rank sends within its host");
+  add_measured("--between_gb_s", options.between_gb_s, "GB/s that a host sends");
+  add_measured("--to_host_gb_s", options.to_host_gb_s, "GB/s that a rank copies to its host, or back");
+  add_measured("--host_memory_gb_s", options.host_memory_gb_s, "GB/s of a rank's update on its host");
   app.add_option("--svg", svg, "file for a picture of the weak scaling");
   app.add_option("--calibrate", program, "bench/ddp_step, to measure this machine by and check the model");
   app.add_option(

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/data/files/token_writer.h"
 #include "fulgur/reports/command.h"
 
@@ -101,14 +103,25 @@ fs::path held_out_path(fs::path out) {
   return out.replace_extension("held_out" + extension);
 }
 
-// All texts of the options, without the token files that an earlier run has written among them.
+// Throws UsageError if the file exists: it may have taken hours.
+void require_new(const fs::path& file) {
+  if (!fs::exists(file)) return;
+  throw fulgur::UsageError("'" + file.string() +
+                           "' exists and would be overwritten; move it away, or name another file " + "with --out");
+}
+
+// Whether this program has written the file.
+bool has_tokens(const fs::path& file) {
+  constexpr std::string_view kMagic = "FULGURTK";  // data/files/token_header.h
+  std::string begin(kMagic.size(), '\0');
+  return std::ifstream(file, std::ios::binary).read(begin.data(), std::ssize(begin)) && begin == kMagic;
+}
+
+// All texts of the options, without the token files that earlier runs have written among them.
 std::vector<fs::path> texts_of(const Options& options) {
-  const fs::path written[] = {fs::weakly_canonical(options.out), fs::weakly_canonical(held_out_path(options.out))};
   std::vector<fs::path> texts;
   for (const fs::path& path : options.texts) {
-    for (const fs::path& file : texts_under(path)) {
-      if (std::ranges::find(written, fs::canonical(file)) == std::end(written)) texts.push_back(file);
-    }
+    std::ranges::remove_copy_if(texts_under(path), std::back_inserter(texts), has_tokens);
   }
   return texts;
 }
@@ -198,6 +211,8 @@ void commit(TokenWriter& writer, int64_t vocab_size) {
 }
 
 void make_token_files(const Options& options) {
+  require_new(options.out);
+  if (options.held_out > 0) require_new(held_out_path(options.out));
   std::unique_ptr<const Tokenizer> tokenizer;
   if (options.model.empty()) {
     tokenizer = std::make_unique<Bytes>();
@@ -227,7 +242,7 @@ int main(int argc, char** argv) {
   CLI::App app("Makes a file of tokens of texts; each text ends with a token that says so.");
   Options options;
   app.add_option("texts", options.texts, "texts, and folders of texts")->required();
-  app.add_option("--out", options.out, "file to write")->required();
+  app.add_option("--out", options.out, "new file to write")->required();
   app.add_option("--model", options.model, "SentencePiece model; without one each byte is a token");
   app.add_option("--held_out", options.held_out,
                  "fraction of each text, at its end, that is written to <out>.held_out.<extension> instead")

@@ -117,4 +117,10 @@ void load_states(const CallbackList& callbacks, const State& saved, bool warns) 
               fmt::join(unclaimed, ", "));
 }
 
+bool has_same_callbacks(const CallbackList& callbacks, const State& saved) {
+  const std::vector<std::string> keys = keys_of(callbacks);
+  const std::set<std::string> names = names_in(saved);
+  return std::ranges::all_of(names, [&](const std::string& name) { return std::ranges::count(keys, name) > 0; });
+}
+
 }  // namespace fulgur

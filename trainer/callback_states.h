@@ -21,4 +21,7 @@ State states_of(const CallbackList& callbacks);
 // "ModelCheckpoint", "ModelCheckpoint-2". If `warns` is true, logs a warning for states that no callback takes.
 void load_states(const CallbackList& callbacks, const State& saved, bool warns);
 
+// Whether each state in `saved` is that of a callback of the same type and state_key(), that is with the same options.
+bool has_same_callbacks(const CallbackList& callbacks, const State& saved);
+
 }  // namespace fulgur

@@ -63,8 +63,8 @@ std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std:
     }
     if (folders.empty()) throw_no_run(name);
     throw UsageError(
-        fmt::format("ckpt_path = 'best', but no checkpoint is marked as best in '{}'; give ModelCheckpoint a monitor, "
-                    "or write 'last' or a folder",
+        fmt::format("ckpt_path = 'best', but no checkpoint is marked as best in '{}': nothing was saved there, "
+                    "ModelCheckpoint has no monitor, or its monitor was always NaN; write 'last' or a folder",
                     folders.front().string()));
   }
   const fs::path path(ckpt_path);

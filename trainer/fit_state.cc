@@ -69,6 +69,12 @@ void load_requires_grad(Module& module, const CheckpointReader& checkpoint) {
   }
 }
 
+void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint) {
+  name_folder_in_errors(checkpoint, [&] {
+    loop.estimate_steps_from(checkpoint.run().child("loops"), checkpoint.manifest().world_size);
+  });
+}
+
 void FitState::add_to(CheckpointContent& content) const {
   State& run = content.run;
   StrategyState strategy = context.strategy.state();
@@ -132,6 +138,7 @@ void FitState::load(const CheckpointReader& checkpoint) const {
     const bool same_ranks = world_size == context.world.world_size();
     loop.load_state(run.child("loops"), world_size, run.child("metrics"),
                     same_ranks ? checkpoint.rank(context.world.rank()) : State());
+    if (has_same_callbacks(callbacks, run.child("callbacks"))) loop.load_stop(run.child("loops"));
   });
 }
 

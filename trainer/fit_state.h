@@ -19,6 +19,9 @@ CheckpointContent content_of(const Module& module, NamedTensors weights);
 // Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made.
 void load_requires_grad(Module& module, const CheckpointReader& checkpoint);
 
+// Lets the loop estimate the steps of the run that resumes from the checkpoint. Called before the optimizers are made.
+void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint);
+
 // Everything of a fit that a checkpoint keeps in addition to the weights. All members are borrowed; `callbacks` has
 // only those that run on this rank.
 struct FitState {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include "fulgur/base/error.h"
@@ -166,7 +167,13 @@ TrainerOptions resolve(TrainerOptions options) {
   return options;
 }
 
-LoopPlan plan_of(const TrainerOptions& options) {
+LoopPlan::Bounds bounds_of(const TrainerOptions& given) {
+  return {.max_epochs = has_no_bound(given) ? kDefaultMaxEpochs : given.max_epochs.value_or(-1),
+          .max_steps = given.max_steps,
+          .limit_train_batches = given.overfit_batches.value_or(given.limit_train_batches)};
+}
+
+LoopPlan plan_of(const TrainerOptions& options, const LoopPlan::Bounds& whole) {
   return {.max_epochs = has_no_bound(options) ? kDefaultMaxEpochs : options.max_epochs.value_or(-1),
           .min_epochs = options.min_epochs,
           .max_steps = options.max_steps,
@@ -182,7 +189,8 @@ LoopPlan plan_of(const TrainerOptions& options) {
           .accumulate_grad_batches = options.accumulate_grad_batches,
           .clipping = gradient_clipping(options),
           .detect_anomaly = options.detect_anomaly,
-          .log_every_n_steps = options.log_every_n_steps.value_or(0)};
+          .log_every_n_steps = options.log_every_n_steps.value_or(0),
+          .dry_run_of = options.fast_dev_run > 0 ? std::optional(whole) : std::nullopt};
 }
 
 void warn_of_default_bound(const TrainerOptions& options) {

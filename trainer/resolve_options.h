@@ -10,8 +10,11 @@ namespace fulgur {
 // settings that are out of range or contradict each other.
 TrainerOptions resolve(TrainerOptions options);
 
-// What resolved options mean for the loops.
-LoopPlan plan_of(const TrainerOptions& options);
+// What bounds a whole training with these options, which are not resolved yet: fast_dev_run has bounds of its own.
+LoopPlan::Bounds bounds_of(const TrainerOptions& given);
+
+// What resolved options mean for the loops. `whole`: bounds_of() the options before.
+LoopPlan plan_of(const TrainerOptions& options, const LoopPlan::Bounds& whole);
 
 // Warns that fit trains for a default number of epochs if no option bounds it.
 void warn_of_default_bound(const TrainerOptions& options);

@@ -140,7 +140,8 @@ constexpr auto kRun = HookCaller::WhatRuns::run;
 }  // namespace
 
 RunResources::RunResources(TrainerOptions given)
-    : options(resolve(std::move(given))),
+    : bounds(bounds_of(given)),
+      options(resolve(std::move(given))),
       devices(choose_devices(options)),
       precision(options.precision),
       strategy(make_strategy(options, devices)) {}
@@ -207,11 +208,10 @@ RunAccess Run::make_link() {
 
 void Run::fit() {
   execute([this] {
-    const auto val = [this] {
-      return context_.hooks.located("val_dataloader", kRun, [this] {
-        const bool is_first = results_.state.epoch == 0;
-        return shard(validation_loaders(request_.module, request_.data, request_.plan.limit_val_batches, is_first),
-                     "val");
+    bool is_first = true;
+    const auto val = [this, &is_first] {
+      return context_.hooks.located("val_dataloader", kRun, [this, warns = std::exchange(is_first, false)] {
+        return shard(validation_loaders(request_.module, request_.data, request_.plan.limit_val_batches, warns), "val");
       });
     };
     const auto train = [this] {
@@ -221,6 +221,7 @@ void Run::fit() {
     };
     if (!request_.is_trial) warn_of_default_bound(resources_.options);
     FitLoop loop(context_, {.train = train, .val = val});
+    checkpoints_.estimate_steps(loop);
     Optimizers optimizers = context_.hooks.within(hooks::configure_optimizers, [this] {
       const bool makes_its_own = request_.module.hooks().configure_optimizers;
       return makes_its_own ? module().configure_optimizers() : resources_.options.optimizer.make(module());
@@ -315,7 +316,7 @@ void Run::report_profile(const trace::Profile& profile) {
   }
   if (global_rank() > 0) return;
   const std::string_view whole = to_string(request_.entry_point);
-  fmt::print("{}", profile_table(by_rank, whole, /*least_share=*/1e-3));
+  fmt::print("where the time of {} went\n{}", whole, profile_table(by_rank, whole, /*least_share=*/1e-3));
   std::fflush(stdout);
   if (resources_.options.fast_dev_run > 0) return;
   FirstError error;
@@ -468,9 +469,13 @@ void Run::teardown() {
   first.rethrow();
 }
 
-// Runs once per run; later calls return at once.
+// Runs once per run; later calls return at once. The post-mortem and on_exception see the state that the exception was
+// thrown in, and not what unwinding has restored: the stage and the batch of a validation.
 void Run::handle_failure(const std::exception_ptr& failure) {
   if (checkpoints_.has_failed()) return;
+  const RunState after = results_.state;
+  const auto is_over = c10::make_scope_exit([&] { results_.state = after; });
+  if (context_.failed_state) results_.state = *context_.failed_state;
   checkpoints_.abort(text_of(failure));
   world_.abort(text_of(failure));
   if (request_.entry_point == EntryPoint::fit && !request_.is_trial) give_memory_advice(failure);
@@ -499,7 +504,8 @@ bool Run::deserves_post_mortem(const std::exception_ptr& failure) const {
   const TrainerOptions& options = resources_.options;
   const bool has_folder = world_.rank() == 0 || !results_.run_dir.empty();
   const RunState& state = results_.state;
-  const bool has_begun = !context_.failed_batch.empty() || state.batch_idx > 0 || state.global_step > 0;
+  const bool has_stepped = state.global_step > checkpoints_.first_step();
+  const bool has_begun = !context_.failed_batch.empty() || state.batch_idx > 0 || has_stepped;
   return *options.enable_post_mortem && !request_.is_trial && options.fast_dev_run == 0 && has_folder &&
          (has_begun || is_of_ranks(failure)) && !is_explained(failure);
 }
@@ -552,6 +558,7 @@ std::string Run::device_summary() const {
   const int64_t num_nodes = resources_.options.num_nodes;
   std::vector<std::string> names;
   for (const c10::Device& device : devices) names.push_back(device.str());
+  if (devices.front().is_cpu() && devices.size() > 1) names = {fmt::format("{} x cpu", devices.size())};
   std::string summary = fmt::format("{} on {}", resources_.strategy->name(), fmt::join(names, ", "));
   if (devices.front().is_cpu()) {
     summary += fmt::format(" with {} thread{}{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",

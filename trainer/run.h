@@ -35,6 +35,7 @@ namespace fulgur {
 struct RunResources {
   explicit RunResources(TrainerOptions given);  // throws UsageError, as Trainer's constructor
 
+  const LoopPlan::Bounds bounds;           // what bounds a whole training, also in fast_dev_run
   const TrainerOptions options;            // resolved
   const std::vector<c10::Device> devices;  // used on each machine
   const Precision precision;

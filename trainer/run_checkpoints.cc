@@ -241,9 +241,17 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   resumable_ = {resumed_from_};
   names_origin_ = names_itself(ckpt_path);
   origin_was_left_ = opened_->run().find<bool>("ended_early") != nullptr;
+  tell_where_fit_resumes();
   load_requires_grad(context_.hooks.module(), *opened_);
   context_.data.load_state(opened_->run().child("data"));
   log_resume();
+}
+
+// Hooks that run before fit's state is loaded, such as train_dataloader, read the epoch and the step.
+void RunCheckpoints::tell_where_fit_resumes() {
+  RunState& state = context_.state;
+  state.epoch = opened_->run().get<int64_t>("loops/epoch");
+  first_step_ = state.global_step = opened_->run().get<int64_t>("loops/global_step");
 }
 
 // What the data module has learnt in training, such as the means of columns. A checkpoint without it is that of a run
@@ -268,6 +276,10 @@ void RunCheckpoints::load_weights() const {
   if (resumed_from_.empty() && context_.ranks.rank() == 0) {
     log_info("loaded the weights of '{}'", opened_->folder().string());
   }
+}
+
+void RunCheckpoints::estimate_steps(FitLoop& loop) const {
+  if (!resumed_from_.empty()) fulgur::estimate_steps(loop, *opened_);
 }
 
 void RunCheckpoints::resume(const FitState& fit) {

@@ -32,7 +32,10 @@ class RunCheckpoints final : public LoopEvents {
 
   // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
   void load_weights() const;
-  void resume(const FitState& fit);  // loads the rest of fit's state, if fit resumes
+  void estimate_steps(FitLoop& loop) const;  // corrects the loop's estimate, if fit resumes
+  void resume(const FitState& fit);          // loads the rest of fit's state, if fit resumes
+
+  int64_t first_step() const { return first_step_; }  // the global_step that fit begins with
 
   // From now on, checkpoints have the state of `fit`; null: only the weights.
   void set_fit(const FitState* fit) { fit_ = fit; }
@@ -64,6 +67,7 @@ class RunCheckpoints final : public LoopEvents {
   NamedTensors weights_to_train(const CheckpointReader& checkpoint) const;
   void log_resume() const;
   void load_data_state() const;
+  void tell_where_fit_resumes();
   void check_ranks_can_save(const std::filesystem::path& folder) const;
   ModelCheckpoint* model_checkpoint() const;
   std::vector<std::filesystem::path> folders_to_search() const;
@@ -79,6 +83,7 @@ class RunCheckpoints final : public LoopEvents {
   std::filesystem::path resumed_from_;            // empty: fit starts from scratch, or with weights only
   std::vector<std::filesystem::path> resumable_;  // checkpoints that a run can resume from, the newest last
   std::filesystem::path goes_back_to_;            // the checkpoint that roll_back() has requested; empty: none
+  int64_t first_step_ = 0;
   bool names_origin_ = false;                     // ckpt_path is the path of resumed_from_, not "last" or a link
   bool origin_was_left_ = false;  // resumed_from_ was saved because a signal or an exception ended its run
   bool weights_in_strategy_ = false;

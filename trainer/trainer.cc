@@ -44,7 +44,7 @@ struct Trainer::Parts {
              .module = module,
              .data = data,
              .stop = is_fit ? stop : of_no_effect,
-             .plan = plan_of(resources.options),
+             .plan = plan_of(resources.options, resources.bounds),
              .callbacks = resources.options.callbacks,
              .ckpt_path = ckpt_path});
     running = &run;
@@ -56,7 +56,7 @@ struct Trainer::Parts {
   void run_trial(const ModuleHandle& module, DataModule& data, std::shared_ptr<Callback> callback, int64_t num_steps) {
     require_fit_hooks(module, resources.options.optimizer);
     const ScopedRandomState random_state;
-    const LoopPlan whole = plan_of(resources.options);
+    const LoopPlan whole = plan_of(resources.options, resources.bounds);
     StopRequest own_stop;
     RunResults own_results;
     Run trial(resources, own_results,
@@ -69,7 +69,8 @@ struct Trainer::Parts {
                         .reload_dataloaders_every_n_epochs = whole.reload_dataloaders_every_n_epochs,
                         .accumulate_grad_batches = whole.accumulate_grad_batches,
                         .clipping = whole.clipping,
-                        .detect_anomaly = whole.detect_anomaly},
+                        .detect_anomaly = whole.detect_anomaly,
+                        .dry_run_of = resources.bounds},
                .callbacks = {std::move(callback)},
                .is_trial = true});
     running = &trial;

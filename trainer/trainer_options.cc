@@ -2,6 +2,8 @@
 
 #include "fulgur/base/names.h"
 #include "fulgur/callbacks/callback_registry.h"
+#include "fulgur/device/devices.h"
+#include "fulgur/strategies/precision.h"
 
 namespace fulgur {
 namespace {
@@ -37,9 +39,15 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   strategy.describe(visit);
   optimizer.describe(visit);
   visit({.name = "devices", .help = "a count (2), indices (0,2) or auto", .is_common = true},
-        TextField{[this](std::string_view text) { devices = Devices(text); }, [this] { return devices.to_string(); }});
+        TextField{.set = [this](std::string_view text) { devices = Devices(text); },
+                  .get = [this] { return devices.to_string(); },
+                  .check = [this](std::string_view) { check_devices(devices); }});
   visit({.name = "num_nodes", .help = "number of machines", .min = 1}, &num_nodes);
-  visit({.name = "max_epochs", .help = "epochs to train; -1: no bound", .min = -1, .is_common = true}, &max_epochs);
+  visit({.name = "max_epochs",
+         .help = "epochs to train; -1: no bound; none: 1000 if nothing else bounds fit",
+         .min = -1,
+         .is_common = true},
+        &max_epochs);
   visit({.name = "min_epochs", .help = "epochs to train before a requested stop takes effect", .min = 0}, &min_epochs);
   visit({.name = "max_steps", .help = "optimizer steps to train; -1: no bound", .min = -1, .is_common = true},
         &max_steps);
@@ -66,12 +74,14 @@ void TrainerOptions::describe(FieldVisitor& visit) {
          .help = "epochs from one validation to the next; none: val_check_interval counts across epochs",
          .min = 1},
         &check_val_every_n_epoch);
-  visit({.name = "num_sanity_val_steps", .help = "validation batches before training; -1: all", .min = -1},
+  visit({.name = "num_sanity_val_steps", .help = "validation batches before training; -1: all; none: 2", .min = -1},
         &num_sanity_val_steps);
   visit({.name = "precision",
          .help = "what to compute in: 32, 64, bf16-mixed, 16-mixed, bf16-true, 16-true",
          .is_common = true},
-        &precision);
+        TextField{.set = [this](std::string_view text) { precision = text; },
+                  .get = [this] { return precision; },
+                  .check = [this](std::string_view) { static_cast<void>(Precision(precision)); }});
   visit({.name = "accumulate_grad_batches", .help = "micro-batches per optimizer step", .min = 1, .is_common = true},
         &accumulate_grad_batches);
   visit({.name = "gradient_clip_val", .help = "bound on the gradients; 0: none", .min = 0, .is_common = true},
@@ -94,7 +104,7 @@ void TrainerOptions::describe(FieldVisitor& visit) {
          .help = "recreate the data loaders every n epochs; 0: never",
          .min = 0},
         &reload_dataloaders_every_n_epochs);
-  visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next", .min = 1},
+  visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next; none: 50", .min = 1},
         &log_every_n_steps);
   visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best", .is_common = true},
         &ckpt_path);
@@ -104,13 +114,14 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "ckpt_verify", .help = "compare what is read of a checkpoint with its digests"}, &ckpt_verify);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);
   visit({.name = "name", .help = "name of the run, whose folder is runs/<name>", .is_common = true}, &name);
-  visit({.name = "enable_progress_bar", .help = "show progress and result tables"}, &enable_progress_bar);
-  visit({.name = "enable_model_summary", .help = "show the layers before training"}, &enable_model_summary);
-  visit({.name = "enable_checkpointing", .help = "save checkpoints"}, &enable_checkpointing);
+  visit({.name = "enable_progress_bar", .help = "show progress and result tables; none: true"}, &enable_progress_bar);
+  visit({.name = "enable_model_summary", .help = "show the layers before training; none: true"}, &enable_model_summary);
+  visit({.name = "enable_checkpointing", .help = "save checkpoints; none: true"}, &enable_checkpointing);
   visit({.name = "checkpoint", .help = "which checkpoints are saved"}, &checkpoint);
-  visit({.name = "logger", .help = "write metrics.csv"}, &logger);
-  visit({.name = "enable_report", .help = "write report.html at the end of fit"}, &enable_report);
-  visit({.name = "enable_post_mortem", .help = "write what is known of a run that an exception has ended"},
+  visit({.name = "logger", .help = "write metrics.csv; none: true"}, &logger);
+  visit({.name = "enable_report", .help = "write report.html at the end of fit; none: true with a CSVLogger"},
+        &enable_report);
+  visit({.name = "enable_post_mortem", .help = "write what is known of a run that an exception has ended; none: true"},
         &enable_post_mortem);
   visit({.name = "profiler",
          .help = "measure where the time goes, and show it at the end",

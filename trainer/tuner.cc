@@ -46,6 +46,7 @@ class LearningRateSweep final : public Callback {
               ? options_.min_lr + part * (options_.max_lr - options_.min_lr)
               : options_.min_lr * std::pow(options_.max_lr / options_.min_lr, part);
     for (Optimizer::Group& group : optimizer.groups()) group.lr = lr_;
+    is_end_of_window_ = true;
   }
 
   void on_train_batch_end(TrainerControl& trainer, const at::Tensor& loss, const Batch&, int64_t) override {
@@ -53,9 +54,12 @@ class LearningRateSweep final : public Callback {
       window_loss_ += loss.item<double>();
       ++window_batches_;
     }
-    if (trainer.state().global_step == num_steps_seen_ || window_batches_ == 0) return;
-    num_steps_seen_ = trainer.state().global_step;
-    add_step(std::exchange(window_loss_, 0.0) / static_cast<double>(std::exchange(window_batches_, 0)));
+    if (!std::exchange(is_end_of_window_, false) || window_batches_ == 0) return;
+    const double mean = std::exchange(window_loss_, 0.0) / static_cast<double>(std::exchange(window_batches_, 0));
+    const int64_t global_step = trainer.state().global_step;
+    if (global_step == std::exchange(num_steps_seen_, global_step)) return look_at_skipped(trainer, mean);
+    num_lost_ = 0;
+    add_step(mean);
     const double smoothed = curve_.losses.back();
     best_ = std::min(best_, smoothed);
     const double limit = best_ + (options_.early_stop_threshold - 1.0) * std::abs(best_);
@@ -67,6 +71,14 @@ class LearningRateSweep final : public Callback {
   LearningRateCurve take_curve() { return std::move(curve_); }
 
  private:
+  // A loss scale skips a step now and then; but a loss that stays NaN makes it skip all of them.
+  void look_at_skipped(TrainerControl& trainer, double loss) {
+    constexpr int64_t kMostLost = 5;
+    num_lost_ = std::isfinite(loss) ? 0 : num_lost_ + 1;
+    if (num_lost_ < kMostLost) return;
+    trainer.request_stop(fmt::format("the loss is {} in {} steps from a learning rate of {:.3g}", loss, num_lost_, lr_));
+  }
+
   void add_step(double loss) {
     constexpr double kKeep = 0.98;
     average_ = kKeep * average_ + (1.0 - kKeep) * loss;
@@ -82,9 +94,11 @@ class LearningRateSweep final : public Callback {
   double window_loss_ = 0.0;
   int64_t window_batches_ = 0;
   int64_t num_steps_seen_ = 0;
+  bool is_end_of_window_ = false;
+  int64_t num_lost_ = 0;  // steps in a row that were skipped, with a loss that is not finite
 };
 
-// The central difference, one-sided at the ends, as numpy.gradient has it.
+// The central difference between steps, one-sided at the ends: numpy.gradient without coordinates.
 double slope_at(const std::vector<double>& values, size_t i) {
   const size_t before = i == 0 ? 0 : i - 1;
   const size_t after = std::min(i + 1, values.size() - 1);

@@ -197,13 +197,14 @@ std::string_view header_text(std::span<const char> bytes, int64_t file_bytes) {
   if (bytes.size() < sizeof(size)) throw BadJson(fmt::format("{} bytes are too few for a header", bytes.size()));
   std::memcpy(&size, bytes.data(), sizeof(size));
   if (size > limits::kSafetensorsHeaderBytes) {
-    throw BadJson(fmt::format("this is no safetensors file: its first 8 bytes would make a header of {} bytes, and "
-                              "one has at most {}",
-                              size, limits::kSafetensorsHeaderBytes));
+    throw BadJson(
+        fmt::format("this is no safetensors file: its first 8 bytes would make a header of {} bytes, and "
+                    "one has at most {}",
+                    size, limits::kSafetensorsHeaderBytes));
   }
   if (size > bytes.size() - sizeof(size)) {
-    throw BadJson(fmt::format("this is no safetensors file, or its end is missing: the header has {} bytes, the file {}",
-                              size, file_bytes));
+    throw BadJson(fmt::format(
+        "this is no safetensors file, or its end is missing: the header has {} bytes, the file {}", size, file_bytes));
   }
   return {bytes.data() + sizeof(size), size};
 }

@@ -20,6 +20,11 @@ TEST(Names, NearestForgivesASlip) {
 
 TEST(Names, NearestFindsAPartOfAName) { EXPECT_EQ(nearest_name("epochs", kKnown), "max_epochs"); }
 
+TEST(Names, NearestKnowsWhatLightningSays) {
+  EXPECT_EQ(nearest_name("fsdp", kKnown), "ddp_sharded");
+  EXPECT_EQ(nearest_name("gpus", kKnown), std::nullopt);  // it would be devices, which is not known here
+}
+
 TEST(Names, NearestIsNothingForSomethingElse) {
   EXPECT_EQ(nearest_name("horovod", kKnown), std::nullopt);
   EXPECT_EQ(nearest_name("", kKnown), std::nullopt);

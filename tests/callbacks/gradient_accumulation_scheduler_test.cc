@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/optim/lbfgs.h>
+
+#include <memory>
+#include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/tiny.h"
@@ -47,6 +52,25 @@ TEST(GradientAccumulationScheduler, RefusesBadSchedulesAndContradictions) {
   };
   EXPECT_THAT(fit_error({.accumulate_grad_batches = 4}, true), HasSubstr("accumulate_grad_batches = 4"));
   EXPECT_THAT(fit_error({}, false), HasSubstr("optimises manually"));
+}
+
+TEST(GradientAccumulationScheduler, IsRefusedForLbfgsBeforeTraining) {
+  struct WithLbfgs : TinyModule {
+    Optimizers configure_optimizers() override {
+      return optim::TorchOptimizer(torch::optim::LBFGS(parameters(), torch::optim::LBFGSOptions(0.05)));
+    }
+  };
+  const auto fit = [](const std::shared_ptr<WithLbfgs>& module, GradientAccumulationScheduler::Schedule schedule) {
+    TrainerOptions options = quiet({.max_epochs = 1});
+    options.callbacks = {GradientAccumulationScheduler::make(std::move(schedule))};
+    Trainer(options).fit(module, {.train = tiny_loader()});
+  };
+  const auto module = make_module<WithLbfgs>();
+  EXPECT_THAT(message_of<SetupError>([&] { fit(module, {{0, 1}, {7, 4}}); }),
+              HasSubstr("has the factor 4 from epoch 7 on"));
+  EXPECT_TRUE(module->train_losses.empty());
+  fit(module, {{0, 1}});
+  EXPECT_FALSE(module->train_losses.empty());
 }
 
 }  // namespace

@@ -70,9 +70,10 @@ TEST(SafetensorsHeader, NamesFileTensorAndReason) {
 
 TEST(SafetensorsHeader, RefusesBadSizes) {
   EXPECT_THAT(message_of<CheckpointError>([] { parse("1234567"); }), HasSubstr("7 bytes are too few"));
-  EXPECT_EQ(message_of<CheckpointError>([] { parse("alcohol,proline\n14.2,1065\n"); }),
-            "m.safetensors: this is no safetensors file: its first 8 bytes would make a header of 3201055929489648737 bytes, "
-            "and one has at most 100000000");
+  EXPECT_EQ(
+      message_of<CheckpointError>([] { parse("alcohol,proline\n14.2,1065\n"); }),
+      "m.safetensors: this is no safetensors file: its first 8 bytes would make a header of 3201055929489648737 bytes, "
+      "and one has at most 100000000");
   EXPECT_EQ(message_of<CheckpointError>([] { parse(file_of("{}").substr(0, 9)); }),
             "m.safetensors: this is no safetensors file, or its end is missing: the header has 2 bytes, the file 9");
 }

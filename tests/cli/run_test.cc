@@ -187,10 +187,15 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
   EXPECT_EQ(read(run_dir("a") / "config.toml"), first);
   EXPECT_TRUE(fs::exists(run_dir("a") / "env-v1.json"));
 
+  const Outcome other_strategy =
+      run({"--name=a", "--max_epochs=2", "--ckpt_path=last", "--strategy=ddp", "--strategy.bucket_cap_mib=1"});
+  EXPECT_THAT(other_strategy.err, HasSubstr("has them all): trainer.strategy.bucket_cap_mib: 1, "
+                                            "trainer.strategy.type: auto -> ddp\n"));  // and none of its defaults
+
   const Outcome other_lr = run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"});
   EXPECT_THAT(other_lr.err, HasSubstr("the learning rate 0.01 of the checkpoint is kept, instead of 0.5: "));
   EXPECT_THAT(longer.err, ::testing::Not(HasSubstr("the learning rate")));
-  EXPECT_TRUE(fs::exists(run_dir("a") / "config-v2.toml"));
+  EXPECT_TRUE(fs::exists(run_dir("a") / "config-v3.toml"));
 
   EXPECT_THAT(run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"}).err,
               ::testing::Not(HasSubstr("other options")));
@@ -204,6 +209,19 @@ TEST_F(RunTest, TheNextCommandHasTheDataAndTheSeedOfTheRun) {
     const Outcome outcome = run({option, "--name=run"});
     EXPECT_THAT(outcome.out, ContainsRegex("next: program test --config=[^ ]*/run/config(-v1)?.toml --ckpt_path="));
   }
+}
+
+TEST_F(RunTest, HelpListsTheCommandsThatTheModuleHasAStepFor) {
+  struct OnlyTrains : Module {
+    at::Tensor training_step(const Batch& batch, int64_t) override { return batch["x"].sum(); }
+  };
+  EXPECT_THAT(run({"--help"}).out, ContainsRegex("\n  validate .*\n  test .*\n  predict "));
+  std::string program = "program", help = "--help";
+  char* words[] = {program.data(), help.data()};
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ((cli::run<OnlyTrains, NetData>(2, words)), 0);
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              ::testing::AllOf(HasSubstr("\n  fit "), ::testing::Not(ContainsRegex("\n  (validate|test|predict) "))));
 }
 
 TEST_F(RunTest, TheCommandLineIsWrittenAsAShellTakesIt) {

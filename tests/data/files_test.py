@@ -144,6 +144,8 @@ class FilesTest(unittest.TestCase):
         return tokens, vocab_size
 
     def make_tokens(self, *arguments):
+        for file in self.folder.glob("out*.tokens"):  # of an earlier call, which would not be overwritten
+            file.unlink()
         result = run(TOKENS, "--out", self.folder / "out.tokens", *arguments)
         self.assertEqual(result.returncode, 0, result.stderr)
         return self.tokens("out.tokens")
@@ -187,18 +189,26 @@ class FilesTest(unittest.TestCase):
 
     def test_what_was_written_is_no_text(self):
         self.write_texts({"a": b"one two three four\n"})
-        texts, out = self.folder / "texts", self.folder / "texts" / "out.tokens"
-        (self.folder / "link").symlink_to(texts)
+        texts = self.folder / "texts"
         written = []
-        for folder in (texts, texts, self.folder / "link"):
-            result = run(TOKENS, "--out", folder / "out.tokens", "--held_out", "0.5", texts)
+        for name in ("first", "second", "third"):
+            result = run(TOKENS, "--out", texts / f"{name}.tokens", "--held_out", "0.5", texts)
             self.assertEqual(result.returncode, 0, result.stderr)
-            written.append((out.read_bytes(), (texts / "out.held_out.tokens").read_bytes()))
+            written.append([(texts / f"{name}{ending}").read_bytes() for ending in (".tokens", ".held_out.tokens")])
         self.assertEqual(written, written[:1] * 3)
-        self.assertEqual(sorted(os.listdir(texts)), ["a", "out.held_out.tokens", "out.tokens"])
-        result = run(TOKENS, "--out", texts / "a", texts / "a")
-        self.assertIn("there is no text for", result.stderr)
-        self.assertEqual((texts / "a").read_bytes(), b"one two three four\n")
+
+    def test_what_exists_is_not_overwritten(self):
+        self.write_texts({"a": b"one two three four\n"})
+        out, held_out = self.folder / "out.tokens", self.folder / "out.held_out.tokens"
+        for file, arguments in ((out, []), (held_out, ["--held_out", "0.5"]), (self.folder / "texts/a", [])):
+            file.exists() or file.write_bytes(b"the work of hours")
+            before = file.read_bytes()
+            result = run(TOKENS, "--out", file if file != held_out else out, *arguments, self.folder / "texts")
+            self.assertEqual(result.returncode, 2)
+            self.assertEqual(result.stderr, f"error: '{file}' exists and would be overwritten; move it away, or name another file with --out\n")
+            self.assertEqual(file.read_bytes(), before)
+            if file == out:
+                out.unlink()
 
     def train(self, name, **options):
         sentences = [f"the {a} {b} of a {c}" for a in ("red", "old", "new") for b in ("house", "tree", "river") for c in
@@ -219,17 +229,15 @@ class FilesTest(unittest.TestCase):
             end = processor.eos_id() if has_end else processor.get_piece_size()
             self.assertEqual(tokens.tolist(), [*processor.encode(text), end, *processor.encode("the new river"), end])
 
-    def test_what_goes_wrong_leaves_the_old_file(self):
+    def test_what_goes_wrong_leaves_no_file(self):
         self.write_texts({"a": b"text"})
-        self.make_tokens(self.folder / "texts")
         for arguments, reason in (([self.folder / "none"], "there is no file or folder"),
                                   (["--model", self.folder / "none.model", self.folder / "texts"], "cannot load the SentencePiece model"),
                                   (["--held_out", "0.1", self.folder / "texts"], "there is no text for")):
             result = run(TOKENS, "--out", self.folder / "out.tokens", *arguments)
             self.assertEqual(result.returncode, 1)
             self.assertIn(reason, result.stderr)
-        self.assertEqual(self.tokens("out.tokens")[0].tolist(), [*b"text", 256])
-        self.assertEqual(sorted(os.listdir(self.folder)), ["out.tokens", "texts"])
+        self.assertEqual(os.listdir(self.folder), ["texts"])
 
     def test_a_wrong_command_line_is_an_error_of_usage(self):
         for arguments in ((), ("--held_out", "0.7", "--out", self.folder / "out.tokens", self.folder), ("--outt", "x", "y")):

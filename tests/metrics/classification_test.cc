@@ -81,6 +81,18 @@ TEST(Classification, FunctionsGiveTheValueOfOneBatch) {
       confusion_matrix(preds, target, {.num_classes = 3}).equal(torch::tensor({{1, 0, 0}, {0, 1, 0}, {0, 1, 1}})));
 }
 
+// torchmetrics removes ignored elements before it looks for logits in ConfusionMatrix, and after it in the others. The
+// sigmoid of every score is above 0.5.
+TEST(Classification, AnIgnoredScoreMakesOthersLogitsExceptInAConfusionMatrix) {
+  const auto preds = torch::tensor({0.8, 0.3, 5.0}), target = torch::tensor({1, 0, -1});
+  EXPECT_TRUE(confusion_matrix(preds, target, {.task = Task::binary, .ignore_index = -1})
+                  .equal(torch::tensor({{1, 0}, {0, 1}})));
+  EXPECT_EQ(accuracy(preds, target, {.task = Task::binary, .ignore_index = -1}).item<double>(), 0.5);
+  ConfusionMatrix images({.task = Task::binary, .ignore_index = -1});
+  images.update(preds.view({1, 3, 1}), target.view({1, 3, 1}));
+  EXPECT_TRUE(images.compute().equal(torch::tensor({{1, 0}, {0, 1}})));
+}
+
 TEST(Classification, WithoutSamplesIsZero) {
   EXPECT_EQ(Accuracy({.num_classes = 3}).compute().item<double>(), 0.0);
   EXPECT_EQ(F1Score({.num_classes = 3, .average = Average::macro}).compute().item<double>(), 0.0);

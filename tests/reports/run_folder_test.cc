@@ -165,7 +165,7 @@ TEST_F(RunFolderTest, AnEvaluationHidesNoTraining) {
   expect_training(reader.read(), 2);
 }
 
-// Its rows are at step 0 too, and the evaluations that follow it hide it no more than they hide a longer one.
+// The rows of such a fit are at step 0, as those of an evaluation are.
 TEST_F(RunFolderTest, AnEvaluationHidesNoFitOfOneStep) {
   for (const std::string metric : {"train_loss", "train/samples_per_sec", "lr-AdamW", "grad_norm"}) {
     write("a/metrics.csv", "epoch,step," + metric + ",val_loss\n0,0,2,0.5\n");

@@ -162,7 +162,8 @@ class CkptTest(unittest.TestCase):
                                (weights[0], f"'{weights[0]}' {read}read_torch_file(\"{weights[0]}\"), \"{weights[0]}\"), see docs/recipes.md"),
                                (weights[1], f"'{weights[1]}' {read}read_huggingface(\"{weights[1]}\"), \"{weights[1]}\"), see docs/recipes.md"),
                                (weights[2], f"'{weights[2]}' is a file, and a checkpoint is a folder, such as runs/version_0/checkpoints/last"),
-                               (self.last.parent / "lasst", f"there is no checkpoint '{self.last.parent}/lasst'; did you mean '{self.last}'?")):
+                               (self.last.parent / "lasst", f"there is no checkpoint '{self.last.parent}/lasst'; did you mean '{self.last}'?"),
+                               (copied / "missing", f"there is no checkpoint '{copied}/missing'; '{copied}' has epoch=0-step=10")):
             for arguments in (("inspect", asked), ("diff", self.last, asked)):
                 result = ckpt(*arguments)
                 self.assertEqual((result.returncode, result.stdout, result.stderr), (2, "", f"error: {message}\n"))

@@ -231,6 +231,13 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.report("runs/a/", "runs/a").stdout, "report.html\n")
         self.assertEqual(sorted(file.name for file in (self.folder / "runs/a").iterdir()), ["metrics.csv", "report.html"])
 
+    def test_a_run_and_the_link_to_it_are_one_run(self):
+        for run in ("runs/a", "runs/b"):
+            self.write_run(run, [1, 2])
+        (self.folder / "runs/latest").symlink_to("b")
+        self.assertEqual([row[0].strip() for row in self.page("runs/a", "runs/b", "runs/latest").table("run", "first")], ["runs/a", "runs/b"])
+        self.assertEqual(self.report("runs/latest").stdout, "runs/latest/report.html\n")
+
     def test_bad_input_is_refused(self):
         self.write_run("runs/first", [1])
         self.write("runs/other/metrics.csv", "time,value\n1,2\n")
@@ -239,7 +246,7 @@ class ReportTest(unittest.TestCase):
             (["runs/frist"], "error: there is no folder 'runs/frist'; did you mean 'runs/first'? 'runs' has first, other, short"),
             (["nothing/a"], "error: there is no folder 'nothing/a'; there is no folder 'nothing' either"),
             (["runs"], "error: 'runs' is no folder of a run: it has no metrics.csv, config.toml, env.json or checkpoints; "
-                       "'runs' has first, other, short"),
+                       "'runs' has first, other, short; for a page of all of them write runs/*"),
             (["runs/first", "runs/other"], "error: 'runs/other/metrics.csv' was not written by a CSVLogger: its first line does "
                                            "not begin with epoch,step"),
             (["runs/short"], "error: 'runs/short/metrics.csv' was not written by a CSVLogger: line 3 has fewer cells than the "

@@ -1,4 +1,5 @@
-"""tools/train as its user meets it: a model of Python learns a table without a line of C++, and goes back."""
+"""tools/train as its user meets it: a model of Python learns a table without a line of C++, predicts, and goes back."""
+import csv
 import os
 import pathlib
 import re
@@ -6,6 +7,7 @@ import subprocess
 import tempfile
 import unittest
 
+import safetensors.torch
 import torch
 
 TRAIN = pathlib.Path("tools/train").absolute()
@@ -44,6 +46,36 @@ class TrainTest(unittest.TestCase):
         weights = torch.export.load(self.folder / "trained.pt2").state_dict
         self.assertEqual(list(weights), list(self.net.state_dict()))
         self.assertFalse(weights["0.weight"].equal(self.net[0].weight))
+        self.predict_what_has_no_label()
+
+    def predict_what_has_no_label(self):
+        """All rows, in their order, as training has standardized them."""
+        rows = list(csv.reader(WINES.read_text().splitlines()[1:]))
+        (self.folder / "new.csv").write_text("\n".join(",".join(row[:-1]) for row in [COLUMNS, *rows]) + "\n")
+        done = self.run_tool(TRAIN, "predict", "--name=wines", "--ckpt_path=last", "--data.path=new.csv")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        tensors = safetensors.torch.load_file(self.folder / "runs/wines/predictions/rank0-part00000.safetensors")
+        self.assertEqual((list(tensors), tensors["output"].shape), (["output"], (len(rows), 3)))
+        classes = torch.tensor([int(row[-1]) for row in rows])
+        is_right = tensors["output"].argmax(1) == classes - classes.min()
+        self.assertGreater(is_right.float().mean().item(), 0.9)
+
+    def test_a_label_is_asked_for_before_training_starts(self):
+        done = self.run_tool(TRAIN, f"--data.path={WINES}", "--data.read.skip_rows=1", f"--data.read.column_names={','.join(COLUMNS)}",
+                             "--model.program=net.pt2", "--optimizer=AdamW", "--name=no_label")
+        self.assertEqual((done.returncode, done.stdout), (2, ""))
+        self.assertEqual(done.stderr, f"error: in setup: no column of '{WINES}' is the label, with which the loss compares the program's "
+                                      f"output; write --data.schema.target=<column>; known: {', '.join(COLUMNS)}\n")
+        self.assertFalse((self.folder / "runs/no_label").exists())
+
+    def test_a_loss_that_does_not_fit_is_told_with_one_that_does(self):
+        for flags, message in ((["--model.loss=mse"], "--model.loss=mse takes an output with one number for each label, but 'output' is Float "
+                                                      "of sizes [17, 3], and the label Long of sizes [17]; write --model.loss=cross_entropy if"),
+                               (["--data.schema.target=hue"], "--model.loss=cross_entropy takes classes as labels, but 'output' is Float of sizes "
+                                                              "[17, 3], and the label Float of sizes [17]; write --model.loss=mse, or")):
+            done = self.train("--model.program=net.pt2", "--optimizer=AdamW", *flags)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(message, done.stderr)
 
     def test_what_is_missing_or_unknown_is_said(self):
         for flags, message in (([], "no program is given; write --model.program=<file>.pt2"),

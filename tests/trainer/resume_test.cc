@@ -561,23 +561,19 @@ TEST(Resume, GoesOnInAnEpochThatMaxStepsHasCut) {
 // batch.
 TEST(Resume, EndsAnEpochOfWhichNoWholeBatchIsLeft) {
   const TempDir dir;
-  const auto fit_in_batches = [&](int64_t batch_size, const std::string& ckpt_path, const CallbackList& callbacks) {
-    Trainer trainer(testing::quiet({.callbacks = callbacks, .ckpt_path = ckpt_path}));
+  const auto run_epoch = [](int64_t batch_size, const fs::path& saved_in, const std::string& ckpt_path) {
+    const auto recorder = std::make_shared<Recorder>(saved_in);
+    const auto watches = std::make_shared<WatchesValidations>(-1);
+    Trainer trainer(testing::quiet({.ckpt_path = ckpt_path, .callbacks = {recorder, watches}}));
     const auto module = make_module<NetWithEpochs>();
     trainer.fit(module, {.train = DataLoader::make(tiny_dataset(), {.batch_size = batch_size, .drop_last = true}),
                          .val = {testing::tiny_loader()}});
-    EXPECT_EQ(trainer.optimizers()[0].lr(), 0.5e-2);
-    return module->train_losses.size();
+    EXPECT_EQ(recorder->last_lr, 0.5e-2);
+    return std::pair(module->train_losses.size(), watches->passes);
   };
-  const auto saves = testing::at_batch_end([&](TrainerControl& control) {
-    control.save_checkpoint(dir.path() / std::to_string(control.state().batch_idx));
-  });
-  EXPECT_EQ(fit_in_batches(4, "", {saves}), 10U);
-  for (const auto& [last_batch, num_validations] : {std::pair("8", 1), std::pair("9", 0)}) {
-    const auto watches = std::make_shared<WatchesValidations>(-1);
-    EXPECT_EQ(fit_in_batches(8, dir.path() / last_batch, {watches}), 0U);
-    EXPECT_EQ(watches->passes, num_validations);
-  }
+  EXPECT_EQ(run_epoch(4, dir.path(), ""), std::pair(size_t{10}, int64_t{1}));
+  EXPECT_EQ(run_epoch(8, "", dir.path() / "0-8"), std::pair(size_t{0}, int64_t{1}));
+  EXPECT_EQ(run_epoch(8, "", dir.path() / "0-9"), std::pair(size_t{0}, int64_t{0}));  // the first run has validated
 }
 
 // Saves after the last step, when the epoch's metrics are reduced.

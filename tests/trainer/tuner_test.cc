@@ -154,6 +154,20 @@ TEST(FindLearningRate, StopsWhenTheLossDiverges) {
   EXPECT_LT(curve.suggestion().value(), 10.0);
 }
 
+// No step is counted any more, because the loss scale skips them all.
+TEST(FindLearningRate, StopsWhenALossThatIsNotFiniteSkipsEveryStep) {
+  struct BecomesNaN : TinyModule {
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      const at::Tensor loss = TinyModule::training_step(batch, batch_idx);
+      return global_step() >= 5 ? loss * std::nan("") : loss;
+    }
+  };
+  const LearningRateCurve curve =
+      Trainer(quiet({.precision = "16-mixed"})).find_learning_rate(make_module<BecomesNaN>(), {.train = tiny_loader()});
+  ASSERT_EQ(curve.lrs.size(), 5U);
+  EXPECT_TRUE(std::isfinite(curve.losses.back()));
+}
+
 TEST(FindLearningRate, SuggestsWhereTheLossFallsFastest) {
   EXPECT_EQ((LearningRateCurve{{1, 2, 3, 4, 5, 6}, {9, 9, 8, 4, 3.5, 3.4}}.suggestion(0, 0)), 3);
   EXPECT_EQ((LearningRateCurve{{1, 2, 3, 4, 5, 6}, {9, 9, 8, 4, 3.5, 3.4}}.suggestion(3, 1)), 4);
