@@ -92,9 +92,7 @@ void CSVLogger::setup(TrainerControl&, EntryPoint entry_point) {
   if (entry_point != EntryPoint::fit) check_new();  // fit may resume in it
 }
 
-void CSVLogger::on_fit_start(TrainerControl& trainer) {
-  resumed_rows_ ? check_ours(resumed_file(trainer)) : check_new();
-}
+void CSVLogger::on_fit_start(TrainerControl& trainer) { resumed_ ? check_ours(resumed_file(trainer)) : check_new(); }
 
 void CSVLogger::check_new() const {
   if (num_rows_ > 0 || file_.empty()) return;
@@ -119,10 +117,11 @@ void CSVLogger::check_ours(const fs::path& file) {
 }
 
 fs::path CSVLogger::resumed_file(TrainerControl& trainer) const {
-  return file_.empty() ? trainer.run_dir() / resumed_name_ : file_;
+  return file_.empty() ? trainer.run_dir() / resumed_->get<std::string>("file") : file_;
 }
 
 State CSVLogger::state() const {
+  if (resumed_) return *resumed_;
   State state;
   state.set("num_rows", num_rows_);
   state.set("file", file_.filename().string());
@@ -135,15 +134,16 @@ State CSVLogger::state() const {
 // The state may come from another user, with any path in it: only the name of the file is used, in the run's folder.
 void CSVLogger::load_state(const State& state) {
   const auto saved = state.get<std::string>("file");
-  if (saved.empty()) return;  // there were no rows yet
+  if (saved.empty()) return resumed_.reset();  // there were no rows yet
   const std::string name = fs::path(saved).filename();
   if (name.empty() || name == "." || name == "..") {
     throw CheckpointError(fmt::format("the state of CSVLogger names '{}', which is no name of a file", saved));
   }
-  resumed_rows_ = state.get<int64_t>("num_rows");
-  resumed_first_row_ = state.child("first_row");  // empty in a checkpoint of an older version
-  resumed_row_ = state.child("last_row");
-  resumed_name_ = name;
+  if (const auto num_rows = state.get<int64_t>("num_rows"); num_rows < 0) {
+    throw CheckpointError(fmt::format("the state of CSVLogger has num_rows = {}", num_rows));
+  }
+  resumed_ = state;
+  resumed_->set("file", name);
   forget_file();
 }
 
@@ -158,9 +158,9 @@ void CSVLogger::forget_file() {
 // Chooses the file before the first row is written.
 void CSVLogger::choose_file(TrainerControl& trainer) {
   const fs::path folder = file_.empty() ? trainer.run_dir() : fs::path();
-  if (resumed_rows_) {
+  if (resumed_) {
     file_ = resumed_file(trainer);
-    if (read_rows(*std::exchange(resumed_rows_, std::nullopt))) return;
+    if (read_rows(*std::exchange(resumed_, std::nullopt))) return;
     if (folder.empty()) {
       throw SetupError(
           fmt::format("CSVLogger: '{}' has the rows of another run than the one that resumes; move it "
@@ -173,7 +173,8 @@ void CSVLogger::choose_file(TrainerControl& trainer) {
 
 // Keeps the first `num_rows` rows: a resumed run writes the later ones again. Returns false, and leaves the file alone,
 // if its rows are not those that the checkpoint knows. A file that has lost its last rows is known by its first one.
-bool CSVLogger::read_rows(int64_t num_rows) {
+bool CSVLogger::read_rows(const State& resumed) {
+  const auto num_rows = resumed.get<int64_t>("num_rows");
   check_ours(file_);
   std::ifstream stream(file_, std::ios::binary);
   std::string line;
@@ -191,8 +192,8 @@ bool CSVLogger::read_rows(int64_t num_rows) {
     row_begin_ = std::exchange(end_, end_ + line.size() + 1);
     if (++num_rows_ == 1) first_row_ = row_;
   }
-  const bool is_ours = num_rows_ == num_rows ? has_values(row_, resumed_row_)
-                                             : num_rows_ == 0 || has_values(first_row_, resumed_first_row_);
+  const bool is_ours = num_rows_ == num_rows ? has_values(row_, resumed.child("last_row"))
+                                             : num_rows_ == 0 || has_values(first_row_, resumed.child("first_row"));
   if (!is_ours) {
     forget_file();
     return false;

@@ -42,7 +42,7 @@ class CSVLogger final : public Callback {
   // written. If a later one cannot, because the disk is full, one warning is logged, and the file stays as it is.
   void on_metrics(TrainerControl& trainer, const Metrics& metrics, int64_t step) override;
   std::string state_key() const override { return changed_fields(options_); }
-  State state() const override;
+  State state() const override;                  // the loaded state until the next row is written
   void load_state(const State& state) override;  // throws CheckpointError: the state names no file
 
   const std::filesystem::path& file() const { return file_; }  // may be empty before the first row
@@ -58,7 +58,7 @@ class CSVLogger final : public Callback {
   static void check_ours(const std::filesystem::path& file);
   std::filesystem::path resumed_file(TrainerControl& trainer) const;
   void forget_file();
-  bool read_rows(int64_t num_rows);
+  bool read_rows(const State& resumed);
   std::vector<std::string> columns_with(const Metrics& metrics) const;
   static State state_of(const Row& row);
   static bool has_values(const Row& row, const State& known);
@@ -74,10 +74,7 @@ class CSVLogger final : public Callback {
   Row row_{};                         // the last row, which may still change
   int64_t num_rows_ = 0;
   size_t rows_begin_ = 0, row_begin_ = 0, end_ = 0;  // bytes of the file before the rows, the last row, and its end
-  std::optional<int64_t> resumed_rows_{};            // rows to keep of a resumed file; nullopt once read
-  std::string resumed_name_{};                       // the file that has the resumed rows
-  State resumed_first_row_{};                        // the first of the resumed rows; empty: not known
-  State resumed_row_{};                              // the last of them; empty: not known
+  std::optional<State> resumed_{};                   // the loaded state; nullopt once its rows are read
   bool starts_row_ = false;                          // a new run does not continue the last row of an older run
   WarnOnce warn_full_;
 };

@@ -45,10 +45,11 @@ void GradientAccumulationScheduler::on_fit_start(TrainerControl& trainer) {
     if (!optimizer->needs_closure()) continue;
     for (const auto& [epoch, factor] : schedule_) {
       if (factor == 1) continue;
-      throw SetupError(fmt::format(
-          "{} computes the gradients itself, of one batch, but the GradientAccumulationScheduler has the factor {} from "
-          "epoch {} on; leave the callback out",
-          optimizer->name(), factor, epoch));
+      throw SetupError(
+          fmt::format("{} computes the gradients itself, of one batch, but the GradientAccumulationScheduler has the "
+                      "factor {} from "
+                      "epoch {} on; leave the callback out",
+                      optimizer->name(), factor, epoch));
     }
   }
 }

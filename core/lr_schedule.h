@@ -20,8 +20,8 @@ class LRSchedule {
   // Multiplies the learning rates that later steps give to a parameter group.
   void scale(size_t group, double factor);
 
-  // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing, unless the
-  // scheduler steps_without_metric().
+  // Advances by one step. `metric` is for a scheduler that needs one; throws c10::ValueError if it is missing, unless
+  // the scheduler steps_without_metric().
   void step(std::optional<double> metric = std::nullopt);
 
   double lr_after_step(size_t group) const;  // what step() will set, for a scheduler that reads no metric

@@ -24,8 +24,8 @@ class LRScheduler {
   virtual bool needs_metric() const { return false; }
   virtual void observe(double /*metric*/) {}
 
-  // True if the schedule steps, without observe(), as long as the metric may not be known yet: up to the end of the first
-  // validation. A warm-up in front of a plateau does.
+  // True if the schedule steps, without observe(), as long as the metric may not be known yet: up to the end of the
+  // first validation. A warm-up in front of a plateau does.
   virtual bool steps_without_metric() const { return false; }
 
   // State that is not a function of the step; empty for most schedulers.

@@ -91,8 +91,8 @@ class MetricLog {
   void load_state(const State& state);
 
   // state(), and the values of the Metrics over all ranks: for a checkpoint after the last batch of a training epoch,
-  // since nobody may log a Metric between load_state() and the end of that epoch. A collective call of all ranks. Throws
-  // c10::ValueError if the ranks did not log the same names.
+  // since nobody may log a Metric between load_state() and the end of that epoch. A collective call of all ranks.
+  // Throws c10::ValueError if the ranks did not log the same names.
   State state_after_last_batch(Ranks& ranks) const;
 
   // The part of state() that an epoch in progress does not change. load_state() of this part keeps what that epoch has

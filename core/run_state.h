@@ -49,8 +49,8 @@ struct RunState {
 
   // Optimizer steps that fit will take: ceil(batches / accumulate_grad_batches) * max_epochs, at most max_steps. Unset
   // if nothing bounds the steps, or if the loader's length is not known and max_steps is unset. Uses the Trainer's
-  // accumulate_grad_batches; a GradientAccumulationScheduler makes the steps fewer. A dry run has the steps of the whole
-  // training. A run that resumes with another batch size or number of ranks has the steps so far and those left.
+  // accumulate_grad_batches; a GradientAccumulationScheduler makes the steps fewer. A dry run has the steps of the
+  // whole training. A run that resumes with another batch size or number of ranks has the steps so far and those left.
   std::optional<int64_t> estimated_stepping_batches{};
 
   // The x axis of an epoch's metrics: the last training batch that ended in an optimizer step.

@@ -28,7 +28,7 @@ class FitBounds {
   bool max_steps_reached() const;
   bool max_epochs_reached() const;
   bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
-  bool stop_has_waited() const { return stop_has_waited_; }  // a stop was requested before they were reached
+  bool stop_has_waited() const { return stop_has_waited_; }        // a stop was requested before they were reached
   void restore_stop() { is_restored_ = stop_has_waited_ = true; }  // requests the stop of the run that saved again
 
   // With several ranks, all ranks stop at the same step: the one at which they last agreed to.

@@ -143,8 +143,8 @@ void FitLoop::write_plan() {
 std::optional<int64_t> FitLoop::steps_left(const Position& from) {
   const LoopPlan& plan = context_.plan;
   const auto& whole = plan.dry_run_of;
-  const auto num_batches = whole ? shortest_of_ranks(whole->limit_train_batches.estimate_of(train_->num_batches()))
-                                 : num_train_batches_;
+  const auto num_batches =
+      whole ? shortest_of_ranks(whole->limit_train_batches.estimate_of(train_->num_batches())) : num_train_batches_;
   const int64_t max_epochs = whole ? whole->max_epochs : plan.max_epochs;
   if (!num_batches || max_epochs < 0) return std::nullopt;
   if (from.epoch >= max_epochs) return 0;
@@ -155,8 +155,8 @@ std::optional<int64_t> FitLoop::steps_left(const Position& from) {
   return saturated(in_this_epoch, max_epochs - from.epoch - 1, steps_in(*num_batches));
 }
 
-// Counts all epochs from the start, so that a run that resumes has the estimate of the whole run, although both may have
-// skipped steps.
+// Counts all epochs from the start, so that a run that resumes has the estimate of the whole run, although both may
+// have skipped steps.
 void FitLoop::estimate_steps() {
   const LoopPlan& plan = context_.plan;
   const int64_t max_steps = plan.dry_run_of ? plan.dry_run_of->max_steps : plan.max_steps;
@@ -355,9 +355,10 @@ void FitLoop::load_stop(const State& state) {
   restores_stop_ = *min_epochs == plan.min_epochs && state.get<int64_t>("stop/min_steps") == plan.min_steps &&
                    state.get<double>("stop/max_time_s") == max_time_s(plan);
   if (!restores_stop_ || context_.ranks.rank() > 0) return;
-  log_info("a stop was requested before the checkpoint was saved: fit ends once min_epochs = {} and min_steps = {} are "
-           "reached",
-           plan.min_epochs, plan.min_steps);
+  log_info(
+      "a stop was requested before the checkpoint was saved: fit ends once min_epochs = {} and min_steps = {} are "
+      "reached",
+      plan.min_epochs, plan.min_steps);
 }
 
 State FitLoop::rank_state() const {

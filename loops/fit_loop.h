@@ -41,8 +41,8 @@ class FitLoop {
   State state() const;
   void load_state(const State& state, int64_t world_size, const State& metrics, const State& of_rank);
 
-  // Restores a stop that waits for a minimum bound (FitBounds); called after load_state(), if the callbacks are those of
-  // the run that saved, with their options.
+  // Restores a stop that waits for a minimum bound (FitBounds); called after load_state(), if the callbacks are those
+  // of the run that saved, with their options.
   void load_stop(const State& state);
 
   // The random generators and metrics of this rank; a collective call of all ranks. From load_state() until run()
@@ -91,7 +91,7 @@ class FitLoop {
   FitBounds::Clock::time_point start_ = FitBounds::Clock::now();
   bool restores_stop_ = false;       // load_stop() has found a stop
   std::optional<FitBounds> bounds_;  // nullopt before training
-  WarnOnce warn_idle_;  // an epoch without a step
+  WarnOnce warn_idle_;               // an epoch without a step
 };
 
 }  // namespace fulgur

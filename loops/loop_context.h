@@ -51,8 +51,8 @@ struct LoopContext {
   CheckpointSaver saver;
   const SignalWatch signals;
   NonFinite non_finite;
-  int64_t accumulate_grad_batches;  // takes effect with the next epoch
-  Batch failed_batch{};             // the batch in which an exception was thrown; empty: none
+  int64_t accumulate_grad_batches;         // takes effect with the next epoch
+  Batch failed_batch{};                    // the batch in which an exception was thrown; empty: none
   std::optional<RunState> failed_state{};  // the state within an evaluation that an exception has left; nullopt: none
 
   // The precision scope of evaluation steps; training steps run in the strategy's scope.

@@ -9,6 +9,7 @@
 #include "fulgur/base/names.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/manifest.h"
+#include "fulgur/checkpoint/require_checkpoint.h"
 
 namespace fulgur {
 namespace {
@@ -67,16 +68,12 @@ std::optional<fs::path> find_checkpoint(const std::string& ckpt_path, const std:
                     "ModelCheckpoint has no monitor, or its monitor was always NaN; write 'last' or a folder",
                     folders.front().string()));
   }
-  const fs::path path(ckpt_path);
-  std::vector<std::string> siblings;
-  for (const fs::path& sibling : checkpoints_in(path.has_parent_path() ? path.parent_path() : fs::path("."))) {
-    siblings.push_back(sibling.filename().string());
+  try {
+    require_checkpoint(ckpt_path);
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("ckpt_path: {}", error.what()));
   }
-  const std::string reason =
-      fs::exists(path)   ? fmt::format("'{}' is no checkpoint: it has no {}", ckpt_path, kManifestName)
-      : siblings.empty() ? fmt::format("there is no checkpoint '{}'", ckpt_path)
-                         : unknown_name_message("checkpoint", path.filename().string(), siblings);
-  throw UsageError(fmt::format("ckpt_path: {}", reason));
+  return ckpt_path;
 }
 
 }  // namespace fulgur

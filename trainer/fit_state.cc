@@ -70,9 +70,8 @@ void load_requires_grad(Module& module, const CheckpointReader& checkpoint) {
 }
 
 void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint) {
-  name_folder_in_errors(checkpoint, [&] {
-    loop.estimate_steps_from(checkpoint.run().child("loops"), checkpoint.manifest().world_size);
-  });
+  name_folder_in_errors(
+      checkpoint, [&] { loop.estimate_steps_from(checkpoint.run().child("loops"), checkpoint.manifest().world_size); });
 }
 
 void FitState::add_to(CheckpointContent& content) const {

@@ -84,7 +84,7 @@ class RunCheckpoints final : public LoopEvents {
   std::vector<std::filesystem::path> resumable_;  // checkpoints that a run can resume from, the newest last
   std::filesystem::path goes_back_to_;            // the checkpoint that roll_back() has requested; empty: none
   int64_t first_step_ = 0;
-  bool names_origin_ = false;                     // ckpt_path is the path of resumed_from_, not "last" or a link
+  bool names_origin_ = false;     // ckpt_path is the path of resumed_from_, not "last" or a link
   bool origin_was_left_ = false;  // resumed_from_ was saved because a signal or an exception ended its run
   bool weights_in_strategy_ = false;
   bool has_failed_ = false, is_interrupted_ = false;

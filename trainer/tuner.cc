@@ -76,7 +76,8 @@ class LearningRateSweep final : public Callback {
     constexpr int64_t kMostLost = 5;
     num_lost_ = std::isfinite(loss) ? 0 : num_lost_ + 1;
     if (num_lost_ < kMostLost) return;
-    trainer.request_stop(fmt::format("the loss is {} in {} steps from a learning rate of {:.3g}", loss, num_lost_, lr_));
+    trainer.request_stop(
+        fmt::format("the loss is {} in {} steps from a learning rate of {:.3g}", loss, num_lost_, lr_));
   }
 
   void add_step(double loss) {

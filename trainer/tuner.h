@@ -29,8 +29,8 @@ struct LearningRateCurve {
   std::vector<double> lrs;
   std::vector<double> losses;  // smoothed: an exponential moving average with factor 0.98, without its bias
 
-  // Where the loss falls fastest from step to step, leaving out the first `skip_begin` and the last `skip_end` steps and
-  // losses that are not finite; nullopt if fewer than two steps are left. (L. Smith, Cyclical Learning Rates, 2015.
+  // Where the loss falls fastest from step to step, leaving out the first `skip_begin` and the last `skip_end` steps
+  // and losses that are not finite; nullopt if fewer than two steps are left. (L. Smith, Cyclical Learning Rates, 2015.
   // Lightning 2.6 takes the slope by the learning rate instead, which favours small ones in an exponential sweep.)
   std::optional<double> suggestion(size_t skip_begin = 10, size_t skip_end = 1) const;
 };

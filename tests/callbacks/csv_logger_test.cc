@@ -106,6 +106,23 @@ TEST_F(CSVLoggerTest, GoesOnBehindTheRowsOfTheCheckpoint) {
   EXPECT_EQ(written(), "epoch,step,\"\"\"b\"\",\",a\n0,0,,1\n0,1,2,\n0,2,,4\n");
 }
 
+// A run loads its own state when a validation is cut short, and a resumed run may save before its first row.
+TEST_F(CSVLoggerTest, TheRowsStayKnownUntilTheNextOneIsWritten) {
+  for (const bool has_own_file : {false, true}) {
+    const fs::path file = dir.path() / (has_own_file ? "own.csv" : "metrics.csv");
+    const CSVLogger::Options options{.file = has_own_file ? file : fs::path()};
+    CSVLogger first(options), second(options), third(options);
+    first.on_metrics(trainer, {{"a", 1}}, 0);
+    first.on_metrics(trainer, {{"a", 2}}, 1);
+    first.load_state(first.state());
+    resume(second, first.state());
+    second.load_state(second.state());
+    resume(third, second.state());
+    third.on_metrics(trainer, {{"a", 3}}, 2);
+    EXPECT_EQ(read_file(file), "epoch,step,a\n0,0,1\n0,1,2\n0,2,3\n");
+  }
+}
+
 TEST_F(CSVLoggerTest, AnotherRunInTheSameFolderHasAFileOfItsOwn) {
   logger.on_metrics(trainer, {{"a", 1}}, 0);
   CSVLogger other;

@@ -1,14 +1,20 @@
-// Loggers of a run that resumes from a checkpoint of another run, and of a second fit of one process.
+// Loggers of a run that resumes from a checkpoint of another run, of a run that is interrupted where it has logged
+// nothing yet, and of a second fit of one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
+#include "fulgur/base/error.h"
+#include "fulgur/base/seed.h"
 #include "fulgur/callbacks/csv_logger.h"
 #include "fulgur/callbacks/json_lines_logger.h"
 #include "fulgur/callbacks/tensorboard_logger.h"
@@ -83,6 +89,64 @@ TEST(ResumedElsewhere, AShorterFileOfTheOtherRunStaysAsItIs) {
   EXPECT_EQ(after.size(), 6U);
   EXPECT_TRUE(after.contains("metrics-v1.csv"));
   for (const auto& [name, content] : before) EXPECT_EQ(after.at(name), content) << name;
+}
+
+// Sends SIGTERM after an optimizer step, or within the validation after the step.
+struct Signal {
+  int64_t step;
+  bool in_validation;
+};
+class SendsSignal final : public Callback {
+ public:
+  explicit SendsSignal(Signal signal) : signal_(signal) {}
+  void on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) override {
+    if (!signal_.in_validation && trainer.state().global_step == signal_.step) std::raise(SIGTERM);
+  }
+  void on_validation_batch_end(TrainerControl& trainer, const Batch&, int64_t batch_idx) override {
+    const bool is_here = batch_idx == 0 && trainer.state().global_step == signal_.step;
+    if (signal_.in_validation && is_here) std::raise(SIGTERM);
+  }
+
+ private:
+  const Signal signal_;
+};
+
+// The CSV files, by name, of a run of two epochs that each signal ends, and that the same command resumes after each.
+std::map<std::string, std::string> csv_files(const fs::path& root, bool has_own_file,
+                                             const std::vector<Signal>& signals) {
+  fs::create_directories(root);
+  for (size_t i = 0; i <= signals.size(); ++i) {
+    TrainerOptions options = options_of(root, "a");
+    options.log_every_n_steps = 50;  // there is a row for each epoch only
+    options.callbacks = {CSVLogger::make({.file = has_own_file ? root / "own.csv" : fs::path()})};
+    if (i < signals.size()) options.callbacks.push_back(std::make_shared<SendsSignal>(signals[i]));
+    if (i > 0) options.ckpt_path = "last";
+    seed_everything(1);
+    Trainer trainer(options);
+    const auto fit = [&] { trainer.fit(make_module<TinyModule>(), {.train = tiny_loader(), .val = tiny_loader()}); };
+    if (i == signals.size()) {
+      fit();
+    } else {
+      EXPECT_THROW(fit(), InterruptedError);
+    }
+  }
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(root)) {
+    if (entry.path().extension() == ".csv") files[entry.path().filename()] = testing::read_file(entry.path());
+  }
+  return files;
+}
+
+TEST(InterruptedLoggers, TheRowsAreThoseOfTheWholeRunInOneFile) {
+  for (const bool has_own_file : {false, true}) {
+    const testing::TempDir dir;
+    const auto whole = csv_files(dir.path() / "whole", has_own_file, {});
+    EXPECT_EQ(whole.size(), 1U);
+    EXPECT_EQ(csv_files(dir.path() / "in_validation", has_own_file, {{.step = 10, .in_validation = true}}), whole);
+    EXPECT_EQ(csv_files(dir.path() / "twice", has_own_file,
+                        {{.step = 6, .in_validation = false}, {.step = 7, .in_validation = false}}),
+              whole);
+  }
 }
 
 // Fails in the second epoch until it is told not to.

@@ -171,7 +171,7 @@ class CkptTest(unittest.TestCase):
     def test_what_is_no_checkpoint_is_refused(self):
         (self.root / "other").mkdir()
         result = ckpt("inspect", self.root / "other")
-        self.assertEqual((result.returncode, result.stderr), (1, f"error: '{self.root}/other' is no checkpoint: it has no manifest.json\n"))
+        self.assertEqual((result.returncode, result.stderr), (2, f"error: '{self.root}/other' is no checkpoint: it has no manifest.json\n"))
         self.assertEqual(ckpt("convert", self.last, self.root / "model.bin").returncode, 2)
         self.assertEqual(ckpt("explode", self.last).returncode, 2)
         result = ckpt("convert", self.last, self.root / "plain.pt", "--program=net.pt2")

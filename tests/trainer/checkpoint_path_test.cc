@@ -288,6 +288,10 @@ TEST_F(CheckpointPathTest, WhatIsNoCheckpointIsRefusedWithWhatThereIs) {
   };
   EXPECT_THAT(refusal((checkpoints("run") / "epoch=0-step=6").string()), HasSubstr("epoch=0-step=5"));
   EXPECT_THAT(refusal(dir.path().string()), HasSubstr("is no checkpoint: it has no manifest.json"));
+  EXPECT_THAT(refusal((dir.path() / "runs" / "run").string()),
+              HasSubstr("is the folder of a run; did you mean '" + (checkpoints("run") / "last").string() + "'?"));
+  EXPECT_THAT(refusal((checkpoints("run") / "last" / "manifest.json").string()),
+              HasSubstr("is a file of a checkpoint; did you mean its folder"));
   EXPECT_THAT(refusal("best"), HasSubstr("no checkpoint is marked as best"));
 }
 
