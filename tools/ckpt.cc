@@ -10,11 +10,9 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
