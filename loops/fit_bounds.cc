@@ -30,6 +30,13 @@ bool FitBounds::should_stop() {
   return reached;
 }
 
+// A request counts before the ranks have agreed on it, because a checkpoint may be saved in between.
+bool FitBounds::stop_has_waited() const {
+  return stop_has_waited_ || (stop_.is_requested() && !minima_reached());
+}
+
+void FitBounds::restore_stop() { is_restored_ = stop_has_waited_ = true; }
+
 bool FitBounds::wants_stop() {
   return is_restored_ || stop_.is_requested() || signals_.pending() != 0 || time_is_over();
 }

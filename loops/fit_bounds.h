@@ -28,8 +28,8 @@ class FitBounds {
   bool max_steps_reached() const;
   bool max_epochs_reached() const;
   bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
-  bool stop_has_waited() const { return stop_has_waited_; }        // a stop was requested before they were reached
-  void restore_stop() { is_restored_ = stop_has_waited_ = true; }  // requests the stop of the run that saved again
+  bool stop_has_waited() const;  // a stop was requested before the minima were reached
+  void restore_stop();           // requests again the stop that the run that saved had waiting
 
   // With several ranks, all ranks stop at the same step: the one at which they last agreed to.
   bool wants_stop();  // whether this rank wants to stop: by request, by a signal, or by max_time

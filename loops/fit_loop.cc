@@ -288,12 +288,19 @@ State FitLoop::state() const {
     state.set("planned_accumulation", context_.plan.accumulate_grad_batches);
   }
   if (extra_steps_ != 0) state.set("extra_steps", extra_steps_);
-  if (bounds_ ? bounds_->stop_has_waited() : restores_stop_) {
-    state.set("stop/min_epochs", context_.plan.min_epochs);
-    state.set("stop/min_steps", context_.plan.min_steps);
-    state.set("stop/max_time_s", max_time_s(context_.plan));
-  }
+  state.set_child("stop", stop_state());
   state.set_child("train_loader", train_->state());
+  return state;
+}
+
+// The bounds that a stop has waited for; empty if none has.
+State FitLoop::stop_state() const {
+  State state;
+  const bool has_waited = bounds_ ? bounds_->stop_has_waited() : restores_stop_;
+  if (!has_waited) return state;
+  state.set("min_epochs", context_.plan.min_epochs);
+  state.set("min_steps", context_.plan.min_steps);
+  state.set("max_time_s", max_time_s(context_.plan));
   return state;
 }
 
@@ -344,7 +351,7 @@ void FitLoop::load_accumulation(const State& state) {
   if (planned_before != nullptr && *planned_before != planned) return;
   context_.accumulate_grad_batches = *accumulation;
   if (context_.ranks.rank() > 0) return;
-  log_info("accumulate_grad_batches is {} in the checkpoint, as a callback has set it, and stays so, instead of {}",
+  log_info("accumulate_grad_batches begins with the {} of the checkpoint, which a callback had set, instead of {}",
            *accumulation, planned);
 }
 

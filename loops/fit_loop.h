@@ -64,6 +64,7 @@ class FitLoop {
   };
   void restore();
   State metrics_to_save() const;
+  State stop_state() const;
 
   void load();
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);

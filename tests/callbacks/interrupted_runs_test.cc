@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -21,6 +22,7 @@
 #include "fulgur/optim/adam.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/trainer/trainer.h"
+#include "tests/testing/at_batch_end.h"
 #include "tests/testing/ranks.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/testing/tiny.h"
@@ -143,6 +145,48 @@ TEST(InterruptedRuns, EarlyStoppingStopsAtTheSameStep) {
       EXPECT_LT(steps, kMostEpochs * kBatches);
     }
   }
+}
+
+// Has a score that gets worse at first.
+struct WithScores : testing::TinyModule {
+  void validation_step(const Batch&, int64_t) override {
+    constexpr std::array kScores{1.0, 2.0, 3.0, 0.5, 0.4, 0.3};
+    log("score", kScores[static_cast<size_t>(current_epoch())]);
+  }
+};
+
+Case early_stopping_with_minimum(int64_t patience, int64_t min_epochs, int64_t world_size = 1) {
+  return {.make = [=] { return EarlyStopping::make({.monitor = "score", .patience = patience}); },
+          .options = {.min_epochs = min_epochs},
+          .world_size = world_size,
+          .make_model = [] { return make_module<WithScores>(); }};
+}
+
+// EarlyStopping requests the stop in the third epoch, and has no reason for it any more in the fourth.
+TEST(InterruptedRuns, AStopThatWaitsForAMinimumIsNotForgotten) {
+  for (const int64_t world_size : {1, 2}) {
+    SCOPED_TRACE(c10::str(world_size, " ranks"));
+    EXPECT_EQ(expect_same_decisions(early_stopping_with_minimum(/*patience=*/2, /*min_epochs=*/5, world_size)),
+              5 * kBatches);
+    const auto stop_once = [] {
+      return testing::at_batch_end([](TrainerControl& trainer) {
+        if (trainer.state().global_step == 4) trainer.request_stop("the test wants it");
+      });
+    };
+    EXPECT_EQ(expect_same_decisions({.make = stop_once, .options = {.min_steps = 8}, .world_size = world_size}), 8);
+  }
+}
+
+TEST(InterruptedRuns, AStopThatHasWaitedIsForgottenWithOtherOptions) {
+  const testing::TempDir dir;
+  fit(early_stopping_with_minimum(/*patience=*/2, /*min_epochs=*/5), 1, dir.path(), "");
+  const auto epochs = [&](int64_t patience, int64_t min_epochs) {
+    const Case run = early_stopping_with_minimum(patience, min_epochs);
+    return fit(run, 2, "", dir.path() / "3-end").global_step / kBatches;
+  };
+  EXPECT_EQ(epochs(/*patience=*/2, /*min_epochs=*/5), 5);
+  EXPECT_EQ(epochs(/*patience=*/9, /*min_epochs=*/5), kMostEpochs);
+  EXPECT_EQ(epochs(/*patience=*/2, /*min_epochs=*/4), kMostEpochs);
 }
 
 // Every third update or so is left out.

@@ -141,6 +141,15 @@ TEST(KinetoProfiler, ComesByTheTrainersSettingAndSaysIfItRecordedNothing) {
   EXPECT_EQ(calls_in(dir.path() / "runs/run/trace-rank0.json")["training_step"], 1);
 }
 
+TEST(KinetoProfiler, IsLeftOutOfAFastDevRun) {
+  const testing::TempDir dir;
+  TrainerOptions options = options_in(dir.path());
+  options.profiler = "kineto";
+  options.fast_dev_run = 20;
+  Trainer(testing::quiet(options)).fit(make_module<testing::TinyModule>(), {.train = testing::tiny_loader(80, 4)});
+  EXPECT_FALSE(fs::exists(dir.path() / "runs/run/trace-rank0.json"));
+}
+
 // The next fit of the process records again.
 TEST(KinetoProfiler, StopsWhenFitThrows) {
   struct Throws : testing::TinyModule {

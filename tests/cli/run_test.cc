@@ -199,7 +199,7 @@ TEST_F(RunTest, LeavesInTheFolderWhatItTakesToRunItAgain) {
 
   EXPECT_THAT(run({"--name=a", "--max_epochs=3", "--ckpt_path=last", "--model.lr=0.5"}).err,
               ::testing::Not(HasSubstr("other options")));
-  EXPECT_FALSE(fs::exists(run_dir("a") / "config-v3.toml"));
+  EXPECT_FALSE(fs::exists(run_dir("a") / "config-v4.toml"));
   ASSERT_EQ(run({}).exit_code, 0);
   EXPECT_EQ(fs::read_symlink(run_dir("latest")), "version_0");
 }

@@ -38,6 +38,15 @@ TEST(LRSchedule, ContinuesFromItsState) {
   EXPECT_NEAR(second.optimizer.groups()[0].lr, 0.01, 1e-12);
 }
 
+TEST(LRSchedule, AChainStepsWithoutTheMetricOfItsPlateau) {
+  Scheduled chain;
+  chain.schedule.step();
+  EXPECT_DOUBLE_EQ(chain.optimizer.groups()[0].lr, 0.75);
+  EXPECT_EQ(chain.schedule.num_steps(), 1);
+  LRSchedule plateau({.scheduler = optim::ReduceLROnPlateau::make(), .monitor = "loss"}, chain.optimizer);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { plateau.step(); }), HasSubstr("give its value to step()"));
+}
+
 // The group is not in the schedule's state yet, which takes groups in when it moves.
 TEST(LRSchedule, GoesOnWithAGroupThatWasAddedAfterItsLastMove) {
   const auto scheduler = [] {

@@ -286,6 +286,112 @@ TEST_F(MetricLogTest, ItsStateTakesTheSamplesOfAMetricOver) {
   EXPECT_THAT(log.end_epoch(Stage::train, nullptr), ElementsAre(Pair("m", 4.0)));
 }
 
+// Rank 0 of two has a sample of 4, rank 1 three of 10.
+TEST_F(MetricLogTest, AfterTheLastBatchItsStateHasTheValuesOfMetrics) {
+  WithAnother ranks;
+  metrics::Mean mean;
+  log.begin_epoch(Stage::train);
+  log.enter(Stage::train, kTrainingStep);
+  mean.update(4.0);
+  log.log("m", mean, {.prog_bar = true});
+  MetricLog unfinished, resumed, resumed_again;
+  unfinished.load_state(log.state());
+  EXPECT_THAT(unfinished.end_epoch(Stage::train, &ranks), IsEmpty());  // there is no metric to compute
+  resumed.load_state(log.state_after_last_batch(ranks));
+  resumed_again.load_state(resumed.state_after_last_batch(ranks));
+  for (MetricLog* each : {&resumed, &resumed_again}) {
+    EXPECT_THAT(each->end_epoch(Stage::train, &ranks), ElementsAre(Pair("m", 8.5)));
+    EXPECT_THAT(each->progress_bar_metrics(), ElementsAre(Pair("m", 8.5)));
+  }
+  EXPECT_THAT(log.end_epoch(Stage::train, &ranks), ElementsAre(Pair("m", 8.5)));
+}
+
+TEST_F(MetricLogTest, AMetricThatIsLoggedAfterAllHasItsOwnValue) {
+  WithAnother ranks;
+  metrics::Mean mean, of_the_rest;
+  log.begin_epoch(Stage::train);
+  log.enter(Stage::train, kTrainingStep);
+  mean.update(4.0);
+  log.log("m", mean);
+  MetricLog resumed;
+  resumed.load_state(log.state_after_last_batch(ranks));
+  resumed.enter(Stage::train, kTrainingStep);
+  of_the_rest.update(0.0);
+  resumed.log("m", of_the_rest);
+  EXPECT_THAT(resumed.end_epoch(Stage::train, &ranks), ElementsAre(Pair("m", 6.8)));
+}
+
+// What a validation that is cut short brings back is not the training epoch around it.
+TEST_F(MetricLogTest, TheStateOfEndedEpochsLeavesTheRunningOneAlone) {
+  metrics::Mean mean;
+  log.begin_epoch(Stage::train);
+  step(Stage::train, 1, 1.0, {.on_step = false, .on_epoch = true});
+  log.log("mean", mean);
+  mean.update(2.0);
+  const State ended = log.state_of_ended_epochs();
+  log.begin_epoch(Stage::validate);
+  step(Stage::validate, 1, 9.0);
+  log.end_epoch(Stage::validate);
+  log.load_state(ended);
+  EXPECT_THAT(log.callback_metrics(), IsEmpty());
+  step(Stage::train, 1, 3.0, {.on_step = false, .on_epoch = true});
+  mean.update(6.0);
+  EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m", 2.0), Pair("mean", 4.0)));
+}
+
+// The program may have changed between a checkpoint within an epoch and the run that resumes from it.
+TEST_F(MetricLogTest, AfterAResumeTheOptionsOfTheNextCallHold) {
+  const LogOptions before{.on_step = true, .on_epoch = true};
+  const auto resumed_with = [&](const LogOptions& options) {
+    log = {};
+    log.begin_epoch(Stage::train);
+    step(Stage::train, 1, 1.0, before);
+    const State saved = log.state();
+    log = {};
+    log.load_state(saved);
+    step(Stage::train, 1, 3.0, options);
+    return log.end_epoch(Stage::train);
+  };
+  EXPECT_THAT(resumed_with(before), ElementsAre(Pair("m_epoch", 2.0)));
+  EXPECT_THAT(resumed_with({.prog_bar = true, .on_step = true, .on_epoch = true}), ElementsAre(Pair("m_epoch", 2.0)));
+  EXPECT_THAT(log.progress_bar_metrics(), ElementsAre(Pair("m_epoch", 2.0), Pair("m_step", 3.0)));
+  EXPECT_THAT(resumed_with({.on_step = false, .on_epoch = true}), ElementsAre(Pair("m", 2.0)));
+  EXPECT_FALSE(log.callback_metrics().contains("m_step"));
+  EXPECT_THAT(resumed_with({.on_step = true, .on_epoch = true, .reduce_fx = Reduction::max}),
+              ElementsAre(Pair("m_epoch", 3.0)));
+  EXPECT_THAT(resumed_with({.on_step = true}), IsEmpty());
+  EXPECT_THAT(message_of<c10::ValueError>([&] {
+                log.begin_epoch(Stage::train);
+                step(Stage::train, 1, 1.0, before);
+                step(Stage::train, 1, 1.0, {.on_step = true});
+              }),
+              HasSubstr("different options"));
+}
+
+TEST_F(MetricLogTest, AfterAResumeANameMayChangeBetweenANumberAndAMetric) {
+  metrics::Mean mean;
+  for (const bool was_metric : {false, true}) {
+    log.begin_epoch(Stage::train);
+    mean.reset();
+    mean.update(2.0);
+    const LogOptions of_epoch{.on_step = false, .on_epoch = true};
+    const auto log_it = [&](bool as_metric) {
+      log.enter(Stage::train, kTrainingStep);
+      if (as_metric) {
+        log.log("m", mean, of_epoch);
+      } else {
+        log.log("m", 5.0, of_epoch);
+      }
+    };
+    log_it(was_metric);
+    const State saved = log.state();
+    log.load_state(saved);  // resets the metric
+    mean.update(4.0);
+    log_it(!was_metric);
+    EXPECT_THAT(log.end_epoch(Stage::train), ElementsAre(Pair("m", was_metric ? 5.0 : 3.0)));
+  }
+}
+
 // A batch of 8 samples in parts of 5 and 3, and the values that each part logs.
 class PartsOfABatch : public MetricLogTest {
  protected:

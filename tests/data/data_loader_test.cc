@@ -224,14 +224,16 @@ TEST(Workers, ADatasetThatDrawsFromTheGlobalGeneratorIsNamed) {
   EXPECT_TRUE(alone.next()) << "without workers the numbers can be repeated";
 }
 
-// Reads its first sample until the test lets it go on.
+// Reads one sample until the test lets it go on.
 struct Hangs final : Dataset {
+  explicit Hangs(int64_t sample) : sample(sample) {}
+  int64_t sample;
   mutable std::promise<void> is_reading;
   std::shared_ptr<std::promise<void>> let_go = std::make_shared<std::promise<void>>();
   std::shared_future<void> may_go = let_go->get_future().share();
   int64_t size() const override { return 24; }
   Batch get(int64_t index, Random&) const override {
-    if (index == 0) {
+    if (index == sample) {
       is_reading.set_value();
       may_go.wait();
     }
@@ -240,7 +242,7 @@ struct Hangs final : Dataset {
 };
 
 TEST(Workers, AWorkerThatHangsEndsTheRun) {
-  const auto hangs = std::make_shared<Hangs>();
+  const auto hangs = std::make_shared<Hangs>(0);
   {
     DataLoader loader(hangs, {.batch_size = 4, .workers = 1, .timeout_s = 0.2});
     loader.begin_epoch(0);
@@ -251,10 +253,11 @@ TEST(Workers, AWorkerThatHangsEndsTheRun) {
 }
 
 TEST(Workers, AWorkerThatHangsIsNotWaitedForByTheDestructor) {
-  const auto hangs = std::make_shared<Hangs>();
+  const auto hangs = std::make_shared<Hangs>(8);
   {
-    DataLoader loader(hangs, {.batch_size = 4, .workers = 2, .timeout_s = 0.2});
+    DataLoader loader(hangs, {.batch_size = 4, .workers = 2, .timeout_s = 1});
     loader.begin_epoch(0);
+    loader.next();  // the third batch is read ahead
     hangs->is_reading.get_future().wait();
   }
   hangs->let_go->set_value();

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -148,6 +149,27 @@ TEST(EstimatedSteps, AreCeiledBatchesByEpochsCappedByMaxSteps) {
   EXPECT_EQ(estimate({.max_epochs = 3, .max_steps = 7}, stream_of_ten()), 7);
   EXPECT_EQ(estimate({.max_epochs = 3, .limit_train_batches = Batches(5)}, stream_of_ten()), 3 * 5);
   EXPECT_EQ(estimate({.max_epochs = -1}, ten_batches()), std::nullopt);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(estimate({.max_epochs = kMost}, ten_batches()), kMost);
+  EXPECT_EQ(estimate({.max_epochs = kMost, .max_steps = 7}, ten_batches()), 7);
+
+  // In fast_dev_run they are those of the whole training.
+  EXPECT_EQ(estimate({.max_epochs = 3, .fast_dev_run = 1}, ten_batches()), 3 * 10);
+  EXPECT_EQ(estimate({.fast_dev_run = 1}, ten_batches()), 1 * 10);  // quiet() sets one epoch
+  EXPECT_EQ(estimate({.max_epochs = 3, .fast_dev_run = 2, .limit_train_batches = Batches(5)}, ten_batches()), 3 * 5);
+  EXPECT_EQ(estimate({.max_epochs = 3, .fast_dev_run = 1, .overfit_batches = Batches(2)}, ten_batches()), 3 * 2);
+  EXPECT_EQ(estimate({.max_epochs = 3, .fast_dev_run = 1, .accumulate_grad_batches = 4}, ten_batches()), 3 * 3);
+  EXPECT_EQ(estimate({.max_epochs = 3, .max_steps = 7, .fast_dev_run = 1}, ten_batches()), 7);
+  EXPECT_EQ(estimate({.max_epochs = 3, .fast_dev_run = 1}, stream_of_ten()), std::nullopt);
+}
+
+TEST(BatchLimit, AnEstimateIsNeverAnError) {
+  EXPECT_EQ(BatchLimit(Fraction(0.1)).estimate_of(50), 5);
+  EXPECT_EQ(BatchLimit(Fraction(0.1)).estimate_of(5), 1);
+  EXPECT_EQ(BatchLimit(Fraction(0.1)).estimate_of(std::nullopt), std::nullopt);
+  EXPECT_EQ(BatchLimit().estimate_of(5), 5);
+  EXPECT_EQ(BatchLimit(Fraction(0.0)).estimate_of(5), 0);
+  EXPECT_EQ(BatchLimit(Batches(3)).estimate_of(std::nullopt), 3);
 }
 
 TEST(EstimatedSteps, AScheduleThatNeedsThemGetsThemOrSaysWhatToSet) {

@@ -14,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -134,6 +135,46 @@ TEST_F(PostMortemTest, HasWhatWasKnownOfTheRun) {
   EXPECT_THAT(file["environment"]["arguments"][0].get<std::string>(), HasSubstr("post_mortem_test"));
   EXPECT_TRUE(file["config"].is_null());
   EXPECT_TRUE(file["ranks"].empty());
+}
+
+// Keeps where the run was when its exception was thrown.
+struct WatchesFailure final : Callback {
+  std::optional<RunState> state;
+  void on_exception(TrainerControl& trainer, const std::exception&) override { state = trainer.state(); }
+};
+
+TEST_F(PostMortemTest, SaysInWhichStageAValidationFailed) {
+  struct FailsInValidation : TinyModule {
+    bool in_sanity_check = false, at_the_end = false;
+    bool is_here() { return run_state().sanity_checking == in_sanity_check; }
+    void validation_step(const Batch&, int64_t batch_idx) override {
+      if (is_here() && !at_the_end && batch_idx == 1) throw std::runtime_error("boom");
+    }
+    void on_validation_epoch_end() override {
+      if (is_here() && at_the_end) throw std::runtime_error("boom");
+    }
+  };
+  std::string folder = "post_mortem";
+  int version = 0;
+  for (const bool in_sanity_check : {true, false}) {
+    for (const bool at_the_end : {false, true}) {
+      SCOPED_TRACE(folder);
+      const auto watches = std::make_shared<WatchesFailure>();
+      Trainer trainer(options({.callbacks = {watches}}));
+      const auto module = make_module<FailsInValidation>();
+      module->in_sanity_check = in_sanity_check;
+      module->at_the_end = at_the_end;
+      EXPECT_THROW(trainer.fit(module, {.train = tiny_loader(), .val = tiny_loader()}), std::runtime_error);
+      EXPECT_EQ(found(folder)["stage"], "validate");
+      EXPECT_EQ(found(folder)["is_sanity_check"], in_sanity_check);
+      EXPECT_EQ(found(folder)["batch_idx"], at_the_end ? (in_sanity_check ? 2 : 5) : 1);
+      EXPECT_EQ(found(folder)["global_step"], in_sanity_check ? 0 : 5);
+      EXPECT_EQ(watches->state->stage, Stage::validate);
+      EXPECT_EQ(watches->state->sanity_checking, in_sanity_check);
+      EXPECT_FALSE(trainer.state().sanity_checking);
+      folder = "post_mortem-v" + std::to_string(++version);
+    }
+  }
 }
 
 TEST_F(PostMortemTest, HasTheSpansThatEndedLast) {
@@ -259,6 +300,20 @@ TEST_F(PostMortemTest, BeforeTheFirstBatchThereIsNone) {
   const std::string printed = fit(fail, {}, std::make_shared<NoData>());
   EXPECT_THAT(printed, Not(HasSubstr("what was known")));
   EXPECT_FALSE(fs::exists(run()));
+}
+
+TEST_F(PostMortemTest, BeforeTheFirstBatchOfARunThatResumesThereIsNoneEither) {
+  struct NoFile final : DataModule {
+    std::shared_ptr<Loader> train_dataloader() override { throw std::runtime_error("there is no file 'data'"); }
+  };
+  const auto saves = testing::at_batch_end(
+      [&](TrainerControl& control) { control.save_checkpoint(root() / std::to_string(control.state().global_step)); });
+  Trainer(options({.callbacks = {saves}})).fit(make_module<TinyModule>(), {.train = tiny_loader()});
+  NoFile data;
+  Trainer trainer(options({.max_epochs = 2, .ckpt_path = root() / "3"}));
+  EXPECT_THROW(trainer.fit(make_module<TinyModule>(), data), std::runtime_error);
+  EXPECT_EQ(trainer.state().global_step, 3);
+  EXPECT_FALSE(fs::exists(run() / "post_mortem"));
 }
 
 TEST_F(PostMortemTest, IsLeftOutWhereNothingIsWritten) {

@@ -400,12 +400,29 @@ TEST(Resume, IsExactWithAScheduleOfAccumulation) {
   }
 }
 
+TEST(Resume, KeepsTheAccumulationThatACallbackHasSetUnlessTheOptionsChange) {
+  const TempDir dir;
+  RunKind first{.options = {.max_steps = 1}};
+  first.options.callbacks = {GradientAccumulationScheduler::make({{0, 5}})};
+  fit(first, 1, dir.path(), "");  // the five batches of the first epoch
+  for (const auto& [planned, global_step] : {std::pair(1, 2), std::pair(2, 4)}) {
+    ::testing::internal::CaptureStderr();
+    const Trail resumed = fit({.options = {.accumulate_grad_batches = planned}}, 2, "", dir.path() / "0-end");
+    const std::string told = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(resumed.state.global_step, global_step);
+    EXPECT_EQ(told.find("begins with the 5 of the checkpoint") != told.npos, planned == 1) << told;
+  }
+}
+
 TEST(Resume, IsExactInManualOptimisationWithSeveralOptimizers) {
   expect_exact_resume({.make = [] { return make_module<NetWithManualSteps>(); }});
 }
 
 TEST(Resume, IsExactWithAMetricThatIsLoggedByReference) {
-  expect_exact_resume({.make = [] { return make_module<NetWithMetric>(); }});
+  for (const int64_t world_size : {1, 2}) {
+    SCOPED_TRACE(world_size);
+    expect_exact_resume({.world_size = world_size, .make = [] { return make_module<NetWithMetric>(); }});
+  }
 }
 
 TEST(Resume, IsExactWithFewerBatchesThanTheLoaderHas) {
@@ -517,6 +534,12 @@ TEST(Resume, BeginsAnewTheValidationThatASignalCutShort) {
   expect_exact_resume_of_validations({accumulating}, 4);
 }
 
+// The last batch of the epoch comes before the validation, so that nobody logs the Metric after it has started over.
+TEST(Resume, TheMetricOfAnEpochSurvivesItsLastValidation) {
+  expect_exact_resume_of_validations({.make = [] { return make_module<NetWithMetric>(); }}, 2);
+  expect_exact_resume_of_validations({.world_size = 2, .make = [] { return make_module<NetWithMetric>(); }}, 2);
+}
+
 // The ranks do not consult each other before a batch that only one of them may have.
 TEST(Resume, RanksWhoseLoadersKnowNoLengthValidateToTheEnd) {
   std::array<size_t, 2> num_batches{};
@@ -574,6 +597,52 @@ TEST(Resume, EndsAnEpochOfWhichNoWholeBatchIsLeft) {
   EXPECT_EQ(run_epoch(4, dir.path(), ""), std::pair(size_t{10}, int64_t{1}));
   EXPECT_EQ(run_epoch(8, "", dir.path() / "0-8"), std::pair(size_t{0}, int64_t{1}));
   EXPECT_EQ(run_epoch(8, "", dir.path() / "0-9"), std::pair(size_t{0}, int64_t{0}));  // the first run has validated
+}
+
+// Keeps the number of steps that schedules are made for.
+struct CountsSteps : TinyModule {
+  int64_t num_steps = 0;
+  Optimizers configure_optimizers() override {
+    num_steps = estimated_stepping_batches();
+    return TinyModule::configure_optimizers();
+  }
+};
+
+// Keeps the epoch and the step in which its loader is requested.
+struct WatchedData final : DataModule {
+  WatchedData(std::shared_ptr<TinyModule> given, int64_t size) : module(std::move(given)), batch_size(size) {}
+  std::shared_ptr<TinyModule> module;
+  int64_t batch_size;
+  std::vector<std::pair<int64_t, int64_t>> requests;
+  std::shared_ptr<Loader> train_dataloader() override {
+    requests.emplace_back(module->current_epoch(), module->global_step());
+    return testing::tiny_loader(40, batch_size);
+  }
+};
+
+// 5 batches of 8 samples make an epoch, or 3 larger ones. After 7 steps 2 of the larger ones are left of the epoch.
+TEST(Resume, LoadersAndSchedulesAreMadeForThePlaceWhereItResumes) {
+  const TempDir dir;
+  const auto run = [&](int64_t batch_size, const fs::path& saved_in, const std::string& ckpt_path,
+                       std::pair<int64_t, int64_t> request, int64_t num_steps) {
+    SCOPED_TRACE(c10::str(ckpt_path, ", batches of ", batch_size));
+    const auto module = make_module<CountsSteps>();
+    WatchedData data(module, batch_size);
+    const auto saves = testing::at_batch_end([&](TrainerControl& control) {
+      control.save_checkpoint(saved_in / std::to_string(control.state().global_step));
+    });
+    Trainer trainer(testing::quiet({.max_epochs = 3, .ckpt_path = ckpt_path, .callbacks = {saves}}));
+    trainer.fit(module, data);
+    EXPECT_EQ(data.requests, std::vector{request});
+    EXPECT_EQ(module->num_steps, num_steps);
+    EXPECT_EQ(trainer.state().estimated_stepping_batches, num_steps);
+    EXPECT_EQ(trainer.state().global_step, num_steps);
+  };
+  run(8, dir.path() / "a", "", {0, 0}, 15);
+  run(8, dir.path() / "b", dir.path() / "a/7", {1, 7}, 15);
+  run(16, dir.path() / "c", dir.path() / "a/7", {1, 7}, 12);
+  run(16, dir.path() / "d", dir.path() / "c/8", {1, 8}, 12);
+  run(16, dir.path() / "e", dir.path() / "c/10", {2, 10}, 12);
 }
 
 // Saves after the last step, when the epoch's metrics are reduced.

@@ -1,5 +1,6 @@
 #include "fulgur/trainer/simple_profiler.h"
 
+#include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,8 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "fulgur/base/error.h"
 #include "fulgur/trainer/trainer.h"
@@ -73,10 +76,15 @@ std::string profile_of(const testing::TempDir& dir, int64_t world_size) {
 TEST(SimpleProfiler, KnowsHooksOfCallbacksPhasesOfTheStepAndTheWaitForData) {
   const testing::TempDir dir;
   const std::string profile = profile_of(dir, 1);
-  for (const char* row :
-       {"12 .* training_step\n", "12 .* Watches.on_train_batch_end\n", "12 .* Net.on_train_batch_end\n",
-        "12 .* wait for data\n", "12 .* backward\n", "12 .* optimizer step\n", "2 .* on_train_epoch_end\n"}) {
-    EXPECT_THAT(profile, ContainsRegex(row));
+  const std::vector<std::pair<int, const char*>> calls{{12, "training_step"},
+                                                       {12, "Watches.on_train_batch_end"},
+                                                       {12, "Net.on_train_batch_end"},
+                                                       {14, "wait for data"},  // and where each of two epochs begins
+                                                       {12, "backward"},
+                                                       {12, "optimizer step"},
+                                                       {2, "Watches.on_train_epoch_end"}};
+  for (const auto& [count, name] : calls) {
+    EXPECT_THAT(profile, ContainsRegex(c10::str(" ", count, " [^\n]*  ", name, "\n")));
   }
   EXPECT_THAT(profile, Not(HasSubstr("slowest rank")));
 }
@@ -84,7 +92,7 @@ TEST(SimpleProfiler, KnowsHooksOfCallbacksPhasesOfTheStepAndTheWaitForData) {
 TEST(SimpleProfiler, JoinsTheRanks) {
   const testing::TempDir dir;
   const std::string profile = profile_of(dir, 2);
-  EXPECT_THAT(profile, ContainsRegex(" 6 .* [01]: x[0-9]+[.][0-9]+ +training_step\n"));
+  EXPECT_THAT(profile, ContainsRegex(" 6 [^\n]* [01]: x[0-9]+[.][0-9]+ +training_step\n"));
   EXPECT_THAT(profile, HasSubstr("wait for ranks"));
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
@@ -20,6 +21,7 @@
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/at_batch_end.h"
 #include "tests/testing/counting_module.h"
+#include "tests/testing/errors.h"
 
 namespace fulgur {
 namespace {
@@ -324,6 +326,34 @@ TEST(Steps, AScheduleWhoseMetricIsNotThereYetSaysSoOnce) {
     }
   };
   EXPECT_EQ(count_of("the learning rate stays", told_by<Waiting>({}, {.train = loader_of({1, 2, 3, 4})})), 1U);
+}
+
+// Warms up over three steps, then halves the learning rate whenever val_loss, which never changes, is not better.
+template <bool logs_monitor>
+struct WarmsUp : Line {
+  std::vector<double> lrs;
+  void on_before_optimizer_step(Optimizer& optimizer) override { lrs.push_back(optimizer.groups()[0].lr); }
+  void validation_step(const Batch&, int64_t) override { log(logs_monitor ? "val_loss" : "other", 1.0); }
+  Optimizers configure_optimizers() override {
+    return {optim::SGD(parameters(), {.lr = 1.0}),
+            {.scheduler = optim::ChainedScheduler::make(
+                 {.schedulers = {optim::LinearLR::make({.start_factor = 0.25, .total_iters = 3}),
+                                 optim::ReduceLROnPlateau::make({.factor = 0.5, .patience = 0})}}),
+             .interval = "step",
+             .monitor = "val_loss"}};
+  }
+};
+
+TEST(Steps, AWarmUpInFrontOfAPlateauDoesNotWaitForTheFirstValidation) {
+  const auto loaders = [] { return Loaders{.train = loader_of({1, 2, 3, 4}), .val = loader_of({1})}; };
+  const auto module = make_module<WarmsUp<true>>();
+  Trainer(quiet({.max_epochs = 2})).fit(module, loaders());
+  EXPECT_THAT(module->lrs, ::testing::Pointwise(::testing::DoubleNear(1e-12),
+                                                std::vector{0.25, 0.5, 0.75, 1.0, 1.0, 0.5, 0.25, 0.125}));
+  const auto unknown = make_module<WarmsUp<false>>();
+  EXPECT_THAT(testing::message_of<SetupError>([&] { Trainer(quiet({.max_epochs = 2})).fit(unknown, loaders()); }),
+              HasSubstr("unknown monitor 'val_loss'"));
+  EXPECT_EQ(unknown->lrs.size(), 4U);  // the validation after the last of them has not logged it
 }
 
 // The loss is finite up to the third batch.

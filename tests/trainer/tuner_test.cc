@@ -308,6 +308,24 @@ TEST(FindBatchSize, EndsAtTheLargestSizeAndTheWholeEpoch) {
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 512);  // one batch of all 400 samples
 }
 
+TEST(FindBatchSize, SchedulesAreMadeForTheWholeTraining) {
+  struct WithWarmup : TinyModule {
+    std::vector<int64_t> num_steps;
+    Optimizers configure_optimizers() override {
+      num_steps.push_back(estimated_stepping_batches());
+      return {
+          optim::SGD(parameters(), {.lr = 0.1}),
+          {.scheduler = optim::WarmupCosineLR::make({.warmup_steps = 50, .total_steps = estimated_stepping_batches()}),
+           .interval = "step"}};
+    }
+  };
+  const auto module = make_module<WithWarmup>();
+  Trainer trainer(quiet({.max_epochs = 3}));
+  EXPECT_EQ(trainer.find_batch_size(module, loaders_of, {.max_size = 4}), 4);
+  EXPECT_FALSE(trainer.find_learning_rate(module, loaders_of(8), {.num_steps = 2}).lrs.empty());
+  EXPECT_THAT(module->num_steps, ElementsAre(3 * 200, 3 * 100, 3 * 50));
+}
+
 TEST(FindBatchSize, OtherErrorsAndTooLittleMemoryReachTheCaller) {
   EXPECT_THROW(Trainer(quiet()).find_batch_size(make_module<Limited>(1), loaders_of), std::bad_alloc);
   struct Failing : TinyModule {
