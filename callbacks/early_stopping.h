@@ -26,7 +26,8 @@ struct EarlyStoppingOptions {
 // validation that logs it; or, if validations do not, at the end of every training epoch. patience counts these checks,
 // and the message of the stop says how many there were, and whether they were validations or epochs. As Lightning's
 // EarlyStopping, without check_on_train_epoch_end. All ranks decide by rank 0's value.
-//   A run that resumes continues to count; if it was about to stop, it stops, unless its options are others by now.
+//   A run that resumes continues to count; if it was about to stop, it stops, unless its options are others by now. A
+//   stop that waits for min_epochs or min_steps is kept, too, even if the metric has improved since (FitBounds).
 // Errors: the constructor throws UsageError for options that cannot be used. Throws SetupError at the end of the first
 // training epoch after which the monitor should be known but is not, with the names of the metrics there are.
 class EarlyStopping final : public Callback {

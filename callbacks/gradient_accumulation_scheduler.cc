@@ -7,6 +7,7 @@
 
 #include "fulgur/base/error.h"
 #include "fulgur/core/module.h"
+#include "fulgur/core/optimizer.h"
 
 namespace fulgur {
 

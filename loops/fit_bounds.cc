@@ -31,9 +31,7 @@ bool FitBounds::should_stop() {
 }
 
 // A request counts before the ranks have agreed on it, because a checkpoint may be saved in between.
-bool FitBounds::stop_has_waited() const {
-  return stop_has_waited_ || (stop_.is_requested() && !minima_reached());
-}
+bool FitBounds::stop_has_waited() const { return stop_has_waited_ || (stop_.is_requested() && !minima_reached()); }
 
 void FitBounds::restore_stop() { is_restored_ = stop_has_waited_ = true; }
 

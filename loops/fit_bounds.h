@@ -27,7 +27,7 @@ class FitBounds {
 
   bool max_steps_reached() const;
   bool max_epochs_reached() const;
-  bool should_stop();  // a stop is requested, and min_epochs and min_steps are reached
+  bool should_stop();            // a stop is requested, and min_epochs and min_steps are reached
   bool stop_has_waited() const;  // a stop was requested before the minima were reached
   void restore_stop();           // requests again the stop that the run that saved had waiting
 
