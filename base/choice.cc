@@ -25,7 +25,7 @@ class Visitor final : public FieldVisitor {
 
 // A setting of one or more candidates.
 struct Setting {
-  std::string name, help, unit, default_text;  // of the first candidate that has it
+  std::string name, help, unit, default_text;  // as the first of `candidates` describes it
   std::vector<std::string> candidates{};
   std::vector<std::pair<std::string, std::vector<std::string>>> other_defaults{};  // with the candidates that have each
 };

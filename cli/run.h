@@ -53,7 +53,7 @@ struct AnyProgram {
   std::function<ModuleHandle()> make_module;
   std::function<std::unique_ptr<DataModule>()> make_data;
   std::function<void(Trainer&)> after_fit;
-  OverriddenHooks hooks;  // of the module, which tell the commands that --help lists
+  OverriddenHooks hooks;  // --help lists the commands for which the module has a step
 };
 
 int run(int argc, char** argv, const AnyProgram& program);

@@ -60,7 +60,7 @@ class FitLoop {
   };
   struct Position {
     int64_t epoch = 0, global_step = 0;
-    int64_t batches_done = 0;  // of the epoch
+    int64_t batches_done = 0;  // in the epoch
   };
   void restore();
   State metrics_to_save() const;
