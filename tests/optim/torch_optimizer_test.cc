@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/jit/api/module.h>
+#include <torch/csrc/jit/serialization/import.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>

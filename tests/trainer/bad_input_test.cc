@@ -600,7 +600,8 @@ std::vector<Row> rows_of_callbacks() {
 
 std::vector<Row> rows_of_runs() {
   return {
-      {57, "BestWithoutACheckpoint", tested_with("best"), "ckpt_path = 'best', but this Trainer has no run in whose folder"},
+      {57, "BestWithoutACheckpoint", tested_with("best"),
+       "ckpt_path = 'best', but this Trainer has no run in whose folder"},
       {57, "CheckpointThatIsNotThere", tested_with("missing"), "there is no checkpoint 'missing'"},
       {58, "FewerEpochsThanTheCheckpointHas", fewer_epochs_than_were_run,
        "the checkpoint has completed 2 epochs, but max_epochs = 1; set max_epochs to the total number of epochs"},
