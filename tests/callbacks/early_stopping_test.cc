@@ -55,7 +55,7 @@ TEST_F(EarlyStoppingTest, StopsAfterAsManyChecksInARowWithoutImprovement) {
   EXPECT_EQ(validations({.patience = 2}, {5, 5.5, 4, 4.5, 3, 3.5}), 6);
   EXPECT_THAT(trainer.stop_reasons, IsEmpty());
   EXPECT_EQ(validations({.mode = "MAX", .patience = 1}, {0.5, 0.6, 0.6, 0.9}), 3);  // an equal value is none
-  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 0.6 in 1 validation (mode = min)"));
+  EXPECT_THAT(trainer.stop_reasons, ElementsAre("'val' has not improved on 0.6 in 1 validation (mode = max)"));
 }
 
 TEST_F(EarlyStoppingTest, AnImprovementIsLargerThanMinDelta) {

@@ -192,9 +192,12 @@ TEST_F(CheckpointPathTest, KeepsThoseOfOtherRuns) {
   steps_of({.max_epochs = 3, .ckpt_path = "last", .name = "b"});
   EXPECT_THAT(names_in(checkpoints("a")), ElementsAre("epoch=0-step=5", "last"));
   EXPECT_THAT(names_in(checkpoints("b")), ElementsAre("epoch=2-step=15", "last"));
-  for (const int64_t max_epochs : {1, 2, 3}) steps_of({.max_epochs = max_epochs, .ckpt_path = "last"});
-  EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=0-step=5", "last"));
-  EXPECT_THAT(names_in(checkpoints("version_1")), ElementsAre("epoch=1-step=10", "last"));
+  for (const int64_t max_epochs : {4, 5}) {  // without a name fit goes on from the newest run, in a folder of its own
+    EXPECT_EQ(steps_of({.max_epochs = max_epochs, .ckpt_path = "last"}), 5);
+  }
+  EXPECT_THAT(names_in(checkpoints("b")), ElementsAre("epoch=2-step=15", "last"));
+  EXPECT_THAT(names_in(checkpoints("version_0")), ElementsAre("epoch=3-step=20", "last"));
+  EXPECT_THAT(names_in(checkpoints("version_1")), ElementsAre("epoch=4-step=25", "last"));
 }
 
 TEST_F(CheckpointPathTest, LastIsTheNewestWhateverItsScore) {
