@@ -37,12 +37,12 @@ void note_default(Setting& setting, const std::string& candidate, const std::str
   same->second.push_back(candidate);
 }
 
-// "; by default 0.001, Adagrad, RMSprop: 0.01, LARS: 0.1"; empty if all candidates have the same.
+// "; by default 0.001; Adagrad, RMSprop: 0.01; LARS: 0.1"; empty if all candidates have the same.
 std::string defaults_of(const Setting& setting) {
   if (setting.other_defaults.empty()) return "";
   std::string text = fmt::format("; by default {}", setting.default_text.empty() ? "empty" : setting.default_text);
   for (const auto& [value, candidates] : setting.other_defaults) {
-    text += fmt::format(", {}: {}", fmt::join(candidates, ", "), value.empty() ? "empty" : value);
+    text += fmt::format("; {}: {}", fmt::join(candidates, ", "), value.empty() ? "empty" : value);
   }
   return text;
 }
