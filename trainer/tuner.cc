@@ -181,6 +181,10 @@ int64_t search_batch_size(const BatchSizeFinderOptions& options, const std::func
     }
     size = larger;
   }
+  if (too_large > options.max_size) {
+    log_info("find_batch_size: memory was not the limit; a batch of {} is {}", size,
+             size < options.max_size ? "a whole epoch" : "the largest that was to be tried (max_size)");
+  }
   if (canonical_name(options.mode) == "power" || too_large > options.max_size) return size;
   while (too_large - size > 1) {
     const int64_t middle = size + (too_large - size) / 2;

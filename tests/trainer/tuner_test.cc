@@ -304,8 +304,13 @@ TEST(FindBatchSize, WorksWithAStrategyThatHasRanks) {
 
 TEST(FindBatchSize, EndsAtTheLargestSizeAndTheWholeEpoch) {
   const auto module = make_module<Limited>(1000);
+  ::testing::internal::CaptureStderr();
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of, {.max_size = 100}), 100);
   EXPECT_EQ(Trainer(quiet()).find_batch_size(module, loaders_of), 512);  // one batch of all 400 samples
+  const std::string told = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(told,
+              HasSubstr("memory was not the limit; a batch of 100 is the largest that was to be tried (max_size)"));
+  EXPECT_THAT(told, HasSubstr("memory was not the limit; a batch of 512 is a whole epoch"));
 }
 
 TEST(FindBatchSize, SchedulesAreMadeForTheWholeTraining) {
