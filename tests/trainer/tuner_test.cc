@@ -8,6 +8,7 @@
 #include <cmath>
 #include <functional>
 #include <new>
+#include <string>
 #include <vector>
 
 #include "fulgur/base/error.h"
