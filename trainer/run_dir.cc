@@ -73,11 +73,20 @@ fs::path make_run_dir(const fs::path& root) {
   const fs::path runs = runs_in(root);
   make_folders(runs);
   const std::vector<int64_t> versions = versions_in(runs);
-  for (int64_t version = versions.empty() ? 0 : versions.front() + 1;; ++version) {
+  for (int64_t version = versions.empty() ? 0 : versions.front() + 1;;) {
     const fs::path folder = runs / fmt::format("{}{}", kPrefix, version);
-    if (!fs::create_directory(folder)) continue;  // another process was first
-    sync_folder(runs);
-    return folder;
+    std::error_code error;
+    if (fs::create_directory(folder, error)) {
+      sync_folder(runs);
+      return folder;
+    }
+    if (error == std::errc::no_such_file_or_directory) {
+      make_folders(runs);  // a run that had left nothing in it has removed it
+    } else if (error) {
+      throw fs::filesystem_error("cannot make the folder of a run", folder, error);
+    } else {
+      ++version;  // another process was first
+    }
   }
 }
 

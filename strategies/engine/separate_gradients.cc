@@ -212,11 +212,13 @@ void SeparateGradients::take_back(size_t optimizer) {
     for (size_t s = 0; s < sums.of(b).size(); ++s) {
       for (const Piece& piece : pieces_in(bucket, shard_.sections(b)[s].range)) {
         const at::Tensor& param = bucket.slots[piece.slot].param;
-        if (!param.grad().defined()) continue;
+        const at::Tensor sum = sums.of(b)[s].narrow(0, piece.offset, piece.num_elements);
+        if (!param.grad().defined()) {
+          sum.zero_();  // the hook has dropped it, and the norm is that of all sums
+          continue;
+        }
         const at::Tensor in_order = at::empty_like(param, param.grad().options()).copy_(param.grad());
-        sums.of(b)[s]
-            .narrow(0, piece.offset, piece.num_elements)
-            .copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
+        sum.copy_(in_order.as_strided({param.numel()}, {1}).narrow(0, piece.begin, piece.num_elements));
       }
     }
   }

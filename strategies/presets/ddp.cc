@@ -20,7 +20,10 @@ TransportKind transport_of(std::string_view text) {
   return TransportKind::automatic;
 }
 
-int64_t to_bytes(double mib) { return static_cast<int64_t>(mib * (1 << 20)); }
+int64_t to_bytes(double mib) {
+  constexpr double kMost = 1LL << 40;  // MiB; infinity is more
+  return static_cast<int64_t>(std::min(mib, kMost) * (1 << 20));
+}
 
 }  // namespace
 

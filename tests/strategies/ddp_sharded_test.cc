@@ -384,6 +384,18 @@ TEST(DdpShardedTest, AHookChangesTheMeanGradients) {
   });
 }
 
+TEST(DdpShardedTest, AGradientThatAHookDropsDoesNotCountInTheNorm) {
+  struct Drops : Net<optim::SGD> {
+    void on_before_optimizer_step(Optimizer& optimizer) override { optimizer.params().back().mutable_grad() = {}; }
+  };
+  run_ranks(2, [](World& world) {
+    const Case c{.name = "dropped", .clip = 0.05};
+    const at::Tensor expected = train<Drops>(world, c, "ddp");
+    EXPECT_TRUE(train<Drops>(world, c, "ddp_sharded").equal(expected));
+    EXPECT_FALSE(train<Net<optim::SGD>>(world, c, "ddp_sharded").equal(expected));
+  });
+}
+
 // The gradient is (rank + 1) * (batch_idx + 1) for each of 40 elements. Two ranks take two steps of two micro-batches,
 // in which its means are 1.5 * 1.5 and 1.5 * 3.5.
 TEST(StrategiesWithRanks, AHookSeesAndChangesTheMeanGradients) {
