@@ -1,6 +1,7 @@
 #include "fulgur/strategies/presets/ddp.h"
 
 #include <c10/core/ScalarType.h>
+#include <algorithm>
 
 #include <cstdint>
 #include <optional>
