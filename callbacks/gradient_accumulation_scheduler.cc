@@ -48,8 +48,7 @@ void GradientAccumulationScheduler::on_fit_start(TrainerControl& trainer) {
       if (factor == 1) continue;
       throw SetupError(
           fmt::format("{} computes the gradients itself, of one batch, but the GradientAccumulationScheduler has the "
-                      "factor {} from "
-                      "epoch {} on; leave the callback out",
+                      "factor {} from epoch {} on; leave the callback out",
                       optimizer->name(), factor, epoch));
     }
   }

@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "fulgur/base/environment_variables.h"
+#include "fulgur/base/host_name.h"
 #include "fulgur/base/version.h"
 #include "fulgur/distributed/network.h"
 #include "fulgur/doctor/check.h"
@@ -17,14 +18,6 @@
 #include "fulgur/doctor/network_checks.h"
 
 namespace fulgur::doctor {
-namespace {
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : std::string();
-}
-
-}  // namespace
 
 std::string output_of(const char* command) {
   FILE* pipe = popen(command, "r");

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/host_name.h"
 #include "fulgur/checkpoint/numbered_files.h"
 #include "fulgur/reports/terminal_text.h"
 
@@ -73,11 +74,6 @@ std::optional<double> start_of(const RunFolder& run) {
 }
 
 double seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? std::string(name.data()) : std::string();
-}
 
 // What /proc says of a process.
 struct ProcessStatus {

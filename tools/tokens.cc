@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/data/files/token_header.h"
 #include "fulgur/data/files/token_writer.h"
 #include "fulgur/reports/command.h"
 
@@ -112,9 +113,9 @@ void require_new(const fs::path& file) {
 
 // Whether this program has written the file.
 bool has_tokens(const fs::path& file) {
-  constexpr std::string_view kMagic = "FULGURTK";  // data/files/token_header.h
-  std::string begin(kMagic.size(), '\0');
-  return std::ifstream(file, std::ios::binary).read(begin.data(), std::ssize(begin)) && begin == kMagic;
+  std::string begin(fulgur::TokenHeader::kBytes, '\0');
+  std::ifstream(file, std::ios::binary).read(begin.data(), std::ssize(begin));
+  return fulgur::begins_token_file(begin);
 }
 
 // All texts of the options, without the token files that earlier runs have written among them.

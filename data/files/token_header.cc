@@ -26,6 +26,8 @@ T number_at(std::span<const char> bytes, size_t begin) {
 
 }  // namespace
 
+bool begins_token_file(std::string_view bytes) { return bytes.starts_with(kMagic); }
+
 std::string to_bytes(const TokenHeader& header) {
   std::string bytes(kMagic);
   append(bytes, kVersion);
@@ -42,8 +44,7 @@ TokenHeader parse_token_header(std::span<const char> bytes, int64_t file_bytes, 
     if (!holds) throw std::runtime_error(std::string(file) + ": " + reason);
   };
   const auto text = [](auto value) { return std::to_string(value); };
-  require(std::string_view(bytes.data(), bytes.size()).starts_with(kMagic),
-          "it is no token file; //tools:tokens makes one of text");
+  require(begins_token_file({bytes.data(), bytes.size()}), "it is no token file; //tools:tokens makes one of text");
   require(bytes.size() >= TokenHeader::kBytes, "its header is cut off");
   const auto version = number_at<uint32_t>(bytes, 8), token_bytes = number_at<uint32_t>(bytes, 12);
   require(version == kVersion, "it has format version " + text(version) + "; 1 is known");

@@ -27,6 +27,9 @@ struct TokenHeader {
 
 std::string to_bytes(const TokenHeader& header);
 
+// Whether a file that begins with `bytes` is a token file, of any version.
+bool begins_token_file(std::string_view bytes);
+
 // Checks and reads the header. `bytes` is the start of a file of `file_bytes` bytes and holds at least the header.
 // Throws std::runtime_error, naming `file` and the reason: it is no token file or of a later version, a number is
 // impossible, or the file has not exactly the tokens that the header counts. The hash is not checked, for that takes
