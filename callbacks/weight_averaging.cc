@@ -42,18 +42,23 @@ void WeightAveraging::setup(TrainerControl&, EntryPoint entry_point) {
 
 // At the end of an epoch the average is updated before the validation, so that the validation measures that average.
 void WeightAveraging::on_train_batch_end(TrainerControl& trainer, const at::Tensor&, const Batch&, int64_t) {
-  const RunState& state = trainer.state();
-  const int64_t before = std::exchange(last_step_, state.global_step);
-  const auto updates_until = [&](int64_t step) { return (step - options_.start_step) / options_.every_n_steps; };
-  const bool is_due =
-      options_.every_n_steps == 0 ? state.is_last_batch : updates_until(state.global_step) != updates_until(before);
-  if (is_due) update(trainer);
+  const bool ends_epoch = options_.every_n_steps == 0 && trainer.state().is_last_batch;
+  if (ends_epoch || is_due_after_steps(trainer.state())) update(trainer);
 }
 
-// An epoch that was skipped has no last batch. One that was cut goes on in the run that resumes, and ends there.
+// Makes up for a rank that has skipped the epoch: it took part in the last step of the other ranks without a batch of
+// its own. An epoch that was cut goes on in the run that resumes, and ends there.
 void WeightAveraging::on_train_epoch_end(TrainerControl& trainer) {
   const RunState& state = trainer.state();
-  if (options_.every_n_steps == 0 && state.epoch_is_complete && updated_epoch_ != state.epoch) update(trainer);
+  const bool ends_epoch = options_.every_n_steps == 0 && state.epoch_is_complete && updated_epoch_ != state.epoch;
+  if (ends_epoch || is_due_after_steps(state)) update(trainer);
+}
+
+bool WeightAveraging::is_due_after_steps(const RunState& state) {
+  const int64_t before = std::exchange(last_step_, state.global_step);
+  if (options_.every_n_steps == 0) return false;
+  const auto updates_until = [&](int64_t step) { return (step - options_.start_step) / options_.every_n_steps; };
+  return updates_until(state.global_step) != updates_until(before);
 }
 
 void WeightAveraging::update(TrainerControl& trainer) {

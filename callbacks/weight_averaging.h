@@ -48,11 +48,12 @@ class WeightAveraging final : public Callback {
   void load_state(const State& state) override;
 
  private:
+  bool is_due_after_steps(const RunState& state);
   void update(TrainerControl& trainer);
 
   Options options_;
   int64_t num_updates_ = 0;
-  int64_t last_step_ = 0;  // optimizer steps at the end of the last batch
+  int64_t last_step_ = 0;  // optimizer steps when an update was last looked for
   int64_t updated_epoch_ = -1;
 };
 

@@ -133,15 +133,22 @@ State MetricLog::Entry::state() const {
   state.set("step_count", step_count);
   reduced.save(state, "reduced");
   state.set("weight", weight);
-  if (metrics.empty()) {
-    state.set_child("metric", resumed);
-    if (resumed_value) state.set("metric_value", *resumed_value);
-    return state;
+  const MetricStates of_metric = metric_states();
+  for (size_t i = 0; i < of_metric.size(); ++i) {
+    state.set("metric/" + of_metric[i].name, of_metric[i].value);
+    state.set("metric_order/" + of_metric[i].name, static_cast<int64_t>(i));
+    state.set("metric_is_concatenated/" + of_metric[i].name, of_metric[i].combine == Combine::concatenate);
   }
+  if (metrics.empty() && resumed_value) state.set("metric_value", *resumed_value);
+  return state;
+}
+
+// Those of this rank, of all replicas.
+MetricStates MetricLog::Entry::metric_states() const {
+  if (metrics.empty()) return resumed;
   std::vector<MetricStates> by_replica;
   for (const Metric* metric : metrics) by_replica.push_back(metric->states());
-  for (const MetricState& of_metric : combined(by_replica)) state.set("metric/" + of_metric.name, of_metric.value);
-  return state;
+  return combined(by_replica);
 }
 
 void MetricLog::Entry::load_state(const State& state) {
@@ -165,9 +172,26 @@ void MetricLog::Entry::load_state(const State& state) {
   step_count = state.get<int64_t>("step_count");
   reduced = Scalar::saved(state, "reduced");
   weight = state.get<double>("weight");
-  resumed = state.child("metric");
+  resumed = saved_metric_states(state);
   if (const auto* value = state.find<double>("metric_value")) resumed_value = *value;
   is_resumed = true;
+}
+
+// Earlier versions of fulgur saved neither order nor kind, which are needed only on a rank that does not log the Metric
+// again.
+MetricStates MetricLog::Entry::saved_metric_states(const State& state) {
+  std::map<int64_t, MetricState> by_order;
+  for (const auto& [name, value] : state.child("metric").values()) {
+    const auto* order = state.find<int64_t>("metric_order/" + name);
+    const auto* is_concatenated = state.find<bool>("metric_is_concatenated/" + name);
+    const bool concatenates = is_concatenated != nullptr && *is_concatenated;
+    by_order.emplace(
+        order == nullptr ? static_cast<int64_t>(by_order.size()) : *order,
+        MetricState{name, state.get<at::Tensor>("metric/" + name), concatenates ? Combine::concatenate : Combine::sum});
+  }
+  MetricStates states;
+  for (auto& [order, of_metric] : by_order) states.push_back(std::move(of_metric));
+  return states;
 }
 
 // What was collected with the options before stays if it means the same.
@@ -191,7 +215,14 @@ void MetricLog::Entry::take_options(const LogOptions& now, bool is_metric) {
 void MetricLog::Entry::add_resumed_to(Metric& metric) {
   if (resumed.empty()) return;
   MetricStates since = metric.states(), before = since;
-  for (MetricState& of_metric : before) of_metric.value = resumed.get<at::Tensor>(of_metric.name);
+  for (MetricState& of_metric : before) {
+    const auto saved = std::ranges::find(resumed, of_metric.name, &MetricState::name);
+    if (saved == resumed.end()) {
+      throw CheckpointError(fmt::format("'{}': the checkpoint has no state '{}' of its Metric; was it another one?",
+                                        name, of_metric.name));
+    }
+    of_metric.value = saved->value;
+  }
   metric.set_states(combined(std::array{before, since}));
   resumed = {};
   resumed_value.reset();
@@ -225,8 +256,9 @@ State MetricLog::state_after_last_batch(Ranks& ranks) const {
   const std::vector<Entry>& entries = table(Stage::train).entries;
   if (ranks.world_size() > 1) check_same_on_all(entries, ranks);
   for (size_t i = 0; i < entries.size(); ++i) {
-    if (entries[i].metrics.empty()) continue;
-    state.set(fmt::format("entries/{}/metric_value", i), entries[i].metric_value(&ranks));
+    if (!entries[i].is_metric()) continue;
+    const std::optional<double> value = entries[i].metric_value(&ranks);
+    if (value) state.set(fmt::format("entries/{}/metric_value", i), *value);
   }
   return state;
 }
@@ -257,11 +289,7 @@ void MetricLog::load_state(const State& state) {
   }
 }
 
-double MetricLog::Entry::metric_value(Ranks* ranks) const {
-  std::vector<MetricStates> by_replica;
-  for (const Metric* metric : metrics) by_replica.push_back(metric->states());
-  MetricStates states = combined(by_replica);
-  if (ranks != nullptr && ranks->world_size() > 1 && options.sync_dist) states = ranks->combine(std::move(states));
+double MetricLog::Entry::computed(const MetricStates& states) const {
   const at::Tensor value = metrics.front()->compute(states);
   TORCH_CHECK_VALUE(value.numel() == 1, "log('", name,
                     "', metric) takes a metric of a single value; its value has shape ", value.sizes(),
@@ -269,10 +297,24 @@ double MetricLog::Entry::metric_value(Ranks* ranks) const {
   return value.item<double>();
 }
 
-// nullopt: a Metric was not logged since load_state(), and the state was saved before it had all samples.
+// nullopt: the Metric was not logged since load_state(), and the state was saved before it had all samples. A rank that
+// has not logged it takes part with what it has saved, and gets the value from the others.
+std::optional<double> MetricLog::Entry::metric_value(Ranks* ranks) const {
+  const bool is_over_ranks = ranks != nullptr && ranks->world_size() > 1 && options.sync_dist;
+  const bool is_here = !metrics.empty();
+  if (!is_over_ranks) return is_here ? std::optional(computed(metric_states())) : resumed_value;
+  double num_ranks_with_it = is_here ? 1.0 : 0.0;
+  ranks->all_reduce({&num_ranks_with_it, 1}, Reduction::sum);
+  if (num_ranks_with_it == 0.0) return resumed_value;
+  const MetricStates states = ranks->combine(metric_states());
+  double value = is_here ? computed(states) : 0.0;
+  if (num_ranks_with_it == static_cast<double>(ranks->world_size())) return value;
+  ranks->all_reduce({&value, 1}, Reduction::sum);
+  return value / num_ranks_with_it;
+}
+
 std::optional<double> MetricLog::Entry::value_of_epoch(Ranks* ranks) const {
-  if (!metrics.empty()) return metric_value(ranks);
-  return resumed.empty() ? std::optional(epoch_value()) : resumed_value;
+  return is_metric() ? metric_value(ranks) : epoch_value();
 }
 
 std::string MetricLog::Entry::full_name(std::string_view fork) const {
@@ -362,7 +404,7 @@ void MetricLog::reduce_over_ranks(std::vector<Entry>& entries, Ranks& ranks) con
       const bool is_sum = entry.options.reduce_fx == Reduction::mean || entry.options.reduce_fx == Reduction::sum;
       const Reduction kind = is_sum ? Reduction::sum : entry.options.reduce_fx;
       if (!*entry.options.on_epoch || !entry.options.sync_dist || kind != reduction) continue;
-      if (!entry.metrics.empty() || !entry.resumed.empty()) continue;  // a Metric, which is computed
+      if (entry.is_metric()) continue;
       entry.reduced = {.host = entry.reduced.read()};
       owners.push_back(&entry);
       values.push_back(entry.reduced.host);

@@ -134,14 +134,18 @@ class MetricLog {
     double weight = 0.0;                    // sum of weights, for the mean
     std::vector<Metric*> metrics{};         // by replica; unless empty, `reduced` is unused
     bool is_resumed = false;                // loaded, and not logged since
-    State resumed{};                        // loaded state of a Metric that was not logged since
+    MetricStates resumed{};                 // loaded states of a Metric that was not logged since
     std::optional<double> resumed_value{};  // the value of that Metric over all ranks, if it had all samples
     std::string_view given_name() const { return std::string_view(name).substr(0, given_size); }
     Scalar step_value() const;
     double epoch_value() const;
     std::optional<double> value_of_epoch(Ranks* ranks) const;
     void add_step_value(const Scalar& value, int64_t in_step);
-    double metric_value(Ranks* ranks) const;
+    bool is_metric() const { return !metrics.empty() || !resumed.empty(); }
+    MetricStates metric_states() const;
+    static MetricStates saved_metric_states(const State& state);
+    double computed(const MetricStates& states) const;
+    std::optional<double> metric_value(Ranks* ranks) const;
     bool forked() const { return *options.on_step && *options.on_epoch; }
     std::string full_name(std::string_view fork) const;  // with _step or _epoch if forked, and the loader's suffix
     std::string step_name() const { return full_name("_step"); }

@@ -26,23 +26,30 @@ std::shared_ptr<SmallAllReduce> SmallQueue::start(const std::function<std::funct
   return started_.emplace_back(std::make_shared<Small>(*this, begin()));
 }
 
-std::shared_ptr<SmallQueue::Small> SmallQueue::take_oldest() {
-  const std::lock_guard lock(mutex_);
-  auto oldest = std::move(started_.front());
-  started_.pop_front();
-  return oldest;
-}
-
+// No lock is held while waiting for other ranks: a thread whose all_reduce another thread has finished goes on, as
+// other ranks may be waiting for what it does next.
 void SmallQueue::finish(const Small& wanted) {
-  const std::lock_guard lock(finishing_);
+  std::unique_lock lock(mutex_);
   while (!wanted.is_finished_) {
-    const std::shared_ptr<Small> oldest = take_oldest();
+    if (is_worked_on_) {
+      changed_.wait(lock);
+      continue;
+    }
+    is_worked_on_ = true;
+    const std::shared_ptr<Small> oldest = started_.front();
+    lock.unlock();
+    std::exception_ptr error;
     try {
       std::exchange(oldest->rest_, nullptr)();
     } catch (...) {
-      oldest->error_ = std::current_exception();
+      error = std::current_exception();
     }
+    lock.lock();
+    is_worked_on_ = false;
+    started_.pop_front();
     oldest->is_finished_ = true;
+    oldest->error_ = error;
+    changed_.notify_all();
   }
   if (wanted.error_ != nullptr) std::rethrow_exception(wanted.error_);
 }

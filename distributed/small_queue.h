@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -11,7 +12,7 @@ namespace fulgur {
 
 // A queue of small all_reduces in which a rank sends some messages only after others have arrived. All ranks must
 // therefore work on the all_reduces in the order in which they were started: a thread that waits for one first finishes
-// the earlier ones. Threading: any thread.
+// the earlier ones, or waits for the thread that does. Threading: any thread.
 class SmallQueue {
  public:
   // Calls `begin`, in the order of these calls; it returns what is to be done to finish the all_reduce.
@@ -21,11 +22,11 @@ class SmallQueue {
   class Small;
 
   void finish(const Small& wanted);
-  std::shared_ptr<Small> take_oldest();
 
-  std::mutex finishing_;                        // held while waiting for other ranks
-  std::mutex mutex_;                            // never held while waiting for other ranks
+  std::mutex mutex_;                            // guards everything below
+  std::condition_variable changed_;             // an all_reduce is finished
   std::deque<std::shared_ptr<Small>> started_;  // unfinished ones, oldest first
+  bool is_worked_on_ = false;                   // a thread is finishing the oldest one
 };
 
 }  // namespace fulgur

@@ -127,7 +127,8 @@ BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
     if (state.is_last_batch || ended_ || ends_here())
       context_.strategy.drain();  // the code that runs next may read the weights
-    validate_after_batch(validation_is_due());
+    look_at_schedule();
+    if (window_batches_ == 0) validate_after_batch(validation_is_due());
     ++state.batch_idx;
     if (window_batches_ == 0) at_boundary();
   }
@@ -154,6 +155,7 @@ void TrainEpochLoop::end_without_batch(bool validates) {
   if (context_.hooks.module().automatic_optimization) steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
   context_.strategy.drain();
   state.batch_idx = std::max<int64_t>(progress_.batches_done - 1, 0);
+  if (validates) look_at_schedule();
   validate_after_batch(validates && validation_is_due());
   state.batch_idx = progress_.batches_done;
   at_boundary();
@@ -290,8 +292,14 @@ void TrainEpochLoop::log_step_metrics() {
   context_.send(context_.metrics.take_step_metrics(), step);
 }
 
+// A validation that is due within an accumulation window runs at its end. Earlier it would measure weights that have
+// not changed, and another rank may end the window by skipping the epoch.
+void TrainEpochLoop::look_at_schedule() {
+  validation_is_due_ = validation_is_due_ || schedule_.due(context_.state, progress_.total_batches);
+}
+
 bool TrainEpochLoop::validation_is_due() {
-  bool due = schedule_.due(context_.state, progress_.total_batches);
+  bool due = std::exchange(validation_is_due_, false);
   if (schedule_.is_by_clock()) due = any_rank(context_.ranks, due);
   return due || (ends_here() && schedule_.validates_in(context_.state.epoch));
 }
@@ -303,22 +311,17 @@ void TrainEpochLoop::validate_after_batch(bool is_due) {
   }
 }
 
-// Returns false if a signal stopped the validation, which then stays due. Within an accumulation window, where no run
-// can resume, the validation completes.
+// Returns false if a signal stopped the validation, which then stays due.
 bool TrainEpochLoop::validate() {
-  if (window_batches_ > 0) {
-    validation_.run();
-  } else {
-    progress_.interrupted_validation = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
-    if (bounds_.signal() != 0) return false;
-    if (context_.hooks.module().automatic_optimization) {
-      context_.hooks.located("on_validation_model_zero_grad", HookCaller::WhatRuns::epoch,
-                             [&] { context_.hooks.module().on_validation_model_zero_grad(); });
-    }
-    SignalPoll signal_came(bounds_, context_.ranks);
-    if (!validation_.run_unless(std::ref(signal_came))) return false;
-    progress_.interrupted_validation.reset();
+  progress_.interrupted_validation = {.after_step = stepped_, .is_last_batch = context_.state.is_last_batch};
+  if (bounds_.signal() != 0) return false;
+  if (context_.hooks.module().automatic_optimization) {
+    context_.hooks.located("on_validation_model_zero_grad", HookCaller::WhatRuns::epoch,
+                           [&] { context_.hooks.module().on_validation_model_zero_grad(); });
   }
+  SignalPoll signal_came(bounds_, context_.ranks);
+  if (!validation_.run_unless(std::ref(signal_came))) return false;
+  progress_.interrupted_validation.reset();
   context_.state.has_validated = true;
   schedule_.restart_clock();
   bounds_.agree();

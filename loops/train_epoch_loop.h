@@ -16,7 +16,7 @@
 
 namespace fulgur {
 
-// Runs the batches of one training epoch, and the validations between them.
+// Runs the batches of one training epoch, and the validations between its steps.
 //   An accumulation window is the micro-batches of one optimizer step: accumulate_grad_batches of them, fewer at the
 //   end of the epoch. The loop ends only at step boundaries, which are between two windows, so that no gradient is
 //   discarded.
@@ -78,6 +78,7 @@ class TrainEpochLoop {
   void end_micro_batch(bool is_last, EndsEpoch ends);
   void count_step();
   void log_step_metrics();
+  void look_at_schedule();
   bool validation_is_due();
   void validate_after_batch(bool is_due);
   bool go_on(const ResumePoint& resumed);
@@ -97,6 +98,7 @@ class TrainEpochLoop {
   bool ended_ = false;                   // a rank has no further batch
   bool skipped_ = false;                 // because on_train_batch_start returned skip_epoch there
   bool stepped_ = false;                 // the last batch ended in an optimizer step
+  bool validation_is_due_ = false;       // at the end of the window
 };
 
 }  // namespace fulgur

@@ -58,7 +58,7 @@ struct SGD {
   using ParamState = torch::optim::SGDParamState;
   template <class Fields>
   static void visit(const Options&, ParamState& state, Fields& fields) {
-    fields.like_parameter("momentum_buffer", state.momentum_buffer(), true);
+    fields.like_gradient("momentum_buffer", state.momentum_buffer(), true);
   }
 };
 
@@ -140,6 +140,7 @@ class Saver {
   void count(std::string_view name, int64_t value) { state_.set(name, value); }
   void real(std::string_view name, double value) { state_.set(name, value); }
   void like_parameter(std::string_view name, const at::Tensor& tensor, bool) { set(name, tensor); }
+  void like_gradient(std::string_view name, const at::Tensor& tensor, bool) { set(name, tensor); }
   void row(std::string_view name, const at::Tensor& tensor, bool) { set(name, tensor); }
   void scalar(std::string_view name, const at::Tensor& tensor, bool) { set(name, tensor); }
 
@@ -170,9 +171,18 @@ class Loader {
     tensor = at::empty_like(param_).copy_(floating(name, param_.sizes()));
   }
 
+  // The gradient of a 16-bit parameter, of which torch makes this tensor, is fp32 where it was summed or clipped.
+  void like_gradient(std::string_view name, at::Tensor& tensor, bool is_needed) {
+    if (is_absent(name, is_needed)) return;
+    const at::Tensor& saved = floating(name, param_.sizes());
+    const bool is_wide = saved.scalar_type() == widened(param_.scalar_type());
+    tensor = at::empty_like(param_, param_.options().dtype(is_wide ? saved.scalar_type() : param_.scalar_type()))
+                 .copy_(saved);
+  }
+
   void row(std::string_view name, at::Tensor& tensor, bool is_needed) {
     if (is_absent(name, is_needed)) return;
-    tensor = floating(name, {num_elements_}).to(param_.options(), /*non_blocking=*/false, /*copy=*/true);
+    tensor = floating(name, {num_elements_}).to(gradient_options(), /*non_blocking=*/false, /*copy=*/true);
   }
 
   // The saved tensor has no dimension or one. The first H_diag of LBFGS is an integer.
@@ -181,11 +191,14 @@ class Loader {
     const at::Tensor& saved = get<at::Tensor>(name);
     const bool is_integer = saved.scalar_type() == at::kLong && saved.numel() == 1;
     const at::Tensor& checked = is_integer ? saved : saved.dim() == 1 ? floating(name, {1}) : floating(name, {});
-    const at::ScalarType dtype = is_integer ? at::kLong : param_.scalar_type();
-    tensor = checked.to(param_.device(), dtype, /*non_blocking=*/false, /*copy=*/true);
+    const at::TensorOptions options = is_integer ? gradient_options().dtype(at::kLong) : gradient_options();
+    tensor = checked.to(options, /*non_blocking=*/false, /*copy=*/true);
   }
 
  private:
+  // For LBFGS, which always gets widened gradients.
+  at::TensorOptions gradient_options() const { return param_.options().dtype(widened(param_.scalar_type())); }
+
   template <class T>
   const T& get(std::string_view name) const {
     if (const T* value = saved_.find<T>(name)) return *value;
@@ -309,7 +322,11 @@ void TorchOptimizer::step(const GradientTransform& transform) {
 
 void TorchOptimizer::step(const Closure& closure) {
   take_settings_of_groups();
-  optimizer_->step(closure);
+  optimizer_->step([&] {
+    at::Tensor loss = closure();
+    widen_gradients(params());  // some are already, after a sum over ranks, and LBFGS computes with all in one type
+    return loss;
+  });
 }
 
 State TorchOptimizer::state() const {

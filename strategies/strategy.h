@@ -62,6 +62,7 @@ struct StrategySetup {
   bool accumulates = false;       // windows have several micro-batches; if false, a callback may still request it later
   bool only_copies_batches = false;  // transfer_batch_to_device is not overridden, so it may run on a stream
   bool cuda_graph = false;           // fit, and training_step is to run as a CUDA graph: TrainerOptions::cuda_graph
+  State resumed{};  // StrategyState::shared that load_state() will be called with; empty: the run does not resume
 };
 
 // The run whose memory Strategy::model_memory() estimates.

@@ -391,7 +391,8 @@ void Run::setup_strategy() {
                             .averages_weights = averages_weights(),
                             .accumulates = context_.accumulate_grad_batches > 1,
                             .only_copies_batches = !overridden.transfer_batch_to_device,
-                            .cuda_graph = resources_.options.cuda_graph && request_.entry_point == EntryPoint::fit});
+                            .cuda_graph = resources_.options.cuda_graph && request_.entry_point == EntryPoint::fit,
+                            .resumed = checkpoints_.strategy_state()});
 }
 
 void Run::prepare_data() {

@@ -278,6 +278,10 @@ void RunCheckpoints::load_weights() const {
   }
 }
 
+State RunCheckpoints::strategy_state() const {
+  return resumed_from_.empty() ? State() : opened_->run().child("strategy/state");
+}
+
 void RunCheckpoints::estimate_steps(FitLoop& loop) const {
   if (!resumed_from_.empty()) fulgur::estimate_steps(loop, *opened_);
 }

@@ -32,6 +32,7 @@ class RunCheckpoints final : public LoopEvents {
 
   // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
   void load_weights() const;
+  State strategy_state() const;              // StrategyState::shared, if fit resumes; otherwise empty
   void estimate_steps(FitLoop& loop) const;  // corrects the loop's estimate, if fit resumes
   void resume(const FitState& fit);          // loads the rest of fit's state, if fit resumes
 

@@ -11,6 +11,7 @@
 #include <compare>
 #include <functional>
 #include <map>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -196,20 +197,42 @@ std::vector<FlatParameters::Bucket> FlatParameters::plan(const torch::nn::Module
 }
 
 FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers,
-                               const BucketOptions& options) {
-  append(module, optimizers, options);
+                               const BucketOptions& options, const Generations& generations) {
+  std::set<int64_t> turns{0};
+  std::unordered_map<const c10::TensorImpl*, int64_t> turn_of;
+  for (const auto& item : module.named_parameters()) {
+    const auto found = generations.find(item.key());
+    if (found == generations.end()) continue;
+    turns.insert(found->second);
+    turn_of.try_emplace(item.value().unsafeGetTensorImpl(), found->second);
+  }
+  for (const int64_t turn : turns) {
+    append_if(module, optimizers, options, [&](const at::Tensor& param) {
+      const auto found = turn_of.find(param.unsafeGetTensorImpl());
+      return found == turn_of.end() ? turn == 0 && param.requires_grad() : found->second == turn;
+    });
+  }
+  next_generation_ = std::max<int64_t>(next_generation_, 1);
 }
 
-void FlatParameters::append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
-                            const std::unordered_set<const c10::TensorImpl*>& also) {
-  auto added = cut(module, optimizers, options, /*dtype=*/{}, [&](const at::Tensor& param) {
-    return !contains(param) && (param.requires_grad() || also.contains(param.unsafeGetTensorImpl()));
-  });
+void FlatParameters::append(const torch::nn::Module& module, const Optimizers& optimizers,
+                            const BucketOptions& options) {
+  append_if(module, optimizers, options,
+            [&](const at::Tensor& param) { return param.requires_grad() && !contains(param); });
+}
+
+template <class Wanted>
+void FlatParameters::append_if(const torch::nn::Module& module, const Optimizers& optimizers,
+                               const BucketOptions& options, const Wanted& wanted) {
+  auto added = cut(module, optimizers, options, /*dtype=*/{}, wanted);
+  if (added.empty()) return;
   for (Bucket& bucket : added) {
     fill(bucket, options);
+    bucket.generation = next_generation_;
     for (const Slot& slot : bucket.slots) members_.insert(slot.param.unsafeGetTensorImpl());
     buckets_.push_back(std::move(bucket));
   }
+  ++next_generation_;
 }
 
 FlatParameters::~FlatParameters() {

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -49,9 +50,10 @@ class FlatParameters {
     int64_t num_elements;
   };
   struct Bucket {
-    size_t optimizer;   // index
-    size_t group;       // index in that optimizer
-    at::Tensor flat{};  // 1-dim; padding holds zeros
+    size_t optimizer;        // index
+    size_t group;            // index in that optimizer
+    at::Tensor flat{};       // 1-dim; padding holds zeros
+    int64_t generation = 0;  // 0: made by the constructor, n: by the n-th append() that made any
     std::vector<Slot> slots{};
     int64_t num_bytes = 0;  // size of flat
   };
@@ -61,9 +63,15 @@ class FlatParameters {
   static std::vector<Bucket> plan(const torch::nn::Module& module, const Optimizers& optimizers,
                                   const BucketOptions& options, std::optional<c10::ScalarType> dtype = {});
 
-  // Moves the trainable parameters of the optimizers into buckets. Throws UsageError, before anything is moved, if a
-  // parameter is not the module's, is in two optimizers, or its elements do not lie densely in memory.
-  FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {});
+  // The generations of the parameters' buckets, by name.
+  using Generations = std::map<std::string, int64_t>;
+
+  // Moves the trainable parameters of the optimizers into buckets, and those in `generations`, frozen or not: into the
+  // buckets that an earlier FlatParameters of the same module has made, in as many turns. Throws UsageError, before
+  // anything is moved, if a parameter is not the module's, is in two optimizers, or its elements do not lie densely in
+  // memory.
+  FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {},
+                 const Generations& generations = {});
 
   // Gives every parameter memory of its own again; gradients stay.
   ~FlatParameters();
@@ -78,18 +86,22 @@ class FlatParameters {
   // False if a parameter was unfrozen for the first time or came with a new group; call append() then.
   bool contain_all_trainable(const Optimizers& optimizers) const;
 
-  // Moves parameters of the optimizers that are in no bucket yet, if they are trainable or in `also`, into new buckets
-  // after the present ones. The present buckets do not change. Throws like the constructor.
-  void append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
-              const std::unordered_set<const c10::TensorImpl*>& also = {});
+  // Moves trainable parameters of the optimizers that are in no bucket yet into new buckets after the present ones. The
+  // present buckets do not change. Throws like the constructor.
+  void append(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options);
 
   // Throws c10::Error, with the parameter's name, if a parameter no longer lies in its bucket: a cast and back, or
   // torch::load, gives it memory of its own, which an update would miss.
   void check_in_place() const;
 
  private:
+  template <class Wanted>
+  void append_if(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
+                 const Wanted& wanted);
+
   std::vector<Bucket> buckets_;
   std::unordered_set<const c10::TensorImpl*> members_;  // the parameters in buckets
+  int64_t next_generation_ = 0;
 };
 
 // The memory of a parameter, or of its gradient, in those of its bucket, with the parameter's own strides

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "fulgur/base/error.h"
@@ -62,6 +61,8 @@ void FlatStrategy::setup(Module& module, const StrategySetup& setup) {
   num_shards(engine_, setup.world.world_size(), setup.local_world_size);  // throws before the module is changed
   module_ = &module;
   setup_.emplace(setup);
+  setup_->resumed = {};
+  saved_generations_ = saved_generations(setup.resumed);
   converted_.emplace(module, setup.precision);
   current_device_.emplace(device());
   if (setup.cuda_graph) prepare_graphs();
@@ -136,7 +137,7 @@ void FlatStrategy::setup_optimizers(Optimizers optimizers) {
     log_info("{}: shards among groups of {} ranks, of which there are {}", name(), groups_->grid().num_shards,
              groups_->grid().num_groups());
   }
-  flat_.emplace(*module_, optimizers_, bucket_options());
+  flat_.emplace(*module_, optimizers_, bucket_options(), std::exchange(saved_generations_, {}));
   agree_on_buckets(added);
   store_ = make_store();
   average_.emplace(*flat_, *store_, *groups_, engine_.host_ratio > 0 ? c10::Device(c10::kCPU) : device());
@@ -248,13 +249,13 @@ void FlatStrategy::agree_on_buckets(const NamedTensors& added) {
   attach_to_ranks();
 }
 
-// Puts parameters that are trained for the first time, and those of `also`, into buckets of their own. On every rank,
-// while no gradients are being summed.
-void FlatStrategy::take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also) {
-  if (also.empty() && flat_->contain_all_trainable(optimizers_)) return;
+// Puts parameters that are trained for the first time into buckets of their own. On every rank, while no gradients are
+// being summed.
+void FlatStrategy::take_newcomers() {
+  if (flat_->contain_all_trainable(optimizers_)) return;
   store_->wait();  // an update in progress reads the buckets
   const NamedTensors added = take_new_tensors();
-  flat_->append(*module_, optimizers_, bucket_options(), also);
+  flat_->append(*module_, optimizers_, bucket_options());
   agree_on_buckets(added);
   store_->append();
   average_->append();
@@ -380,8 +381,20 @@ void FlatStrategy::manual_backward(const at::Tensor& loss) {
     check_newcomers_have_no_gradients();
     take_newcomers();
   }
+  scale_earlier_gradients();
   store_->add_mean([&] { backward(loss, /*is_last=*/true); });
   broadcast_buffers();
+}
+
+// Brings gradients that the next backward adds to to the present loss scale.
+void FlatStrategy::scale_earlier_gradients() {
+  for (size_t i = 0; loss_scaling_ && i < optimizers_.size(); ++i) {
+    const double factor = loss_scaling_->factor_for_backward(i);
+    if (factor == 1.0) continue;
+    const std::vector<at::Tensor> params = optimizers_[i].params();
+    optim::widen_gradients(params);
+    scale_gradients(params, at::scalar_tensor(factor, at::kDouble));
+  }
 }
 
 void FlatStrategy::broadcast_buffers() {

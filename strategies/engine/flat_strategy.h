@@ -12,7 +12,6 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -90,7 +89,8 @@ class FlatStrategy : public Strategy {
   std::unique_ptr<GradientStore> make_store();
   std::vector<std::pair<std::string, at::Tensor>> take_new_tensors();
   void attach_to_ranks();
-  void take_newcomers(const std::unordered_set<const c10::TensorImpl*>& also = {});
+  void take_newcomers();
+  static FlatParameters::Generations saved_generations(const State& resumed);
   void agree_on_buckets(const std::vector<std::pair<std::string, at::Tensor>>& added);
   void check_no_newcomers() const;
   void check_newcomers_have_no_gradients() const;
@@ -100,6 +100,7 @@ class FlatStrategy : public Strategy {
   void warn_of_unequal_threads() const;
   void average_late_update();
   void broadcast_buffers();
+  void scale_earlier_gradients();
   void complete_after_error() noexcept;
   void bring_back(Module& module) noexcept;
   void leave_statistics() noexcept;
@@ -119,7 +120,8 @@ class FlatStrategy : public Strategy {
   std::vector<at::Tensor> buffers_;         // buffers of the module, if they are broadcast
   std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   Optimizers optimizers_;
-  std::optional<ShardGroups> groups_;  // from setup_optimizers() on
+  std::optional<ShardGroups> groups_;                // from setup_optimizers() on
+  FlatParameters::Generations saved_generations_{};  // of the run that this one resumes, until setup_optimizers()
   std::optional<FlatParameters> flat_;
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;

@@ -1,6 +1,7 @@
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 
-#include <unordered_set>
+#include <string_view>
 
 #include "fulgur/base/logging.h"
 #include "fulgur/core/module.h"
@@ -10,6 +11,30 @@
 
 // The part of FlatStrategy that writes checkpoints and resumes from them.
 namespace fulgur {
+namespace {
+
+constexpr std::string_view kGenerations = "generations";  // of the parameters' buckets, by name
+
+// Of the parameters that a run which begins with this module would put elsewhere, or leave out because they are frozen.
+void save_generations(const FlatParameters& parameters, State& shared) {
+  for (const auto& bucket : parameters.buckets()) {
+    for (const auto& slot : bucket.slots) {
+      if (bucket.generation == 0 && slot.param.requires_grad()) continue;
+      shared.set(fmt::format("{}/{}", kGenerations, slot.name), bucket.generation);
+    }
+  }
+}
+
+}  // namespace
+
+// Earlier versions of fulgur did not save them: a parameter that was trained then goes with the first.
+FlatParameters::Generations FlatStrategy::saved_generations(const State& resumed) {
+  FlatParameters::Generations generations;
+  const State updates = resumed.child("num_updates"), saved = resumed.child(kGenerations);
+  for (const auto& [name, value] : updates.values()) generations[name] = 0;
+  for (const auto& [name, value] : saved.values()) generations[name] = saved.get<int64_t>(name);
+  return generations;
+}
 
 std::vector<std::pair<std::string, at::Tensor>> FlatStrategy::module_state() const {
   TORCH_CHECK(module_ != nullptr, name(), ": there is no module before setup");
@@ -29,6 +54,7 @@ StrategyState FlatStrategy::state() {
     shared.set("loss_scale/growth_tracker", loss_scaling_->state().growth_tracker);
   }
   save_optimizers(*module_, optimizers_, shared);
+  save_generations(*flat_, shared);
   store_->save(state);
   average_->add_to(state);
   return state;
@@ -54,14 +80,6 @@ void FlatStrategy::load_state(const State& shared, const ReadRange& read) {
     loss_scaling_->load_state(
         {.scale = scale.get<double>("scale"), .growth_tracker = scale.get<int64_t>("growth_tracker")});
   }
-  std::unordered_set<const c10::TensorImpl*> trained_before;  // also if they are frozen now
-  for (const Trained& trained : trained_params(*module_, optimizers_)) {
-    const bool is_outside = !flat_->contains(trained.param);
-    if (is_outside && saved_num_updates(shared, trained.name) > 0) {
-      trained_before.insert(trained.param.unsafeGetTensorImpl());
-    }
-  }
-  if (!trained_before.empty()) take_newcomers(trained_before);
   if (average_->load(shared, read, /*keeps=*/setup_->averages_weights)) {
     store_->parameters_were_written();
     if (!setup_->averages_weights && setup_->world.rank() == 0) {

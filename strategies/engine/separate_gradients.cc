@@ -15,6 +15,7 @@
 #include <iterator>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -55,6 +56,10 @@ int64_t num_update_threads(const GradientContext& context) {
   return UpdateSchedule::default_workers(static_cast<int64_t>(cores.size()), ranks_that_share(cores, context.world()),
                                          /*on_gpu=*/!context.device().is_cpu());
 }
+
+// In a checkpoint's shared state: the parameters that the update in progress changes.
+constexpr std::string_view kLate = "late_parameters";
+std::string late_key(const std::string& parameter) { return fmt::format("{}/{}", kLate, parameter); }
 
 ShardOptions shard_options(const GradientContext& context) {
   const EngineOptions& engine = context.engine;
@@ -290,8 +295,9 @@ std::vector<ExactValues> SeparateGradients::exact_values(size_t bucket, ElementR
 }
 
 // With a delayed update in progress the optimizer state is the one after the update, and the module has the parameters
-// after it. Ranges also have "forward", the parameters that the forward of the next step reads, and "predicted", those
-// of the step after it.
+// after it. Ranges of the buckets that the update changes also have "forward", the parameters that the forward of the
+// next step reads, and "predicted", those of the step after it. Only these buckets are late in the run that resumes:
+// what others write to the rest before the next step is not lost.
 void SeparateGradients::save(StrategyState& state) {
   TORCH_INTERNAL_ASSERT(!is_late() || !for_forward_.empty());
   const auto& buckets = context_.parameters.buckets();
@@ -301,6 +307,7 @@ void SeparateGradients::save(StrategyState& state) {
     if (schedule_->updates(b)) {
       late = {{"forward", for_forward_[b]}, {"predicted", shard_.for_forward(b, schedule_->late_sums(b))}};
       if (predict(buckets[b].optimizer) == optim::PredictBy::none) late.pop_back();
+      for (const auto& slot : buckets[b].slots) state.shared.set(late_key(slot.name), true);
     }
     auto ranges = shard_.state_ranges(b, context_.groups.grid().own_of(buckets[b].flat.numel()), late);
     std::ranges::move(ranges, std::back_inserter(state.ranges));
@@ -321,20 +328,32 @@ void SeparateGradients::save(StrategyState& state) {
 
 void SeparateGradients::load(const State& shared, const ReadRange& read, bool late) {
   const c10::NoGradGuard no_grad;
-  if (late) schedule_->resume_late();
+  if (late) schedule_->resume_late(late_buckets(shared));
   for (size_t b = 0; b < context_.parameters.buckets().size(); ++b) {
     std::vector<int64_t> num_updates;
     for (const auto& slot : context_.parameters.buckets()[b].slots) {
       num_updates.push_back(saved_num_updates(shared, slot.name));
     }
+    const bool is_late = schedule_->updates(b);
     OptimizerShard::LateTensors tensors;
-    if (late) tensors = {{"forward", range_of(b).clone()}, {"predicted", range_of(b).clone()}};
+    if (is_late) tensors = {{"forward", range_of(b).clone()}, {"predicted", range_of(b).clone()}};
     shard_.load_ranges(b, num_updates, read, tensors);
-    if (!late) continue;
+    if (!is_late) continue;
     range_of(b).copy_(tensors.front().second);
     shard_.set_for_forward(b, tensors.back().second, schedule_->late_sums(b));
   }
   if (late) gather_parameters();
+}
+
+// By bucket. A checkpoint of an earlier version of fulgur does not tell: then all are.
+std::vector<bool> SeparateGradients::late_buckets(const State& shared) const {
+  const bool tells = !shared.child(kLate).empty();
+  std::vector<bool> late;
+  for (const auto& bucket : context_.parameters.buckets()) {
+    const auto is_late = [&](const auto& slot) { return shared.find<bool>(late_key(slot.name)) != nullptr; };
+    late.push_back(!tells || std::ranges::any_of(bucket.slots, is_late));
+  }
+  return late;
 }
 
 }  // namespace fulgur

@@ -55,6 +55,7 @@ class SeparateGradients final : public GradientStore {
   at::Tensor range_of(size_t bucket) const;
   optim::PredictBy predict(size_t optimizer) const;
   void gather_parameters();
+  std::vector<bool> late_buckets(const State& shared) const;
 
   const GradientContext context_;
   OptimizerShard shard_;

@@ -97,13 +97,13 @@ bool UpdateSchedule::updates(size_t bucket) const {
 
 const std::vector<at::Tensor>& UpdateSchedule::late_sums(size_t bucket) const { return late_->sums[bucket]; }
 
-void UpdateSchedule::resume_late() {
+void UpdateSchedule::resume_late(const std::vector<bool>& buckets) {
   late_ = std::make_unique<Update>(Update{.groups = {}, .transform = {}, .host_transform = {}, .is_late = true});
   std::promise<void> computed;
   computed.set_value();
   const std::shared_future<void> done = computed.get_future().share();
-  for (size_t b = 0; b < parameters_.buckets().size(); ++b) {
-    late_->sums.push_back(shard_.make_sums(b));
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    late_->sums.push_back(buckets[b] ? shard_.make_sums(b) : std::vector<at::Tensor>());
     late_->done.push_back({done});
   }
 }

@@ -64,8 +64,8 @@ class UpdateSchedule {
   void remember_versions() { versions_.remember(parameters_); }
   void remember_new_versions() { versions_.remember_new(parameters_); }
 
-  // Resumes from a checkpoint with a delayed update in progress, which is already computed.
-  void resume_late();
+  // Resumes from a checkpoint with a delayed update of these buckets in progress, which is already computed.
+  void resume_late(const std::vector<bool>& buckets);
 
   // The memory, by section, that held the gradients of a bucket which the update in progress changes. For 32- and
   // 64-bit parameters the update has replaced them by the values that forward reads once the update is completed.

@@ -1,5 +1,6 @@
 #include "fulgur/callbacks/weight_averaging.h"
 
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
@@ -15,6 +16,7 @@
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
 #include "fulgur/optim/lamb.h"
+#include "fulgur/optim/sgd.h"
 #include "fulgur/strategies/presets/ddp_sharded.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_allocator.h"
@@ -268,6 +270,34 @@ TEST(WeightAveraging, KeepsFourBytesForEachParameterAmongAllRanks) {
   const int64_t without = bytes_of(false), with = bytes_of(true);
   const double parameters = 256 * 257;
   EXPECT_NEAR(static_cast<double>(with - without), 4 * parameters, 0.1 * 4 * parameters);
+}
+
+// Every element moves by 1 in each step.
+struct MovesByOne : Module {
+  at::Tensor weight;
+  int64_t rank = 0;
+  MovesByOne() { weight = register_parameter("weight", at::zeros({1024})); }
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+    return rank == 1 && batch_idx == 2 ? BatchAction::skip_epoch : BatchAction::run;
+  }
+  at::Tensor training_step(const Batch&, int64_t) override { return -weight.sum(); }
+  Optimizers configure_optimizers() override { return optim::SGD(parameters(), {.lr = 1.0}); }
+};
+
+// The rank that skips takes part in the step of the other, whose batch ends, and which updates its part of the average.
+TEST(WeightAveraging, HasEveryStepAlsoWhereOneRankSkipsTheEpoch) {
+  double expected = 1.0;  // the first update takes the weights as they are
+  for (int step = 2; step <= 6; ++step) expected = 0.5 * expected + 0.5 * step;
+  for (const char* strategy : {"ddp", "ddp_sharded"}) {
+    testing::run_ranks(2, [&](World& world) {
+      const auto module = make_module<MovesByOne>();
+      module->rank = world.rank();
+      TrainerOptions options{.strategy = strategy, .devices = 2, .max_epochs = 2};
+      options.callbacks = {WeightAveraging::make({.decay = 0.5})};
+      Trainer(quiet(options)).fit(module, {.train = tiny_loader(40, 4)});
+      EXPECT_TRUE(at::equal(module->weight, at::full({1024}, expected))) << strategy << ", rank " << world.rank();
+    });
+  }
 }
 
 TEST(WeightAveraging, RefusesWhatCannotBeAveraged) {

@@ -219,8 +219,11 @@ struct WithAnother : Ranks {
     return {std::string(text), other_logs.value_or(std::string(text))};
   }
   std::optional<std::string> other_logs{};  // what rank 1 logs; nullopt: the same as rank 0
+  bool other_has_metric = true;             // rank 1 has logged its Metric since it resumed
   void all_reduce(std::span<double> values, Reduction reduction) override {
-    if (reduction == Reduction::sum) {
+    if (values.size() == 1 && reduction == Reduction::sum) {  // the number of ranks that have the Metric
+      values[0] += other_has_metric ? 1.0 : 0.0;
+    } else if (reduction == Reduction::sum) {
       ASSERT_EQ(values.size(), 2U);  // a mean is exchanged as two sums
       values[0] += 30.0;
       values[1] += 3.0;
@@ -296,13 +299,15 @@ TEST_F(MetricLogTest, AfterTheLastBatchItsStateHasTheValuesOfMetrics) {
   log.log("m", mean, {.prog_bar = true});
   MetricLog unfinished, resumed, resumed_again;
   unfinished.load_state(log.state());
-  EXPECT_THAT(unfinished.end_epoch(Stage::train, &ranks), IsEmpty());  // there is no metric to compute
   resumed.load_state(log.state_after_last_batch(ranks));
+  ranks.other_has_metric = false;
+  EXPECT_THAT(unfinished.end_epoch(Stage::train, &ranks), IsEmpty());  // there is no metric to compute
   resumed_again.load_state(resumed.state_after_last_batch(ranks));
   for (MetricLog* each : {&resumed, &resumed_again}) {
     EXPECT_THAT(each->end_epoch(Stage::train, &ranks), ElementsAre(Pair("m", 8.5)));
     EXPECT_THAT(each->progress_bar_metrics(), ElementsAre(Pair("m", 8.5)));
   }
+  ranks.other_has_metric = true;
   EXPECT_THAT(log.end_epoch(Stage::train, &ranks), ElementsAre(Pair("m", 8.5)));
 }
 

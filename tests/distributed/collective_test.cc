@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -454,6 +455,25 @@ TEST_P(InFlight, ManySmallOnesAreWaitedForInAnyOrder) {
     for (size_t i = 0; i < 40; ++i) works[world.rank() % 2 == 0 ? i : 39 - i].wait();
     for (int64_t i = 0; i < 40; ++i) {
       EXPECT_TRUE(sums[static_cast<size_t>(i)].eq(n * (n - 1) / 2 + n * i).all().item<bool>());
+    }
+  });
+}
+
+// Half of the ranks wait for the second small one while the others wait for the large one before it.
+TEST_P(InFlight, LargeOnesAmongSmallOnesAreWaitedForInAnyOrder) {
+  on_ranks([this](World& world) {
+    const int64_t n = world_size();
+    for (int64_t repeat = 0; repeat < 5; ++repeat) {
+      std::vector<at::Tensor> sums;
+      std::vector<Work> works;
+      for (const int64_t size : {10, 300000, 10}) {
+        sums.push_back(torch::full({size}, world.rank() + 1.0));
+        works.push_back(world.data().all_reduce(sums.back()));
+      }
+      const bool waits_for_small = world.rank() < n / 2;
+      for (const size_t i : waits_for_small ? std::array<size_t, 3>{2, 1, 0} : std::array<size_t, 3>{1, 2, 0})
+        works[i].wait();
+      for (const at::Tensor& sum : sums) EXPECT_TRUE(sum.eq(static_cast<double>(n * (n + 1) / 2)).all().item<bool>());
     }
   });
 }

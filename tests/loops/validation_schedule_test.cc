@@ -62,7 +62,14 @@ TEST(ValidationSchedule, BatchesAreCountedInEachEpoch) {
 }
 
 TEST(ValidationSchedule, BatchesNotStepsAreCounted) {
-  EXPECT_THAT(validations({.val_check_interval = Batches(5), .accumulate_grad_batches = 2}), ElementsAre(5, 10));
+  EXPECT_THAT(validations({.max_epochs = 2, .val_check_interval = Batches(4), .accumulate_grad_batches = 2}),
+              ElementsAre(4, 8, 14, 18));
+}
+
+TEST(ValidationSchedule, AValidationIsPutOffToTheEndOfItsAccumulationWindow) {
+  EXPECT_THAT(validations({.val_check_interval = Batches(5), .accumulate_grad_batches = 2}), ElementsAre(6, 10));
+  EXPECT_THAT(validations({.val_check_interval = Batches(1), .accumulate_grad_batches = 3}), ElementsAre(3, 6, 9, 10));
+  EXPECT_THAT(validations({.val_check_interval = kShortest, .accumulate_grad_batches = 4}), ElementsAre(4, 8, 10));
 }
 
 TEST(ValidationSchedule, WithoutAnEpochToCheckBatchesAreCountedAcrossEpochs) {

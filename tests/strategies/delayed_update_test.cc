@@ -27,9 +27,11 @@
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/presets.h"
 #include "fulgur/strategies/strategy_choice.h"
+#include "tests/testing/at_batch_end.h"
 #include "tests/testing/errors.h"
 #include "tests/testing/odd_net.h"
 #include "tests/testing/ranks.h"
+#include "tests/testing/temp_dir.h"
 
 namespace fulgur {
 namespace {
@@ -1063,6 +1065,33 @@ TEST(DelayedUpdateTest, AParameterThatIsNotUpdatedIsNotAhead) {
           EXPECT_TRUE(module->seen.at(step).to(at::kFloat).equal(module->part)) << step;
       }
     }
+  }
+}
+
+struct WritesLater : PartOfTheTime {
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+    const at::NoGradGuard no_grad;
+    if (batch_idx == 5) part.fill_(7.0);
+    return BatchAction::run;
+  }
+};
+
+// The update in progress when the checkpoint is written does not change the parameter.
+TEST(DelayedUpdateTest, AWriteToAParameterThatIsNotUpdatedIsKeptAfterAResume) {
+  for (const std::string& base : kBases) {
+    const testing::TempDir dir;
+    const auto fit = [&](const std::string& ckpt_path, std::vector<std::shared_ptr<Callback>> callbacks) {
+      const auto module = make_module<WritesLater>();
+      const RankOptions small_buckets{.bucket_cap_mib = 1e-4, .first_bucket_mib = 1e-4};
+      TrainerOptions options = testing::quiet({.ckpt_path = ckpt_path, .callbacks = std::move(callbacks)});
+      options.strategy = DelayedUpdate{.base = base, .warmup_steps = 0, .ranks = small_buckets};
+      Trainer(options).fit(module, {.train = testing::tiny_loader(7 * 8, 8)});
+      EXPECT_TRUE(module->part.eq(7.0).all().item<bool>()) << base << ", " << ckpt_path;
+    };
+    fit("", {testing::at_batch_end([&](TrainerControl& trainer) {
+          if (trainer.state().batch_idx == 4) trainer.save_checkpoint(dir.path() / "saved");
+        })});
+    fit(dir.path() / "saved", {});
   }
 }
 

@@ -195,7 +195,8 @@ TEST(FlatParameters, NewcomersGetBucketsOfTheirOwnAndNothingMoves) {
   EXPECT_TRUE(flat.contain_all_trainable(optimizers));
   net.first->weight.requires_grad_(true);
   const at::Tensor value = net.first->weight.detach().clone();
-  flat.append(net, optimizers, {}, {net.second->weight.unsafeGetTensorImpl()});
+  net.second->weight.requires_grad_(true);
+  flat.append(net, optimizers, {});
   EXPECT_TRUE(flat.contain_all_trainable(optimizers));
   auto expected = names_before;
   expected.push_back({"second.weight", "first.weight"});
@@ -206,6 +207,39 @@ TEST(FlatParameters, NewcomersGetBucketsOfTheirOwnAndNothingMoves) {
   flat.check_in_place();
   flat.append(net, optimizers, {});
   EXPECT_EQ(names_in(flat), expected);  // there was nothing to take
+}
+
+TEST(FlatParameters, AreMadeAgainInAsManyTurns) {
+  Net net;
+  net.first->weight.requires_grad_(false);
+  net.second->weight.requires_grad_(false);
+  const Optimizers optimizers = adam(net);
+  FlatParameters::Generations generations{{"unknown", 7}};
+  std::vector<std::vector<std::string>> expected;
+  {
+    FlatParameters flat(net, optimizers);
+    net.third->weight.requires_grad_(false);
+    for (torch::nn::Linear* thaws : {&net.second, &net.first}) {
+      (*thaws)->weight.requires_grad_(true);
+      flat.append(net, optimizers, {});
+      flat.append(net, optimizers, {});  // there is nothing to take
+    }
+    expected = names_in(flat);
+    for (const auto& bucket : flat.buckets()) {
+      for (const auto& slot : bucket.slots) generations[slot.name] = bucket.generation;
+    }
+  }
+  EXPECT_EQ(generations.at("third.weight"), 0);
+  EXPECT_EQ(generations.at("second.weight"), 1);
+  EXPECT_EQ(generations.at("first.weight"), 2);
+  net.third->bias.requires_grad_(false);
+  generations.erase("third.bias");  // which is frozen: stays outside
+  std::erase(expected.front(), "third.bias");
+  FlatParameters again(net, optimizers, {}, generations);
+  EXPECT_EQ(names_in(again), expected);
+  net.third->bias.requires_grad_(true);
+  again.append(net, optimizers, {});
+  EXPECT_EQ(again.buckets().back().generation, 3);
 }
 
 TEST(FlatParameters, GivesOrdinaryTensorsBack) {

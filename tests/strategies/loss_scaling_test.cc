@@ -41,33 +41,29 @@ TEST(LossScaling, GradientsOfEveryOptimizerAreSteppedWithTheScaleThatTheyWereMad
   scaling.scale(kLoss);
   EXPECT_TRUE(scaling.is_non_finite(0, look_at(kInfinite)));
   scaling.stepped(0);
-  EXPECT_EQ(scaling.loss_scale(), 8.0);  // the other optimizer has not stepped yet
-  EXPECT_FALSE(scaling.is_non_finite(1, look_at(kFinite)));
-  EXPECT_EQ(scaling.factor(1), 1.0 / 8.0);
-  scaling.stepped(1);
   EXPECT_EQ(scaling.loss_scale(), 4.0);
-
-  scaling.scale(kLoss);
-  scaling.is_non_finite(0, look_at(kInfinite));
-  scaling.stepped(0);
-  scaling.zeroed(1);  // drops gradients that no optimizer needs, as in a GAN
-  EXPECT_EQ(scaling.loss_scale(), 2.0);
+  EXPECT_EQ(scaling.factor(1), 1.0 / 8.0);
+  EXPECT_TRUE(scaling.is_non_finite(1, look_at(kInfinite)));
+  scaling.stepped(1);
+  EXPECT_EQ(scaling.loss_scale(), 4.0);  // the overflow of one backward reduces the scale once
 }
 
-// The order of a GAN: gradients for the first optimizer wait while the state is saved, and are dropped afterwards.
-TEST(LossScaling, ItsStateHasTheStepBeforeWaitingGradients) {
+TEST(LossScaling, GradientsThatABackwardAddsToAreBroughtToItsScale) {
   LossScaling scaling(2, {.init_scale = 8.0});
+  EXPECT_EQ(scaling.factor_for_backward(0), 1.0);  // there are none
   scaling.scale(kLoss);
+  EXPECT_EQ(scaling.factor_for_backward(0), 1.0);
+  scaling.unscaled(0);
+  EXPECT_EQ(scaling.factor_for_backward(0), 8.0);
   scaling.is_non_finite(1, look_at(kInfinite));
   scaling.stepped(1);
-  EXPECT_EQ(scaling.loss_scale(), 8.0);
-  LossScaling resumed(2, {.init_scale = 8.0});
-  resumed.load_state(scaling.state());
-  for (LossScaling* each : {&scaling, &resumed}) {
-    each->zeroed(0);
-    EXPECT_EQ(each->loss_scale(), 4.0);
-    EXPECT_EQ(each->state().growth_tracker, 0);
-  }
+  EXPECT_EQ(scaling.factor_for_backward(0), 4.0);
+  EXPECT_EQ(scaling.factor_for_backward(1), 0.5);
+  scaling.zeroed(1);
+  EXPECT_EQ(scaling.factor_for_backward(1), 1.0);
+  scaling.scale(kLoss);
+  EXPECT_EQ(scaling.factor_for_backward(0), 1.0);
+  EXPECT_EQ(scaling.factor(0), 1.0 / 4.0);
 }
 
 TEST(LossScaling, RemembersWhatItFoundBeforeTheGradientsWereUnscaled) {
@@ -78,7 +74,10 @@ TEST(LossScaling, RemembersWhatItFoundBeforeTheGradientsWereUnscaled) {
   EXPECT_EQ(scaling.factor(0), 1.0);
   EXPECT_TRUE(scaling.is_non_finite(0, look_at(kFinite)));  // remembered although a hook has clipped the gradients
   scaling.stepped(0);
+  EXPECT_EQ(scaling.factor(0), 1.0);  // a further step without a backward finds the same gradients
+  scaling.scale(kLoss);
   EXPECT_EQ(scaling.factor(0), 1.0 / 32768.0);
+  EXPECT_FALSE(scaling.is_non_finite(0, look_at(kFinite)));
 }
 
 }  // namespace

@@ -178,7 +178,7 @@ TEST(HookOrder, FitOfTwoEpochsWithSanityCheckAccumulationAndValidation) {
                                                {"X.on_train_end", "X.on_fit_end", "X.teardown"}})));
 }
 
-TEST(HookOrder, ValidationWithinAWindowKeepsItsGradients) {
+TEST(HookOrder, AValidationThatIsDueWithinAWindowRunsAtItsEnd) {
   const TrainerOptions options{
       .val_check_interval = Batches(1), .num_sanity_val_steps = 0, .accumulate_grad_batches = 2};
   const Calls calls = record(options, [](Trainer& trainer, const auto& module) {
@@ -189,7 +189,6 @@ TEST(HookOrder, ValidationWithinAWindowKeepsItsGradients) {
                           {"M.configure_optimizers", "X.on_fit_start", "X.on_train_start", "X.on_train_epoch_start"},
                           kFirstOfWindow,
                           kBatchEnd,
-                          kValidation,
                           kInWindow,
                           kUpdate,
                           kBatchEnd,

@@ -327,6 +327,71 @@ struct TwoOptimizers : Spy {
   }
 };
 
+// Parameters of two optimizers, with gradients of `slope` from each backward.
+struct ByHand : Module {
+  at::Tensor first, second;
+  double slope = 0.0;
+  ByHand() {
+    automatic_optimization = false;
+    first = register_parameter("first", at::zeros({1}));
+    second = register_parameter("second", at::zeros({1}));
+  }
+  Optimizers configure_optimizers() override {
+    Optimizers optimizers;
+    for (const at::Tensor& param : {first, second}) {
+      optimizers.add(optim::SGD(std::vector<at::Tensor>{param}, {.lr = 1.0 / slope}));
+    }
+    return optimizers;
+  }
+};
+
+// As a GAN whose generator is trained alone at first.
+TEST(TrainerPrecision, TheLossScaleMovesAlthoughAnOptimizerIsNeverStepped) {
+  struct TrainsOne : ByHand {
+    at::Tensor training_step(const Batch&, int64_t) override {
+      optimizer(0).zero_grad();
+      manual_backward(slope * first.sum());
+      optimizer(0).step();
+      return {};
+    }
+  };
+  for (const char* strategy : {"single_device", "ddp"}) {
+    testing::run_ranks(strategy == std::string("ddp") ? 2 : 1, [&](World& world) {
+      const auto module = make_module<TrainsOne>();
+      module->slope = 1e35;  // in fp32 this overflows with a loss scale of 2^12 and more; the first is 2^16
+      Trainer trainer(quiet({.strategy = strategy, .devices = world.world_size(), .precision = "16-mixed"}));
+      trainer.fit(module, {.train = tiny_loader(80, 4)});
+      EXPECT_EQ(trainer.state().global_step, 20 / world.world_size() - 5);
+    });
+  }
+}
+
+// The gradients of a step that optimizer_step left out stay without the loss scale if a hook has looked at them.
+TEST(TrainerPrecision, ABackwardAddsToGradientsThatAHookHasLookedAt) {
+  struct StepsAtTheSecond : ByHand {
+    void on_before_optimizer_step(Optimizer&) override {}
+    void optimizer_step(Optimizer&, const std::function<void()>& step) override {
+      if (run_state().batch_idx == 1) step();
+    }
+    at::Tensor training_step(const Batch&, int64_t) override {
+      manual_backward(slope * first.sum());
+      optimizer(0).step();
+      return {};
+    }
+  };
+  for (const char* precision : {"32", "16-mixed", "16-true"}) {
+    for (const char* strategy : {"single_device", "ddp"}) {
+      testing::run_ranks(strategy == std::string("ddp") ? 2 : 1, [&](World& world) {
+        const auto module = make_module<StepsAtTheSecond>();
+        module->slope = 0.25;
+        Trainer(quiet({.strategy = strategy, .devices = world.world_size(), .precision = precision}))
+            .fit(module, {.train = loader()});
+        EXPECT_EQ(module->first.item<double>(), -2.0) << precision << ", " << strategy;
+      });
+    }
+  }
+}
+
 TEST(TrainerPrecision, ManualOptimisationTrainsAsIn32) {
   const auto losses = [](const char* precision) {
     seed_everything(5);

@@ -405,9 +405,10 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAll) {
   });
 }
 
-// The rank that skips neither validates nor saves after the batch, and so the others must not.
+// The rank that skips neither validates nor saves after the batch, and so the others must not. The batch that one rank
+// skips is the last for the others or is not, or ends their accumulation window, in which a validation has become due.
 TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAllWithoutItsValidationAndCheckpoint) {
-  for (const int64_t num_batches : {2, 4}) {  // the batch that one rank skips is the last for the others, or is not
+  for (const auto& [num_batches, accumulate] : {std::pair{2, 1}, std::pair{4, 1}, std::pair{4, 2}, std::pair{6, 3}}) {
     const testing::TempDir dir;
     run_ranks(world_size(), [&](World& world) {
       const auto module = seeded<SkipsTheEpoch>();
@@ -416,6 +417,7 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAllWithoutItsValidationAndCheckpoint)
           ddp(world,
               with_strategy({.max_epochs = 3,
                              .val_check_interval = Batches(1),
+                             .accumulate_grad_batches = accumulate,
                              .callbacks = {ModelCheckpoint::make({.dirpath = dir.path(), .every_n_train_steps = 1})}}));
       options.enable_checkpointing = true;
       Trainer trainer(options);

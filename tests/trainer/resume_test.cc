@@ -5,6 +5,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
 
 #include <array>
 #include <chrono>
@@ -100,6 +101,11 @@ struct NetWithTorchAdam : Net {
     return optim::TorchOptimizer(torch::optim::Adam(parameters(), torch::optim::AdamOptions(1e-2).amsgrad(true)));
   }
 };
+struct NetWithTorchSgd : Net {
+  Optimizers configure_optimizers() override {
+    return optim::TorchOptimizer(torch::optim::SGD(parameters(), torch::optim::SGDOptions(0.05).momentum(0.9)));
+  }
+};
 struct NetWithLbfgs : Net {  // several evaluations of the loss in a step, and a history
   Optimizers configure_optimizers() override {
     return optim::TorchOptimizer(
@@ -131,6 +137,18 @@ struct NetWithMetric : Net {
   metrics::Mean mean;
   at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
     const at::Tensor loss = Net::training_step(batch, batch_idx);
+    mean.update(loss.detach(), static_cast<double>(batch.batch_size()));
+    log("by_reference", mean);
+    return loss;
+  }
+};
+
+// Rank 1 logs the Metric in the first two batches of an epoch only, and none in a run that resumes later.
+struct NetWithMetricOfSomeBatches : Net {
+  metrics::Mean mean;
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor loss = Net::training_step(batch, batch_idx);
+    if (batch_idx >= 2 && global_rank() == 1) return loss;
     mean.update(loss.detach(), static_cast<double>(batch.batch_size()));
     log("by_reference", mean);
     return loss;
@@ -227,6 +245,7 @@ struct RunKind {
   std::function<std::shared_ptr<TinyModule>()> make = [] { return make_module<Net>(); };
   bool noisy_data = false;
   ModelCheckpoint::Options model_checkpoint{};  // each rank has its own; an empty dirpath: none
+  bool shares_memory = true;                    // the ranks; false: they are connected by Gloo
 };
 
 // Runs on the ranks of the current World if there is one.
@@ -271,7 +290,7 @@ std::vector<Trail> fit_all(const RunKind& run, uint64_t seed, const fs::path& sa
     trails[0] = fit(run, seed, saved_in, ckpt_path);
     return trails;
   }
-  run_ranks(run.world_size,
+  run_ranks(run.world_size, testing::connected(run.shares_memory),
             [&](World& world) { trails[static_cast<size_t>(world.rank())] = fit(run, seed, saved_in, ckpt_path); });
   return trails;
 }
@@ -375,6 +394,14 @@ TEST(Resume, IsExactWithEveryKindOfOptimizer) {
   expect_exact_resume({.make = [] { return make_module<NetWithLamb>(); }});
   expect_exact_resume({.make = [] { return make_module<NetWithTorchAdam>(); }});
   expect_exact_resume({.make = [] { return make_module<NetWithLbfgs>(); }});
+  const TrainerOptions clipped{.precision = "bf16-true", .gradient_clip_val = 0.1};
+  for (const int64_t world_size : {1, 2}) {  // with gradients, and so a state, of 16 bits or of 32
+    for (const TrainerOptions& options : {TrainerOptions{.precision = "bf16-true"}, clipped}) {
+      SCOPED_TRACE(c10::str(world_size, " ranks, clipped to ", options.gradient_clip_val));
+      expect_exact_resume({options, world_size, [] { return make_module<NetWithTorchSgd>(); }});
+      expect_exact_resume({options, world_size, [] { return make_module<NetWithLbfgs>(); }});
+    }
+  }
 }
 
 // The checkpoint lists ranges of an optimizer state that has no tensors.
@@ -422,6 +449,36 @@ TEST(Resume, IsExactWithAMetricThatIsLoggedByReference) {
   for (const int64_t world_size : {1, 2}) {
     SCOPED_TRACE(world_size);
     expect_exact_resume({.world_size = world_size, .make = [] { return make_module<NetWithMetric>(); }});
+  }
+  expect_exact_resume({.world_size = 2, .make = [] { return make_module<NetWithMetricOfSomeBatches>(); }});
+}
+
+// Trains more and more parameters, which come into buckets of their own, and in the end one less.
+struct NetThatThaws : Net {
+  at::Tensor extra = register_parameter("extra", torch::ones({4000}));
+  NetThatThaws() { freeze(0); }
+  void freeze(int64_t batch) {
+    for (const at::Tensor& param : hidden->parameters()) param.set_requires_grad(batch >= 2);
+    extra.set_requires_grad(batch >= 4);
+    out->bias.set_requires_grad(batch < 6);
+  }
+  BatchAction on_train_batch_start(const Batch&, int64_t batch_idx) override {
+    freeze(5 * current_epoch() + batch_idx);
+    return BatchAction::run;
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    const at::Tensor scale = torch::linspace(-1, 1, 4000) * static_cast<double>(global_rank() + batch_idx + 1);
+    return Net::training_step(batch, batch_idx) + (extra * scale).sin().square().mean();
+  }
+};
+
+// Over Gloo the last bits of sums depend on where buckets end.
+TEST(Resume, IsExactWithLayersThatThaw) {
+  for (const char* strategy : {"ddp", "ddp_sharded"}) {
+    SCOPED_TRACE(strategy);
+    RunKind run{.options = {.strategy = strategy}, .world_size = 3, .make = [] { return make_module<NetThatThaws>(); }};
+    run.shares_memory = false;
+    expect_exact_resume(run);
   }
 }
 
