@@ -47,6 +47,12 @@ void check(const at::Tensor& param, const Optimizer& optimizer, const Names& nam
                               " that is not a parameter of the module; register_parameter() it, and tie weights so "
                               "that the registered tensor is the one in use"));
   }
+  if (param.is_complex()) {  // torch's optimizers in C++ update most of them wrongly
+    throw UsageError(
+        fmt::format("parameter '{}' is complex, which optimizers cannot train; register torch::view_as_real() of it, "
+                    "and take torch::view_as_complex() of that in forward",
+                    found->second.name));
+  }
   if (!param.is_non_overlapping_and_dense()) {
     throw UsageError(
         fmt::format("the elements of parameter '{}' do not lie densely in memory; register a contiguous() "

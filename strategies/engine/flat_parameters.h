@@ -68,8 +68,8 @@ class FlatParameters {
 
   // Moves the trainable parameters of the optimizers into buckets, and those in `generations`, frozen or not: into the
   // buckets that an earlier FlatParameters of the same module has made, in as many turns. Throws UsageError, before
-  // anything is moved, if a parameter is not the module's, is in two optimizers, or its elements do not lie densely in
-  // memory.
+  // anything is moved, if a parameter is not the module's, is in two optimizers, is complex, or its elements do not lie
+  // densely in memory.
   FlatParameters(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options = {},
                  const Generations& generations = {});
 

@@ -33,29 +33,30 @@ void GradientsAtParameters::add_memory() {
   memory_.add(requests, [](int64_t num_bytes) { return in_huge_pages(at::empty({num_bytes}, at::kByte)); });
 }
 
-std::vector<at::Tensor> GradientsAtParameters::gradients(size_t optimizer) const {
-  std::vector<at::Tensor> gradients;
+void GradientsAtParameters::check_dense(size_t optimizer) const {
   for (const at::Tensor& param : context_.optimizers[optimizer].params()) {
-    if (!param.grad().defined()) continue;
-    if (param.grad().layout() != at::kStrided) {
-      throw SetupError(
-          fmt::format("{}: a gradient is sparse, whose norm is not computed; give the embedding that it comes from "
-                      "sparse = false",
-                      context_.optimizers[optimizer].name()));
-    }
-    gradients.push_back(param.grad());
+    if (!param.grad().defined() || param.grad().layout() == at::kStrided) continue;
+    throw SetupError(
+        fmt::format("{}: a gradient is sparse, which is neither measured nor clipped; give the embedding that it comes "
+                    "from sparse = false",
+                    context_.optimizers[optimizer].name()));
   }
-  return gradients;
 }
 
 at::Tensor GradientsAtParameters::norm(size_t optimizer) {
-  return joint_norm(gradients(optimizer)).to(context_.device());
+  check_dense(optimizer);
+  std::vector<at::Tensor> gradients;
+  for (const at::Tensor& param : context_.optimizers[optimizer].params()) {
+    if (param.grad().defined()) gradients.push_back(param.grad());
+  }
+  return joint_norm(gradients).to(context_.device());
 }
 
 void GradientsAtParameters::show(size_t optimizer) { optim::widen_gradients(context_.optimizers[optimizer].params()); }
 
 void GradientsAtParameters::update(size_t optimizer, const GradientTransform& transform,
                                    const std::vector<double>& /*next_lr*/, bool /*late*/) {
+  if (transform.clip_value) check_dense(optimizer);
   const bool has_masters = look_for_lost_writes(optimizer);
   context_.optimizers[optimizer].step(transform);
   if (has_masters) versions_.remember(context_.parameters);

@@ -34,7 +34,7 @@ class GradientsAtParameters : public GradientStore {
 
  private:
   void add_memory();
-  std::vector<at::Tensor> gradients(size_t optimizer) const;
+  void check_dense(size_t optimizer) const;
 
   // Warns if others have written to a parameter that is the rounding of an fp32 master since the last update: the next
   // one overwrites it. Returns whether the optimizer has such parameters.

@@ -267,10 +267,11 @@ TEST(TorchOptimizer, SparseGradientsTrainButAreNotClipped) {
   const auto loader = [] {
     return DataLoader::make(TensorDataset::make({{"word", torch::tensor({1, 3})}}), {.batch_size = 2});
   };
-  const auto options = [](double clip) {
-    TrainerOptions given{.strategy = "single_device", .max_epochs = 1};
-    if (clip > 0) given.gradient_clip_val = clip;
-    return testing::quiet(given);
+  const auto options = [](double clip, const std::string& algorithm = "norm") {
+    return testing::quiet({.strategy = "single_device",
+                           .max_epochs = 1,
+                           .gradient_clip_val = clip,
+                           .gradient_clip_algorithm = algorithm});
   };
   const auto module = make_module<Words>();
   const at::Tensor before = module->table->weight.detach().clone();
@@ -278,10 +279,13 @@ TEST(TorchOptimizer, SparseGradientsTrainButAreNotClipped) {
   at::Tensor expected = before.clone();
   for (const int64_t word : {1, 3}) expected[word] -= 0.5;
   EXPECT_TRUE(module->table->weight.equal(expected));
-  EXPECT_THAT(
-      message_of<SetupError>([&] { Trainer(options(1.0)).fit(make_module<Words>(), {.train = loader()}); }),
-      HasSubstr("a gradient is sparse, whose norm is not computed; give the embedding that it comes from sparse = "
-                "false"));
+  for (const char* algorithm : {"norm", "value"}) {
+    EXPECT_THAT(
+        message_of<SetupError>(
+            [&] { Trainer(options(1.0, algorithm)).fit(make_module<Words>(), {.train = loader()}); }),
+        HasSubstr("a gradient is sparse, which is neither measured nor clipped; give the embedding that it comes from "
+                  "sparse = false"));
+  }
 }
 
 TEST(TorchOptimizer, KeepsTheNewestOfAHistoryThatIsShorterNow) {

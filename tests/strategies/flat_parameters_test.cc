@@ -299,13 +299,17 @@ TEST(FlatParameters, RefusesAParameterOfTwoOptimizers) {
   }
 }
 
-TEST(FlatParameters, RefusesForeignAndOverlappingTensors) {
+TEST(FlatParameters, RefusesForeignOverlappingAndComplexTensors) {
   Net net;
   const Optimizers foreign = optim::AdamW({torch::ones({2, 3}).requires_grad_()}, {});
   EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(net, foreign); }),
               HasSubstr("AdamW was given a tensor of shape [2, 3] that is not a parameter of the module"));
   net.register_parameter("expanded", torch::ones({1}).expand({4}).detach());
   EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(net, adam(net)); }), HasSubstr("parameter 'expanded'"));
+  Net with_complex;
+  with_complex.register_parameter("wave", torch::ones({2}, torch::kComplexFloat));
+  EXPECT_THAT(message_of<UsageError>([&] { FlatParameters(with_complex, adam(with_complex)); }),
+              HasSubstr("parameter 'wave' is complex, which optimizers cannot train; register torch::view_as_real()"));
 }
 
 }  // namespace
