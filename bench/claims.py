@@ -254,7 +254,7 @@ def late():
             "much as any. Where the first figure is above 1 the update is the longer of the two, and prediction adds the arithmetic "
             "of a second AdamW rule to it. Speeds depend on the machine: "
             "[benchmarks.md](benchmarks.md#zero_offload-and-delayed_update) has another run of the same program."
-            "\n\nThe last value on validation data with late updates over that without, the same seeds: the "
+            "\n\nThe last value on validation data with delayed updates over that without, the same seeds: the "
             "mean, and least to most. `none` is the article's update; `gradient`, the default, trains on the weights that it expects next "
             "([strategies.md](strategies.md)). Both begin after 40 steps on time. For `val_acc` more is better, for the others "
             "less. The BERT is far from what it can reach at this rate in so few steps, and the digits' validation set has 180 samples: "

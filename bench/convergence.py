@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Whether late updates cost quality: the best validation value of a run with delayed_update, by each prediction, over that
-of its base zero_offload, which updates on time. The same seeds for all; mean of the ratios, and least to most.
+"""Whether delayed updates cost quality: the best validation value of a run with delayed_update, by each prediction, over
+that of its base zero_offload, which updates on time. The same seeds for all; mean of the ratios, and least to most.
 
   ./bazelw build //examples/...
   bench/convergence.py bazel-bin/examples --runs=FOLDER [--only=rates]     as many runs at a time as there are cores

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Remedies for late updates that fulgur does not have, beside the one that it has: a character GPT in plain torch, trained by
-AdamW with updates that are one step late. Prints the validation loss of each variant over that of training on time with the
+"""Remedies for delayed updates that fulgur does not have, beside the one that it has: a character GPT in plain torch, trained
+by AdamW with updates that are one step late. Prints the validation loss of each variant over that of training on time with the
 same beta1: the mean over the seeds, and the least to the most.
 
   OMP_NUM_THREADS=1 python3 bench/late_update_variants.py [--steps=400] [--seeds=2]     needs torch, and 8 minutes of a core

@@ -1,14 +1,13 @@
 #include "fulgur/callbacks/tensorboard_logger.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <system_error>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/host_name.h"
 #include "fulgur/callbacks/event_file.h"
 
 namespace fulgur {
@@ -34,9 +33,7 @@ std::vector<fs::path> event_files_in(const fs::path& folder) {
 
 // TensorBoard reads the files of a folder in the order of their names.
 std::string name_of_file(size_t number, double time) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("{}{:05}.{:.6f}.{}{}", kPrefix, number, time, host.data(), kSuffix);
+  return fmt::format("{}{:05}.{:.6f}.{}{}", kPrefix, number, time, host_name(), kSuffix);
 }
 
 double seconds_since_1970() {

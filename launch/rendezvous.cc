@@ -149,7 +149,7 @@ class Meeting {
     questions.set(question_key(environment_.rank), question);
     questions.add(kNumAsked, 1);
     if (wait_until([&] { return questions.check({key}); })) return questions.get_to_str(key);
-    throw DistributedError(fmt::format("rank {}: of {} ranks, 0 has not joined within {:g} s", environment_.rank,
+    throw DistributedError(fmt::format("rank {}: of {} ranks, rank 0 has not joined within {:g} s", environment_.rank,
                                        environment_.world_size, seconds(timeout_)),
                            0);
   }
@@ -196,8 +196,9 @@ class Meeting {
     }
     if (missing.empty()) return;  // the last one has come since
     throw DistributedError(
-        fmt::format("rank {}: of {} ranks, {} {} not joined within {:g} s", environment_.rank, environment_.world_size,
-                    fmt::join(missing, ", "), missing.size() == 1 ? "has" : "have", seconds(timeout_)),
+        fmt::format("rank {}: of {} ranks, {} {} {} not joined within {:g} s", environment_.rank,
+                    environment_.world_size, missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", "),
+                    missing.size() == 1 ? "has" : "have", seconds(timeout_)),
         static_cast<int64_t>(missing.front()));
   }
 

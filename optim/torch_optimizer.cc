@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/optim/fused_update.h"
 #include "fulgur/optim/gradient_divisor.h"
 
 namespace fulgur::optim {

@@ -8,10 +8,8 @@
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -20,6 +18,7 @@
 #include <utility>
 
 #include "fulgur/base/cores_of_process.h"
+#include "fulgur/base/host_name.h"
 #include "fulgur/core/gradient_clipping.h"
 #include "fulgur/core/module.h"
 #include "fulgur/distributed/rank_messages.h"
@@ -34,9 +33,7 @@ namespace {
 // bound to its own cores. The ranks of a host need not be consecutive.
 int64_t ranks_that_share(const std::vector<int>& cores, World& world) {
   if (world.world_size() == 1) return 1;
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  const std::string own = fmt::format("{}: {}", host.data(), fmt::join(cores, " "));
+  const std::string own = fmt::format("{}: {}", host_name(), fmt::join(cores, " "));
   return std::ranges::count(all_gather_bytes(world.control(), own), own);
 }
 

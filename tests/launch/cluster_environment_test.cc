@@ -215,9 +215,9 @@ TEST(Rendezvous, OfTorchrunsRanksMeetsWhateverTheirRestartCountsAndWhatFailedAtt
   const auto failure_of = [&](const std::string& rank) {
     return message_of<DistributedError>([&] { connect(rank, "0", 0.3); });
   };
-  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, 0 has not joined within 0.3 s");
-  EXPECT_EQ(failure_of("0"), "rank 0: of 2 ranks, 1 has not joined within 0.3 s");
-  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, 0 has not joined within 0.3 s");
+  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, rank 0 has not joined within 0.3 s");
+  EXPECT_EQ(failure_of("0"), "rank 0: of 2 ranks, rank 1 has not joined within 0.3 s");
+  EXPECT_EQ(failure_of("1"), "rank 1: of 2 ranks, rank 0 has not joined within 0.3 s");
   for (int run = 0; run < 2; ++run) {
     auto other = std::async(std::launch::async, [&] {
       World world = connect("1", "1", 20);

@@ -204,7 +204,7 @@ class StartedByOthers(unittest.TestCase):
         env = {**CLEAN, "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
         code, _, err = Run("ok", "connect=1", env={**env, "MASTER_PORT": str(free_port())}).end()
         self.assertEqual(code, 1)
-        self.assertEqual(err, "error: rank 0: of 2 ranks, 1 has not joined within 1 s\n")
+        self.assertEqual(err, "error: rank 0: of 2 ranks, rank 1 has not joined within 1 s\n")
 
     def test_a_master_that_cannot_be_reached(self):
         env = {**CLEAN, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
