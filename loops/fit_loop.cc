@@ -112,6 +112,16 @@ void FitLoop::load() {
   context_.state.num_batches = num_train_batches_;
   context_.state.batch_size = train_->batch_size();
   context_.state.has_validation = !validation_.empty();
+  if (!plan.log_every_n_steps) context_.log_every_n_steps = log_every_n_steps();
+}
+
+// At least one row of a step in each epoch, and in a run that max_steps ends.
+int64_t FitLoop::log_every_n_steps() const {
+  const LoopPlan& plan = context_.plan;
+  int64_t every = kLogEveryNSteps;
+  if (num_train_batches_) every = std::min(every, plan.steps_in(*num_train_batches_));
+  if (plan.max_steps >= 0) every = std::min(every, plan.max_steps);
+  return std::max<int64_t>(every, 1);
 }
 
 // All ranks train on the same number of batches. If one rank does not know the length, it is unknown on all.
@@ -148,11 +158,8 @@ std::optional<int64_t> FitLoop::steps_left(const Position& from) {
   const int64_t max_epochs = whole ? whole->max_epochs : plan.max_epochs;
   if (!num_batches || max_epochs < 0) return std::nullopt;
   if (from.epoch >= max_epochs) return 0;
-  const auto steps_in = [&](int64_t batches) {
-    return (batches + plan.accumulate_grad_batches - 1) / plan.accumulate_grad_batches;
-  };
-  const int64_t in_this_epoch = steps_in(std::max<int64_t>(*num_batches - from.batches_done, 0));
-  return saturated(in_this_epoch, max_epochs - from.epoch - 1, steps_in(*num_batches));
+  const int64_t in_this_epoch = plan.steps_in(std::max<int64_t>(*num_batches - from.batches_done, 0));
+  return saturated(in_this_epoch, max_epochs - from.epoch - 1, plan.steps_in(*num_batches));
 }
 
 // Counts all epochs from the start, so that a run that resumes has the estimate of the whole run, although both may

@@ -67,6 +67,7 @@ class FitLoop {
   State stop_state() const;
 
   void load();
+  int64_t log_every_n_steps() const;
   std::optional<int64_t> shortest_of_ranks(std::optional<int64_t> num_batches);
   void write_plan();
   std::optional<int64_t> steps_left(const Position& from);

@@ -52,6 +52,7 @@ struct LoopContext {
   const SignalWatch signals;
   NonFinite non_finite;
   int64_t accumulate_grad_batches;         // takes effect with the next epoch
+  int64_t log_every_n_steps;               // LoopPlan::log_every_n_steps, or what fit chooses by its length
   Batch failed_batch{};                    // the batch in which an exception was thrown; empty: none
   std::optional<RunState> failed_state{};  // the state within an evaluation that an exception has left; nullopt: none
 
@@ -59,7 +60,7 @@ struct LoopContext {
   ScopedPrecision precision_scope() const { return ScopedPrecision(precision, device_type); }
 
   // Whether loggers get the values of `step`, counted from 0; never in barebones mode.
-  bool is_logged(int64_t step) const { return plan.log_every_n_steps > 0 && (step + 1) % plan.log_every_n_steps == 0; }
+  bool is_logged(int64_t step) const { return log_every_n_steps > 0 && (step + 1) % log_every_n_steps == 0; }
 
   // Sends metrics to the loggers.
   void send(const Metrics& values, int64_t step) {

@@ -9,6 +9,8 @@
 namespace fulgur {
 
 // What the options of a Trainer mean for its loops: defaults are filled in, and what another option turns off is off.
+inline constexpr int64_t kLogEveryNSteps = 50;  // the default, where a run has as many steps
+
 struct LoopPlan {
   // Bounds of fit.
   int64_t max_epochs = -1;  // -1: no bound
@@ -33,7 +35,13 @@ struct LoopPlan {
   GradientClipping clipping{};
   bool detect_anomaly = false;
 
-  int64_t log_every_n_steps = 0;  // how often loggers get the values of a step; 0: never
+  // How often loggers get the values of a step. 0: never; nullopt: LoopContext has the number.
+  std::optional<int64_t> log_every_n_steps{};
+
+  // The optimizer steps of this many batches.
+  int64_t steps_in(int64_t num_batches) const {
+    return (num_batches + accumulate_grad_batches - 1) / accumulate_grad_batches;
+  }
 
   // What bounds a whole training. -1: no bound.
   struct Bounds {

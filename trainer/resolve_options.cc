@@ -162,7 +162,6 @@ TrainerOptions resolve(TrainerOptions options) {
   resolve_fast_dev_run(options);
   if (options.overfit_batches) options.limit_train_batches = options.limit_val_batches = *options.overfit_batches;
   options.num_sanity_val_steps = options.num_sanity_val_steps.value_or(2);
-  if (!options.barebones) options.log_every_n_steps = options.log_every_n_steps.value_or(50);
   add_default_callbacks(options);
   return options;
 }
@@ -189,7 +188,7 @@ LoopPlan plan_of(const TrainerOptions& options, const LoopPlan::Bounds& whole) {
           .accumulate_grad_batches = options.accumulate_grad_batches,
           .clipping = gradient_clipping(options),
           .detect_anomaly = options.detect_anomaly,
-          .log_every_n_steps = options.log_every_n_steps.value_or(0),
+          .log_every_n_steps = options.barebones ? 0 : options.log_every_n_steps,
           .dry_run_of = options.fast_dev_run > 0 ? std::optional(whole) : std::nullopt};
 }
 

@@ -194,7 +194,8 @@ LoopContext Run::make_context() {
               }),
           .signals = SignalWatch(is_fit && !request_.is_trial),
           .non_finite = NonFinite(world_.rank() == 0 && !request_.is_trial && !options.barebones),
-          .accumulate_grad_batches = request_.plan.accumulate_grad_batches};
+          .accumulate_grad_batches = request_.plan.accumulate_grad_batches,
+          .log_every_n_steps = request_.plan.log_every_n_steps.value_or(kLogEveryNSteps)};
 }
 
 RunAccess Run::make_link() {

@@ -104,7 +104,9 @@ void TrainerOptions::describe(FieldVisitor& visit) {
          .help = "recreate the data loaders every n epochs; 0: never",
          .min = 0},
         &reload_dataloaders_every_n_epochs);
-  visit({.name = "log_every_n_steps", .help = "steps from one line of step metrics to the next; none: 50", .min = 1},
+  visit({.name = "log_every_n_steps",
+         .help = "steps from one line of step metrics to the next; none: 50, or those of an epoch or run with fewer",
+         .min = 1},
         &log_every_n_steps);
   visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best", .is_common = true},
         &ckpt_path);

@@ -71,7 +71,7 @@ struct TrainerOptions {
   bool ckpt_verify = true;         // compare the bytes that are read with the manifest's digests
 
   // What is shown and written. A switch that is unset means true, or false in barebones mode.
-  std::optional<int64_t> log_every_n_steps{};  // how often loggers get the values of a step; default 50
+  std::optional<int64_t> log_every_n_steps{};  // from one logged step to the next; 50, or fewer in a short epoch or run
   std::string default_root_dir{};              // runs/version_N is made in it; empty: where the command was typed
   std::string name{};                          // name of the run; its folder is runs/<name>, also when it resumes
   std::optional<bool> enable_progress_bar{};   // adds a ProgressBar, and an EvaluationTable after validate and test

@@ -219,7 +219,7 @@ TEST(SkipEpoch, TakesTheStepOfAWindowThatHasBegun) {
 }
 
 // Returns the steps of the metrics that loggers are sent.
-std::vector<int64_t> logged_steps(TrainerOptions options) {
+std::vector<int64_t> logged_steps(TrainerOptions options, int64_t num_samples = 40) {
   struct Steps : Callback {
     std::vector<int64_t> steps;
     void on_metrics(TrainerControl&, const Metrics& metrics, int64_t step) override {
@@ -228,7 +228,7 @@ std::vector<int64_t> logged_steps(TrainerOptions options) {
   };
   const auto callback = std::make_shared<Steps>();
   options.callbacks.push_back(callback);
-  Trainer(quiet(std::move(options))).fit(make_module<CountingModule>(), {.train = tiny_loader(40, 4)});
+  Trainer(quiet(std::move(options))).fit(make_module<CountingModule>(), {.train = tiny_loader(num_samples, 4)});
   return callback->steps;
 }
 
@@ -236,7 +236,13 @@ TEST(LogEveryNSteps, SendsEveryNthStep) {
   EXPECT_THAT(logged_steps({.log_every_n_steps = 3}), ElementsAre(2, 5, 8));
   EXPECT_THAT(logged_steps({.max_epochs = 2, .limit_train_batches = Batches(2), .log_every_n_steps = 3}),
               ElementsAre(2));
-  EXPECT_THAT(logged_steps({}), ElementsAre());  // the default is every 50 steps
+}
+
+TEST(LogEveryNSteps, IsTheStepsOfAnEpochOrRunWithFewerThanFifty) {
+  EXPECT_THAT(logged_steps({.max_epochs = 2}), ElementsAre(9, 19));
+  EXPECT_THAT(logged_steps({.max_epochs = 2, .accumulate_grad_batches = 3}), ElementsAre(3, 7));
+  EXPECT_THAT(logged_steps({.max_steps = 4}), ElementsAre(3));
+  EXPECT_THAT(logged_steps({}, 4 * 120), ElementsAre(49, 99));
 }
 
 TEST(LogEveryNSteps, CountsStepsNotBatches) {
