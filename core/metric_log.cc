@@ -180,8 +180,9 @@ void MetricLog::Entry::load_state(const State& state) {
 // Earlier versions of fulgur saved neither order nor kind, which are needed only on a rank that does not log the Metric
 // again.
 MetricStates MetricLog::Entry::saved_metric_states(const State& state) {
+  const State values = state.child("metric");
   std::map<int64_t, MetricState> by_order;
-  for (const auto& [name, value] : state.child("metric").values()) {
+  for (const auto& [name, value] : values.values()) {
     const auto* order = state.find<int64_t>("metric_order/" + name);
     const auto* is_concatenated = state.find<bool>("metric_is_concatenated/" + name);
     const bool concatenates = is_concatenated != nullptr && *is_concatenated;
