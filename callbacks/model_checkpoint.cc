@@ -25,12 +25,6 @@ namespace fs = std::filesystem;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-std::vector<std::string> names_of(const Metrics& metrics) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : metrics) names.push_back(name);
-  return names;
-}
-
 // The values for fields of a filename: epoch and step, which are integers, and all metrics.
 struct FilenameValues {
   int64_t epoch, step;
@@ -47,7 +41,7 @@ std::string format_value(std::string_view spec, const std::string& name, const F
   if (const auto value = values.metrics->find(name); value != values.metrics->end())
     return fmt::format(pattern, value->second);
   if (values.nan_if_unknown) return fmt::format(pattern, kNan);
-  std::vector<std::string> known = names_of(*values.metrics);
+  std::vector<std::string> known = values.metrics->names();
   known.insert(known.end(), {"epoch", "step"});
   throw SetupError("ModelCheckpoint: " + unknown_name_message("filename field", name, known));
 }

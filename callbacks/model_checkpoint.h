@@ -18,10 +18,10 @@ struct ModelCheckpointOptions {
   std::filesystem::path dirpath{};  // empty: checkpoints/ in the run's folder
   // {epoch}, {step} or a metric, with an optional format, as in {val_acc:.3f}. The default becomes epoch=3-step=120.
   std::string filename = "{epoch}-{step}";
-  std::string monitor{};            // the metric that ranks checkpoints; empty: the newest is best
-  std::string mode = "min";         // min or max: which value of the monitor is better
-  int64_t save_top_k = 1;           // how many of the best to keep; -1: all, 0: save none
-  int64_t every_n_epochs = 1;       // saves in every n-th epoch: at its validations, and where it ends
+  std::string monitor{};       // the metric that ranks checkpoints; empty: none is ranked, and there is no link best
+  std::string mode = "min";    // min or max: which value of the monitor is better
+  int64_t save_top_k = 1;      // how many of the best to keep; -1: all, 0: save none
+  int64_t every_n_epochs = 1;  // saves in every n-th epoch: at its validations, and where it ends
   int64_t every_n_train_steps = 0;  // optimizer steps from one save to the next, instead of by epochs; 0: off
   bool save_weights_only = false;   // no run can resume from such checkpoints
   bool async = false;               // write in the background

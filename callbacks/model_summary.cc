@@ -1,6 +1,7 @@
 #include "fulgur/callbacks/model_summary.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iostream>
@@ -68,24 +69,28 @@ std::string format_table(const std::vector<Row>& rows) {
 }
 
 // "39 steps in an epoch, 585 in all, each of 2 x 32 = 64 samples": ranks, and batches of accumulation, are factors.
+// What is not known is left out.
 std::string steps_line(TrainerControl& trainer) {
   const RunState& state = trainer.state();
-  std::string line;
+  std::vector<std::string> parts;
   if (state.num_batches) {
     const int64_t steps = (*state.num_batches + trainer.accumulation() - 1) / trainer.accumulation();
-    line = fmt::format("{} step{} in an epoch, ", steps, steps == 1 ? "" : "s");
+    parts.push_back(fmt::format("{} step{} in an epoch", steps, steps == 1 ? "" : "s"));
   }
   if (state.estimated_stepping_batches && !state.is_dry_run) {
-    line += fmt::format("{} in all, ", *state.estimated_stepping_batches);
+    parts.push_back(fmt::format("{} in all", *state.estimated_stepping_batches));
   }
-  line += "each of ";
-  int64_t samples = state.batch_size;
-  for (const int64_t factor : {trainer.accumulation(), trainer.world_size()}) {
-    if (factor > 1) line += fmt::format("{} x ", factor);
-    samples *= factor;
+  if (state.batch_size) {
+    std::string factors;
+    int64_t samples = *state.batch_size;
+    for (const int64_t factor : {trainer.accumulation(), trainer.world_size()}) {
+      if (factor > 1) factors += fmt::format("{} x ", factor);
+      samples *= factor;
+    }
+    if (!factors.empty()) factors += fmt::format("{} = ", *state.batch_size);
+    parts.push_back(fmt::format("each of {}{} sample{}", factors, samples, samples == 1 ? "" : "s"));
   }
-  if (samples != state.batch_size) line += fmt::format("{} = ", state.batch_size);
-  return line + fmt::format("{} sample{}\n", samples, samples == 1 ? "" : "s");
+  return parts.empty() ? "" : fmt::format("{}\n", fmt::join(parts, ", "));
 }
 
 }  // namespace

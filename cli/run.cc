@@ -240,13 +240,16 @@ class Command {
     for (const auto& [name, value] : metrics) width = std::max(width, name.size());
     std::string table;
     for (const auto& [name, value] : metrics) table += fmt::format("{:<{}}  {:.6g}\n", name, width, value);
-    const int64_t samples =
-        steps * trainer.state().batch_size * options_.accumulate_grad_batches * trainer.world_size();
+    const auto per_second = [&](int64_t batch_size) {
+      const int64_t samples = steps * batch_size * options_.accumulate_grad_batches * trainer.world_size();
+      return fmt::format(", {:.0f} samples/s", static_cast<double>(samples) / seconds);
+    };
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
-    print("{}{} optimizer step{} in {:.1f} s, {:.0f} samples/s, peak memory of the process {:.0f} MB\n",
+    print("{}{} optimizer step{} in {:.1f} s{}, peak memory of the process {:.0f} MB\n",
           table.empty() ? "" : "\nlast metrics\n" + table + "\n", steps, steps == 1 ? "" : "s", seconds,
-          static_cast<double>(samples) / seconds, static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
+          trainer.state().batch_size ? per_second(*trainer.state().batch_size) : "",
+          static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
   }
 
   // The weights come from the checkpoint, with the options of the model; data and seed from the run's config.

@@ -48,7 +48,8 @@ class Loader {
   virtual State position() const { return {}; }
   virtual void go_to(const State& /*position*/) {}
 
-  virtual int64_t batch_size() const { return 1; }  // samples in a batch, for the summary of a run
+  // Samples in a batch, for what a run prints of itself, and for a resume with another number. nullopt: not known.
+  virtual std::optional<int64_t> batch_size() const { return std::nullopt; }
 
   // What the order of samples depends on in addition to the epoch, such as a seed.
   virtual State state() const { return {}; }

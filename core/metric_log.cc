@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/names.h"
 
 namespace fulgur {
 namespace {
@@ -51,9 +53,26 @@ at::Tensor combine(Reduction reduction, const at::Tensor& a, const at::Tensor& b
   }
 }
 
+// A CPU gives 0 / 0 a sign, which would be printed: "-nan".
+double without_sign_of_nan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
+}
+
 }  // namespace
 
-double MetricLog::Scalar::read() const { return device.defined() ? device.item<double>() : host; }
+double Metrics::at(std::string_view name) const {
+  if (const auto metric = find(name); metric != end()) return metric->second;
+  if (empty()) throw UsageError(fmt::format("there is no metric '{}': nothing was logged", name));
+  throw UsageError(unknown_name_message("metric", name, names()));
+}
+
+std::vector<std::string> Metrics::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : *this) names.push_back(name);
+  return names;
+}
+
+double MetricLog::Scalar::read() const { return without_sign_of_nan(device.defined() ? device.item<double>() : host); }
 
 MetricLog::Scalar MetricLog::Scalar::times(double factor) const {
   if (device.defined()) return {.device = device.mul(factor)};
@@ -83,7 +102,7 @@ MetricLog::Scalar MetricLog::Entry::step_value() const {
 }
 
 double MetricLog::Entry::epoch_value() const {
-  return options.reduce_fx == Reduction::mean ? reduced.read() / weight : reduced.read();
+  return without_sign_of_nan(options.reduce_fx == Reduction::mean ? reduced.read() / weight : reduced.read());
 }
 
 void MetricLog::Entry::add_step_value(const Scalar& value, int64_t in_step) {
@@ -292,10 +311,12 @@ void MetricLog::load_state(const State& state) {
 
 double MetricLog::Entry::computed(const MetricStates& states) const {
   const at::Tensor value = metrics.front()->compute(states);
-  TORCH_CHECK_VALUE(value.numel() == 1, "log('", name,
-                    "', metric) takes a metric of a single value; its value has shape ", value.sizes(),
-                    "; compute() it at the end of the epoch, and log its elements by names of their own");
-  return value.item<double>();
+  TORCH_CHECK_VALUE(
+      value.numel() == 1, "log('", name, "', metric) takes a metric of a single value; its value has shape ",
+      value.sizes(),
+      "; compute() it at the end of the epoch, combine the ranks' by all_gather(), and log its elements by names of "
+      "their own");
+  return without_sign_of_nan(value.item<double>());
 }
 
 // nullopt: the Metric was not logged since load_state(), and the state was saved before it had all samples. A rank that

@@ -21,7 +21,12 @@
 
 namespace fulgur {
 
-using Metrics = std::map<std::string, double, std::less<>>;
+// Values by name.
+struct Metrics : std::map<std::string, double, std::less<>> {
+  using map::map;
+  double at(std::string_view name) const;  // throws UsageError with the nearest name that there is
+  std::vector<std::string> names() const;
+};
 
 // How one logged value is used. Semantics of Lightning's log(); docs/differences.md has what is not the same.
 struct LogOptions {

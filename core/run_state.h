@@ -41,7 +41,7 @@ struct RunState {
 
   std::optional<int64_t> num_batches{};  // per epoch of the running stage, limits applied; nullopt: unknown
   int64_t max_epochs = -1;               // as set; -1: unbounded
-  int64_t batch_size = 1;                // samples in a training batch of one rank, as its loader counts them
+  std::optional<int64_t> batch_size{};   // samples in a training batch of one rank; nullopt: its loader does not know
   bool has_validation = false;           // fit has validation batches
   bool has_validated = false;            // a validation of fit is complete, in this process or before the checkpoint
   double data_wait_s = 0.0;              // seconds that training has waited for its loader, in this process

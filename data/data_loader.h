@@ -73,7 +73,9 @@ class DataLoader final : public Loader {
   void begin_epoch(int64_t epoch) override;
   std::optional<Batch> next() override;
   std::optional<int64_t> num_batches() const override;
-  int64_t batch_size() const override { return options_.batch_size; }
+  std::optional<int64_t> batch_size() const override {
+    return options_.batch_sampler ? std::nullopt : std::optional(options_.batch_size);
+  }
 
   // A position counts samples (with a batch_sampler: batches) in the order that all ranks share, so that any number of
   // ranks can resume from it. go_to() throws CheckpointError for a position in another dataset, or in another order,

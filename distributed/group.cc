@@ -27,16 +27,20 @@ void check_every_rank_can(const GroupConfig& group, std::string_view transport, 
     if (!reasons[i].empty()) ranks[reasons[i]].push_back(group.ranks[i]);
   }
   if (ranks.empty()) return;
-  try {
-    exchange_texts(group, fmt::format("told {}", transport), "");
-  } catch (const std::exception&) {  // a rank, or the store, has ended: this one knows the reasons all the same
-  }
+  wait_until_all_know(group, transport);
   std::vector<std::string> sentences;
   for (const auto& [reason, which] : ranks) {
     sentences.push_back(
         fmt::format("rank{} {} cannot: {}", which.size() == 1 ? "" : "s", fmt::join(which, ", "), reason));
   }
   throw UsageError(fmt::format("strategy.transport = '{}', but {}", transport, fmt::join(sentences, "; ")));
+}
+
+void wait_until_all_know(const GroupConfig& group, std::string_view what) {
+  try {
+    exchange_texts(group, fmt::format("told {}", what), "");
+  } catch (const std::exception&) {  // a rank, or the store, has ended: this one knows all the same
+  }
 }
 
 std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine) {

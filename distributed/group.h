@@ -41,4 +41,8 @@ void check_every_rank_can(const GroupConfig& group, std::string_view transport, 
 // exchanges of the group. Throws what the store throws if a rank has not called it within the group's connect_timeout.
 std::vector<std::string> exchange_texts(const GroupConfig& group, std::string_view what, const std::string& mine);
 
+// Called by every rank before it fails for what the exchange of `what` has told all of them. Returns when all know: the
+// end of rank 0, which may keep the store, would otherwise be all that the others learn.
+void wait_until_all_know(const GroupConfig& group, std::string_view what);
+
 }  // namespace fulgur

@@ -113,10 +113,10 @@ std::vector<int> places_in_mpi(const GroupConfig& group) {
     places.push_back(std::stoi(text));
     const auto [other, is_new] = owners.try_emplace(places.back(), owner);
     if (is_new) continue;
+    wait_until_all_know(group, "mpi");
     throw UsageError(
         fmt::format("strategy.transport = 'mpi', but ranks {} and {} are both rank {} of MPI's {}; start all ranks by "
-                    "one mpirun or srun, or "
-                    "write transport = 'auto'",
+                    "one mpirun or srun, or write transport = 'auto'",
                     other->second, owner, places.back(), world_size));
   }
   return places;

@@ -62,6 +62,10 @@ struct EpochGrid {
   int64_t samples() const { return world_size * batch_size; }  // in a batch of every rank
 };
 
+EpochGrid grid_of(int64_t world_size, const Loader& loader) {
+  return {.world_size = world_size, .batch_size = loader.batch_size().value_or(1)};
+}
+
 EpochGrid saved_grid(const State& state, int64_t world_size, const EpochGrid& now) {
   const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
   return {.world_size = world_size, .batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size};
@@ -176,7 +180,7 @@ void FitLoop::estimate_steps() {
 void FitLoop::estimate_steps_from(const State& state, int64_t world_size) {
   const auto* extra_steps = state.find<int64_t>("extra_steps");
   extra_steps_ = extra_steps == nullptr ? 0 : std::clamp(*extra_steps, -kMostCounted, kMostCounted);
-  const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
+  const EpochGrid now = grid_of(context_.ranks.world_size(), *train_);
   const EpochGrid before = saved_grid(state, world_size, now);
   if (before != now) {
     const Position from{.epoch = count_of(state, "epoch"),
@@ -277,7 +281,7 @@ State FitLoop::state() const {
   State state;
   state.set("epoch", progress_.epoch);
   state.set("batches_of_epoch", progress_.batches_done);
-  state.set("batch_size", train_->batch_size());
+  state.set("batch_size", grid_of(context_.ranks.world_size(), *train_).batch_size);
   state.set("epoch_is_recut", progress_.is_recut);
   state.set("epoch_had_last_batch", progress_.had_last);
   state.set_child("position", progress_.position);
@@ -333,7 +337,7 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   start_ -= elapsed_of(state);
   load_accumulation(state);
   train_->load_state(state.child("train_loader"));
-  const EpochGrid now{.world_size = context_.ranks.world_size(), .batch_size = train_->batch_size()};
+  const EpochGrid now = grid_of(context_.ranks.world_size(), *train_);
   LimitedBatches::Consumed consumed = consumed_in(state, saved_grid(state, world_size, now), now);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
   progress_.batches_done = consumed.batches;

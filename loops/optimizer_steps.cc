@@ -65,12 +65,6 @@ void check_has_norm(const Optimizers& optimizers) {
   }
 }
 
-std::vector<std::string> names_of(const Metrics& metrics) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : metrics) names.push_back(name);
-  return names;
-}
-
 }  // namespace
 
 OptimizerSteps::OptimizerSteps(LoopContext& context, Optimizers optimizers) : context_(context) {
@@ -265,8 +259,8 @@ bool OptimizerSteps::may_be_logged_yet(const LRSchedulerConfig& config) const {
 
 void OptimizerSteps::tell_unknown_monitor(const LRSchedule& schedule, const Metrics& metrics) {
   const LRSchedulerConfig& config = schedule.config();
-  const std::string message = fmt::format("{}: {}", config.scheduler->name(),
-                                          unknown_name_message("monitor", config.monitor, names_of(metrics)));
+  const std::string message =
+      fmt::format("{}: {}", config.scheduler->name(), unknown_name_message("monitor", config.monitor, metrics.names()));
   if (config.strict) throw SetupError(message + "; log it, or set strict = false to skip such steps");
   if (!warned_missing_.insert(&schedule).second) return;
   const bool steps = config.scheduler->steps_without_metric();

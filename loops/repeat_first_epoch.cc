@@ -13,7 +13,7 @@ class FirstEpoch final : public Loader {
   std::optional<int64_t> num_batches() const override { return loader_->num_batches(); }
   State position() const override { return loader_->position(); }
   void go_to(const State& position) override { loader_->go_to(position); }
-  int64_t batch_size() const override { return loader_->batch_size(); }
+  std::optional<int64_t> batch_size() const override { return loader_->batch_size(); }
   State state() const override { return loader_->state(); }
   void load_state(const State& state) override { loader_->load_state(state); }
   bool set_shard(const DataShard& shard) override { return loader_->set_shard(shard); }

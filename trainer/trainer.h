@@ -65,7 +65,7 @@ class Trainer final {
   //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
   // Learning-rate schedules and all callbacks are left out. Afterwards the module's parameters, buffers and gradients
   // and the random generators are restored; other effects of the module's hooks stay. In fast_dev_run it only warns.
-  // Errors: as for fit; UsageError for options that cannot be used.
+  // Errors: as for fit; UsageError for options that cannot be used, and with several ranks: it takes devices = 1.
   LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 

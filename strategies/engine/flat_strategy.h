@@ -121,7 +121,7 @@ class FlatStrategy : public Strategy {
   std::shared_ptr<Collective> statistics_;  // the group of SyncBatchNorm on GPUs
   Optimizers optimizers_;
   std::optional<ShardGroups> groups_;                // from setup_optimizers() on
-  FlatParameters::Generations saved_generations_{};  // of the run that this one resumes, until setup_optimizers()
+  FlatParameters::Generations saved_generations_{};  // saved by the run that this one resumes
   std::optional<FlatParameters> flat_;
   bool has_16_bit_params_ = false;  // some bucket of flat_ is 16-bit
   std::unique_ptr<GradientStore> store_;

@@ -13,9 +13,9 @@
 namespace fulgur {
 namespace {
 
-constexpr std::string_view kGenerations = "generations";  // of the parameters' buckets, by name
+constexpr std::string_view kGenerations = "generations";  // FlatParameters::Generations, by parameter
 
-// Of the parameters that a run which begins with this module would put elsewhere, or leave out because they are frozen.
+// Saves only the parameters that a new run of this module would put elsewhere, or leave out because they are frozen.
 void save_generations(const FlatParameters& parameters, State& shared) {
   for (const auto& bucket : parameters.buckets()) {
     for (const auto& slot : bucket.slots) {

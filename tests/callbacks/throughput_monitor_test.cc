@@ -33,7 +33,7 @@ constexpr int64_t kBatches = 6, kBatchSize = 4;
 class SlowLoader final : public Loader {
  public:
   std::optional<int64_t> num_batches() const override { return kBatches; }
-  int64_t batch_size() const override { return kBatchSize; }
+  std::optional<int64_t> batch_size() const override { return kBatchSize; }
   void begin_epoch(int64_t epoch) override { batches_->begin_epoch(epoch); }
   std::optional<Batch> next() override {
     std::this_thread::sleep_for(kWait);

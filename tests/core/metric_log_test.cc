@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/metrics/aggregation.h"
 #include "fulgur/metrics/classification.h"
 #include "tests/testing/errors.h"
@@ -29,6 +31,14 @@ constexpr Hook kEpochEnd{"on_train_epoch_end", LogScope::epoch};
 constexpr Hook kSetup{"setup", LogScope::forbidden};
 
 Batch batch_of(int64_t size) { return {{"x", torch::zeros({size, 2})}}; }
+
+TEST(Metrics, SayWhichNameWasProbablyMeant) {
+  const Metrics metrics{{"train_loss", 0.5}, {"val_acc", 0.75}};
+  EXPECT_EQ(metrics.at("val_acc"), 0.75);
+  EXPECT_THAT(message_of<UsageError>([&] { metrics.at("val_ac"); }),
+              HasSubstr("unknown metric 'val_ac'; did you mean 'val_acc'?"));
+  EXPECT_THAT(message_of<UsageError>([] { Metrics().at("loss"); }), HasSubstr("nothing was logged"));
+}
 
 class MetricLogTest : public ::testing::Test {
  protected:
@@ -237,6 +247,13 @@ struct WithAnother : Ranks {
     return combined(std::vector{states, other.states()});
   }
 };
+
+TEST_F(MetricLogTest, NotANumberHasNoSign) {
+  log.begin_epoch(Stage::train);
+  step(Stage::train, 1, -std::numeric_limits<double>::quiet_NaN(), {.on_step = true, .on_epoch = true});
+  EXPECT_FALSE(std::signbit(log.take_step_metrics().at("m_step")));
+  EXPECT_FALSE(std::signbit(log.end_epoch(Stage::train, nullptr).at("m_epoch")));
+}
 
 TEST_F(MetricLogTest, EpochValuesAreReducedOverRanks) {
   WithAnother ranks;

@@ -328,10 +328,10 @@ struct TwoOptimizers : Spy {
 };
 
 // Parameters of two optimizers, with gradients of `slope` from each backward.
-struct ByHand : Module {
+struct StepsByHand : Module {
   at::Tensor first, second;
   double slope = 0.0;
-  ByHand() {
+  StepsByHand() {
     automatic_optimization = false;
     first = register_parameter("first", at::zeros({1}));
     second = register_parameter("second", at::zeros({1}));
@@ -347,7 +347,7 @@ struct ByHand : Module {
 
 // As a GAN whose generator is trained alone at first.
 TEST(TrainerPrecision, TheLossScaleMovesAlthoughAnOptimizerIsNeverStepped) {
-  struct TrainsOne : ByHand {
+  struct TrainsOne : StepsByHand {
     at::Tensor training_step(const Batch&, int64_t) override {
       optimizer(0).zero_grad();
       manual_backward(slope * first.sum());
@@ -368,7 +368,7 @@ TEST(TrainerPrecision, TheLossScaleMovesAlthoughAnOptimizerIsNeverStepped) {
 
 // The gradients of a step that optimizer_step left out stay without the loss scale if a hook has looked at them.
 TEST(TrainerPrecision, ABackwardAddsToGradientsThatAHookHasLookedAt) {
-  struct StepsAtTheSecond : ByHand {
+  struct StepsAtTheSecond : StepsByHand {
     void on_before_optimizer_step(Optimizer&) override {}
     void optimizer_step(Optimizer&, const std::function<void()>& step) override {
       if (run_state().batch_idx == 1) step();
