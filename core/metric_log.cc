@@ -162,7 +162,7 @@ State MetricLog::Entry::state() const {
   return state;
 }
 
-// Those of this rank, of all replicas.
+// Returns the states on this rank, combined over its replicas.
 MetricStates MetricLog::Entry::metric_states() const {
   if (metrics.empty()) return resumed;
   std::vector<MetricStates> by_replica;
