@@ -192,4 +192,8 @@ void write_post_mortem(const PostMortem& found, const fs::path& run_dir, const f
   file.commit();
 }
 
+std::string free_post_mortem_name(const std::filesystem::path& run_dir) {
+  return next_numbered(run_dir, "post_mortem", "").filename();
+}
+
 }  // namespace fulgur

@@ -33,4 +33,8 @@ struct PostMortem {
 void write_post_mortem(const PostMortem& found, const std::filesystem::path& run_dir,
                        const std::filesystem::path& folder);
 
+// A name for the folder of a post-mortem in a run's folder. That of an earlier run, which has failed and which this one
+// resumes, stays as it is.
+std::string free_post_mortem_name(const std::filesystem::path& run_dir);
+
 }  // namespace fulgur

@@ -1,26 +1,18 @@
 #include "fulgur/trainer/run.h"
 
-#include <unistd.h>
-
-#include <ATen/Parallel.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <stdexcept>
-#include <system_error>
 #include <typeinfo>
 #include <utility>
 
 #include "fulgur/base/error.h"
-#include "fulgur/base/exception_text.h"
 #include "fulgur/base/first_error.h"
 #include "fulgur/base/names.h"
 #include "fulgur/base/type_name.h"
-#include "fulgur/base/working_directory.h"
 #include "fulgur/callbacks/lambda_callback.h"
 #include "fulgur/checkpoint/atomic_files.h"
 #include "fulgur/checkpoint/numbered_files.h"
@@ -30,12 +22,10 @@
 #include "fulgur/loops/hooks.h"
 #include "fulgur/loops/optimizer_steps.h"
 #include "fulgur/nn/sync_batch_norm.h"
-#include "fulgur/strategies/presets.h"
 #include "fulgur/trainer/callback_states.h"
 #include "fulgur/trainer/check_inputs.h"
 #include "fulgur/trainer/choose_strategy.h"
 #include "fulgur/trainer/debug_modes.h"
-#include "fulgur/trainer/memory_advice.h"
 #include "fulgur/trainer/post_mortem.h"
 #include "fulgur/trainer/resolve_options.h"
 #include "fulgur/trainer/run_dir.h"
@@ -103,36 +93,6 @@ int late_signal_of(Ranks& ranks, const SignalWatch& signals) {
   double pending = signals.pending();
   if (ranks.world_size() > 1) ranks.all_reduce({&pending, 1}, Reduction::max);
   return static_cast<int>(pending);
-}
-
-// A run that resumes in the folder of a failed run must not overwrite the post-mortem of that run.
-std::string free_post_mortem_name(const std::filesystem::path& run_dir) {
-  return next_numbered(run_dir, "post_mortem", "").filename();
-}
-
-// Whether the error message alone explains the failure: a mistake in a setting or in the program, or a signal.
-bool is_explained(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const UsageError&) {
-    return true;
-  } catch (const SetupError&) {
-    return true;
-  } catch (const InterruptedError&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
-
-bool is_of_ranks(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const DistributedError&) {
-    return true;
-  } catch (...) {
-    return false;
-  }
 }
 
 constexpr auto kRun = HookCaller::WhatRuns::run;
@@ -470,189 +430,5 @@ void Run::teardown() {
   first.run([&] { remove_unused_run_dir(); });
   first.rethrow();
 }
-
-// Runs once per run; later calls return at once. The post-mortem and on_exception see the state that the exception was
-// thrown in, and not what unwinding has restored: the stage and the batch of a validation.
-void Run::handle_failure(const std::exception_ptr& failure) {
-  if (checkpoints_.has_failed()) return;
-  const RunState after = results_.state;
-  const auto is_over = c10::make_scope_exit([&] { results_.state = after; });
-  if (context_.failed_state) results_.state = *context_.failed_state;
-  checkpoints_.abort(text_of(failure));
-  world_.abort(text_of(failure));
-  if (request_.entry_point == EntryPoint::fit && !request_.is_trial) give_memory_advice(failure);
-  if (deserves_post_mortem(failure)) {
-    FirstError error;
-    error.run([&] { leave_post_mortem(failure); });
-    error.warn("no post-mortem is written");
-  }
-  call_on_exception(failure);
-}
-
-void Run::give_memory_advice(const std::exception_ptr& failure) {
-  const auto num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes;
-  FirstError error;
-  error.run([&] {
-    const std::string advice = memory_advice(failure, module(), resources_.strategy->optimizers(), resources_.options,
-                                             num_devices, context_.device_type, context_.accumulate_grad_batches);
-    if (!advice.empty()) log_warning("{}", advice);
-  });
-  error.warn("what other strategies need is not known");
-}
-
-// Before the first batch the message says all that is known, such as which file is missing. A rank that does not know
-// the run's folder yet has nowhere to write.
-bool Run::deserves_post_mortem(const std::exception_ptr& failure) const {
-  const TrainerOptions& options = resources_.options;
-  const bool has_folder = world_.rank() == 0 || !results_.run_dir.empty();
-  const RunState& state = results_.state;
-  const bool has_stepped = state.global_step > checkpoints_.first_step();
-  const bool has_begun = !context_.failed_batch.empty() || state.batch_idx > 0 || has_stepped;
-  return *options.enable_post_mortem && !request_.is_trial && options.fast_dev_run == 0 && has_folder &&
-         (has_begun || is_of_ranks(failure)) && !is_explained(failure);
-}
-
-void Run::leave_post_mortem(const std::exception_ptr& failure) {
-  PostMortem found{.error = text_of(failure),
-                   .state = results_.state,
-                   .rank = world_.rank(),
-                   .world_size = world_.world_size(),
-                   .strategy_and_devices = device_summary(),
-                   .places = world_.world().places(),
-                   .batch = std::move(context_.failed_batch),
-                   .can_read_devices = context_.device_type == c10::DeviceType::CPU || !is_of_ranks(failure),
-                   .metrics = results_.metrics.logged_metrics(),
-                   .options = resources_.options};
-  FirstError unread;  // a loss may be what failed on the device, so that reading it fails again
-  unread.run([&] {
-    if (!found.can_read_devices) return;
-    Metrics newest = results_.metrics.callback_metrics();
-    newest.merge(found.metrics);
-    found.metrics = std::move(newest);
-  });
-  if (post_mortem_name_.empty()) post_mortem_name_ = free_post_mortem_name(run_dir());
-  const std::filesystem::path folder = run_dir() / post_mortem_name_;
-  write_post_mortem(found, run_dir(), folder);
-  // The output of the other local ranks may never be shown.
-  if (world_.local_rank() == 0)
-    log_warning("an exception ended the run; what was known of it is in {}", short_path(folder).string());
-}
-
-void Run::call_on_exception(const std::exception_ptr& failure) {
-  FirstError first;
-  const auto call = [&](const auto& hook) { first.run([&] { context_.hooks.within(hooks::on_exception, hook); }); };
-  const auto tell = [&](const std::exception& error) {
-    for (const auto& callback : callbacks_) call([&] { callback->on_exception(*this, error); });
-    call([&] { request_.data.on_exception(error); });
-  };
-  try {
-    std::rethrow_exception(failure);
-  } catch (const std::exception& error) {
-    tell(error);
-  } catch (...) {
-    tell(std::runtime_error(text_of(failure)));
-  }
-  first.warn("on_exception failed too");
-}
-
-std::string Run::device_summary() const {
-  const std::vector<c10::Device>& devices = resources_.devices;
-  const int64_t num_nodes = resources_.options.num_nodes;
-  std::vector<std::string> names;
-  for (const c10::Device& device : devices) names.push_back(device.str());
-  if (devices.front().is_cpu() && devices.size() > 1) names = {fmt::format("{} x cpu", devices.size())};
-  std::string summary = fmt::format("{} on {}", resources_.strategy->name(), fmt::join(names, ", "));
-  if (devices.front().is_cpu()) {
-    summary += fmt::format(" with {} thread{}{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s",
-                           world_.world_size() > 1 ? " each" : "");
-  }
-  if (num_nodes > 1) summary += fmt::format(", on each of {} machines", num_nodes);
-  return summary + fmt::format(", precision {}", resources_.precision.name());
-}
-
-// The memory of the model under this strategy and, if different, on a single device.
-std::string Run::memory_summary() const {
-  const Strategy& own = *resources_.strategy;
-  const MemoryRequest request{
-      .precision = resources_.precision,
-      .num_devices = static_cast<int64_t>(resources_.devices.size()) * resources_.options.num_nodes,
-      .num_nodes = resources_.options.num_nodes,
-      .device_type = resources_.devices.front().type(),
-      .accumulates = context_.accumulate_grad_batches > 1,
-      .averages_weights = averages_weights()};
-  const auto memory_of = [&](const Strategy& strategy) {
-    return strategy.model_memory(*request_.module, own.optimizers(), request);
-  };
-  const auto memory = memory_of(own);
-  if (!memory) return "";
-  std::vector<std::pair<std::string, ModelMemory>> rows{{own.name(), *memory}};
-  const auto alone = memory_of(*strategy_registry().create("single_device"));
-  if (alone->total() != memory->total()) rows.emplace_back("single_device", *alone);
-  return format_memory(rows);
-}
-
-const Optimizers& Run::optimizers() {
-  static const Optimizers kNone;
-  return checkpoints_.fit() != nullptr ? resources_.strategy->optimizers() : kNone;
-}
-
-void Run::scale_lr(size_t optimizer, size_t group, double factor) {
-  const FitState* fit = checkpoints_.fit();
-  require(fit != nullptr, "scale_lr: there are optimizers only from on_fit_start to on_fit_end");
-  fit->steps.scale_lr(optimizer, group, factor);
-}
-
-bool Run::roll_back() {
-  require(checkpoints_.fit() != nullptr, "roll_back: only fit can go back to a checkpoint");
-  return checkpoints_.roll_back();
-}
-
-// A CPU device has no index here, as in tensors.
-c10::Device Run::device() const {
-  const c10::Device own = world_.devices().front();
-  return own.is_cpu() ? c10::Device(c10::kCPU) : own;
-}
-
-at::Tensor Run::all_gather(const at::Tensor& tensor) { return all_gather_tensors(context_.world.control(), tensor); }
-
-double Run::from_rank_zero(double value) {
-  const at::Tensor shared = at::tensor({value}, at::kDouble);
-  context_.world.control().broadcast(shared, /*root=*/0).wait();
-  return shared.item<double>();
-}
-
-bool Run::in_training_batch() const {
-  return results_.state.stage == Stage::train && results_.metrics.batch() != nullptr;
-}
-
-bool Run::takes_records() const {
-  const RunState& state = results_.state;
-  if (global_rank() > 0 || resources_.options.barebones || request_.is_trial || state.sanity_checking) return false;
-  return !in_training_batch() || context_.is_logged(state.batches_that_stepped);
-}
-
-void Run::send(const Record& record) {
-  const RunState& state = results_.state;
-  if (in_training_batch()) return context_.hooks.keep(record, state.batches_that_stepped);
-  context_.hooks.callbacks_only(hooks::on_record, &Callback::on_record, record, state.last_step());
-}
-
-void Run::set_accumulation(int64_t accumulate_grad_batches) {
-  if (accumulate_grad_batches < 1) {
-    throw UsageError(fmt::format("accumulate_grad_batches must be at least 1; got {}", accumulate_grad_batches));
-  }
-  context_.accumulate_grad_batches = accumulate_grad_batches;
-}
-
-void Run::save_checkpoint(const std::filesystem::path& folder, const SaveOptions& options) {
-  if (request_.is_trial) return log_warning("a trial leaves no checkpoint: '{}' is not saved", folder.string());
-  checkpoints_.save(folder, options);
-}
-
-std::filesystem::path Run::free_checkpoint_path(const std::filesystem::path& wanted) {
-  return checkpoints_.free_path(wanted);
-}
-
-void Run::remove_checkpoint(const std::filesystem::path& folder) { checkpoints_.remove(folder); }
 
 }  // namespace fulgur
