@@ -92,9 +92,13 @@ void remove_if_left_over(const fs::path& temporary) {
   ::close(descriptor);
 }
 
+// The path without links in its parent, as the system reads it: "link/../a" lies where the link leads. A link at the
+// path itself stays, because it may be what is to be replaced.
 fs::path absolute_target(const fs::path& path) {
-  const fs::path target = fs::absolute(path).lexically_normal();
-  return target.has_filename() ? target : target.parent_path();  // "a/" is a
+  fs::path target = fs::absolute(path);
+  if (!target.has_filename()) target = target.parent_path();  // "a/" is a
+  const bool is_special = target.filename() == "." || target.filename() == "..";
+  return is_special ? fs::weakly_canonical(target) : fs::weakly_canonical(target.parent_path()) / target.filename();
 }
 
 // Creates the parents of `target`, a folder that must not exist, removes leftovers there, and returns the parent.

@@ -196,7 +196,9 @@ std::vector<fs::path> list_folder(const fs::path& folder) {
 
 void sync_folder(const fs::path& folder) {
   const Descriptor descriptor(folder, O_RDONLY | O_DIRECTORY);
-  if (::fsync(descriptor.number()) != 0) throw_system_error("sync", folder, errno);
+  if (::fsync(descriptor.number()) == 0) return;
+  const bool has_no_sync = errno == EINVAL || errno == ENOTSUP;  // some file systems of networks, for folders
+  if (!has_no_sync) throw_system_error("sync", folder, errno);
 }
 
 }  // namespace fulgur

@@ -1,5 +1,6 @@
 #include "fulgur/checkpoint/load_weights.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -72,6 +73,12 @@ void load_weights(torch::nn::Module& module, const NamedTensors& weights, std::s
     if (!converts(saved, tensor)) {
       throw CheckpointError(fmt::format("{}: '{}' has dtype {}, but that of {} has dtype {}", source, first_name,
                                         c10::toString(saved.scalar_type()), type, c10::toString(tensor.scalar_type())));
+    }
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      throw CheckpointError(fmt::format(
+          "{}: elements of '{}' share memory, as expand() makes them, so that nothing can be loaded into it; register "
+          "a contiguous() copy",
+          source, first_name));
     }
     copies.emplace_back(tensor, saved);
   }

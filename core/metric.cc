@@ -53,13 +53,14 @@ void Metric::accumulate(std::initializer_list<at::Tensor> amounts) {
   check_amounts(amounts);
   StepRecording::refuse([&] { return std::string("the metric " + name_ + " is updated, which no replay does"); });
   for (size_t i = 0; i < initial_.size(); ++i) {
-    const at::Tensor amount = amounts.begin()[i].detach().to(initial_[i].value.scalar_type());
+    const at::Tensor& given = amounts.begin()[i];
+    const at::Tensor amount = given.detach().to(initial_[i].value.scalar_type());
     auto& parts = parts_[i];
     for (at::Tensor& part : parts) part = part.to(amount.device());
     if (initial_[i].combine == Combine::sum && !parts.empty()) {
       parts.front() = parts.front().add(amount);
     } else {
-      parts.push_back(amount);
+      parts.push_back(amount.is_alias_of(given) ? amount.clone() : amount);  // the caller may change it later
     }
   }
 }

@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "fulgur/base/error.h"
 #include "fulgur/base/names.h"
@@ -232,20 +233,22 @@ void MetricLog::Entry::take_options(const LogOptions& now, bool is_metric) {
   }
 }
 
-void MetricLog::Entry::add_resumed_to(Metric& metric) {
-  if (resumed.empty()) return;
+// A Metric that is logged under several names was saved under each of them.
+void MetricLog::add_resumed(Entry& entry, Metric& metric) {
+  if (entry.resumed.empty()) return;
+  const MetricStates resumed = std::exchange(entry.resumed, {});
+  entry.resumed_value.reset();
+  if (!have_resumed_.insert(&metric).second) return;
   MetricStates since = metric.states(), before = since;
   for (MetricState& of_metric : before) {
     const auto saved = std::ranges::find(resumed, of_metric.name, &MetricState::name);
     if (saved == resumed.end()) {
       throw CheckpointError(fmt::format("'{}': the checkpoint has no state '{}' of its Metric; was it another one?",
-                                        name, of_metric.name));
+                                        entry.name, of_metric.name));
     }
     of_metric.value = saved->value;
   }
   metric.set_states(combined(std::array{before, since}));
-  resumed = {};
-  resumed_value.reset();
 }
 
 State MetricLog::state_of_ended_epochs() const {
@@ -301,6 +304,7 @@ void MetricLog::load_state(const State& state) {
     for (Metric* metric : entry.metrics) metric->reset();
   }
   training.entries.clear();
+  have_resumed_.clear();
   for (int64_t i = 0; i < *num_entries; ++i) {
     const State saved = state.child(fmt::format("entries/{}", i));
     Entry& entry = training.entries.emplace_back();
@@ -466,7 +470,7 @@ void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& opt
   by_epoch.on_step = false;
   by_epoch.on_epoch = true;
   Entry& entry = find_or_add(name, resolve(name, by_epoch), /*is_metric=*/true);
-  entry.add_resumed_to(metric);
+  add_resumed(entry, metric);
   entry.metrics = {&metric};
 }
 
@@ -496,7 +500,7 @@ void MetricLog::add_parts(std::span<const MetricLog* const> parts) {
       entry.reduced.combine(entry.options.reduce_fx, logged.reduced);
       for (Metric* metric : logged.metrics) {
         if (std::ranges::find(entry.metrics, metric) != entry.metrics.end()) continue;
-        entry.add_resumed_to(*metric);
+        add_resumed(entry, *metric);
         entry.metrics.push_back(metric);
       }
     }

@@ -158,13 +158,13 @@ class MetricLog {
     State state() const;
     void load_state(const State& state);
     void take_options(const LogOptions& now, bool is_metric);  // called by the first log() after load_state()
-    void add_resumed_to(Metric& metric);
   };
   struct Table {
     std::vector<Entry> entries{};
     int64_t step = 0;
   };
 
+  void add_resumed(Entry& entry, Metric& metric);
   void record(std::string_view name, const Scalar& value, const LogOptions& options);
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options, bool is_metric);
@@ -187,6 +187,7 @@ class MetricLog {
   Metrics logged_metrics_;
   Metrics epoch_metrics_;
   std::set<std::string, std::less<>> hook_names_;  // owns the hook names of resumed entries
+  std::set<const Metric*> have_resumed_;           // which have got their samples of before, whatever their names
 };
 
 }  // namespace fulgur

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <shared_mutex>
@@ -158,6 +159,13 @@ int64_t bytes_of(const Batch& sample) {
   return bytes;
 }
 
+// Tensors with memory of their own: a sample may be part of a larger tensor, or of a file that is mapped.
+Batch copy_of(const Batch& sample) {
+  std::vector<Batch::Entry> tensors;
+  for (const auto& [name, tensor] : sample) tensors.emplace_back(name, tensor.clone());
+  return Batch(std::move(tensors));
+}
+
 class CachedInMemory final : public Derived {
  public:
   CachedInMemory(DatasetPtr base, int64_t max_bytes) : Derived(std::move(base)), max_bytes_(max_bytes) {}
@@ -169,7 +177,7 @@ class CachedInMemory final : public Derived {
     Batch sample = get_sample(*base_, index, random);
     const std::unique_lock lock(mutex_);
     if (const int64_t bytes = bytes_of(sample); num_bytes_ + bytes <= max_bytes_ && !samples_.contains(index)) {
-      samples_.emplace(index, sample);
+      samples_.emplace(index, copy_of(sample));
       num_bytes_ += bytes;
     }
     return sample;
@@ -204,16 +212,24 @@ class CachedOnDisk final : public Derived {
     if (fs::exists(file)) return read(file);
     Batch sample = get_sample(*base_, index, random);
     fs::create_directories(folder);
-    replace_file_atomically(file,
-                            [&](FileWriter& to) { write_safetensors(to, NamedTensors(sample.begin(), sample.end())); });
+    std::map<std::string, std::string> places;
+    for (const auto& [name, tensor] : sample) places[name] = std::to_string(places.size());
+    replace_file_atomically(
+        file, [&](FileWriter& to) { write_safetensors(to, NamedTensors(sample.begin(), sample.end()), places); });
     return sample;
   }
 
  private:
   static Batch read(const fs::path& file) {
     const SafetensorsFile kept(file);
+    std::map<std::pair<size_t, std::string>, std::string> names;  // by place, which earlier versions did not write
+    for (const SafetensorsEntry& entry : kept.entries()) {
+      const auto place = kept.metadata().find(entry.name);
+      const std::string order = place == kept.metadata().end() ? fmt::format("{}", names.size()) : place->second;
+      names.emplace(std::pair(order.size(), order), entry.name);
+    }
     std::vector<Batch::Entry> tensors;
-    for (const SafetensorsEntry& entry : kept.entries()) tensors.emplace_back(entry.name, kept.tensor(entry.name));
+    for (const auto& [place, name] : names) tensors.emplace_back(name, kept.tensor(name));
     return Batch(std::move(tensors));
   }
 

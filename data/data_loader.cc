@@ -221,7 +221,9 @@ void DataLoader::stop_workers() {
 
 std::optional<int64_t> DataLoader::num_batches() const {
   if (cut_.infinite) return std::nullopt;
-  return (cut_.share_of(cut_.num_items()) + (cut_.drop_last ? 0 : cut_.batch_size - 1)) / cut_.batch_size;
+  const int64_t num_samples = cut_.share_of(cut_.num_items());
+  const bool has_rest = num_samples % cut_.batch_size != 0 && !cut_.drop_last;
+  return num_samples / cut_.batch_size + (has_rest ? 1 : 0);
 }
 
 State DataLoader::position() const {

@@ -74,6 +74,7 @@ WeightedSampler::WeightedSampler(const at::Tensor& weights, WeightedSamplerOptio
                     options_.num_samples, possible));
   }
   last_possible_ = drawable[-1][0].item<int64_t>();
+  if (!weights_.sum().isfinite().item<bool>()) weights_ = weights_.div(weights_.max());
 }
 
 at::Tensor WeightedSampler::indices(int64_t epoch) const {

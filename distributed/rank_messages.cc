@@ -26,20 +26,23 @@ std::vector<int64_t> all_gather_sizes(Collective& group, int64_t size) {
   return {first, first + sizes.numel()};
 }
 
-// The rows of all ranks, concatenated on the CPU; the number of rows may differ between ranks.
+// The rows of all ranks, concatenated on the CPU; the number of rows may differ between ranks. They travel as bytes,
+// because a collective does not take every type.
 at::Tensor all_gather_rows(Collective& group, const at::Tensor& rows) {
-  const std::vector<int64_t> sizes = all_gather_sizes(group, rows.numel());
+  const at::Tensor own = rows.flatten().view(at::kByte);
+  const std::vector<int64_t> sizes = all_gather_sizes(group, own.numel());
   const int64_t longest = std::ranges::max(sizes);
   if (longest == 0) return rows;
-  const at::Tensor flat = at::zeros({longest * group.world_size()}, rows.options());
-  flat.narrow(0, longest * group.rank(), rows.numel()).copy_(rows.flatten());
+  const at::Tensor flat = at::zeros({longest * group.world_size()}, own.options());
+  flat.narrow(0, longest * group.rank(), own.numel()).copy_(own);
   group.all_gather(flat).wait();
   std::vector<at::Tensor> parts;
   std::vector<int64_t> shape = rows.sizes().vec();
   shape[0] = -1;
   for (size_t rank = 0; rank < sizes.size(); ++rank) {
     if (sizes[rank] == 0) continue;
-    parts.push_back(flat.narrow(0, longest * static_cast<int64_t>(rank), sizes[rank]).view(shape));
+    const at::Tensor part = flat.narrow(0, longest * static_cast<int64_t>(rank), sizes[rank]);
+    parts.push_back(part.clone().view(rows.scalar_type()).view(shape));  // a copy, which begins where its type may
   }
   return at::cat(parts);
 }
@@ -99,7 +102,9 @@ void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors
       num_bytes += static_cast<int64_t>(tensors[end++].nbytes());
     }
     std::vector<at::Tensor> parts;
-    for (size_t i = begin; i < end; ++i) parts.push_back(tensors[i].detach().contiguous().view(-1).view(at::kByte));
+    for (size_t i = begin; i < end; ++i) {
+      parts.push_back(tensors[i].detach().resolve_conj().resolve_neg().contiguous().view(-1).view(at::kByte));
+    }
     const at::Tensor packed = at::cat(parts);
     if (packed.numel() > 0) group.broadcast(packed, root).wait();
     int64_t offset = 0;
@@ -136,9 +141,11 @@ MetricStates CollectiveRanks::combine(MetricStates states) {
     const c10::Device device = state.value.device();
     const at::Tensor on_host = state.value.to(c10::kCPU);
     if (state.combine == Combine::sum) {
-      const at::Tensor sum = on_host.clone(at::MemoryFormat::Contiguous);
+      const bool is_whole = at::isIntegralType(on_host.scalar_type(), /*includeBool=*/true);
+      const at::Tensor sum = on_host.to(is_whole ? at::kLong : on_host.scalar_type(), /*non_blocking=*/false,
+                                        /*copy=*/true, at::MemoryFormat::Contiguous);
       group_.all_reduce(sum.view(-1)).wait();
-      state.value = sum.to(device);
+      state.value = sum.to(device, state.value.scalar_type());
     } else {
       state.value = all_gather_rows(group_, on_host).to(device);
     }

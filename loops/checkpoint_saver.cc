@@ -47,7 +47,8 @@ void CheckpointSaver::close() {
 }
 
 void CheckpointSaver::save(const Path& folder, const SaveOptions& options) {
-  requests_.push_back({std::filesystem::absolute(folder), options});
+  const Path target = std::filesystem::absolute(folder);
+  requests_.push_back({target.has_filename() ? target : target.parent_path(), options});  // "a/" is a
   if (in_training_) return;
   FirstError error;
   write_requests(error);

@@ -68,7 +68,10 @@ void LAMB::load_parameter_state(size_t group, size_t index, const ParameterState
 
 at::Tensor LAMB::direction(const at::Tensor& param, at::Tensor grad, State& state, double weight_decay) const {
   const auto [beta1, beta2] = options_.betas;
-  if (state.num_updates++ == 0) state.exp_avg = at::zeros_like(grad), state.exp_avg_sq = at::zeros_like(grad);
+  if (state.num_updates++ == 0) {  // in the memory order of the parameter, which a checkpoint expects
+    state.exp_avg = at::zeros_like(param, grad.options());
+    state.exp_avg_sq = at::zeros_like(param, grad.options());
+  }
   state.exp_avg.lerp_(grad, 1.0 - beta1);
   state.exp_avg_sq.mul_(beta2).addcmul_(grad, grad, 1.0 - beta2);
   const auto t = static_cast<double>(state.num_updates);

@@ -41,7 +41,7 @@ void LARS::step(const GradientTransform& transform) {
       if (!param.grad().defined()) continue;
       at::Tensor& buffer = momentum_buffer(g, i);
       const at::Tensor grad = scaled_gradient(param, transformed_gradient(param, transform), group.weight_decay);
-      if (!buffer.defined()) buffer = at::zeros_like(grad);
+      if (!buffer.defined()) buffer = at::zeros_like(param, grad.options());  // as a checkpoint expects it
       param.sub_(buffer.mul_(options_.momentum).add_(grad), group.lr);
     }
   }

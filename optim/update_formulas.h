@@ -8,16 +8,16 @@
 //   root(v), negated(v), chosen(mask, yes, no)
 // Roots, quotients and sums are IEEE's, products are fused only by fma(), so results have the same bits everywhere.
 
-// mean + weight * (value - mean)
+// mean + weight * (value - mean). With a weight of 1 the mean, which may be much larger, leaves no trace.
 template <class D>
 FULGUR_FORMULA V<D> lerp(D d, V<D> mean, V<D> value, V<D> weight) {
-  return fma(d, weight, value - mean, mean);
+  return chosen(weight < rounded(d, 1.0), fma(d, weight, value - mean, mean), value);
 }
 
 // mean + weight * (value^2 - mean); not below 0
 template <class D>
 FULGUR_FORMULA V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
-  return fma(d, weight, fma(d, value, value, negated(mean)), mean);
+  return chosen(weight < rounded(d, 1.0), fma(d, weight, fma(d, value, value, negated(mean)), mean), value * value);
 }
 
 // How a gradient is changed before the rule uses it.

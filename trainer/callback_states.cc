@@ -14,21 +14,27 @@
 #include "fulgur/base/error.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/type_name.h"
+#include "fulgur/base/utf8.h"
 
 namespace fulgur {
 namespace {
 
 std::string type_of(const Callback& callback) { return short_type_name(typeid(callback)); }
 
-// A '/' would make a folder of names in a State.
-std::string without_slashes(std::string_view key) {
+// A '/' would make a folder of names in a State, and JSON takes UTF-8 only, which a path need not be.
+std::string escaped(std::string_view key) {
+  const bool is_text = is_utf8(key);
   std::string escaped;
-  for (const char c : key) escaped += c == '/' ? "%2F" : c == '%' ? "%25" : std::string(1, c);
+  for (const char c : key) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool is_safe = c != '/' && c != '%' && (byte < 0x80 || is_text);
+    escaped += is_safe ? std::string(1, c) : fmt::format("%{:02X}", byte);
+  }
   return escaped;
 }
 
 std::string key_of(const Callback& callback) {
-  const std::string own = without_slashes(callback.state_key());
+  const std::string own = escaped(callback.state_key());
   return own.empty() ? type_of(callback) : fmt::format("{}{{{}}}", type_of(callback), own);
 }
 

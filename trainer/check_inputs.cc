@@ -1,5 +1,6 @@
 #include "fulgur/trainer/check_inputs.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -41,6 +42,12 @@ void require_fit_hooks(const ModuleHandle& module, const OptimizerChoice& optimi
                       "other",
                       optimizer.name(), module->name()));
   require_optimizer(*module, makes_its_own || !optimizer.is_none());
+  for (const auto& buffer : module->named_buffers()) {
+    const bool is_shared = buffer.value().defined() && at::has_internal_overlap(buffer.value()) == at::MemOverlap::Yes;
+    require(!is_shared, fmt::format("elements of the buffer '{}' share memory, as expand() makes them, so that no "
+                                    "checkpoint could be loaded into it; register a contiguous() copy",
+                                    buffer.key()));
+  }
 }
 
 void require_optimizer(const Module& module, bool has_one) {

@@ -49,10 +49,13 @@ CheckpointContent content_of(const Module& module, NamedTensors weights) {
   for (const auto& [name, tensor] : weights) names.emplace(tensor.unsafeGetTensorImpl(), name);
   for (const auto& part : module.named_modules("", /*include_self=*/true)) {
     const std::string prefix = part.key().empty() ? "" : part.key() + ".";
-    for (const auto& item : part.value()->named_parameters(/*recurse=*/false)) {
-      const auto original = names.find(item.value().unsafeGetTensorImpl());
-      const std::string name = prefix + item.key();
-      if (original != names.end() && original->second != name) content.aliases.emplace_back(name, original->second);
+    for (const auto& tensors :
+         {part.value()->named_parameters(/*recurse=*/false), part.value()->named_buffers(/*recurse=*/false)}) {
+      for (const auto& item : tensors) {
+        const auto original = names.find(item.value().unsafeGetTensorImpl());
+        const std::string name = prefix + item.key();
+        if (original != names.end() && original->second != name) content.aliases.emplace_back(name, original->second);
+      }
     }
   }
   content.weights = std::move(weights);

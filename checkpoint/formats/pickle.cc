@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/utf8.h"
 #include "fulgur/checkpoint/formats/strict_json.h"
 
 namespace fulgur {
@@ -303,14 +304,28 @@ class Machine {
     return std::make_unique<Storage>(Storage{type.substr(kModule.size()), key, count(ids[4], "the size of a storage")});
   }
 
-  PickledTensor tensor(const std::vector<Id>& ids) {  // (storage, offset, sizes, strides, requires_grad, hooks)
+  // (storage, offset, sizes, strides, requires_grad, hooks, metadata)
+  PickledTensor tensor(const std::vector<Id>& ids) {
     if (ids.size() < 4) throw BadPickle("a tensor has fewer than 4 parts");
     const Storage& storage = *as<std::unique_ptr<Storage>>(ids[0], "the storage of a tensor");
     charge(sizeof(PickledTensor) + storage.type.size() + storage.key.size());
     PickledTensor tensor{storage.type,   storage.key,   storage.numel, count(ids[1], "the offset of a tensor"),
                          counts(ids[2]), counts(ids[3])};
     check_inside(tensor);
+    if (ids.size() > 6) read_metadata(ids[6], tensor);
     return tensor;
+  }
+
+  // A dict of the bits that torch sets in a tensor instead of computing other values.
+  void read_metadata(Id id, PickledTensor& tensor) const {
+    const auto* bits = std::get_if<Dict>(&values_[id]);
+    if (bits == nullptr) return;  // None
+    for (const auto& [name, value] : bits->items) {
+      const std::string& bit = as<std::string>(name, "the name of a tensor's bit");
+      if (!as<bool>(value, "a tensor's bit")) continue;
+      if (bit != "conj" && bit != "neg") throw BadPickle(fmt::format("a tensor has the unknown bit {}", quote(bit)));
+      (bit == "conj" ? tensor.is_conjugated : tensor.is_negated) = true;
+    }
   }
 
   static void check_inside(const PickledTensor& tensor) {
@@ -533,6 +548,7 @@ void PickleWriter::real(double value) {
 }
 
 void PickleWriter::text(std::string_view utf8) {
+  if (!is_utf8(utf8)) throw CheckpointError(fmt::format("{} is not UTF-8, which Python needs", quote(utf8)));
   bytes_ += static_cast<char>(kBinUnicode);
   add_number(bytes_, static_cast<uint32_t>(utf8.size()));
   bytes_ += utf8;

@@ -17,6 +17,8 @@ struct PickledTensor {
   int64_t offset = 0;  // position of the first element in the storage, in elements
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
+  bool is_conjugated = false;  // the values are the conjugates of the storage's
+  bool is_negated = false;     // the values are the negatives of the storage's
 };
 
 using PickledTensors = std::vector<std::pair<std::string, PickledTensor>>;
@@ -34,7 +36,7 @@ class PickleWriter {
   void boolean(bool value) { bytes_ += value ? '\x88' : '\x89'; }
   void integer(int64_t value);
   void real(double value);
-  void text(std::string_view utf8);
+  void text(std::string_view utf8);  // throws CheckpointError for other bytes
   void tensor(const PickledTensor& tensor);
 
   void begin_dict() { bytes_ += "}("; }  // then name, value, name, value, ...

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -100,8 +101,10 @@ void write_records(PyTorchStreamWriter& archive, const std::string& pickle, cons
 }
 
 void write_dict(PickleWriter& pickle, Storages& storages, const NamedTensors& tensors) {
+  std::set<std::string_view> names;
   pickle.begin_dict();
   for (const auto& [name, tensor] : tensors) {
+    if (!names.insert(name).second) throw CheckpointError(fmt::format("there are two tensors '{}'", name));
     pickle.text(name);
     pickle.tensor(storages.add(name, tensor));
   }
@@ -231,7 +234,9 @@ class Archive {
       fail(path_, fmt::format("tensor '{}' has a storage of {} bytes, which is too small for {} elements", name,
                               storage.nbytes(), pickled.storage_numel));
     }
-    return at::empty({0}, type->second).set_(storage, pickled.offset, pickled.shape, pickled.strides);
+    at::Tensor tensor = at::empty({0}, type->second).set_(storage, pickled.offset, pickled.shape, pickled.strides);
+    if (pickled.is_conjugated) tensor = tensor.conj().resolve_conj();
+    return pickled.is_negated ? tensor.neg() : tensor;
   }
 
   const c10::Storage& storage_of(const std::string& key) {

@@ -61,6 +61,7 @@ class Literal {
     const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
     if (error != std::errc() || value < 0) throw BadNpy("its shape has something that is no size");
     rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
+    if (rest_.starts_with('L')) rest_.remove_prefix(1);  // a long of Python 2
     return value;
   }
 

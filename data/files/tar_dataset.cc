@@ -99,7 +99,7 @@ TarDataset::TarDataset(const std::vector<fs::path>& shards, TarDecoder decode, T
   std::string content;
   for (const fs::path& shard : shards) {
     const auto map = MemoryMap::open(as_tar(shard, options.cache));
-    add_shard(map);
+    add_shard(map, shard.string());
     content += describe_content(shard, map->bytes());
   }
   digest_ = hex_digest(content);
@@ -110,17 +110,17 @@ std::shared_ptr<TarDataset> TarDataset::make(const std::vector<fs::path>& shards
   return std::make_shared<TarDataset>(shards, std::move(decode), std::move(options));
 }
 
-void TarDataset::add_shard(const std::shared_ptr<const MemoryMap>& shard) {
+void TarDataset::add_shard(const std::shared_ptr<const MemoryMap>& shard, const std::string& name) {
   const size_t first = samples_.size();
   std::unordered_map<std::string, size_t> places;  // in samples_, by key
-  for (const TarEntry& entry : read_tar_index(shard->bytes(), shard->path().string())) {
+  for (const TarEntry& entry : read_tar_index(shard->bytes(), name)) {
     const auto path = split(entry.path);
     if (!path) continue;
     const auto [place, is_new] = places.try_emplace(std::string(path->key), samples_.size());
     if (is_new) samples_.emplace_back(shard, place->first);
     samples_[place->second].add({std::string(path->extension), entry.begin, entry.num_bytes});
   }
-  if (samples_.size() == first) throw std::runtime_error(fmt::format("{}: it has no sample", shard->path().string()));
+  if (samples_.size() == first) throw std::runtime_error(fmt::format("{}: it has no sample", name));
   shard_sizes_.push_back(static_cast<int64_t>(samples_.size() - first));
 }
 

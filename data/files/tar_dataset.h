@@ -88,7 +88,7 @@ class TarDataset final : public Dataset {
   const std::vector<int64_t>& shard_sizes() const { return shard_sizes_; }  // samples in each shard
 
  private:
-  void add_shard(const std::shared_ptr<const MemoryMap>& shard);
+  void add_shard(const std::shared_ptr<const MemoryMap>& shard, const std::string& name);
 
   TarDecoder decode_;
   std::vector<TarSample> samples_{};

@@ -74,6 +74,7 @@ class Header {
     digits.remove_prefix(std::min(digits.find_first_not_of(' '), digits.size()));
     digits = digits.substr(0, digits.find_first_of(std::string_view(" \0", 2)));
     int64_t value = 0;
+    if (digits.empty()) return value;  // as in the label of a volume
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value, 8);
     if (error != std::errc() || end != digits.data() + digits.size() || value < 0) {
       throw BadTar("a number in a header is not octal: it is no tar archive, or damaged");

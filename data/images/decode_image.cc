@@ -31,6 +31,9 @@ bool has_at(Bytes bytes, size_t position, std::string_view text) {
 
 void check_size(const ImageHeader& header, const std::string& name, int64_t max_pixels, int64_t num_bytes,
                 int64_t pixels_per_byte) {
+  if (header.width < 1 || header.height < 1) {
+    throw_image_error(name, fmt::format("it claims {} x {} pixels", header.width, header.height));
+  }
   // Neither side has more than 32 bits, so the product fits.
   const auto num_pixels = static_cast<uint64_t>(header.width) * static_cast<uint64_t>(header.height);
   if (num_pixels > static_cast<uint64_t>(max_pixels)) {

@@ -114,7 +114,8 @@ std::shared_ptr<ImageDataset> ImageDataset::from_list(const fs::path& list, Imag
   std::vector<LabelledImage> images;
   std::string line;
   for (int64_t number = 1; std::getline(file, line); ++number) {
-    if (line.ends_with('\r')) line.pop_back();
+    if (number == 1 && line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);  // the mark of UTF-8 that Excel writes
+    line.erase(line.find_last_not_of(" \t\r") + 1);
     if (!line.empty()) images.push_back(parse_line(line, list, number));
   }
   if (images.empty()) throw std::runtime_error(fmt::format("the list of pictures '{}' is empty", list.string()));

@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/utf8.h"
 #include "fulgur/data/tables/arrow_result.h"
 
 namespace fulgur {
@@ -250,7 +251,7 @@ void check_columns(const arrow::Table& table, const std::filesystem::path& path)
 // Arrow makes a column of bytes of CSV cells that are not UTF-8.
 void check_is_utf8(const arrow::Table& table, const std::filesystem::path& path) {
   for (const auto& field : table.schema()->fields()) {
-    if (field->type()->id() != arrow::Type::BINARY) continue;
+    if (field->type()->id() != arrow::Type::BINARY && is_utf8(field->name())) continue;
     throw std::runtime_error(
         fmt::format("the column '{}' of '{}' is not UTF-8: convert the file, for example by iconv -f latin1 -t utf8",
                     field->name(), path.string()));

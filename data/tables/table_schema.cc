@@ -19,6 +19,7 @@
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "fulgur/base/error.h"
@@ -123,6 +124,35 @@ at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column)
   return values.to(type.id() == arrow::Type::BOOL ? at::kBool : at::kFloat);
 }
 
+constexpr std::pair<std::string_view, at::ScalarType> kTensorTypes[] = {
+    {"float", at::kFloat}, {"int64", at::kLong}, {"bool", at::kBool}};
+
+std::string_view name_of(at::ScalarType type) {
+  return std::ranges::find(kTensorTypes, type, [](const auto& known) { return known.second; })->first;
+}
+
+// The tensor in the type that the column had in training. A file may have whole numbers only where training had others,
+// or the other way round.
+at::Tensor as_in_training(const std::string& name, const at::Tensor& values, at::ScalarType type) {
+  const at::Tensor converted = values.to(type);
+  if (type == at::kFloat) return converted;
+  const at::Tensor differs = converted.to(values.scalar_type()).ne(values).flatten();
+  if (!differs.any().item<bool>()) return converted;
+  const int64_t row = differs.to(at::kByte).argmax().item<int64_t>();
+  throw std::runtime_error(fmt::format("the column '{}' had the type {} in training, and is {} in row {}", name,
+                                       name_of(type), values[row].item<double>(), row + 1));
+}
+
+// Throws if a number that is finite in the table is too large for fp32.
+void check_fits(const std::string& column, double value, float encoded, int64_t row) {
+  if (std::isfinite(encoded) || !std::isfinite(value)) return;
+  throw std::runtime_error(
+      fmt::format("the column '{}' has {:g} in row {}, which is too large for fp32; if it stands for a missing value, "
+                  "leave the cell "
+                  "empty",
+                  column, value, row + 1));
+}
+
 std::string child_name(const char* kind, size_t index) { return fmt::format("{}/{}", kind, index); }
 
 }  // namespace
@@ -157,8 +187,9 @@ TableSchema TableSchema::fit(const arrow::Table& train, TableSchemaOptions optio
   for (const std::string& column : options.categories) {
     schema.categories_.push_back({column, Vocabulary::learn(column, *find_column(train, column))});
   }
-  for (const std::string& column : options.tensors) tensor_of(column, *find_column(train, column));
-  schema.tensors_ = options.tensors;
+  for (const std::string& column : options.tensors) {
+    schema.tensors_.push_back({column, tensor_of(column, *find_column(train, column)).scalar_type()});
+  }
   schema.target_ = options.target;
   if (!schema.target_.empty()) {
     const auto target = find_column(train, schema.target_);
@@ -189,6 +220,13 @@ TableSchema::Feature TableSchema::learn_feature(const arrow::Table& train, const
   const arrow::Datum all(values);
   double mean = number_of(arrow::compute::Mean(all), column);
   double deviation = number_of(arrow::compute::Stddev(all, arrow::compute::VarianceOptions::Defaults()), column);
+  if (!std::isfinite(mean) || !std::isfinite(deviation)) {
+    throw std::runtime_error(
+        fmt::format("the column '{}' has numbers that are too large for a mean and a deviation; if one of them stands "
+                    "for a missing "
+                    "value, leave the cell empty",
+                    column));
+  }
   if (is_constant(mean, deviation, values->length() - values->null_count())) {
     mean = first_value(*values);  // the mean is rounded
     deviation = 1;
@@ -213,8 +251,10 @@ Batch TableSchema::encode_inputs(const arrow::Table& table) const {
   std::vector<Batch::Entry> entries;
   if (!features_.empty()) entries.emplace_back("features", encode_features(table));
   if (!categories_.empty()) entries.emplace_back("category", encode_categories(table));
-  for (const std::string& column : tensors_)
-    entries.emplace_back(column, tensor_of(column, *find_column(table, column)));
+  for (const Tensor& tensor : tensors_) {
+    const at::Tensor values = tensor_of(tensor.column, *find_column(table, tensor.column));
+    entries.emplace_back(tensor.column, tensor.type ? as_in_training(tensor.column, values, *tensor.type) : values);
+  }
   return Batch(std::move(entries));
 }
 
@@ -239,6 +279,7 @@ at::Tensor TableSchema::encode_features(const arrow::Table& table) const {
     for (int64_t row = 0; row < values.length(); ++row, cell += width) {
       const double value = values.IsNull(row) ? missing : values.Value(row);
       *cell = static_cast<float>((value - feature.mean) / feature.deviation);
+      check_fits(feature.column, value, *cell, row);
     }
     if (!feature.has_indicator) continue;
     cell = out + indicator++;
@@ -275,7 +316,13 @@ at::Tensor TableSchema::encode_label(const arrow::Table& table) const {
   if (!classes_) {
     const auto numbers = numbers_of(target_, *column);
     check_whole(arrow::ChunkedArray(numbers));
-    return at::from_blob(const_cast<double*>(numbers->raw_values()), {numbers->length()}, at::kDouble).to(at::kFloat);
+    at::Tensor labels = at::empty({numbers->length()}, at::kFloat);
+    auto* label = labels.mutable_data_ptr<float>();
+    for (int64_t row = 0; row < numbers->length(); ++row) {
+      label[row] = static_cast<float>(numbers->Value(row));
+      check_fits(target_, numbers->Value(row), label[row], row);
+    }
+    return labels;
   }
   check_whole(*keys_of(target_, *column, arrow::large_utf8()));
   at::Tensor labels = classes_->indices(target_, *column);
@@ -332,7 +379,10 @@ State TableSchema::state() const {
     category.set("column", categories_[i].column);
     state.set_child(child_name("categories", i), category);
   }
-  for (size_t i = 0; i < tensors_.size(); ++i) state.set(child_name("tensors", i), tensors_[i]);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    state.set(child_name("tensors", i), tensors_[i].column);
+    if (tensors_[i].type) state.set(child_name("tensor_types", i), std::string(name_of(*tensors_[i].type)));
+  }
   state.set("target", target_);
   if (classes_) state.set_child("classes", classes_->state());
   return state;
@@ -352,7 +402,11 @@ TableSchema TableSchema::from_state(const State& state) {
     schema.categories_.push_back({child.get<std::string>("column"), Vocabulary::from_state(child)});
   }
   while (const auto* column = state.find<std::string>(child_name("tensors", schema.tensors_.size()))) {
-    schema.tensors_.push_back(*column);
+    const auto* type = state.find<std::string>(child_name("tensor_types", schema.tensors_.size()));
+    const auto* known = type == nullptr
+                            ? std::end(kTensorTypes)
+                            : std::ranges::find(kTensorTypes, *type, [](const auto& each) { return each.first; });
+    schema.tensors_.push_back({*column, known == std::end(kTensorTypes) ? std::nullopt : std::optional(known->second)});
   }
   schema.target_ = state.get<std::string>("target");
   if (const State classes = state.child("classes"); !classes.empty()) schema.classes_ = Vocabulary::from_state(classes);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <arrow/type_fwd.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <optional>
@@ -84,6 +85,10 @@ class TableSchema {
     std::string column;
     Vocabulary vocabulary;
   };
+  struct Tensor {
+    std::string column;
+    std::optional<c10::ScalarType> type{};  // in training; nullopt: the state of an earlier version does not say
+  };
 
   static Feature learn_feature(const arrow::Table& train, const std::string& column, const TableSchemaOptions& options);
   at::Tensor encode_features(const arrow::Table& table) const;
@@ -92,7 +97,7 @@ class TableSchema {
 
   std::vector<Feature> features_{};
   std::vector<Category> categories_{};
-  std::vector<std::string> tensors_{};
+  std::vector<Tensor> tensors_{};
   std::string target_{};                 // empty: none
   std::optional<Vocabulary> classes_{};  // nullopt: the target is a number, or there is none
 };

@@ -68,6 +68,16 @@ TEST(TemporaryFolder, TakesANameWithASlashAtTheEnd) {
   EXPECT_EQ(testing::read_file(dir.path() / "a/f"), "text");
 }
 
+TEST(TemporaryFolder, TakesAPathThroughALinkAsTheSystemReadsIt) {
+  const TempDir dir, elsewhere;
+  fs::create_directories(elsewhere.path() / "deep");
+  fs::create_directory_symlink(elsewhere.path() / "deep", dir.path() / "link");
+  const fs::path target = dir.path() / "link/../new";
+  create_folder(target, [](const fs::path& temporary) { write_file(temporary / "f", "text"); });
+  EXPECT_EQ(testing::read_file(target / "f"), "text");
+  EXPECT_THAT(names_in(dir.path()), ElementsAre("link"));
+}
+
 TEST(TemporaryFolder, IsNotThereWhileItIsFilled) {
   const TempDir dir;
   create_folder(dir.path() / "a", [&](const fs::path& temporary) {

@@ -51,6 +51,11 @@ TEST(TorchArchive, NamesFileAndReason) {
   EXPECT_THAT(message_of<CheckpointError>(
                   [&] { write_torch_file(dir.path() / "m.pt", {{"x", torch::zeros({1}, torch::kUInt16)}}); }),
               HasSubstr("/m.pt: tensor 'x' has dtype UInt16"));
+  const at::Tensor one = torch::zeros({1});
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {{"x", one}, {"x", one}}); }),
+              HasSubstr("there are two tensors 'x'"));
+  EXPECT_THAT(message_of<CheckpointError>([&] { write_torch_file(dir.path() / "m.pt", {{"caf\xe9", one}}); }),
+              HasSubstr("is not UTF-8, which Python needs"));
   EXPECT_THAT(message_of<CheckpointError>([&] { write_torch_file("/nowhere/m.pt", {}); }),
               HasSubstr("cannot create '/nowhere/m.pt'"));
   EXPECT_THAT(message_of<CheckpointError>([&] { read_torch_file("/nowhere/m.pt"); }),

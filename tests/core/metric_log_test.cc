@@ -306,6 +306,21 @@ TEST_F(MetricLogTest, ItsStateTakesTheSamplesOfAMetricOver) {
   EXPECT_THAT(log.end_epoch(Stage::train, nullptr), ElementsAre(Pair("m", 4.0)));
 }
 
+TEST_F(MetricLogTest, SamplesOfAMetricWithTwoNamesAreTakenOverOnce) {
+  metrics::Sum sum;
+  const auto take = [&](double value) {
+    log.enter(Stage::train, kTrainingStep);
+    sum.update(value);
+    log.log("a", sum);
+    log.log("b", sum);
+  };
+  log.begin_epoch(Stage::train);
+  take(3.0);
+  log.load_state(log.state());
+  take(5.0);
+  EXPECT_THAT(log.end_epoch(Stage::train, nullptr), ElementsAre(Pair("a", 8.0), Pair("b", 8.0)));
+}
+
 // Rank 0 of two has a sample of 4, rank 1 three of 10.
 TEST_F(MetricLogTest, AfterTheLastBatchItsStateHasTheValuesOfMetrics) {
   WithAnother ranks;

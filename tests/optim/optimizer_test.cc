@@ -237,6 +237,24 @@ TEST(LARS, FollowsThePaper) {
                  1e-6);
 }
 
+// The square of a gradient of 1 is so much larger than that of the next ones that a sum with it would lose these.
+TEST(ElementWiseOptimizers, WithoutAMemoryHaveNoTraceOfALargeGradient) {
+  const auto moved_by = [](const auto& make) {
+    const at::Tensor param = torch::zeros({1}, at::kFloat).requires_grad_();
+    const Optimizers optimizers = make(std::vector<at::Tensor>{param});
+    for (const double gradient : {1.0, 1e-5, 1e-5}) {
+      param.mutable_grad() = torch::full({1}, gradient, at::kFloat);
+      optimizers[0].step();
+    }
+    return param.item<double>();
+  };
+  EXPECT_NEAR(moved_by([](auto params) { return optim::RMSprop(params, {.lr = 1e-3, .alpha = 0.0}); }), -3e-3, 1e-5);
+  EXPECT_NEAR(moved_by([](auto params) { return optim::AdamW(params, {.lr = 1e-3, .betas = {0.0, 0.0}}); }), -3e-3,
+              1e-5);
+  EXPECT_NEAR(moved_by([](auto params) { return optim::Lion(params, {.lr = 1e-3, .betas = {0.0, 0.0}}); }), -3e-3,
+              1e-5);
+}
+
 TEST(LARS, ATensorOfZerosMovesAsWithSGD) {
   const at::Tensor zeros = torch::zeros({3}).requires_grad_(), still = torch::ones({3}).requires_grad_();
   Optimizers optimizers = optim::LARS({zeros, still}, {.lr = 0.5});
@@ -324,6 +342,17 @@ TEST_P(EveryOptimizer, TransformsTheGradientsBeforeTheUpdate) {
     plain[0].step();
   }
   for (size_t i = 0; i < inside.size(); ++i) EXPECT_TRUE(inside[i].allclose(before[i], 1e-6, 1e-8));
+}
+
+// A checkpoint has the elements in the order of the parameter's memory.
+TEST_P(EveryOptimizer, ItsStateHasTheStridesOfTheParameterWhateverThoseOfTheGradient) {
+  const at::Tensor param = torch::rand({3, 5}).t().requires_grad_();
+  const Optimizers optimizers = GetParam().make(one_group({param}));
+  param.mutable_grad() = torch::rand({5, 3});
+  optimizers[0].step();
+  for (const auto& [name, tensor] : optimizers[0].parameter_state(0, 0).tensors) {
+    EXPECT_EQ(tensor.strides(), param.strides()) << name;
+  }
 }
 
 TEST_P(EveryOptimizer, TakesParametersOfAnyStrides) {
