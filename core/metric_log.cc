@@ -469,9 +469,24 @@ void MetricLog::log(std::string_view name, Metric& metric, const LogOptions& opt
   LogOptions by_epoch = options;
   by_epoch.on_step = false;
   by_epoch.on_epoch = true;
+  check_is_of_one_epoch(name, metric);
   Entry& entry = find_or_add(name, resolve(name, by_epoch), /*is_metric=*/true);
   add_resumed(entry, metric);
   entry.metrics = {&metric};
+}
+
+// A metric is computed and reset at the end of each stage, with the samples that it got in all of them.
+void MetricLog::check_is_of_one_epoch(std::string_view name, const Metric& metric) const {
+  for (const Table& of_stage : tables_) {
+    for (const Entry& entry : of_stage.entries) {
+      const bool is_same_loader = &of_stage == &table(stage_) && (entry.dataloader_idx == dataloader_idx_ ||
+                                                                  hook_->scope != LogScope::evaluation_step);
+      if (is_same_loader || std::ranges::find(entry.metrics, &metric) == entry.metrics.end()) continue;
+      TORCH_CHECK_VALUE(false, "log('", name, "', metric): this metric is logged as '", entry.name, "' in ", entry.hook,
+                        " as well, for ", &of_stage == &table(stage_) ? "another loader" : "another stage",
+                        ", and would mix the samples of both; keep a metric for each");
+    }
+  }
 }
 
 void MetricLog::record(std::string_view name, const Scalar& value, const LogOptions& options) {

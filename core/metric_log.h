@@ -72,7 +72,8 @@ class MetricLog {
   void log(std::string_view name, double value, const LogOptions& options = {});
 
   // A stateful metric of a single value: logs compute() over all ranks at the end of the epoch, then calls reset().
-  // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply. Log it in the step
+  // The metric is borrowed until then; the caller updates it. on_step and reduce_fx do not apply. Each stage, and each
+  // of several evaluation loaders, needs a metric of its own; otherwise it throws c10::ValueError. Log it in the step
   // that updates it: a checkpoint within the epoch keeps the samples of metrics that were logged. A metric that is only
   // logged in on_train_epoch_end has, after a resume, only the samples since.
   void log(std::string_view name, Metric& metric, const LogOptions& options = {});
@@ -165,6 +166,7 @@ class MetricLog {
   };
 
   void add_resumed(Entry& entry, Metric& metric);
+  void check_is_of_one_epoch(std::string_view name, const Metric& metric) const;
   void record(std::string_view name, const Scalar& value, const LogOptions& options);
   LogOptions resolve(std::string_view name, LogOptions options) const;
   Entry& find_or_add(std::string_view name, const LogOptions& options, bool is_metric);

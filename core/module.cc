@@ -128,8 +128,8 @@ int64_t Module::estimated_stepping_batches() const {
   const auto steps = run_state().estimated_stepping_batches;
   if (steps) return *steps;
   throw UsageError(fmt::format(
-      "{} needs to know how many steps training takes, which its loader does not say or nothing bounds: set "
-      "max_steps, or max_epochs and a loader that knows its length",
+      "{} needs to know how many steps training takes, which is known from configure_optimizers on, unless its loader "
+      "does not say or nothing bounds it: set max_steps, or max_epochs and a loader that knows its length",
       name()));
 }
 

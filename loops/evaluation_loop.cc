@@ -171,6 +171,10 @@ bool for_each_batch(LoopContext& context, const EvaluationLoaders& loaders, cons
     };
     LimitedBatches batches =
         read([&] { return LimitedBatches(loaders.loader(i), /*epoch=*/0, loaders.num_batches(i)); });
+    const bool may_be_empty = context.ranks.world_size() > 1 || loaders.num_batches(i) == 0;
+    if (batches.empty() && !may_be_empty) {
+      throw SetupError(fmt::format("{} yields no batch; can it be read only once?", name_of_loader(state.stage)));
+    }
     while (!batches.empty()) {
       if (ends()) return false;
       const RunningBatch running(context, context.to_device(read([&] { return batches.take(); })));

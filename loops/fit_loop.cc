@@ -182,7 +182,10 @@ void FitLoop::estimate_steps_from(const State& state, int64_t world_size) {
   extra_steps_ = extra_steps == nullptr ? 0 : std::clamp(*extra_steps, -kMostCounted, kMostCounted);
   const EpochGrid now = grid_of(context_.ranks.world_size(), *train_);
   const EpochGrid before = saved_grid(state, world_size, now);
-  if (before != now) {
+  const auto* planned_before = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
+  const bool accumulates_as_before =
+      planned_before == nullptr || *planned_before == context_.plan.accumulate_grad_batches;
+  if (before != now || !accumulates_as_before) {
     const Position from{.epoch = count_of(state, "epoch"),
                         .global_step = count_of(state, "global_step"),
                         .batches_done = consumed_in(state, before, now).batches};
@@ -294,10 +297,11 @@ State FitLoop::state() const {
     state.set("validation_due/after_step", progress_.interrupted_validation->after_step);
     state.set("validation_due/is_last_batch", progress_.interrupted_validation->is_last_batch);
   }
+  state.set("planned_accumulation", context_.plan.accumulate_grad_batches);
   if (context_.accumulate_grad_batches != context_.plan.accumulate_grad_batches) {
     state.set("accumulate_grad_batches", context_.accumulate_grad_batches);
-    state.set("planned_accumulation", context_.plan.accumulate_grad_batches);
   }
+  if (progress_.accumulation > 0) state.set("accumulation_of_epoch", progress_.accumulation);
   if (extra_steps_ != 0) state.set("extra_steps", extra_steps_);
   state.set_child("stop", stop_state());
   state.set_child("train_loader", train_->state());
@@ -345,11 +349,16 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   progress_.is_recut = consumed.is_recut;
   const bool* had_last = state.find<bool>("epoch_had_last_batch");  // null: written by an earlier version
   progress_.had_last = had_last == nullptr || *had_last;
-  resume_ = Resume{.epoch = {.consumed = consumed, .had_last = progress_.had_last, .restore = {}},
+  resume_ = Resume{.epoch = {.consumed = consumed, .had_last = progress_.had_last, .accumulation = {}, .restore = {}},
                    .metrics = metrics,
                    .of_rank = of_rank,
                    .is_in_middle = consumed.batches > 0 || !consumed.position.empty()};
   resume_->epoch.restore = [this] { restore(); };
+  const auto* planned_before = state.find<int64_t>("planned_accumulation");
+  const bool is_planned_as_before =
+      planned_before != nullptr && *planned_before == context_.plan.accumulate_grad_batches;
+  const auto* of_epoch = state.find<int64_t>("accumulation_of_epoch");
+  if (of_epoch != nullptr && *of_epoch > 0 && is_planned_as_before) resume_->epoch.accumulation = *of_epoch;
 }
 
 // What a callback has set lasts until a callback sets another value, unless the options have changed.
@@ -393,10 +402,12 @@ State FitLoop::rank_state() const {
   return state;
 }
 
-// After the last batch of an epoch a run that resumes cannot compute the values of Metrics, which nobody logs again.
+// After the last batch of an epoch or a run, a run that resumes cannot compute the values of Metrics, which nobody logs
+// again.
 State FitLoop::metrics_to_save() const {
   if (metrics_of_cut_epoch_) return *metrics_of_cut_epoch_;
-  const bool has_last = any_rank(context_.ranks, progress_.had_last);
+  const bool ends = bounds_ && bounds_->max_steps_reached();
+  const bool has_last = any_rank(context_.ranks, progress_.had_last || ends);
   return has_last ? context_.metrics.state_after_last_batch(context_.ranks) : context_.metrics.state();
 }
 

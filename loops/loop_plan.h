@@ -34,6 +34,7 @@ struct LoopPlan {
   int64_t accumulate_grad_batches = 1;
   GradientClipping clipping{};
   bool detect_anomaly = false;
+  bool keeps_lr = false;  // schedules are made, but do not move: the tuner sets learning rates, or needs none
 
   // How often loggers get the values of a step. 0: never; nullopt: LoopContext has the number.
   std::optional<int64_t> log_every_n_steps{};

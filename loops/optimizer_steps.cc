@@ -209,6 +209,7 @@ void OptimizerSteps::scale_lr(size_t optimizer, size_t group, double factor) {
 }
 
 void OptimizerSteps::move_schedules(std::string_view interval, Kind kind) {
+  if (context_.plan.keeps_lr) return;
   const int64_t count = interval == "step" ? context_.state.global_step : context_.state.epoch + 1;
   for (LRSchedule& schedule : schedules_) {
     const LRSchedulerConfig& config = schedule.config();
@@ -224,6 +225,7 @@ std::vector<double> OptimizerSteps::lr_after_step(size_t optimizer) const {
   const Optimizer& stepping = optimizers()[optimizer];
   for (const Optimizer::Group& group : stepping.groups()) lr.push_back(group.lr);
   for (const LRSchedule& schedule : schedules_) {
+    if (context_.plan.keeps_lr) break;
     const LRSchedulerConfig& config = schedule.config();
     const bool moves = config.interval == "step" && (context_.state.global_step + 1) % config.frequency == 0;
     if (&schedule.optimizer() != &stepping || !moves || config.scheduler->needs_metric()) continue;

@@ -64,7 +64,7 @@ auto reading(LoopContext& context, const Read& read) {
 
 void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lockstep, const ResumePoint* resumed) {
   const auto consumed = resumed != nullptr ? resumed->consumed : LimitedBatches::Consumed{};
-  begin(consumed);
+  begin(consumed, resumed != nullptr ? resumed->accumulation : std::nullopt);
   progress_.had_last = resumed != nullptr && resumed->had_last;
   const bool validated = resumed != nullptr && go_on(*resumed);
   LimitedBatches batches = open(loader, limit, lockstep, consumed, /*resumes=*/resumed != nullptr);
@@ -81,7 +81,7 @@ void TrainEpochLoop::run(Loader& loader, std::optional<int64_t> limit, bool lock
     steps_.move_schedules("epoch", OptimizerSteps::Kind::plain);
 }
 
-void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed) {
+void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed, std::optional<int64_t> accumulation) {
   RunState& state = context_.state;
   state.batch_idx = progress_.batches_done = consumed.batches;
   state.is_last_batch = false;
@@ -89,7 +89,7 @@ void TrainEpochLoop::begin(const LimitedBatches::Consumed& consumed) {
   progress_.is_recut = consumed.is_recut;
   progress_.epoch = state.epoch;
   state.epoch_is_complete = false;
-  accumulate_grad_batches_ = context_.accumulate_grad_batches;
+  accumulate_grad_batches_ = progress_.accumulation = accumulation.value_or(context_.accumulate_grad_batches);
   steps_.check_accumulation(accumulate_grad_batches_);
 }
 
@@ -143,6 +143,7 @@ void TrainEpochLoop::complete_window() {
   } else if (window_batches_ > 0 || others_wait) {
     end_micro_batch(/*is_last=*/true, EndsEpoch::by_skipping);
     count_step();
+    if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plateau);
   }
 }
 

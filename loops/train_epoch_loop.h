@@ -30,6 +30,7 @@ class TrainEpochLoop {
     bool is_recut = false;      // the epoch was resumed with other ranks or batches
     bool had_last = false;      // the last batch of the epoch is among batches_done
     int64_t total_batches = 0;  // micro-batches of all epochs
+    int64_t accumulation = 0;   // micro-batches of a step in this epoch; 0: none has begun
     struct Validation {
       bool after_step;     // the batch before the validation ended in an optimizer step
       bool is_last_batch;  // the batch before the validation is the last of the epoch
@@ -40,6 +41,7 @@ class TrainEpochLoop {
   struct ResumePoint {
     LimitedBatches::Consumed consumed;
     bool had_last;                  // the last batch of the epoch is among the consumed
+    std::optional<int64_t> accumulation;  // that the epoch began with; nullopt: that of this run
     std::function<void()> restore;  // restores what every batch changes: metrics, random generators
   };
 
@@ -61,7 +63,7 @@ class TrainEpochLoop {
  private:
   enum class EndsEpoch { no, without_further_batch, by_skipping };
 
-  void begin(const LimitedBatches::Consumed& consumed);
+  void begin(const LimitedBatches::Consumed& consumed, std::optional<int64_t> accumulation);
   LimitedBatches open(Loader& loader, std::optional<int64_t> limit, bool lockstep,
                       const LimitedBatches::Consumed& consumed, bool resumes);
   BatchAction run_batches(LimitedBatches& batches);

@@ -1,6 +1,7 @@
 #include "fulgur/trainer/fit_state.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -43,8 +44,11 @@ void name_folder_in_errors(const CheckpointReader& checkpoint, const std::functi
 
 }  // namespace
 
-CheckpointContent content_of(const Module& module, NamedTensors weights) {
+CheckpointContent content_of(Module& module, NamedTensors weights) {
   CheckpointContent content;
+  State own;
+  module.on_save_checkpoint(own);
+  content.run.set_child("module", own);
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& [name, tensor] : weights) names.emplace(tensor.unsafeGetTensorImpl(), name);
   for (const auto& part : module.named_modules("", /*include_self=*/true)) {
@@ -63,13 +67,22 @@ CheckpointContent content_of(const Module& module, NamedTensors weights) {
   return content;
 }
 
-void load_requires_grad(Module& module, const CheckpointReader& checkpoint) {
+void load_requires_grad(Module& module, const CheckpointReader& checkpoint, bool tells) {
   const State frozen = checkpoint.run().child("frozen");
+  std::vector<std::string> changed;
   for (const auto& item : module.named_parameters()) {
     at::Tensor param = item.value();
     const bool requires_grad = frozen.find<bool>(item.key()) == nullptr;
-    if (param.is_floating_point() && param.requires_grad() != requires_grad) param.set_requires_grad(requires_grad);
+    if (!param.is_floating_point() || param.requires_grad() == requires_grad) continue;
+    param.set_requires_grad(requires_grad);
+    changed.push_back(fmt::format("'{}' is {}", item.key(), requires_grad ? "trained" : "frozen"));
   }
+  if (changed.empty() || !tells) return;
+  constexpr size_t kMostNamed = 3;
+  const size_t num_named = std::min(changed.size(), kMostNamed);
+  log_info("as in the checkpoint, and not as {} has them: {}{}", module.name(),
+           fmt::join(changed.begin(), changed.begin() + static_cast<std::ptrdiff_t>(num_named), ", "),
+           changed.size() > num_named ? fmt::format(", and {} more", changed.size() - num_named) : "");
 }
 
 void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint) {
@@ -92,11 +105,6 @@ void FitState::add_to(CheckpointContent& content) const {
   for (const auto& item : context.hooks.module().named_parameters()) {
     if (!item.value().requires_grad()) run.set("frozen/" + item.key(), true);
   }
-  State own;
-  constexpr auto kRun = HookCaller::WhatRuns::run;
-  context.hooks.located("on_save_checkpoint", kRun, [&] { context.hooks.module().on_save_checkpoint(own); });
-  run.set_child("module", own);
-  run.set_child("data", context.data.state());
   run.set_child("callbacks", states_of(callbacks));
   content.rank = loop.rank_state();
   const State metrics = content.rank.child("metrics");

@@ -13,11 +13,13 @@
 
 namespace fulgur {
 
-// What every checkpoint has: the module's weights, the further names of tied parameters, and its hyper-parameters.
-CheckpointContent content_of(const Module& module, NamedTensors weights);
+// What every checkpoint has: the module's weights, the further names of tied tensors, its hyper-parameters, and what
+// on_save_checkpoint adds.
+CheckpointContent content_of(Module& module, NamedTensors weights);
 
-// Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made.
-void load_requires_grad(Module& module, const CheckpointReader& checkpoint);
+// Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made. `tells`: logs
+// which parameters the module had frozen or trained otherwise.
+void load_requires_grad(Module& module, const CheckpointReader& checkpoint, bool tells);
 
 // Lets the loop estimate the steps of the run that resumes from the checkpoint. Called before the optimizers are made.
 void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint);

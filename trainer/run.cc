@@ -188,7 +188,6 @@ void Run::fit() {
       return makes_its_own ? module().configure_optimizers() : resources_.options.optimizer.make(module());
     });
     require_optimizer(module(), !optimizers.empty());
-    if (request_.is_trial) optimizers.schedulers().clear();
     OptimizerSteps steps(context_, std::move(optimizers));
     const ScopedOptimizers in_reach(module(), link_, steps);
     const FitState fit_state{.context = context_, .steps = steps, .loop = loop, .callbacks = callbacks_};
@@ -326,6 +325,10 @@ void Run::choose_callbacks() {
         "{} wants gradients, their norm or averaged weights, which all ranks compute together, but runs on rank 0 "
         "only; let its runs_on_every_rank() return true",
         short_type_name(type_of(*callback))));
+  }
+  const auto averages = [](const auto& callback) { return callback->averages_weights(); };
+  if (std::ranges::count_if(callbacks_, averages) > 1) {
+    throw SetupError("two callbacks average weights, but a run has one average; leave one WeightAveraging out");
   }
   if (world_.rank() > 0)
     std::erase_if(callbacks_, [](const auto& callback) { return !callback->runs_on_every_rank(); });

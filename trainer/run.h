@@ -64,7 +64,7 @@ struct RunRequest {
   LoopPlan plan;
   std::vector<std::shared_ptr<Callback>> callbacks{};
   std::string ckpt_path{};
-  bool is_trial = false;  // a fit that leaves no trace: no schedules, no checkpoint, no callbacks of the module, no
+  bool is_trial = false;  // a fit that leaves no trace: no checkpoint, no callbacks of the module, no
                           // signals; the module's tensors are restored
 };
 

@@ -109,7 +109,9 @@ void RunCheckpoints::with_content(bool weights_only, const std::function<void(Ch
 CheckpointContent RunCheckpoints::content(bool weights_only) const {
   Module& module = context_.hooks.module();
   NamedTensors weights = weights_in_strategy_ ? context_.strategy.module_state() : named_state(module);
-  CheckpointContent content = content_of(module, std::move(weights));
+  CheckpointContent content = context_.hooks.located("on_save_checkpoint", HookCaller::WhatRuns::run,
+                                                     [&] { return content_of(module, std::move(weights)); });
+  content.run.set_child("data", context_.data.state());
   const bool is_whole = fit_ != nullptr && !weights_only;
   is_whole ? fit_->add_to(content) : content.run.set("weights_only", true);
   if (is_interrupted_ || has_failed_) content.run.set("ended_early", true);
@@ -242,7 +244,7 @@ void RunCheckpoints::open(const std::string& ckpt_path) {
   names_origin_ = names_itself(ckpt_path);
   origin_was_left_ = opened_->run().find<bool>("ended_early") != nullptr;
   tell_where_fit_resumes();
-  load_requires_grad(context_.hooks.module(), *opened_);
+  load_requires_grad(context_.hooks.module(), *opened_, /*tells=*/context_.ranks.rank() == 0);
   context_.data.load_state(opened_->run().child("data"));
   log_resume();
 }
@@ -272,10 +274,13 @@ NamedTensors RunCheckpoints::weights_to_train(const CheckpointReader& checkpoint
 void RunCheckpoints::load_weights() const {
   if (!opened_) return;
   const NamedTensors weights = resumed_from_.empty() ? opened_->finished_weights() : weights_to_train(*opened_);
-  fulgur::load_weights(context_.hooks.module(), weights, opened_->folder().string(), options_.ckpt_strict);
-  if (resumed_from_.empty() && context_.ranks.rank() == 0) {
-    log_info("loaded the weights of '{}'", opened_->folder().string());
+  Module& module = context_.hooks.module();
+  fulgur::load_weights(module, weights, opened_->folder().string(), options_.ckpt_strict);
+  if (!resumed_from_.empty()) return;  // FitState loads the rest
+  if (const State own = opened_->run().child("module"); !own.empty()) {
+    context_.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run, [&] { module.on_load_checkpoint(own); });
   }
+  if (context_.ranks.rank() == 0) log_info("loaded the weights of '{}'", opened_->folder().string());
 }
 
 State RunCheckpoints::strategy_state() const {

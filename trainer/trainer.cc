@@ -35,7 +35,7 @@ struct Trainer::Parts {
   template <class Body>
   auto run(EntryPoint entry_point, const ModuleHandle& module, DataModule& data, const std::string& ckpt_path,
            const Body& body) {
-    check_idle();
+    check_idle(*module);
     const bool is_fit = entry_point == EntryPoint::fit;
     if (is_fit) results.state = {};
     StopRequest of_no_effect;  // only fit stops early
@@ -70,6 +70,7 @@ struct Trainer::Parts {
                         .accumulate_grad_batches = whole.accumulate_grad_batches,
                         .clipping = whole.clipping,
                         .detect_anomaly = whole.detect_anomaly,
+                        .keeps_lr = true,
                         .dry_run_of = resources.bounds},
                .callbacks = {std::move(callback)},
                .is_trial = true});
@@ -78,10 +79,15 @@ struct Trainer::Parts {
     trial.fit();
   }
 
-  // One strategy serves all runs, so that they cannot be nested.
-  void check_idle() const {
-    if (running == nullptr) return;
-    throw UsageError("this Trainer is running already; make another one for a run within a run");
+  // One strategy serves all runs of a Trainer, and one run at a time has a module, so that neither can be nested.
+  void check_idle(const Module& module) const {
+    if (running != nullptr) {
+      throw UsageError("this Trainer is running already; for a run of another module within it make another Trainer");
+    }
+    if (module.link().trainer == nullptr) return;
+    throw UsageError(
+        fmt::format("{} is in a run already, of another Trainer; wait until that has ended, or take another module",
+                    module.name()));
   }
 
   RunResources resources;
@@ -149,7 +155,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
           fmt::format("find_learning_rate sets the learning rate before each step that the Trainer takes, but {} "
                       "optimises manually",
                       module->name()));
-  parts_->check_idle();
+  parts_->check_idle(*module);
   check_one_rank(parts_->resources, "find_learning_rate");
   if (parts_->resources.options.fast_dev_run > 0) {
     log_warning("find_learning_rate does nothing in fast_dev_run");
@@ -162,7 +168,7 @@ LearningRateCurve Trainer::find_learning_rate(ModuleHandle module, DataModule& d
 
 int64_t Trainer::find_batch_size(ModuleHandle module, const std::function<Loaders(int64_t batch_size)>& make_loaders,
                                  BatchSizeFinderOptions options) {
-  parts_->check_idle();
+  parts_->check_idle(*module);
   check_one_rank(parts_->resources, "find_batch_size");
   if (parts_->resources.options.fast_dev_run > 0) {
     log_warning("find_batch_size does nothing in fast_dev_run");

@@ -308,6 +308,10 @@ TEST(WeightAveraging, RefusesWhatCannotBeAveraged) {
   EXPECT_THAT(
       message_of<UsageError>([&] { Trainer(quiet(options)).fit(make_module<WithLamb>(), {.train = tiny_loader()}); }),
       HasSubstr("LAMB needs whole tensors; use an optimizer that derives from optim::ElementWiseOptimizer"));
+  const TrainerOptions two{.callbacks = {WeightAveraging::make(), WeightAveraging::make({.decay = 0.5})}};
+  EXPECT_THAT(
+      message_of<SetupError>([&] { Trainer(quiet(two)).fit(make_module<TinyModule>(), {.train = tiny_loader()}); }),
+      HasSubstr("two callbacks average weights"));
   EXPECT_THAT(message_of<UsageError>([] { WeightAveraging::make({.decay = 1.0}); }), HasSubstr("decay = 1"));
   EXPECT_THAT(message_of<UsageError>([] { WeightAveraging::make({.method = "emma"}); }),
               HasSubstr("did you mean 'ema'?"));

@@ -306,6 +306,24 @@ TEST_F(MetricLogTest, ItsStateTakesTheSamplesOfAMetricOver) {
   EXPECT_THAT(log.end_epoch(Stage::train, nullptr), ElementsAre(Pair("m", 4.0)));
 }
 
+TEST_F(MetricLogTest, RefusesAMetricOfTwoStagesOrLoaders) {
+  metrics::Mean mean;
+  log.begin_epoch(Stage::train);
+  log.begin_epoch(Stage::validate);
+  log.enter(Stage::train, kTrainingStep);
+  log.log("train_m", mean);
+  log.enter(Stage::validate, kValidationStep);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("val_m", mean); }),
+              HasSubstr("this metric is logged as 'train_m' in training_step as well, for another stage"));
+  metrics::Mean of_loaders;
+  log.set_dataloader(0);
+  log.log("m", of_loaders);
+  log.log("again", of_loaders);
+  log.set_dataloader(1);
+  EXPECT_THAT(message_of<c10::ValueError>([&] { log.log("m", of_loaders); }),
+              HasSubstr("'m/dataloader_idx_0' in validation_step as well, for another loader"));
+}
+
 TEST_F(MetricLogTest, SamplesOfAMetricWithTwoNamesAreTakenOverOnce) {
   metrics::Sum sum;
   const auto take = [&](double value) {

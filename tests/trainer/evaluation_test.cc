@@ -9,18 +9,22 @@
 #include <string>
 #include <vector>
 
+#include "fulgur/base/error.h"
 #include "fulgur/base/seed.h"
 #include "fulgur/core/callback.h"
 #include "fulgur/trainer/trainer.h"
 #include "tests/testing/counting_module.h"
+#include "tests/testing/errors.h"
 #include "tests/testing/unsized_loader.h"
 
 namespace fulgur {
 namespace {
 
 using testing::CountingModule;
+using testing::message_of;
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using testing::quiet;
@@ -171,6 +175,25 @@ struct ByLoader : CountingModule {
   void on_validation_epoch_end() override { log("all", 7.0); }
   void test_step(const Batch&, int64_t i) override { log("batch", static_cast<double>(i)); }
 };
+
+// A stream that can be read once has nothing for the second validation.
+TEST(Evaluation, ALoaderOfUnknownLengthThatYieldsNothingIsRefused) {
+  struct ReadOnce : Loader {
+    int64_t left = 2;
+    void begin_epoch(int64_t) override {}
+    std::optional<Batch> next() override {
+      if (left-- <= 0) return std::nullopt;
+      return Batch{{"x", torch::rand({4, 4})}, {"y", torch::rand({4, 1})}};
+    }
+    std::optional<int64_t> num_batches() const override { return std::nullopt; }
+  };
+  const auto once = std::make_shared<ReadOnce>();
+  const auto module = make_module<testing::TinyModule>();
+  Trainer trainer(quiet());
+  EXPECT_FALSE(trainer.validate(module, {.val = {once}}).empty());
+  EXPECT_THAT(message_of<SetupError>([&] { trainer.validate(module, {.val = {once}}); }),
+              HasSubstr("the val loader yields no batch; can it be read only once?"));
+}
 
 TEST(SeveralLoaders, MetricsHaveTheLoadersNumberBehindTheirNames) {
   const auto module = make_module<ByLoader>();

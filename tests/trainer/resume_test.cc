@@ -702,6 +702,57 @@ TEST(Resume, LoadersAndSchedulesAreMadeForThePlaceWhereItResumes) {
   run(16, dir.path() / "e", dir.path() / "c/10", {2, 10}, 12);
 }
 
+// 5 batches are an epoch. From step 5 on, 2 epochs of 2 steps are left with windows of 3 batches.
+TEST(Resume, StepsAreCountedWithTheAccumulationThatItGoesOnWith) {
+  const TempDir dir;
+  const auto saves = testing::at_batch_end([&](TrainerControl& control) {
+    if (control.state().global_step == 5) control.save_checkpoint(dir.path() / "saved");
+  });
+  Trainer(testing::quiet({.max_epochs = 3, .callbacks = {saves}}))
+      .fit(make_module<CountsSteps>(), {.train = testing::tiny_loader(40, 8)});
+  const auto module = make_module<CountsSteps>();
+  Trainer trainer(
+      testing::quiet({.max_epochs = 3, .accumulate_grad_batches = 3, .ckpt_path = dir.path() / "saved"}));
+  trainer.fit(module, {.train = testing::tiny_loader(40, 8)});
+  EXPECT_EQ(module->num_steps, 9);
+  EXPECT_EQ(trainer.state().global_step, 9);
+}
+
+// A callback's accumulation begins with the next epoch, also in a run that resumes in this one.
+TEST(Resume, AnEpochKeepsTheAccumulationThatItBeganWith) {
+  const auto sets = [] {
+    return testing::at_batch_end([](TrainerControl& control) {
+      if (control.state().batch_idx == 1) control.set_accumulation(2);
+    });
+  };
+  expect_exact_resume({.options = {.callbacks = {sets()}}});
+}
+
+// A word that a Module keeps beside its weights.
+struct NetWithWord : Net {
+  std::string word = "untrained";
+  void on_train_start() override { word = "trained"; }
+  void on_save_checkpoint(State& state) override { state.set("word", word); }
+  void on_load_checkpoint(const State& state) override { word = state.get<std::string>("word"); }
+};
+
+TEST(Resume, EveryEntryPointGetsWhatTheModuleHasSaved) {
+  const TempDir dir;
+  const auto loader_of = [] { return testing::tiny_loader(16, 8); };
+  const auto saves = testing::at_batch_end([&](TrainerControl& control) {
+    control.save_checkpoint(dir.path() / std::to_string(control.state().batch_idx),
+                            {.weights_only = control.state().batch_idx == 1});
+  });
+  Trainer trainer(testing::quiet({.callbacks = {saves}}));
+  trainer.fit(make_module<NetWithWord>(), {.train = loader_of()});
+  trainer.save_checkpoint(dir.path() / "after");
+  for (const char* name : {"0", "1", "after"}) {
+    const auto module = make_module<NetWithWord>();
+    Trainer(testing::quiet()).validate(module, {.val = {loader_of()}}, dir.path() / name);
+    EXPECT_EQ(module->word, "trained") << name;
+  }
+}
+
 // Saves after the last step, when the epoch's metrics are reduced.
 class SavesAtEnd final : public Callback {
  public:

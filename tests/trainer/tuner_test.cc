@@ -230,6 +230,25 @@ TEST(Tuner, IsRefusedWithinARunOfTheSameTrainer) {
   EXPECT_EQ(trainer.state().epoch, 1);
 }
 
+TEST(TrainerWithinATrainer, RunsAnotherModuleOnly) {
+  struct Nested : TinyModule {
+    std::function<void()> in_first_epoch;
+    void on_train_epoch_start() override { in_first_epoch(); }
+  };
+  const auto module = make_module<Nested>();
+  const auto other = make_module<TinyModule>();
+  std::string refusal;
+  module->in_first_epoch = [&] {
+    refusal = message_of<UsageError>([&] { Trainer(quiet()).validate(module, {.val = {tiny_loader()}}); });
+    Trainer(quiet()).validate(other, {.val = {tiny_loader()}});
+    module->log("after", 1.0);
+  };
+  Trainer trainer(quiet());
+  trainer.fit(module, {.train = tiny_loader()});
+  EXPECT_THAT(refusal, HasSubstr("Nested is in a run already, of another Trainer"));
+  EXPECT_EQ(trainer.callback_metrics().at("after"), 1.0);
+}
+
 TEST(Tuner, RefusesARunWithinATrial) {
   struct Nested : TinyModule {
     std::function<void()> in_first_epoch;
@@ -330,6 +349,30 @@ TEST(FindBatchSize, SchedulesAreMadeForTheWholeTraining) {
   EXPECT_EQ(trainer.find_batch_size(module, loaders_of, {.max_size = 4}), 4);
   EXPECT_FALSE(trainer.find_learning_rate(module, loaders_of(8), {.num_steps = 2}).lrs.empty());
   EXPECT_THAT(module->num_steps, ElementsAre(3 * 200, 3 * 100, 3 * 50));
+}
+
+// A schedule that the module steps itself is there, and moves as it says.
+TEST(Tuner, TriesAModuleThatStepsItsSchedule) {
+  struct StepsItsSchedule : TinyModule {
+    StepsItsSchedule() { automatic_optimization = false; }
+    at::Tensor training_step(const Batch& batch, int64_t) override {
+      const at::Tensor value = loss(batch);
+      optimizer().zero_grad();
+      manual_backward(value);
+      optimizer().step();
+      lr_scheduler().step();
+      return value;
+    }
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = 0.1}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
+    }
+  };
+  Trainer trainer(quiet());
+  EXPECT_EQ(trainer.find_batch_size(make_module<StepsItsSchedule>(), loaders_of, {.max_size = 4}), 4);
+  const auto curve = trainer.find_learning_rate(make_module<StepsItsSchedule>(), loaders_of(8),
+                                                {.min_lr = 1e-3, .max_lr = 1e-1, .num_steps = 3});
+  ASSERT_EQ(curve.lrs.size(), 3U);
+  EXPECT_NEAR(curve.lrs[1], 1e-2, 1e-9);
 }
 
 TEST(FindBatchSize, OtherErrorsAndTooLittleMemoryReachTheCaller) {
