@@ -2,7 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 namespace fulgur {
+
+void State::set(std::string_view name, Value value) {
+  if (const auto* tensor = std::get_if<at::Tensor>(&value); tensor != nullptr && !tensor->defined()) {
+    throw UsageError(fmt::format("'{}' cannot be kept in a state: it is an undefined tensor; leave it out", name));
+  }
+  values_.insert_or_assign(std::string(name), std::move(value));
+}
 
 void State::set_child(std::string_view name, const State& child) {
   for (const auto& [own, value] : child.values_) set(fmt::format("{}/{}", name, own), value);

@@ -25,8 +25,8 @@ class State {
   using Value = std::variant<bool, int64_t, double, std::string, at::Tensor>;
   using Values = std::map<std::string, Value, std::less<>>;
 
-  // Replaces an existing value. Write int64_t{3}, not 3.
-  void set(std::string_view name, Value value) { values_.insert_or_assign(std::string(name), std::move(value)); }
+  // Replaces an existing value. Write int64_t{3}, not 3. Throws UsageError for an undefined tensor.
+  void set(std::string_view name, Value value);
 
   // Throws CheckpointError with the name if the value is missing or of another type.
   template <class T>

@@ -148,9 +148,10 @@ class Module : public torch::nn::Module {
 
   virtual void teardown(EntryPoint) {}
 
-  // What a checkpoint keeps of the module in addition to parameters and buffers: `state.set("vocabulary", text)`.
+  // What a checkpoint keeps of the module in addition to parameters and buffers: `state.set("vocabulary", text)`. Every
+  // entry point that is given a checkpoint loads it, once the weights are there, before on_fit_start and the like.
   virtual void on_save_checkpoint(State&) {}
-  virtual void on_load_checkpoint(const State&) {}  // before on_fit_start
+  virtual void on_load_checkpoint(const State&) {}
 
   // Keeps the fields of an options struct in every checkpoint, from where load_hyper_parameters and Lightning's
   // load_from_checkpoint read them. Called in the constructor; the last of several calls counts.

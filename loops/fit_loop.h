@@ -84,7 +84,8 @@ class FitLoop {
   std::shared_ptr<Loader> train_;
   std::optional<int64_t> num_train_batches_;  // per epoch, limits applied; nullopt: unknown
   bool lockstep_ = false;                     // several ranks, and a train loader without a known length
-  int64_t extra_steps_ = 0;  // steps that the run has beyond those of its epochs, because batches or windows were smaller before
+  int64_t extra_steps_ =
+      0;  // steps that the run has beyond those of its epochs, because batches or windows were smaller before
   EvaluationLoop validation_;
   ValidationSchedule schedule_;
   TrainEpochLoop::Progress progress_;

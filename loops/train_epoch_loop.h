@@ -40,9 +40,9 @@ class TrainEpochLoop {
   // An epoch that another process began.
   struct ResumePoint {
     LimitedBatches::Consumed consumed;
-    bool had_last;                  // the last batch of the epoch is among the consumed
-    std::optional<int64_t> accumulation;  // that the epoch began with; nullopt: that of this run
-    std::function<void()> restore;  // restores what every batch changes: metrics, random generators
+    bool had_last;                        // the last batch of the epoch is among the consumed
+    std::optional<int64_t> accumulation;  // micro-batches of a step when the epoch began; nullopt: those of this run
+    std::function<void()> restore;        // restores what every batch changes: metrics, random generators
   };
 
   // All references are borrowed. `validation` may be empty.

@@ -67,6 +67,10 @@ template <class D>
 HWY_INLINE V<D> zero(D d) {
   return hn::Zero(d);
 }
+template <class D>
+HWY_INLINE V<D> one(D d) {
+  return hn::Set(d, Lane<D>(1));
+}
 template <class Vector>
 HWY_INLINE Vector root(Vector v) {
   return hn::Sqrt(v);

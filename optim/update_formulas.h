@@ -3,7 +3,7 @@
 // has, for a tag type D of its numbers:
 //   FULGUR_FORMULA                         how functions are declared
 //   V<D>, Lane<D>                          a vector of numbers and one of them; + - * / < > work on vectors
-//   rounded(d, double), zero(d)            vectors of one number
+//   rounded(d, double), zero(d), one(d)    vectors of one number
 //   fma(d, a, b, c)                        a * b + c, rounded once
 //   root(v), negated(v), chosen(mask, yes, no)
 // Roots, quotients and sums are IEEE's, products are fused only by fma(), so results have the same bits everywhere.
@@ -11,13 +11,13 @@
 // mean + weight * (value - mean). With a weight of 1 the mean, which may be much larger, leaves no trace.
 template <class D>
 FULGUR_FORMULA V<D> lerp(D d, V<D> mean, V<D> value, V<D> weight) {
-  return chosen(weight < rounded(d, 1.0), fma(d, weight, value - mean, mean), value);
+  return chosen(weight < one(d), fma(d, weight, value - mean, mean), value);
 }
 
 // mean + weight * (value^2 - mean); not below 0
 template <class D>
 FULGUR_FORMULA V<D> lerp_square(D d, V<D> mean, V<D> value, V<D> weight) {
-  return chosen(weight < rounded(d, 1.0), fma(d, weight, fma(d, value, value, negated(mean)), mean), value * value);
+  return chosen(weight < one(d), fma(d, weight, fma(d, value, value, negated(mean)), mean), value * value);
 }
 
 // How a gradient is changed before the rule uses it.

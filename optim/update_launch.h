@@ -21,6 +21,7 @@ using Lane = float;
 
 inline float rounded(Scalar, double coefficient) { return static_cast<float>(coefficient); }
 FULGUR_DEVICE_CODE float zero(Scalar) { return 0.0F; }
+FULGUR_DEVICE_CODE float one(Scalar) { return 1.0F; }
 FULGUR_DEVICE_CODE float fma(Scalar, float a, float b, float c) { return ::fmaf(a, b, c); }
 FULGUR_DEVICE_CODE float root(float v) { return ::sqrtf(v); }
 FULGUR_DEVICE_CODE float negated(float v) { return -v; }

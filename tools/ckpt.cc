@@ -1,6 +1,7 @@
 // Inspects, verifies, compares and exports checkpoints:
 //   bazel run //tools:ckpt -- inspect runs/version_0/checkpoints/last
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
@@ -124,7 +125,8 @@ class Difference {
                                     toString(b.scalar_type()), fmt::join(b.sizes(), "x")));
     }
     if (a.numel() == 0 || a.equal(b)) return;
-    const double most = largest_difference(a.to(at::kDouble), b.to(at::kDouble));
+    const auto numbers = [](const at::Tensor& t) { return (t.is_complex() ? at::view_as_real(t) : t).to(at::kDouble); };
+    const double most = largest_difference(numbers(a), numbers(b));
     if (most == 0 && a.is_floating_point()) return;
     tell(name, fmt::format("differs by at most {:.9g}", most));
   }

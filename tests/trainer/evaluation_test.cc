@@ -21,11 +21,11 @@ namespace fulgur {
 namespace {
 
 using testing::CountingModule;
-using testing::message_of;
 using ::testing::DoubleEq;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::message_of;
 using ::testing::Pair;
 using testing::quiet;
 using testing::tiny_loader;

@@ -711,8 +711,7 @@ TEST(Resume, StepsAreCountedWithTheAccumulationThatItGoesOnWith) {
   Trainer(testing::quiet({.max_epochs = 3, .callbacks = {saves}}))
       .fit(make_module<CountsSteps>(), {.train = testing::tiny_loader(40, 8)});
   const auto module = make_module<CountsSteps>();
-  Trainer trainer(
-      testing::quiet({.max_epochs = 3, .accumulate_grad_batches = 3, .ckpt_path = dir.path() / "saved"}));
+  Trainer trainer(testing::quiet({.max_epochs = 3, .accumulate_grad_batches = 3, .ckpt_path = dir.path() / "saved"}));
   trainer.fit(module, {.train = testing::tiny_loader(40, 8)});
   EXPECT_EQ(module->num_steps, 9);
   EXPECT_EQ(trainer.state().global_step, 9);
