@@ -101,6 +101,11 @@ class TrainedProgram final : public Module {
                       toString(label.scalar_type()), label.sizes(), advice));
     };
     if (options_.loss != "cross_entropy") {
+      if (output.numel() != label.numel()) {
+        refuse("an output with one number for each label",
+               "write --model.loss=cross_entropy if the label is a class, name another output with --model.output, or "
+               "export a program with one number for each sample");
+      }
       const bool is_class = at::isIntegralType(label.scalar_type(), /*includeBool=*/false);
       if (options_.loss != "binary_cross_entropy" && is_class) {
         refuse("numbers as labels", "write --data.schema.target_type=number, or --model.loss=cross_entropy");
@@ -108,10 +113,7 @@ class TrainedProgram final : public Module {
       if (is_class && label.gt(1).any().item<bool>()) {
         refuse("labels of two classes", "write --model.loss=cross_entropy");
       }
-      if (output.numel() == label.numel()) return;
-      refuse("an output with one number for each label",
-             "write --model.loss=cross_entropy if the label is a class, name another output with --model.output, or "
-             "export a program with one number for each sample");
+      return;
     }
     if (!at::isIntegralType(label.scalar_type(), /*includeBool=*/false)) {
       refuse("classes as labels",

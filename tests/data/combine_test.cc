@@ -143,6 +143,31 @@ TEST(CacheInMemory, ReadsEachSampleOnceUpToItsLimit) {
   EXPECT_EQ(counting->reads, 4 + 4 + 2);
 }
 
+// Each sample is part of a larger tensor, and has a small tensor before a large one.
+struct Parts final : Dataset {
+  int64_t size() const override { return 3; }
+  Batch get(int64_t index, Random&) const override {
+    const at::Tensor large = torch::arange(1000, at::kLong);
+    return {{"label", large.narrow(0, index, 1).to(at::kByte)}, {"values", large.narrow(0, index, 4)}};
+  }
+};
+
+TEST(CacheInMemory, KeepsNoMoreThanTheSamples) {
+  const auto cached = cache_in_memory(std::make_shared<Parts>());
+  Random random(0);
+  cached->get(1, random);
+  const Batch kept = cached->get(1, random);
+  EXPECT_TRUE(kept["values"].equal(torch::arange(1, 5, at::kLong)));
+  EXPECT_EQ(kept["values"].storage().nbytes(), 4 * sizeof(int64_t));
+}
+
+TEST(CacheOnDisk, KeepsTheOrderOfTensors) {
+  const TempDir dir;
+  const auto cached = cache_on_disk(std::make_shared<Parts>(), dir.path() / "cache");
+  Random random(0);
+  for (int reads = 0; reads < 2; ++reads) EXPECT_EQ(cached->get(0, random).begin()->first, "label") << reads;
+}
+
 TEST(CacheOnDisk, KeepsSamplesForLaterRuns) {
   const TempDir dir;
   const auto counting = std::make_shared<Counting>();

@@ -245,6 +245,8 @@ class ImagesTest(unittest.TestCase):
             (whole_png[:20], "the PNG file does not begin with its size (IHDR)"),
             (whole_png[:16] + struct.pack(">II", 2**31 - 1, 2**31 - 1) + whole_png[24:],
              "it has 2147483647 x 2147483647 pixels, more than max_pixels, which is 134217728"),
+            (whole_png[:16] + struct.pack(">II", 0, 5) + whole_png[24:], "it claims 0 x 5 pixels"),
+            (whole_png[:16] + struct.pack(">II", 7, 0) + whole_png[24:], "it claims 7 x 0 pixels"),
             (lossless[:len(lossless) // 2], "the WebP file ends too early"),
             (lossless[:100] + bytes(len(lossless) - 100), "its WebP data is damaged"),
             (animation, "it is an animation; expected one picture"),

@@ -114,6 +114,19 @@ TEST(TableSchema, ColumnsCanBeTensorsOfTheirOwn) {
   EXPECT_TRUE(batch["x"].equal(torch::tensor({0.5F})));
 }
 
+// A column may have whole numbers only in one of the files.
+TEST(TableSchema, TensorsHaveTheTypeThatTheyHadInTraining) {
+  const auto fractions = table_of("b\n0.5\n1.5\n"), whole = table_of("b\n3\n4\n");
+  const TableSchema of_fractions = TableSchema::fit(*fractions, {.tensors = {"b"}});
+  const TableSchema of_whole = TableSchema::fit(*whole, {.tensors = {"b"}});
+  for (const TableSchema& schema : {of_fractions, TableSchema::from_state(of_fractions.state())}) {
+    EXPECT_TRUE(schema.encode(*whole)["b"].equal(torch::tensor({3.0F, 4.0F})));
+  }
+  EXPECT_EQ(of_whole.encode(*table_of("b\n3.0\n4.0\n"))["b"].scalar_type(), at::kLong);
+  EXPECT_EQ(message_of<std::runtime_error>([&] { of_whole.encode(*table_of("b\n3.0\n4.5\n")); }),
+            "the column 'b' had the type int64 in training, and is 4.5 in row 2");
+}
+
 TEST(TableSchema, PointsInTimeBefore1970AreWholeSecondsRoundedDown) {
   const auto table = table_of("when,day\n1969-12-29 00:00:00.000000000,1969-12-29\n1969-12-31 23:59:59.9,1969-12-31\n");
   const Batch batch = TableSchema::fit(*table, {.tensors = {"when", "day"}}).encode(*table);
@@ -267,6 +280,16 @@ TEST(TableSchema, MissingFeaturesAreRefusedIfAsked) {
 TEST(TableSchema, AnInfiniteValueIsRefused) {
   EXPECT_EQ(data_error("x\n1.5\ninf\n", {.features = {"x"}}),
             "the column 'x' has an infinite value in row 2; remove the row, or leave the value empty");
+}
+
+TEST(TableSchema, ANumberThatIsTooLargeForFp32IsRefused) {
+  EXPECT_THAT(data_error("x\n1e200\n1.5\n2.5\n", {.features = {"x"}}),
+              HasSubstr("the column 'x' has numbers that are too large for a mean and a deviation"));
+  const auto table = table_of("x,y\n1.5,1e200\n2.5,1.5\n"), other = table_of("x,y\n1e300,1.5\n");
+  EXPECT_THAT(message_of<std::runtime_error>([&] { TableSchema::fit(*table, {.features = {"x"}, .target = "y"}); }),
+              HasSubstr("the column 'y' has 1e+200 in row 1, which is too large for fp32"));
+  const TableSchema schema = TableSchema::fit(*table, {.features = {"x"}});
+  EXPECT_THAT(message_of<std::runtime_error>([&] { schema.encode(*other); }), HasSubstr("'x' has 1e+300 in row 1"));
 }
 
 TEST(TableSchema, ALabelThatIsMissingIsRefused) {

@@ -77,6 +77,20 @@ class TrainTest(unittest.TestCase):
             self.assertEqual(done.returncode, 2)
             self.assertIn(message, done.stderr)
 
+    def test_numbers_of_classes_are_no_numbers_to_learn(self):
+        """The classes of the wines are 1, 2 and 3, and their labels 0, 1 and 2."""
+        one = torch.nn.Linear(13, 1)
+        torch.export.save(torch.export.export(one, (torch.zeros(2, 13),), dynamic_shapes=({0: torch.export.Dim("batch", max=1024)},), strict=False),
+                          self.folder / "one.pt2")
+        for loss, message in (("mse", "takes numbers as labels"), ("binary_cross_entropy", "takes labels of two classes")):
+            done = self.train("--model.program=one.pt2", "--optimizer=AdamW", "--optimizer.lr=1e-2", "--max_epochs=1",
+                              f"--model.loss={loss}")
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(message, done.stderr)
+        done = self.train("--model.program=one.pt2", "--optimizer=AdamW", "--optimizer.lr=1e-2", "--max_epochs=1", "--model.loss=mse",
+                          "--data.schema.target_type=number")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
     def test_what_is_missing_or_unknown_is_said(self):
         for flags, message in (([], "no program is given; write --model.program=<file>.pt2"),
                                (["--model.program=none.pt2", "--optimizer=AdamW"], "none.pt2"),
