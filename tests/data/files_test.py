@@ -125,6 +125,12 @@ class FilesTest(unittest.TestCase):
                 self.write_tar(file, format)
             self.assertEqual(sorted(self.samples(self.folder / "a.tar")), sorted(self.members()))
 
+    def test_tar_with_the_label_of_a_volume(self):
+        """GNU's tar writes it with empty numbers."""
+        (self.folder / "a.txt").write_bytes(b"one")
+        subprocess.run(["tar", "--label=photos", "-cf", "a.tar", "a.txt"], cwd=self.folder, check=True)
+        self.assertEqual(self.samples(self.folder / "a.tar"), [("a.txt", b"one")])
+
     def test_compressed_tar(self):
         plain = io.BytesIO()
         self.write_tar(plain, tarfile.PAX_FORMAT)

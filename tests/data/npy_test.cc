@@ -153,6 +153,10 @@ TEST_F(Npy, AnArrayIsAViewOfTheFileInEitherOrder) {
   EXPECT_LT(allocated.num_bytes(), 1'000u);
 }
 
+TEST_F(Npy, SizesMayBeLongsOfPython2) {
+  EXPECT_THAT(read_npy(write("a.npy", npy_of("<i8", "(2L, 1L)", bytes_of<int64_t>({7, 8})))).sizes(), ElementsAre(2, 1));
+}
+
 TEST_F(Npy, AnArrayOutlivesItsFile) {
   const std::string file = write("a.npy", npy_of("<i8", "(3,)", bytes_of<int64_t>({7, 8, 9})));
   const at::Tensor array = read_npy(file);
