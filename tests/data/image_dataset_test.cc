@@ -69,7 +69,8 @@ TEST(ImageDataset, AListIsReadLineByLine) {
   const TempDir folder;
   write_png(folder.path() / "pictures/a,b.png", 4, 4, 1);
   write_png(folder.path() / "c.png", 4, 4, 2);
-  write_text(folder.path() / "list.csv", fmt::format("\xef\xbb\xbfpictures/a,b.png,7 \r\n\n{}/c.png, 12\n", folder.path().string()));
+  write_text(folder.path() / "list.csv",
+             fmt::format("\xef\xbb\xbfpictures/a,b.png,7 \r\n\n{}/c.png, 12\n", folder.path().string()));
   const auto dataset = ImageDataset::from_list(folder.path() / "list.csv", small_options());
   ASSERT_EQ(dataset->size(), 2);
   EXPECT_EQ(label_of(*dataset, 0), 7);

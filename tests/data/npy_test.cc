@@ -154,7 +154,8 @@ TEST_F(Npy, AnArrayIsAViewOfTheFileInEitherOrder) {
 }
 
 TEST_F(Npy, SizesMayBeLongsOfPython2) {
-  EXPECT_THAT(read_npy(write("a.npy", npy_of("<i8", "(2L, 1L)", bytes_of<int64_t>({7, 8})))).sizes(), ElementsAre(2, 1));
+  EXPECT_THAT(read_npy(write("a.npy", npy_of("<i8", "(2L, 1L)", bytes_of<int64_t>({7, 8})))).sizes(),
+              ElementsAre(2, 1));
 }
 
 TEST_F(Npy, AnArrayOutlivesItsFile) {
