@@ -329,14 +329,15 @@ std::optional<double> MetricLog::Entry::metric_value(Ranks* ranks) const {
   const bool is_over_ranks = ranks != nullptr && ranks->world_size() > 1 && options.sync_dist;
   const bool is_here = !metrics.empty();
   if (!is_over_ranks) return is_here ? std::optional(computed(metric_states())) : resumed_value;
-  double num_ranks_with_it = is_here ? 1.0 : 0.0;
-  ranks->all_reduce({&num_ranks_with_it, 1}, Reduction::sum);
-  if (num_ranks_with_it == 0.0) return resumed_value;
+  const auto rank = static_cast<double>(ranks->rank()), nobody = static_cast<double>(ranks->world_size());
+  double computes = is_here ? rank : nobody;  // the first rank that has it
+  ranks->all_reduce({&computes, 1}, Reduction::min);
+  if (computes == nobody) return resumed_value;
   const MetricStates states = ranks->combine(metric_states());
-  double value = is_here ? computed(states) : 0.0;
-  if (num_ranks_with_it == static_cast<double>(ranks->world_size())) return value;
+  const double own = is_here ? computed(states) : 0.0;  // throws on every rank that has it
+  double value = rank == computes ? own : 0.0;
   ranks->all_reduce({&value, 1}, Reduction::sum);
-  return value / num_ranks_with_it;
+  return value;
 }
 
 std::optional<double> MetricLog::Entry::value_of_epoch(Ranks* ranks) const {

@@ -68,7 +68,7 @@ void check_same_shape(const std::vector<std::string>& shapes) {
 at::Tensor all_gather_tensors(Collective& group, const at::Tensor& tensor) {
   const c10::NoGradGuard no_grad;
   check_same_shape(all_gather_bytes(group, shape_of(tensor)));
-  const at::Tensor own = tensor.to(c10::kCPU).contiguous().view(-1).view(at::kByte);
+  const at::Tensor own = tensor.to(c10::kCPU).resolve_conj().resolve_neg().contiguous().view(-1).view(at::kByte);
   const at::Tensor all = at::empty({group.world_size() * own.numel()}, at::kByte);
   all.narrow(0, group.rank() * own.numel(), own.numel()).copy_(own);
   if (all.numel() > 0) group.all_gather(all).wait();
@@ -112,7 +112,8 @@ void broadcast_tensors(Collective& group, const std::vector<at::Tensor>& tensors
     for (size_t i = begin; i < end && group.rank() != root; ++i) {
       const at::Tensor part = packed.narrow(0, offset, parts[i - begin].numel());
       offset += part.numel();
-      if (tensors[i].is_contiguous()) {
+      const bool is_lazy = tensors[i].is_conj() || tensors[i].is_neg();  // has other values than its memory
+      if (tensors[i].is_contiguous() && !is_lazy) {
         places.push_back(tensors[i].detach().view(-1).view(at::kByte));
         bytes.push_back(part);
         continue;

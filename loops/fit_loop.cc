@@ -62,13 +62,17 @@ struct EpochGrid {
   int64_t samples() const { return world_size * batch_size; }  // in a batch of every rank
 };
 
-EpochGrid grid_of(int64_t world_size, const Loader& loader) {
-  return {.world_size = world_size, .batch_size = loader.batch_size().value_or(1)};
-}
+struct Grids {
+  EpochGrid before, now;
+};
 
-EpochGrid saved_grid(const State& state, int64_t world_size, const EpochGrid& now) {
-  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;  // older states lack it
-  return {.world_size = world_size, .batch_size = tells_batch_size ? count_of(state, "batch_size") : now.batch_size};
+// If only one of them knows the samples in a batch, they are taken for equal.
+Grids grids_of(const State& state, int64_t world_size, const Ranks& ranks, const Loader& loader) {
+  const bool tells_batch_size = state.find<int64_t>("batch_size") != nullptr;
+  const std::optional<int64_t> now = loader.batch_size();
+  const int64_t before = tells_batch_size ? count_of(state, "batch_size") : now.value_or(1);
+  return {.before = {.world_size = world_size, .batch_size = before},
+          .now = {.world_size = ranks.world_size(), .batch_size = now.value_or(before)}};
 }
 
 double max_time_s(const LoopPlan& plan) { return plan.max_time ? plan.max_time->seconds().count() : -1.0; }
@@ -119,7 +123,7 @@ void FitLoop::load() {
   if (!plan.log_every_n_steps) context_.log_every_n_steps = log_every_n_steps();
 }
 
-// At least one row of a step in each epoch, and in a run that max_steps ends.
+// Gives each epoch, and a run that max_steps ends, a row of a step, if no step is skipped and no callback accumulates.
 int64_t FitLoop::log_every_n_steps() const {
   const LoopPlan& plan = context_.plan;
   int64_t every = kLogEveryNSteps;
@@ -180,8 +184,7 @@ void FitLoop::estimate_steps() {
 void FitLoop::estimate_steps_from(const State& state, int64_t world_size) {
   const auto* extra_steps = state.find<int64_t>("extra_steps");
   extra_steps_ = extra_steps == nullptr ? 0 : std::clamp(*extra_steps, -kMostCounted, kMostCounted);
-  const EpochGrid now = grid_of(context_.ranks.world_size(), *train_);
-  const EpochGrid before = saved_grid(state, world_size, now);
+  const auto [before, now] = grids_of(state, world_size, context_.ranks, *train_);
   const auto* planned_before = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
   const bool accumulates_as_before =
       planned_before == nullptr || *planned_before == context_.plan.accumulate_grad_batches;
@@ -284,7 +287,7 @@ State FitLoop::state() const {
   State state;
   state.set("epoch", progress_.epoch);
   state.set("batches_of_epoch", progress_.batches_done);
-  state.set("batch_size", grid_of(context_.ranks.world_size(), *train_).batch_size);
+  if (const auto batch_size = train_->batch_size()) state.set("batch_size", *batch_size);
   state.set("epoch_is_recut", progress_.is_recut);
   state.set("epoch_had_last_batch", progress_.had_last);
   state.set_child("position", progress_.position);
@@ -341,8 +344,8 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
   start_ -= elapsed_of(state);
   load_accumulation(state);
   train_->load_state(state.child("train_loader"));
-  const EpochGrid now = grid_of(context_.ranks.world_size(), *train_);
-  LimitedBatches::Consumed consumed = consumed_in(state, saved_grid(state, world_size, now), now);
+  const auto [before, now] = grids_of(state, world_size, context_.ranks, *train_);
+  LimitedBatches::Consumed consumed = consumed_in(state, before, now);
   if (const State own = of_rank.child("position"); !own.empty()) consumed.position = own;
   progress_.batches_done = consumed.batches;
   progress_.position = consumed.position;

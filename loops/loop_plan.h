@@ -8,9 +8,9 @@
 
 namespace fulgur {
 
-// What the options of a Trainer mean for its loops: defaults are filled in, and what another option turns off is off.
-inline constexpr int64_t kLogEveryNSteps = 50;  // the default, where a run has as many steps
+inline constexpr int64_t kLogEveryNSteps = 50;  // the default, where an epoch or a run has as many steps
 
+// What the options of a Trainer mean for its loops: defaults are filled in, and what another option turns off is off.
 struct LoopPlan {
   // Bounds of fit.
   int64_t max_epochs = -1;  // -1: no bound

@@ -123,7 +123,10 @@ BatchAction TrainEpochLoop::run_batches(LimitedBatches& batches) {
       if (action == BatchAction::skip_epoch) return action;
       run_batch(*running, batches);
     }
-    if (skipped_) break;  // on another rank, which runs neither a validation nor a checkpoint after this batch
+    if (skipped_) {  // on another rank, which runs neither a validation nor a checkpoint after this batch
+      if (stepped_) steps_.move_schedules("step", OptimizerSteps::Kind::plateau);
+      break;
+    }
     if (window_batches_ == 0) context_.events.roll_back_if_asked();
     if (state.is_last_batch || ended_ || ends_here())
       context_.strategy.drain();  // the code that runs next may read the weights

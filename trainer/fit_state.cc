@@ -32,7 +32,8 @@ void check_num_schedules(const State& run, size_t num_schedules) {
                   num_saved, num_saved == 1 ? "" : "s", num_schedules));
 }
 
-// Calls `load`; the message of a CheckpointError names the checkpoint.
+}  // namespace
+
 void name_folder_in_errors(const CheckpointReader& checkpoint, const std::function<void()>& load) try {
   load();
 } catch (const CheckpointError& error) {
@@ -41,8 +42,6 @@ void name_folder_in_errors(const CheckpointReader& checkpoint, const std::functi
   if (message.find(folder) != message.npos) throw;
   throw CheckpointError(fmt::format("{}: {}", folder, message));
 }
-
-}  // namespace
 
 CheckpointContent content_of(Module& module, NamedTensors weights) {
   CheckpointContent content;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "fulgur/checkpoint/checkpoint_reader.h"
@@ -16,6 +17,9 @@ namespace fulgur {
 // What every checkpoint has: the module's weights, the further names of tied tensors, its hyper-parameters, and what
 // on_save_checkpoint adds.
 CheckpointContent content_of(Module& module, NamedTensors weights);
+
+// Calls `load`; the message of a CheckpointError names the checkpoint.
+void name_folder_in_errors(const CheckpointReader& checkpoint, const std::function<void()>& load);
 
 // Restores requires_grad of every parameter from the checkpoint. Called before the optimizers are made. `tells`: logs
 // which parameters the module had frozen or trained otherwise.

@@ -278,7 +278,9 @@ void RunCheckpoints::load_weights() const {
   fulgur::load_weights(module, weights, opened_->folder().string(), options_.ckpt_strict);
   if (!resumed_from_.empty()) return;  // FitState loads the rest
   if (const State own = opened_->run().child("module"); !own.empty()) {
-    context_.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run, [&] { module.on_load_checkpoint(own); });
+    name_folder_in_errors(*opened_, [&] {
+      context_.hooks.located("on_load_checkpoint", HookCaller::WhatRuns::run, [&] { module.on_load_checkpoint(own); });
+    });
   }
   if (context_.ranks.rank() == 0) log_info("loaded the weights of '{}'", opened_->folder().string());
 }

@@ -30,7 +30,8 @@ class RunCheckpoints final : public LoopEvents {
   // UsageError if there is none, except that fit starts from scratch where there is no "last" yet.
   void open(const std::string& ckpt_path);
 
-  // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run.
+  // Loads the weights of the opened checkpoint, if there is one, into a module that has the precision of the run, and,
+  // unless fit resumes, what the Module has saved.
   void load_weights() const;
   State strategy_state() const;              // StrategyState::shared, if fit resumes; otherwise empty
   void estimate_steps(FitLoop& loop) const;  // corrects the loop's estimate, if fit resumes

@@ -71,6 +71,7 @@ struct Trainer::Parts {
                         .clipping = whole.clipping,
                         .detect_anomaly = whole.detect_anomaly,
                         .keeps_lr = true,
+                        .log_every_n_steps = 0,
                         .dry_run_of = resources.bounds},
                .callbacks = {std::move(callback)},
                .is_trial = true});

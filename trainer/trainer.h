@@ -63,9 +63,10 @@ class Trainer final {
 
   // Trains for a few steps, each with a larger learning rate than the one before, and returns the curve of the loss:
   //   const auto lr = trainer.find_learning_rate(module, data).suggestion();
-  // Learning-rate schedules and all callbacks are left out. Afterwards the module's parameters, buffers and gradients
-  // and the random generators are restored; other effects of the module's hooks stay. In fast_dev_run it only warns.
-  // Errors: as for fit; UsageError for options that cannot be used, and with several ranks: it takes devices = 1.
+  // Schedules are made, but the Trainer does not move them; callbacks are left out. Afterwards the module's parameters,
+  // buffers and gradients and the random generators are restored; other effects of the module's hooks stay. In
+  // fast_dev_run it only warns. Errors: as for fit; UsageError for options that cannot be used, and with several ranks:
+  // it takes devices = 1.
   LearningRateCurve find_learning_rate(ModuleHandle module, DataModule& data, LearningRateFinderOptions options = {});
   LearningRateCurve find_learning_rate(ModuleHandle module, Loaders loaders, LearningRateFinderOptions options = {});
 

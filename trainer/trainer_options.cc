@@ -111,7 +111,8 @@ void TrainerOptions::describe(FieldVisitor& visit) {
   visit({.name = "ckpt_path", .help = "checkpoint to resume from: a folder, last or best", .is_common = true},
         &ckpt_path);
   visit({.name = "ckpt_strict", .help = "require that checkpoint and module have the same weight names"}, &ckpt_strict);
-  visit({.name = "ckpt_weights_only", .help = "load only the weights of the checkpoint, and start over"},
+  visit({.name = "ckpt_weights_only",
+         .help = "load only the weights and what the Module has saved of the checkpoint, and start over"},
         &ckpt_weights_only);
   visit({.name = "ckpt_verify", .help = "compare what is read of a checkpoint with its digests"}, &ckpt_verify);
   visit({.name = "default_root_dir", .help = "folder in which runs/version_N is made"}, &default_root_dir);

@@ -67,7 +67,7 @@ struct TrainerOptions {
   // none. Empty: no checkpoint.
   std::string ckpt_path{};
   bool ckpt_strict = true;         // checkpoint and module must have the same weight names
-  bool ckpt_weights_only = false;  // load only the weights, and start over
+  bool ckpt_weights_only = false;  // load only the weights and what the Module has saved
   bool ckpt_verify = true;         // compare the bytes that are read with the manifest's digests
 
   // What is shown and written. A switch that is unset means true, or false in barebones mode.

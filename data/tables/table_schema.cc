@@ -103,6 +103,7 @@ double first_value(const arrow::DoubleArray& values) {
   return values.Value(row);
 }
 
+// Numbers that are not whole are fp64 here.
 at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column) {
   const auto numbers = numbers_of(name, column);
   if (const auto missing = missing_rows(arrow::ChunkedArray(numbers))) {
@@ -121,7 +122,8 @@ at::Tensor tensor_of(const std::string& name, const arrow::ChunkedArray& column)
   }
   // from_blob's tensor is only read, and copied by to().
   const at::Tensor values = at::from_blob(const_cast<double*>(numbers->raw_values()), {numbers->length()}, at::kDouble);
-  return values.to(type.id() == arrow::Type::BOOL ? at::kBool : at::kFloat);
+  const at::ScalarType dtype = type.id() == arrow::Type::BOOL ? at::kBool : at::kDouble;
+  return values.to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 constexpr std::pair<std::string_view, at::ScalarType> kTensorTypes[] = {
@@ -188,7 +190,8 @@ TableSchema TableSchema::fit(const arrow::Table& train, TableSchemaOptions optio
     schema.categories_.push_back({column, Vocabulary::learn(column, *find_column(train, column))});
   }
   for (const std::string& column : options.tensors) {
-    schema.tensors_.push_back({column, tensor_of(column, *find_column(train, column)).scalar_type()});
+    const at::ScalarType type = tensor_of(column, *find_column(train, column)).scalar_type();
+    schema.tensors_.push_back({column, type == at::kDouble ? at::kFloat : type});
   }
   schema.target_ = options.target;
   if (!schema.target_.empty()) {
@@ -253,7 +256,8 @@ Batch TableSchema::encode_inputs(const arrow::Table& table) const {
   if (!categories_.empty()) entries.emplace_back("category", encode_categories(table));
   for (const Tensor& tensor : tensors_) {
     const at::Tensor values = tensor_of(tensor.column, *find_column(table, tensor.column));
-    entries.emplace_back(tensor.column, tensor.type ? as_in_training(tensor.column, values, *tensor.type) : values);
+    const at::ScalarType of_file = values.scalar_type() == at::kDouble ? at::kFloat : values.scalar_type();
+    entries.emplace_back(tensor.column, as_in_training(tensor.column, values, tensor.type.value_or(of_file)));
   }
   return Batch(std::move(entries));
 }

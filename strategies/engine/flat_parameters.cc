@@ -209,36 +209,36 @@ FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers
   for (const auto& item : module.named_parameters()) {
     const auto found = generations.find(item.key());
     if (found == generations.end()) continue;
-    turns.insert(found->second);
+    if (found->second != kOutside) turns.insert(found->second);
     turn_of.try_emplace(item.value().unsafeGetTensorImpl(), found->second);
   }
   for (const int64_t turn : turns) {
-    append_if(module, optimizers, options, [&](const at::Tensor& param) {
+    append_if(module, optimizers, options, turn, [&](const at::Tensor& param) {
       const auto found = turn_of.find(param.unsafeGetTensorImpl());
       return found == turn_of.end() ? turn == 0 && param.requires_grad() : found->second == turn;
     });
   }
-  next_generation_ = std::max<int64_t>(next_generation_, 1);
+  next_generation_ = *turns.rbegin() + 1;
 }
 
 void FlatParameters::append(const torch::nn::Module& module, const Optimizers& optimizers,
                             const BucketOptions& options) {
-  append_if(module, optimizers, options,
+  const size_t num_before = buckets_.size();
+  append_if(module, optimizers, options, next_generation_,
             [&](const at::Tensor& param) { return param.requires_grad() && !contains(param); });
+  if (buckets_.size() > num_before) ++next_generation_;
 }
 
 template <class Wanted>
 void FlatParameters::append_if(const torch::nn::Module& module, const Optimizers& optimizers,
-                               const BucketOptions& options, const Wanted& wanted) {
+                               const BucketOptions& options, int64_t generation, const Wanted& wanted) {
   auto added = cut(module, optimizers, options, /*dtype=*/{}, wanted);
-  if (added.empty()) return;
   for (Bucket& bucket : added) {
     fill(bucket, options);
-    bucket.generation = next_generation_;
+    bucket.generation = generation;
     for (const Slot& slot : bucket.slots) members_.insert(slot.param.unsafeGetTensorImpl());
     buckets_.push_back(std::move(bucket));
   }
-  ++next_generation_;
 }
 
 FlatParameters::~FlatParameters() {

@@ -53,7 +53,7 @@ class FlatParameters {
     size_t optimizer;        // index
     size_t group;            // index in that optimizer
     at::Tensor flat{};       // 1-dim; padding holds zeros
-    int64_t generation = 0;  // 0: made by the constructor, n: by the n-th append() that made any
+    int64_t generation = 0;  // the turn in which it was made: 0 in the constructor, then one for each append()
     std::vector<Slot> slots{};
     int64_t num_bytes = 0;  // size of flat
   };
@@ -65,6 +65,7 @@ class FlatParameters {
 
   // The generations of the parameters' buckets, by name.
   using Generations = std::map<std::string, int64_t>;
+  static constexpr int64_t kOutside = -1;  // in no bucket, although it may be trainable
 
   // Moves the trainable parameters of the optimizers into buckets, and those in `generations`, frozen or not: into the
   // buckets that an earlier FlatParameters of the same module has made, in as many turns. Throws UsageError, before
@@ -97,7 +98,7 @@ class FlatParameters {
  private:
   template <class Wanted>
   void append_if(const torch::nn::Module& module, const Optimizers& optimizers, const BucketOptions& options,
-                 const Wanted& wanted);
+                 int64_t generation, const Wanted& wanted);
 
   std::vector<Bucket> buckets_;
   std::unordered_set<const c10::TensorImpl*> members_;  // the parameters in buckets

@@ -433,7 +433,7 @@ StepReport FlatStrategy::scaled_step(size_t index, const StepRequest& request) {
     return norm.item<double>();
   };
   StepReport report{.skipped = loss_scaling_->is_non_finite(index, take_norm),
-                    .loss_scale = loss_scaling_->loss_scale()};
+                    .loss_scale = loss_scaling_->loss_scale_of(index)};
   if (report.skipped) {
     drain();  // a delayed update belongs to the step before
   } else {

@@ -15,13 +15,19 @@ namespace {
 
 constexpr std::string_view kGenerations = "generations";  // FlatParameters::Generations, by parameter
 
-// Saves only the parameters that a new run of this module would put elsewhere, or leave out because they are frozen.
-void save_generations(const FlatParameters& parameters, State& shared) {
+// Saves only the parameters that a new run of this module would put elsewhere, leave out because they are frozen, or
+// not leave out because they were unfrozen and no step has come since.
+void save_generations(const FlatParameters& parameters, const std::vector<Trained>& trained, State& shared) {
+  const auto save = [&](const std::string& name, int64_t generation) {
+    shared.set(fmt::format("{}/{}", kGenerations, name), generation);
+  };
   for (const auto& bucket : parameters.buckets()) {
     for (const auto& slot : bucket.slots) {
-      if (bucket.generation == 0 && slot.param.requires_grad()) continue;
-      shared.set(fmt::format("{}/{}", kGenerations, slot.name), bucket.generation);
+      if (bucket.generation > 0 || !slot.param.requires_grad()) save(slot.name, bucket.generation);
     }
+  }
+  for (const Trained& each : trained) {
+    if (each.param.requires_grad() && !parameters.contains(each.param)) save(each.name, FlatParameters::kOutside);
   }
 }
 
@@ -54,7 +60,7 @@ StrategyState FlatStrategy::state() {
     shared.set("loss_scale/growth_tracker", loss_scaling_->state().growth_tracker);
   }
   save_optimizers(*module_, optimizers_, shared);
-  save_generations(*flat_, shared);
+  save_generations(*flat_, trained_params(*module_, optimizers_), shared);
   store_->save(state);
   average_->add_to(state);
   return state;

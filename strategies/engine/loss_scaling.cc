@@ -23,12 +23,12 @@ bool LossScaling::is_non_finite(size_t optimizer, const std::function<double()>&
 }
 
 double LossScaling::factor(size_t optimizer) const {
-  return gradients_[optimizer].unscaled ? 1.0 : 1.0 / scale_of(optimizer);
+  return gradients_[optimizer].unscaled ? 1.0 : 1.0 / loss_scale_of(optimizer);
 }
 
 void LossScaling::stepped(size_t optimizer) {
   const bool non_finite = std::exchange(gradients_[optimizer].non_finite, std::nullopt).value_or(false);
-  if (scale_of(optimizer) == loss_scale()) scaler_.update(non_finite);
+  if (loss_scale_of(optimizer) == loss_scale()) scaler_.update(non_finite);
 }
 
 }  // namespace fulgur

@@ -40,6 +40,9 @@ class LossScaling {
   // present one, so that an overflow in the gradients of two optimizers reduces it once.
   void stepped(size_t optimizer);
   double loss_scale() const { return scaler_.loss_scale(); }
+  double loss_scale_of(size_t optimizer) const {  // the scale when its gradients were computed
+    return gradients_[optimizer].scale.value_or(loss_scale());
+  }
 
   optim::LossScalerState state() const { return scaler_.state(); }
   void load_state(const optim::LossScalerState& state) { scaler_.load_state(state); }
@@ -50,7 +53,6 @@ class LossScaling {
     bool unscaled = false;
     std::optional<bool> non_finite{};
   };
-  double scale_of(size_t optimizer) const { return gradients_[optimizer].scale.value_or(loss_scale()); }
 
   optim::LossScaler scaler_;
   std::vector<Gradients> gradients_;

@@ -229,10 +229,12 @@ struct WithAnother : Ranks {
     return {std::string(text), other_logs.value_or(std::string(text))};
   }
   std::optional<std::string> other_logs{};  // what rank 1 logs; nullopt: the same as rank 0
+  bool is_of_metric = false;                // the least rank that has a Metric is asked for, and not a least value
   bool other_has_metric = true;             // rank 1 has logged its Metric since it resumed
   void all_reduce(std::span<double> values, Reduction reduction) override {
-    if (values.size() == 1 && reduction == Reduction::sum) {  // the number of ranks that have the Metric
-      values[0] += other_has_metric ? 1.0 : 0.0;
+    if (values.size() == 1 && reduction == Reduction::sum) return;  // this rank has computed the value of a Metric
+    if (values.size() == 1 && reduction == Reduction::min && is_of_metric) {
+      values[0] = std::min(values[0], other_has_metric ? 1.0 : 2.0);
     } else if (reduction == Reduction::sum) {
       ASSERT_EQ(values.size(), 2U);  // a mean is exchanged as two sums
       values[0] += 30.0;
@@ -279,6 +281,7 @@ TEST_F(MetricLogTest, RefusesToReduceWhatNotEveryRankLogged) {
 
 TEST_F(MetricLogTest, AMetricIsComputedOverAllRanksAndReset) {
   WithAnother ranks;
+  ranks.is_of_metric = true;
   metrics::Mean mean;
   for (const bool sync : {true, false}) {  // rank 0 has 2 samples with a mean of 4, rank 1 has 3 with a mean of 10
     log.begin_epoch(Stage::validate);
@@ -342,6 +345,7 @@ TEST_F(MetricLogTest, SamplesOfAMetricWithTwoNamesAreTakenOverOnce) {
 // Rank 0 of two has a sample of 4, rank 1 three of 10.
 TEST_F(MetricLogTest, AfterTheLastBatchItsStateHasTheValuesOfMetrics) {
   WithAnother ranks;
+  ranks.is_of_metric = true;
   metrics::Mean mean;
   log.begin_epoch(Stage::train);
   log.enter(Stage::train, kTrainingStep);
@@ -363,6 +367,7 @@ TEST_F(MetricLogTest, AfterTheLastBatchItsStateHasTheValuesOfMetrics) {
 
 TEST_F(MetricLogTest, AMetricThatIsLoggedAfterAllHasItsOwnValue) {
   WithAnother ranks;
+  ranks.is_of_metric = true;
   metrics::Mean mean, of_the_rest;
   log.begin_epoch(Stage::train);
   log.enter(Stage::train, kTrainingStep);

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "fulgur/base/error.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/nn/sync_batch_norm.h"
+#include "fulgur/optim/lr_schedulers.h"
 #include "fulgur/optim/sgd.h"
 #include "fulgur/optim/torch_optimizer.h"
 #include "fulgur/strategies/presets.h"
@@ -426,6 +428,81 @@ TEST_P(Ranks, AnEpochThatOneRankSkipsEndsOnAllWithoutItsValidationAndCheckpoint)
       EXPECT_EQ(trainer.state().epoch, 3);
     });
   }
+}
+
+struct SkipsWithAPlateau : SkipsTheEpoch {
+  std::vector<double> lrs;
+  Optimizers configure_optimizers() override {
+    return {optim::SGD(parameters(), {.lr = 0.5}),
+            {.scheduler = optim::ReduceLROnPlateau::make({.mode = "max", .factor = 0.5, .patience = 0}),
+             .interval = "step",
+             .monitor = "falls"}};
+  }
+  at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+    log("falls", -static_cast<double>(global_step()));
+    return TinyModule::training_step(batch, batch_idx);
+  }
+  void on_train_epoch_end() override { lrs.push_back(optimizers()[0].groups()[0].lr); }
+};
+
+// The step that the skipping rank completes moves a schedule by steps on every rank: all but the first halve the rate.
+TEST_P(Ranks, APlateauMovesInTheStepThatASkippedEpochCompletes) {
+  run_ranks(world_size(), [&](World& world) {
+    const auto module = seeded<SkipsWithAPlateau>();
+    module->rank = world.rank();
+    Trainer trainer(ddp(world, with_strategy({.max_epochs = 2})));
+    trainer.fit(module, loaders()());
+    const double steps_of_epoch = world.world_size() > 1 ? 2 : 1;
+    EXPECT_THAT(module->lrs,
+                ElementsAre(0.5 * std::pow(0.5, steps_of_epoch - 1), 0.5 * std::pow(0.5, 2 * steps_of_epoch - 1)));
+  });
+}
+
+// A conjugate that torch has not computed yet.
+TEST(RanksWithLazyBuffers, BroadcastTheirValues) {
+  struct WithLazyBuffer : TinyModule {
+    at::Tensor wave = register_buffer("wave", torch::complex(torch::ones({2}), torch::full({2}, 3.0)).conj());
+  };
+  run_ranks(2, [](World& world) {
+    const auto module = seeded<WithLazyBuffer>();
+    if (world.rank() == 1) {
+      const at::NoGradGuard no_grad;
+      module->wave.zero_();
+    }
+    TrainerOptions options = testing::quiet({.strategy = "ddp", .devices = 2, .max_steps = 1});
+    Trainer(options).fit(module, {.train = testing::tiny_loader(16, 4)});
+    EXPECT_TRUE(torch::imag(module->wave).eq(-3.0).all().item<bool>()) << world.rank();
+  });
+}
+
+// A collective takes no numbers of 8 bits.
+TEST(RanksWithMetrics, StatesMayHaveEveryType) {
+  class Counts final : public Metric {
+   public:
+    Counts()
+        : Metric("Counts",
+                 {{"small", at::zeros({}, at::kChar)}, {"rows", at::zeros({0, 1}, at::kShort), Combine::concatenate}}) {
+    }
+    void add() { accumulate({at::ones({}, at::kChar), at::full({1, 1}, 5, at::kShort)}); }
+
+   protected:
+    at::Tensor value_of(std::span<const at::Tensor> states) const override {
+      return states[0].to(at::kDouble) + states[1].sum().to(at::kDouble);
+    }
+  };
+  struct Logs : TinyModule {
+    Counts counts;
+    at::Tensor training_step(const Batch& batch, int64_t batch_idx) override {
+      counts.add();
+      log("counts", counts);
+      return TinyModule::training_step(batch, batch_idx);
+    }
+  };
+  run_ranks(2, [](World&) {
+    Trainer trainer(testing::quiet({.strategy = "ddp", .devices = 2}));
+    trainer.fit(seeded<Logs>(), {.train = testing::tiny_loader(24, 4)});  // 3 batches on each rank
+    EXPECT_EQ(trainer.callback_metrics().at("counts"), 6 + 6 * 5);
+  });
 }
 
 struct SkipsWithAClosure : SkipsTheEpoch {

@@ -7,6 +7,7 @@
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -22,6 +23,7 @@
 #include "fulgur/callbacks/gradient_accumulation_scheduler.h"
 #include "fulgur/callbacks/model_checkpoint.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
+#include "fulgur/checkpoint/load_weights.h"
 #include "fulgur/metrics/aggregation.h"
 #include "fulgur/optim/lamb.h"
 #include "fulgur/optim/lion.h"
@@ -472,6 +474,13 @@ struct NetThatThaws : Net {
   }
 };
 
+// The checkpoint at the end of the epoch has trainable parameters that no step has put into a bucket yet.
+struct NetThatThawsAtTheEnd : NetThatThaws {
+  NetThatThawsAtTheEnd() { freeze(0); }
+  BatchAction on_train_batch_start(const Batch&, int64_t) override { return BatchAction::run; }
+  void on_train_epoch_end() override { freeze(4); }
+};
+
 // Over Gloo the last bits of sums depend on where buckets end.
 TEST(Resume, IsExactWithLayersThatThaw) {
   for (const char* strategy : {"ddp", "ddp_sharded"}) {
@@ -479,7 +488,69 @@ TEST(Resume, IsExactWithLayersThatThaw) {
     RunKind run{.options = {.strategy = strategy}, .world_size = 3, .make = [] { return make_module<NetThatThaws>(); }};
     run.shares_memory = false;
     expect_exact_resume(run);
+    run.make = [] { return make_module<NetThatThawsAtTheEnd>(); };
+    expect_exact_resume(run);
   }
+}
+
+TEST(Resume, SaysWhatIsFrozenAsInTheCheckpoint) {
+  struct Backbone : Net {
+    explicit Backbone(bool trains) { hidden->weight.set_requires_grad(trains); }
+  };
+  const TempDir dir;
+  const auto saves =
+      testing::at_batch_end([&](TrainerControl& control) { control.save_checkpoint(dir.path() / "saved"); });
+  Trainer(testing::quiet({.max_steps = 1, .callbacks = {saves}}))
+      .fit(make_module<Backbone>(false), {.train = testing::tiny_loader()});
+  ::testing::internal::CaptureStderr();
+  const auto module = make_module<Backbone>(true);
+  Trainer(testing::quiet({.max_steps = 2, .ckpt_path = dir.path() / "saved"}))
+      .fit(module, {.train = testing::tiny_loader()});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("Backbone has them: 'hidden.weight' is frozen"));
+  EXPECT_FALSE(module->hidden->weight.requires_grad());
+}
+
+// One tensor that two modules have as a buffer.
+TEST(Resume, ACheckpointHasEveryNameOfASharedBuffer) {
+  struct Shares : Net {
+    at::Tensor table = register_buffer("table", torch::ones({3}));
+    Shares() { hidden->register_buffer("table", table); }
+  };
+  const TempDir dir;
+  Trainer trainer(testing::quiet({.max_steps = 1}));
+  trainer.fit(make_module<Shares>(), {.train = testing::tiny_loader()});
+  trainer.save_checkpoint(dir.path() / "saved");
+  const CheckpointReader saved(dir.path() / "saved");
+  const auto& entries = saved.manifest().parameters;
+  EXPECT_EQ(
+      std::ranges::count_if(entries, [](const auto& e) { return e.name == "hidden.table" && e.alias_of == "table"; }),
+      1);
+}
+
+// No checkpoint could be loaded into such a buffer.
+TEST(Resume, AnExpandedBufferIsRefusedBeforeTraining) {
+  struct Expanded : Net {
+    at::Tensor mask = register_buffer("mask", torch::ones({1}).expand({4}));
+  };
+  EXPECT_THAT(message_of<SetupError>(
+                  [] { Trainer(testing::quiet()).fit(make_module<Expanded>(), {.train = testing::tiny_loader()}); }),
+              HasSubstr("elements of the buffer 'mask' share memory"));
+  const auto module = make_module<Expanded>();
+  EXPECT_THAT(message_of<CheckpointError>([&] { load_weights(*module, {{"mask", torch::ones({4})}}, "saved", false); }),
+              HasSubstr("saved: elements of 'mask' share memory"));
+}
+
+// A path is bytes, and part of a callback's key in the checkpoint.
+TEST(Resume, AFolderNeedNotBeUtf8) {
+  const TempDir dir;
+  TrainerOptions options = testing::quiet({.max_steps = 1});
+  options.callbacks = {ModelCheckpoint::make({.dirpath = dir.path() / "caf\xe9"})};
+  Trainer(options).fit(make_module<Net>(), {.train = testing::tiny_loader()});
+  options.max_steps = 2;
+  options.ckpt_path = dir.path() / "caf\xe9" / "last";
+  Trainer trainer(options);
+  trainer.fit(make_module<Net>(), {.train = testing::tiny_loader()});
+  EXPECT_EQ(trainer.state().global_step, 2);
 }
 
 TEST(Resume, IsExactWithFewerBatchesThanTheLoaderHas) {

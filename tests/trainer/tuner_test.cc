@@ -351,8 +351,8 @@ TEST(FindBatchSize, SchedulesAreMadeForTheWholeTraining) {
   EXPECT_THAT(module->num_steps, ElementsAre(3 * 200, 3 * 100, 3 * 50));
 }
 
-// A schedule that the module steps itself is there, and moves as it says.
-TEST(Tuner, TriesAModuleThatStepsItsSchedule) {
+// The Trainer makes schedules, which a module may step itself, and moves none.
+TEST(Tuner, SchedulesAreThereAndStayWhereTheyAre) {
   struct StepsItsSchedule : TinyModule {
     StepsItsSchedule() { automatic_optimization = false; }
     at::Tensor training_step(const Batch& batch, int64_t) override {
@@ -367,9 +367,18 @@ TEST(Tuner, TriesAModuleThatStepsItsSchedule) {
       return {optim::SGD(parameters(), {.lr = 0.1}), {.scheduler = optim::StepLR::make({.step_size = 1})}};
     }
   };
+  struct ReadsItsSchedule : TinyModule {
+    Optimizers configure_optimizers() override {
+      return {optim::SGD(parameters(), {.lr = 0.1}),
+              {.scheduler = optim::StepLR::make({.step_size = 1}), .interval = "step"}};
+    }
+    void on_train_batch_end(const at::Tensor&, const Batch&, int64_t) override {
+      EXPECT_EQ(lr_scheduler().num_steps(), 0);
+    }
+  };
   Trainer trainer(quiet());
   EXPECT_EQ(trainer.find_batch_size(make_module<StepsItsSchedule>(), loaders_of, {.max_size = 4}), 4);
-  const auto curve = trainer.find_learning_rate(make_module<StepsItsSchedule>(), loaders_of(8),
+  const auto curve = trainer.find_learning_rate(make_module<ReadsItsSchedule>(), loaders_of(8),
                                                 {.min_lr = 1e-3, .max_lr = 1e-1, .num_steps = 3});
   ASSERT_EQ(curve.lrs.size(), 3U);
   EXPECT_NEAR(curve.lrs[1], 1e-2, 1e-9);
