@@ -90,7 +90,7 @@ std::string steps_line(TrainerControl& trainer) {
     if (!factors.empty()) factors += fmt::format("{} = ", *state.batch_size);
     parts.push_back(fmt::format("each of {}{} sample{}", factors, samples, samples == 1 ? "" : "s"));
   }
-  return parts.empty() ? "" : fmt::format("{}\n", fmt::join(parts, ", "));
+  return parts.empty() ? "" : fmt::format("{}\n\n", fmt::join(parts, ", "));
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ std::shared_ptr<ModelSummary> ModelSummary::make(Options options) { return std::
 void ModelSummary::on_fit_start(TrainerControl& trainer) {
   const Totals totals = count_parameters(trainer.module());
   const std::string memory = trainer.memory_summary();
-  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen\n\n{}{}{}\n", trainer.device_summary(),
+  *options_.out << fmt::format("{}\n\n{}{} trainable, {} frozen\n\n{}{}{}", trainer.device_summary(),
                                format_table(child_rows(trainer.module())), short_count(totals.trainable),
                                short_count(totals.frozen), memory, memory.empty() ? "" : "\n", steps_line(trainer))
                 << std::flush;

@@ -170,6 +170,9 @@ class Reader {
         Extension ignored;
         return read_pax(content(header.num_bytes(), "a pax header"), ignored);
       }
+      case 'V':  // GNU: the label of the volume
+        content(header.num_bytes(), "the label of a volume");
+        return;
       default:
         take_file(header, std::exchange(extension_, {}));
     }

@@ -194,8 +194,7 @@ TEST_F(TerminalTest, ModelSummaryCountsParameters) {
             "again   Linear      40\n"
             "----------------------\n"
             "48 trainable, 1 frozen\n\n"
-            "MB on each rank\n\n"
-            "each of 1 sample\n\n");
+            "MB on each rank\n\n");
 }
 
 TEST_F(TerminalTest, ModelSummarySaysWhatAStepIs) {
