@@ -544,6 +544,7 @@ TEST(Resume, AnExpandedBufferIsRefusedBeforeTraining) {
 TEST(Resume, AFolderNeedNotBeUtf8) {
   const TempDir dir;
   TrainerOptions options = testing::quiet({.max_steps = 1});
+  options.enable_checkpointing = true;
   options.callbacks = {ModelCheckpoint::make({.dirpath = dir.path() / "caf\xe9"})};
   Trainer(options).fit(make_module<Net>(), {.train = testing::tiny_loader()});
   options.max_steps = 2;
