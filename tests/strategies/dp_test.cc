@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <iterator>
 #include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "fulgur/base/autocast.h"
@@ -453,9 +455,14 @@ TEST(Dp, ThreadsEndWithTheRun) {
   const auto before = num_threads();
   const auto module = trained<Counts>(on_devices(3), uneven_loader(), num_threads);
   EXPECT_GE(module->during, before + 3);
-  EXPECT_LE(num_threads(), before);
+  const auto ends_with = [&](std::ptrdiff_t count) {  // the system lists a thread for a moment after it was joined
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (num_threads() > count && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+    return num_threads() <= count;
+  };
+  EXPECT_TRUE(ends_with(before));
   EXPECT_THROW(trained<Throws>(on_devices(5)), Boom);
-  EXPECT_LE(num_threads(), before);
+  EXPECT_TRUE(ends_with(before));
 }
 
 // All parts are in the region at the same time, in forward and in backward; random numbers are drawn after it.
