@@ -226,7 +226,7 @@ TEST(Workers, ADatasetThatDrawsFromTheGlobalGeneratorIsNamed) {
 
 // Reads one sample until the test lets it go on.
 struct Hangs final : Dataset {
-  explicit Hangs(int64_t sample) : sample(sample) {}
+  explicit Hangs(int64_t given) : sample(given) {}
   int64_t sample;
   mutable std::promise<void> is_reading;
   std::shared_ptr<std::promise<void>> let_go = std::make_shared<std::promise<void>>();
