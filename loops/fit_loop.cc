@@ -75,6 +75,12 @@ Grids grids_of(const State& state, int64_t world_size, const Ranks& ranks, const
           .now = {.world_size = ranks.world_size(), .batch_size = now.value_or(before)}};
 }
 
+// Whether the run that saved `state` had the same option accumulate_grad_batches, as far as it tells.
+bool accumulates_as(const State& state, const LoopPlan& plan) {
+  const auto* planned = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
+  return planned == nullptr || *planned == plan.accumulate_grad_batches;
+}
+
 double max_time_s(const LoopPlan& plan) { return plan.max_time ? plan.max_time->seconds().count() : -1.0; }
 
 // What a run on the grid `before` has consumed of the epoch, in batches of the grid `now`. If the batches do not divide
@@ -185,10 +191,7 @@ void FitLoop::estimate_steps_from(const State& state, int64_t world_size) {
   const auto* extra_steps = state.find<int64_t>("extra_steps");
   extra_steps_ = extra_steps == nullptr ? 0 : std::clamp(*extra_steps, -kMostCounted, kMostCounted);
   const auto [before, now] = grids_of(state, world_size, context_.ranks, *train_);
-  const auto* planned_before = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
-  const bool accumulates_as_before =
-      planned_before == nullptr || *planned_before == context_.plan.accumulate_grad_batches;
-  if (before != now || !accumulates_as_before) {
+  if (before != now || !accumulates_as(state, context_.plan)) {
     const Position from{.epoch = count_of(state, "epoch"),
                         .global_step = count_of(state, "global_step"),
                         .batches_done = consumed_in(state, before, now).batches};
@@ -357,11 +360,10 @@ void FitLoop::load_state(const State& state, int64_t world_size, const State& me
                    .of_rank = of_rank,
                    .is_in_middle = consumed.batches > 0 || !consumed.position.empty()};
   resume_->epoch.restore = [this] { restore(); };
-  const auto* planned_before = state.find<int64_t>("planned_accumulation");
-  const bool is_planned_as_before =
-      planned_before != nullptr && *planned_before == context_.plan.accumulate_grad_batches;
   const auto* of_epoch = state.find<int64_t>("accumulation_of_epoch");
-  if (of_epoch != nullptr && *of_epoch > 0 && is_planned_as_before) resume_->epoch.accumulation = *of_epoch;
+  if (of_epoch != nullptr && *of_epoch > 0 && accumulates_as(state, context_.plan)) {
+    resume_->epoch.accumulation = *of_epoch;
+  }
 }
 
 // What a callback has set lasts until a callback sets another value, unless the options have changed.
@@ -369,13 +371,11 @@ void FitLoop::load_accumulation(const State& state) {
   const auto* accumulation = state.find<int64_t>("accumulate_grad_batches");
   if (accumulation == nullptr) return;
   if (*accumulation < 1) throw CheckpointError(c10::str("'accumulate_grad_batches' is ", *accumulation));
-  const int64_t planned = context_.plan.accumulate_grad_batches;
-  const auto* planned_before = state.find<int64_t>("planned_accumulation");  // null: written by an earlier version
-  if (planned_before != nullptr && *planned_before != planned) return;
+  if (!accumulates_as(state, context_.plan)) return;
   context_.accumulate_grad_batches = *accumulation;
   if (context_.ranks.rank() > 0) return;
   log_info("accumulate_grad_batches begins with the {} of the checkpoint, which a callback had set, instead of {}",
-           *accumulation, planned);
+           *accumulation, context_.plan.accumulate_grad_batches);
 }
 
 void FitLoop::load_stop(const State& state) {

@@ -218,15 +218,13 @@ FlatParameters::FlatParameters(const torch::nn::Module& module, const Optimizers
       return found == turn_of.end() ? turn == 0 && param.requires_grad() : found->second == turn;
     });
   }
-  next_generation_ = *turns.rbegin() + 1;
 }
 
 void FlatParameters::append(const torch::nn::Module& module, const Optimizers& optimizers,
                             const BucketOptions& options) {
-  const size_t num_before = buckets_.size();
-  append_if(module, optimizers, options, next_generation_,
+  const int64_t generation = buckets_.empty() ? 1 : buckets_.back().generation + 1;
+  append_if(module, optimizers, options, generation,
             [&](const at::Tensor& param) { return param.requires_grad() && !contains(param); });
-  if (buckets_.size() > num_before) ++next_generation_;
 }
 
 template <class Wanted>

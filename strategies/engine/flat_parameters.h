@@ -102,7 +102,6 @@ class FlatParameters {
 
   std::vector<Bucket> buckets_;
   std::unordered_set<const c10::TensorImpl*> members_;  // the parameters in buckets
-  int64_t next_generation_ = 0;
 };
 
 // The memory of a parameter, or of its gradient, in those of its bucket, with the parameter's own strides
