@@ -6,7 +6,6 @@
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <typeinfo>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/listed.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/base/type_name.h"
 #include "fulgur/checkpoint/checkpoint_reader.h"
@@ -22,14 +22,6 @@
 
 namespace fulgur {
 namespace {
-
-constexpr size_t kListed = 10;
-
-std::string listed(std::vector<std::string> names) {
-  const size_t left_out = names.size() - std::min(names.size(), kListed);
-  names.resize(names.size() - left_out);
-  return fmt::format("{}{}", fmt::join(names, ", "), left_out > 0 ? fmt::format(" and {} more", left_out) : "");
-}
 
 // Weights are rounded between floating types, as precisions require; no other types are converted.
 bool converts(const at::Tensor& from, const at::Tensor& to) {

@@ -1,7 +1,6 @@
 #include "fulgur/trainer/fit_state.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "fulgur/base/error.h"
+#include "fulgur/base/listed.h"
 #include "fulgur/base/logging.h"
 #include "fulgur/trainer/callback_states.h"
 
@@ -77,11 +77,7 @@ void load_requires_grad(Module& module, const CheckpointReader& checkpoint, bool
     changed.push_back(fmt::format("'{}' is {}", item.key(), requires_grad ? "trained" : "frozen"));
   }
   if (changed.empty() || !tells) return;
-  constexpr size_t kMostNamed = 3;
-  const size_t num_named = std::min(changed.size(), kMostNamed);
-  log_info("as in the checkpoint, and not as {} has them: {}{}", module.name(),
-           fmt::join(changed.begin(), changed.begin() + static_cast<std::ptrdiff_t>(num_named), ", "),
-           changed.size() > num_named ? fmt::format(", and {} more", changed.size() - num_named) : "");
+  log_info("as in the checkpoint, and not as {} has them: {}", module.name(), listed(std::move(changed)));
 }
 
 void estimate_steps(FitLoop& loop, const CheckpointReader& checkpoint) {
